@@ -21,6 +21,7 @@ VALUES = {
     "optim.loss": "pkg.mod:loss",
     "data.transforms": ["pkg.mod:transform"],
     "every.upload": "s3://bucket/run",
+    "every.notices": "aws",
     "parallel.ray_address": "192.0.2.2:6379",
 }
 PLACES = [gate for gate in GATES if gate.part == "data" and gate.key != "transforms"]

@@ -16,6 +16,10 @@ import psutil
 import pytest
 from tests.launch.sshd import Sshd, sshd  # noqa: F401
 
+from steadytrain.cli import main
+from steadytrain.launch import submit
+from steadytrain.launch.plan import PlanStage
+
 SHOW = """\
 import json, os, sys
 from steadytrain.distributed.world import world_from_environment
@@ -219,3 +223,38 @@ def test_a_scheduler_that_refuses_is_quoted(work: Path) -> None:
 def test_a_scheduler_that_is_not_there(work: Path) -> None:
     done = _launch("--on", "yarn", "--", "bandwidth", PATH="/nowhere")
     assert done.returncode == 2 and "yarn is not installed here" in done.stderr
+
+
+def _kept(monkeypatch: pytest.MonkeyPatch, ends: list[tuple[int, bool]], *, keep: bool) -> tuple[int, list[str], int]:
+    """The exit code of a stage whose starts end so (exit code; this process was asked), its words, and its starts."""
+    said: list[str] = []
+    left = list(ends)
+    monkeypatch.setattr(submit, "_run_once", lambda *_: left.pop(0))
+    monkeypatch.setattr(submit, "_FIRST_PAUSE", 0.0)
+    code = submit._run(PlanStage(kind="run", commands=(), restarts=1), 1.0, said.append, keep=keep)
+    return code, said, len(ends) - len(left)
+
+
+def test_a_kept_job_starts_again_whenever_it_has_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said, starts = _kept(monkeypatch, [(75, False), (75, False), (0, False)], keep=True)
+    assert (code, starts) == (0, 3)
+    assert said == ["saved and stopped after 0 s: started again in 0 s (--keep)"] * 2
+    assert _kept(monkeypatch, [(75, False)], keep=False) == (75, [], 1)
+
+
+def test_a_kept_job_ends_where_its_user_ends_it_or_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _kept(monkeypatch, [(75, True)], keep=True) == (75, [], 1)
+    assert _kept(monkeypatch, [(75, False), (2, False)], keep=True)[::2] == (2, 2)
+    # Failures count as before, whatever lies between.
+    assert _kept(monkeypatch, [(1, False), (75, False), (1, False)], keep=True)[::2] == (1, 3)
+
+
+def test_until_and_keep_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "--keep", "--dry-run", "--", "train", "a.rec", "--until", "2"]) == 2
+    assert "--until 2 ends with exit code 75, after which --keep starts again: leave one out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("keep", "line"), [((), "75) again=$asked"), (("--keep",), "75) again=yes")])
+def test_slurm_queues_a_kept_job_again(keep: Sequence[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "--on", "slurm", *keep, "--dry-run", "--", "train", "a.rec", "--run", "r"]) == 0
+    assert line in capsys.readouterr().out

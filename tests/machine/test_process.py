@@ -247,7 +247,7 @@ def test_what_a_user_has_set_of_collection_stays() -> None:
         gc.set_threshold(*thresholds)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"])
 def test_a_signal_becomes_a_request(name: str) -> None:
     with stop_requests() as stop:
         assert not stop

@@ -27,7 +27,7 @@ from steadytrain.events import (
     read,
 )
 from steadytrain.monitor import ledger, read_history
-from steadytrain.monitor.history import RunHistory
+from steadytrain.monitor.history import RunHistory, goodput
 from steadytrain.monitor.ledger import BUCKETS, STEADY, Ledger
 from steadytrain.run import Run
 
@@ -276,6 +276,31 @@ def test_an_attempt_that_was_stopped_after_saving_has_lost_nothing() -> None:
     ledger = ledger_of(trained(20, run=run))
     assert ledger.seconds["lost"] == pytest.approx(run.walls[1])
     assert ledger.seconds["startup"] == pytest.approx(4.0)
+
+
+def test_each_interruption_tells_what_it_cost_and_the_rest_is_goodput() -> None:
+    run = trained(20)
+    run.save(1.0)
+    kept = run.wall
+    trained(10, run=run)
+    killed = run.wall
+    run.start(away=60.0)
+    trained(20, run=run)
+    run.end()
+    run.start(away=5.0)
+    trained(30, run=run)
+    history = RunHistory(RECIPE)
+    for event in run.events:
+        history.take(event)
+    first, second = history.interruptions()
+    assert (first.attempt, first.how, first.step) == (1, "killed", 30)
+    assert (first.again_seconds, first.away_seconds) == pytest.approx((killed - kept, 60.0))
+    assert (second.how, second.again_seconds) == ("interrupted", 0.0)
+    assert second.away_seconds == pytest.approx(5.0)
+    assert min(first.start_seconds, second.start_seconds) == pytest.approx(2.0)
+    ledger, lost = history.ledger(), first.seconds + second.seconds
+    assert goodput(history.interruptions(), ledger) == pytest.approx(1 - lost / (ledger.wall_seconds + 65.0))
+    assert goodput((), ledger) == 1.0
 
 
 def test_two_attempts_in_vain_are_both_lost() -> None:

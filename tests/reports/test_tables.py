@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.reports.runs import Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
+from steadytrain.cost.bill import Bill, BillPart
+from steadytrain.cost.prices import Price
+from steadytrain.monitor import Interruption
 from steadytrain.reports.summary import Account, summarise
 from steadytrain.reports.tables import comma_separated, epoch_table, facts, markdown, to_json, to_text
 from steadytrain.run import Run
@@ -123,6 +127,25 @@ def test_facts_are_the_same_for_every_run(tmp_path: Path) -> None:
     empty = Run.create(tmp_path / "empty", recipe())
     write(empty, [started()], Clock())
     assert list(facts(summarise(empty))) == list(facts(summarise(finished(tmp_path))))
+
+
+def test_what_a_restart_cost_stands_in_the_report(tmp_path: Path) -> None:
+    words = facts(replace(summarise(restarted(tmp_path)), cost=None))
+    assert re.fullmatch(r"[\d.]+ % \(1 interruption: 1 h \d\d min lost\)", words["goodput"])
+    assert words["interruption 1"].startswith("killed at step 800: ")
+    assert words["interruption 1"].endswith(" to start, 1 h 00 min away")
+    priced = Price(name="", per_hour=3600.0)
+    part = BillPart(began=0.0, seconds=100.0, attempt=1, price=priced)
+    whole = summarise(Run.open(tmp_path / "restarted"))
+    killed = Interruption(attempt=1, how="killed", step=9, again_seconds=2.0, start_seconds=3.0, away_seconds=60.0)
+    summary = replace(
+        whole,
+        course=replace(whole.course, interruptions=(killed,)),
+        cost=Bill(parts=(part,), price=priced, so_far=100.0, at_end=None),
+    )
+    assert facts(summary)["interruption 1"] == (
+        "killed at step 9: 2.00 s done again, 3.00 s to start, 1 min 00 s away, 5.00 USD"
+    )
 
 
 def test_score_is_shown_with_its_interval(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ VERBS = {
     "watch": "Watch a run, or any training process, live.",
     "diagnose": "Find what holds a run back, what to change, and what that saves.",
     "cost": "Compute what a run costs, so far and at its end, on spot and on other machines.",
+    "replay": "Compute an update of a run again, and save its images and what was not finite.",
     "report": "Write tables, curves and an HTML page on runs.",
     "convert": "Convert MXNet checkpoints to weights of steadytrain, and back.",
     "models": "List models: parameters, multiply-adds, licences, and where the weights are.",
@@ -75,6 +76,7 @@ MODULES = {
             "demo",
             "convert",
             "tune",
+            "replay",
         )
     },
     **dict.fromkeys(("finetune", "resume"), "steadytrain.cli.train"),

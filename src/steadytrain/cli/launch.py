@@ -35,6 +35,7 @@ def launch(
     sync: str | None = None,
     exclude: RepeatedFlag = (),
     env: RepeatedFlag = (),
+    keep: bool = False,
     job: Path | None = None,
     set: RepeatedFlag = (),
     dry_run: bool = False,
@@ -58,6 +59,8 @@ def launch(
             there; .git, runs and files that look like secrets are not copied. Default: it is there already.
         exclude: Files not to copy: --exclude '*.tmp'.
         env: A variable for all ranks: NAME=VALUE; NAME alone passes its value from here, without showing it.
+        keep: Start the ranks again whenever they have saved and stopped (exit code 75), as after a notice that their
+            machine is taken away (docs: spot).
         job: A job file, .toml, .json or .yaml, with the values of these flags and of --set.
         set: Any other value of the job: --set restarts=3 --set slurm.partition=gpu.
         dry_run: Start nothing: print the files and the commands.
@@ -74,7 +77,7 @@ def launch(
     from steadytrain.launch.plan import plan_text
     from steadytrain.launch.submit import submit, write_files
 
-    values: dict[str, Any] = {"procs": procs, "ssh.sync": sync, "ssh.exclude": exclude or None}
+    values: dict[str, Any] = {"procs": procs, "keep": keep or None, "ssh.sync": sync, "ssh.exclude": exclude or None}
     values = {key: value for key, value in values.items() if value is not None}
     if nodes is not None:
         least, colon, most = nodes.partition(":")
@@ -88,7 +91,7 @@ def launch(
         values[f"env.{name}"] = value if equals else None
     values |= dict(parse_setting(text, example="slurm.partition=gpu") for text in set)
     place, described = job_for(command, on, job, values)
-    _require_understood(described.words)  # before anything is written or submitted
+    _require_understood(described)  # before anything is written or submitted
     described = _with_password(place, _with_paths(described))
     plan = render(place, described)
     folder = output or Path("launch") / described.name
@@ -126,13 +129,18 @@ def launch(
     return code
 
 
-def _require_understood(words: tuple[str, ...]) -> None:
+def _require_understood(job: Job) -> None:
     """Refuse a verb of ours with words that every rank would refuse. Raises InputError."""
     from steadytrain.launch.job import is_python
 
-    if is_python(words[0]):
+    if is_python(job.words[0]):
         return
-    options = parse(words).get("options")
+    arguments = parse(job.words)
+    options = arguments.get("options")
+    if job.keep and arguments.get("until") is not None:
+        raise InputError(
+            f"--until {arguments['until']:g} ends with exit code 75, after which --keep starts again: leave one out"
+        )
     if isinstance(options, TrainingOptions) and (options.recipe is None or options.recipe.exists()):
         options.recipe_over(Recipe(data=Data(train="data"), model=Model("model")))
 

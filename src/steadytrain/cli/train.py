@@ -33,12 +33,27 @@ from steadytrain.config.recipe import recipe_settings
 from steadytrain.config.settings import OUTPUT
 from steadytrain.cost.prices import known_price
 from steadytrain.distributed.world import World, world_from_environment
-from steadytrain.errors import InputError, RankLostError, RecipeError, RunError, SteadyError, did_you_mean
-from steadytrain.events import Ended, Evaluated, Noticed, Started
+from steadytrain.errors import (
+    DivergedError,
+    InputError,
+    RankLostError,
+    RecipeError,
+    RunError,
+    SteadyError,
+    did_you_mean,
+)
+from steadytrain.events import Ended, Evaluated, Event, Noticed, Started
 from steadytrain.format import count
 from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators
-from steadytrain.machine.process import grow_segments, lasting_imports, own_start, spin_where_alone, stop_requests
+from steadytrain.machine.process import (
+    StopRequest,
+    grow_segments,
+    lasting_imports,
+    own_start,
+    spin_where_alone,
+    stop_requests,
+)
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
 if TYPE_CHECKING:
@@ -696,7 +711,7 @@ def _train_visibly(
     """Train a run, unless it is finished; return the exit code. Of several ranks the first one prints.
 
     SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM,
-    SIGUSR1 and SIGHUP save and end with 75: the same command goes on from there.
+    SIGUSR1, SIGUSR2, SIGHUP and a notice that the machine goes save and end with 75: the same command goes on.
 
     Args:
         run: the run to train.
@@ -733,7 +748,8 @@ def _train_visibly(
     console = Console(best=progress.best, epochs=run.recipe.budget.epochs) if is_ours else nullcontext()
     with console as display, stop_requests(note) as stop:
         stop.saves = False  # while data and model are opened
-        for event in steps(run, stop=stop, began=began, probe=probe, group=group, cluster=cluster, opened=opened):
+        events = steps(run, stop=stop, began=began, probe=probe, group=group, cluster=cluster, opened=opened)
+        for event in events if group is not None or cluster is not None else _remedying(run, events, stop):
             stop.saves = True
             if words:  # the address has been looked at
                 note(words)
@@ -756,6 +772,24 @@ def _train_visibly(
     if is_first:
         _print_verdict(run)
     return code
+
+
+def _remedying(run: Run, events: Iterator[Event], stop: StopRequest) -> Iterator[Event]:
+    """Yield events; where loss or weights are not finite any more, find out why, and go on by the recipe's remedy."""
+    from steadytrain.training import steps
+
+    while True:
+        try:
+            yield from events
+        except DivergedError as error:
+            from steadytrain.cli.replay import remedied
+
+            problem = error.with_traceback(None)
+        else:
+            return
+        del events  # with the memory of its device
+        run = remedied(run, problem)
+        events = steps(run, stop=stop)
 
 
 def _print_outcome(runs: Sequence[Run], *, json: bool) -> None:

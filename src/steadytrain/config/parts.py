@@ -819,10 +819,25 @@ def listed_gpus(device: str) -> tuple[int, ...]:
     return tuple(map(int, parts)) if is_list else ()
 
 
+NOTICE_FILE = "file:"
+
+
+def is_notice_source(text: str) -> bool:
+    """Return whether a text names what may tell that a machine is taken away.
+
+    >>> is_notice_source("aws"), is_notice_source("file:/run/preempted"), is_notice_source("file:")
+    (True, True, False)
+    """
+    return text in ("aws", "gcp", "azure", "auto") or (text.startswith(NOTICE_FILE) and text != NOTICE_FILE)
+
+
+_UPDATES = ValueLimit(lambda updates: all(step >= 1 for step in updates), "numbers of updates, which begin at 1")
+
+
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Every:
-    """Intervals of logging, evaluating and saving. Not part of the digest: no weight depends on them."""
+    """Intervals of logging, evaluating and saving. Not part of the digest: no weight depends on them, but on skip."""
 
     log_steps: int = setting(
         20,
@@ -860,6 +875,33 @@ class Every:
         "A URI (s3://bucket/runs/a) that the run is kept at as well: what is new is sent in the background after "
         "each checkpoint.",
         example="s3://bucket/runs/a",
+    )
+    notices: str | None = setting(
+        None,
+        "Save and stop in time when this machine is taken away: aws, gcp or azure, whose metadata service is asked, "
+        "auto for the one that this machine names, or file:PATH (docs: spot).",
+        limit=ValueLimit(is_notice_source, "aws, gcp, azure, auto or file:PATH"),
+        example="auto",
+        usual="$STEADYTRAIN_NOTICES",
+        flag=Flag(OUTPUT),
+    )
+    nonfinite: Literal["stop", "skip", "slower"] = setting(
+        "stop",
+        "What becomes of a run of one process whose loss or weights are not finite any more: stop ends it, with the "
+        "evidence saved; skip and slower go back to the newest checkpoint, leave out the update that it came from, or "
+        "halve the learning rate from there on, and go on, up to 5 times.",
+    )
+    skip: tuple[int, ...] = setting(
+        (),
+        "Updates that are left out: the images of each are passed over.",
+        limit=_UPDATES,
+        example=[120],
+    )
+    slower: tuple[int, ...] = setting(
+        (),
+        "Updates from each of which on the learning rate is halved.",
+        limit=_UPDATES,
+        example=[120],
     )
     from_file: frozenset[str] = file_keys()
 

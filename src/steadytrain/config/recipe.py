@@ -119,6 +119,8 @@ class Recipe:
         parts = self.data, self.model, self.optim, self.precision, self.budget, self.parallel
         for value, other, why in find_conflicts(*parts):
             raise RecipeError(f"{value} and {other} exclude each other: {why}")
+        if self.every.skip and self.parallel.engine == "async":
+            raise RecipeError("every.skip and parallel.engine='async' exclude each other: workers have no common order")
         if self.batch_size % self.optim.accumulate:
             raise RecipeError(
                 f"batch_size={self.batch_size} cannot be split into optim.accumulate="

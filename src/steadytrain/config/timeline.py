@@ -63,7 +63,8 @@ class Timeline:
 
     def lr(self, step: int, drops: int = 0) -> float:
         """Return the learning rate at ``step``; ``drops``: how often evaluations have lowered it."""
-        lr = self.peak * self._share(self.batches.progress(step))
+        halvings = sum(step >= first - 1 for first in self.recipe.every.slower)
+        lr = self.peak * self._share(self.batches.progress(step)) * 0.5**halvings
         return lr if self.plateau is None else lr * self.plateau.lowered(drops)
 
     def momentum(self, step: int) -> float | None:

@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,7 +29,7 @@ SILENT = 30.0
 GRACE = 10.0
 """Seconds that a rank has, when another is lost, to leave the collective and end by itself."""
 
-_FAILED, _LEFT = "failed", "left"
+_FAILED, _LEFT, _STOP = "failed", "left", "stop"
 _AGAIN = ": run the same command again"  # not where a rank failed: its own message says what to do
 _AWAY = 3  # beats that a rank may miss, where a collective has failed, before it counts as gone
 _LOOKS = 4
@@ -47,11 +47,13 @@ class Heartbeat:
         at: returns what this rank is doing, in words, and for how many seconds; None: not known.
         end: called with the message, in a thread of its own, where another rank was lost and this one does not leave
             the collective; by default it ends the process.
+        stop: the signal by which any rank was asked to stop, a beat or two after that rank has told; None: none was.
     """
 
     def __init__(self, store: Any, world: World, hosts: Sequence[str]) -> None:
         self.at: Callable[[], tuple[str, float]] | None = None
         self.end: Callable[[str], None] = _end
+        self.stop: str | None = None
         self._store, self._world, self._hosts = store, world, hosts
         self._left = threading.Event()
         self._looked = threading.Condition()
@@ -67,6 +69,19 @@ class Heartbeat:
     def fail(self, message: str) -> None:
         """Tell the others that this rank fails, and why; the first failure counts."""
         self._report(self._world.rank, f"failed: {message}")
+
+    def ask_to_stop(self, signal: str, about: Mapping[str, Any]) -> None:
+        """Tell the others that this rank was asked to stop, and why: what it does may have no place to agree on it."""
+        with suppress(RuntimeError):
+            asked = {"rank": self._world.rank, "host": self._hosts[self._world.rank], "signal": signal, **about}
+            self._store.compare_set(_STOP, "", json.dumps(asked))
+
+    def asked_to_stop(self) -> Mapping[str, Any] | None:
+        """Return which rank was the first to be asked to stop, its host, the signal and what it told; None: none."""
+        with suppress(RuntimeError):
+            if self._store.check([_STOP]):
+                return dict(json.loads(self._store.get(_STOP)))
+        return None
 
     def lost(self) -> str | None:
         """Say which rank was lost, where a collective has just failed, and what to do about it."""
@@ -108,6 +123,8 @@ class Heartbeat:
                 if silent * BEAT > SILENT:
                     self._report(other, f"has sent no heartbeat for {SILENT:.0f} s{_at(beat)}{_AGAIN}")
                 self._look()
+                if self.stop is None and (asked := self.asked_to_stop()) is not None:
+                    self.stop = str(asked["signal"])
             except RuntimeError:  # the store is in a process of rank 0, or of its launcher
                 self._fail(f"{self._place()} is gone{_AGAIN}")
 

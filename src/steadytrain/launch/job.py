@@ -245,6 +245,7 @@ class Job:
         address: of the first machine, as all others reach it; None: its name in ``hosts``.
         port: of rank 0, to which all ranks connect; None: a number derived from the job.
         restarts: how often at most the job is started again after a failure, from the newest checkpoint.
+        keep: start it again whenever it has saved because it was asked to stop (exit code 75), without limit.
         grace_seconds: how long ranks that are asked to stop may take to save.
         minutes: the longest time that the job may run.
         cpus, memory_gb, gpus: to request for each machine from a scheduler.
@@ -269,6 +270,7 @@ class Job:
     address: str | None = None
     port: int | None = None
     restarts: int = 0
+    keep: bool = False
     grace_seconds: int = 60
     minutes: int | None = None
     cpus: int | None = None

@@ -22,7 +22,7 @@ from steadytrain.launch.plan import Command, File, Plan, PlanStage, node_command
 from steadytrain.launch.shared import require_shared
 
 TAKES = frozenset(
-    {"folder", "restarts", "grace_seconds", "minutes", "cpus", "memory_gb", "gpus", "image", "kubernetes"}
+    {"folder", "restarts", "keep", "grace_seconds", "minutes", "cpus", "memory_gb", "gpus", "image", "kubernetes"}
 )
 _PORT = 29500
 _RANKS = "ranks"

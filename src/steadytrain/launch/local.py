@@ -6,7 +6,7 @@ from steadytrain.errors import InputError
 from steadytrain.launch.job import Job, is_python
 from steadytrain.launch.plan import Command, Plan, PlanStage, node_command
 
-TAKES = frozenset({"ranks", "port", "restarts", "grace_seconds"})
+TAKES = frozenset({"ranks", "port", "restarts", "keep", "grace_seconds"})
 
 
 def render(job: Job) -> Plan:

@@ -12,7 +12,7 @@ from steadytrain.errors import InputError
 from steadytrain.launch.job import Host, Job
 from steadytrain.launch.plan import Command, Plan, PlanStage, rank_command
 
-TAKES = frozenset({"hosts", "ranks", "folder", "address", "port", "restarts", "grace_seconds", "mpi", "ssh"})
+TAKES = frozenset({"hosts", "ranks", "folder", "address", "port", "restarts", "keep", "grace_seconds", "mpi", "ssh"})
 
 
 def render(job: Job) -> Plan:

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         environment |= json.loads(line or b"{}")
     processes: list[subprocess.Popen[bytes]] = []
     copying: list[threading.Thread] = []
-    with take_signals(("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")) as requests, kill_at_last(processes):
+    with take_signals(("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")) as requests, kill_at_last(processes):
         first = args.first if args.node is None else args.node * args.procs
         for rank in [None] if args.alone else range(first, first + args.procs):
             variables: Mapping[str, str] = {}

@@ -16,7 +16,7 @@ from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, File, Plan, PlanStage, node_command
 from steadytrain.launch.shared import require_shared
 
-TAKES = frozenset({"folder", "port", "restarts", "grace_seconds", "cpus", "memory_gb", "gpus", "image", "sky"})
+TAKES = frozenset({"folder", "port", "restarts", "keep", "grace_seconds", "cpus", "memory_gb", "gpus", "image", "sky"})
 _NUMBER, _ADDRESS = "$SKYPILOT_NODE_RANK", "$address"
 _FIRST = "address=$(printf '%s\\n' \"$SKYPILOT_NODE_IPS\" | head -n 1)"
 _SAVED = 75

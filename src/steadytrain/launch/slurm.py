@@ -16,7 +16,9 @@ from steadytrain.format import count
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, File, Plan, PlanStage, rank_command
 
-TAKES = frozenset({"tasks", "at_once", "ranks", "folder", "restarts", "minutes", "cpus", "memory_gb", "gpus", "slurm"})
+TAKES = frozenset(
+    {"tasks", "at_once", "ranks", "folder", "restarts", "keep", "minutes", "cpus", "memory_gb", "gpus", "slurm"}
+)
 
 _BODY = """\
 set -u
@@ -37,7 +39,7 @@ code=$?
 again='' failures=".{name}-{job}.failures" # Slurm's own count has the ends of time in it
 case "$code" in
     0 | 2) ;;             # done, or wrong use, which another start would not mend
-    75) again=$asked ;;   # saved, because the time was up
+    75) again={kept} ;;   # saved, because {saved}
     *)
         [ -n "$asked" ] || echo "$code" >> "$failures"
         if [ -n "$asked" ] || [ "$(wc -l < "$failures")" -le {restarts} ]; then again=yes; fi
@@ -100,6 +102,8 @@ def _script(job: Job) -> str:
         flags=shlex.join(flags),
         program=f'{shlex.quote(job.python)} "$@"' if job.tasks else shlex.join((job.python, *rank_command(job))),
         restarts=job.restarts,
+        kept="yes" if job.keep else "$asked",
+        saved="it was asked to" if job.keep else "the time was up",
         name=job.name,
     )
     return f"#!/bin/bash\n{directives}\n{body}"

@@ -20,7 +20,7 @@ from steadytrain.errors import InputError
 from steadytrain.launch.job import Host, Job, Machine
 from steadytrain.launch.plan import ELASTIC, Command, Plan, PlanStage, node_command, torchrun_command
 
-TAKES = frozenset({"hosts", "ranks", "least", "folder", "address", "port", "restarts", "grace_seconds", "ssh"})
+TAKES = frozenset({"hosts", "ranks", "least", "folder", "address", "port", "restarts", "keep", "grace_seconds", "ssh"})
 _ALWAYS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15")
 _HELD = ("--held", "--name")
 _SOON = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3"  # who is lost is missed after 6 s, not 15

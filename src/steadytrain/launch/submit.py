@@ -36,6 +36,8 @@ from steadytrain.machine.children import (
     wait_together,
 )
 
+_FIRST_PAUSE, _LONGEST_PAUSE, _SHORT_SECONDS = 5.0, 300.0, 60.0
+"""Seconds before a kept job starts again, and at most, doubled after each start that came to less than the third."""
 _AFTER_GRACE_SECONDS = 15.0  # for the other side to end what did not end by itself, and to say so
 
 
@@ -79,7 +81,7 @@ def submit(job: Job, plan: Plan, folder: Path, say: Say) -> tuple[int, str]:
             case "copy":
                 _copy(job, commands, may_rsync, say)
             case "run":
-                code = _run(replace(stage, commands=commands), job.grace_seconds, say)
+                code = _run(replace(stage, commands=commands), job.grace_seconds, say, keep=job.keep)
             case "submit":
                 answer = _hand_over(commands[0])
     return code, answer
@@ -141,16 +143,26 @@ def _send(command: Command, folder: Path, chosen: Chosen) -> None:
         )
 
 
-def _run(stage: PlanStage, grace_seconds: float, say: Say) -> int:
-    """Run the ranks, up to ``stage.restarts`` times again after a failure; return the exit code."""
-    for attempt in range(stage.restarts + 1):
+def _run(stage: PlanStage, grace_seconds: float, say: Say, *, keep: bool) -> int:
+    """Run the ranks, up to ``stage.restarts`` times again after a failure; return the exit code.
+
+    ``keep``: and again whenever they have saved because they were asked to stop, but not if this process was asked.
+    """
+    failures = short = 0
+    while True:
         began = time.monotonic()
         code, is_asked = _run_once(stage, grace_seconds, say)
-        if is_asked or not may_restart(code) or attempt == stage.restarts:
-            break
         seconds = time.monotonic() - began
-        say(f"ended with exit code {code} after {seconds:.0f} s: start {attempt + 2} of {stage.restarts + 1}")
-    return code
+        if keep and code == PREEMPTED and not is_asked:
+            short = short + 1 if seconds < _SHORT_SECONDS else 0
+            pause = min(_FIRST_PAUSE * 2**short, _LONGEST_PAUSE)  # what has stopped them may still be there
+            say(f"saved and stopped after {seconds:.0f} s: started again in {pause:.0f} s (--keep)")
+            time.sleep(pause)
+            continue
+        if is_asked or not may_restart(code) or failures == stage.restarts:
+            return code
+        failures += 1
+        say(f"ended with exit code {code} after {seconds:.0f} s: start {failures + 1} of {stage.restarts + 1}")
 
 
 def _run_once(stage: PlanStage, grace_seconds: float, say: Say) -> tuple[int, bool]:
@@ -175,7 +187,7 @@ def _run_once(stage: PlanStage, grace_seconds: float, say: Say) -> tuple[int, bo
         elif code and command.label:
             say(f"{command.label}: ended with exit code {code}")
 
-    with take_signals(("SIGINT", "SIGTERM", "SIGHUP")) as received, kill_at_last(running):
+    with take_signals(("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")) as received, kill_at_last(running):
         for command in stage.commands:
             running.append(process := _begin(command))
             for pipe, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):

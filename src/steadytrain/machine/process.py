@@ -50,7 +50,7 @@ _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _IDLE, _WINDOW = 0.3, 0.1
 """Cores in use by others that still count as none; seconds to look at least."""
 
-_REQUESTS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
+_REQUESTS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP")
 _SAME_SIGNAL, _GRACE = 0.3, 2.0
 """Seconds within which a launcher may pass on the same Ctrl-C, and those to end in after a second one."""
 
@@ -349,7 +349,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[StopRequest]:
-    """Turn the first SIGINT, SIGTERM, SIGUSR1 or SIGHUP into a request that the loop sees at its next step.
+    """Turn the first SIGINT, SIGTERM, SIGUSR1, SIGUSR2 or SIGHUP into a request that the loop sees at its next step.
 
     SIGHUP says that the terminal is gone: what is printed afterwards goes nowhere. It stays ignored where it was,
     as ``nohup`` has it. A second SIGINT interrupts at once. Outside the main thread no handler can be set and none is.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from steadytrain.monitor.evidence import Evidence as Evidence
+from steadytrain.monitor.history import Interruption as Interruption
 from steadytrain.monitor.history import RunHistory as RunHistory
+from steadytrain.monitor.history import goodput as goodput
 from steadytrain.monitor.history import ledger as ledger
 from steadytrain.monitor.history import read_history as read_history
 from steadytrain.monitor.ledger import Ledger as Ledger

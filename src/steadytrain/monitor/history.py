@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -48,6 +49,49 @@ from steadytrain.monitor.figures import RunReach, RunScore
 from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, STEADY, Ledger, Slice, empty, merge_slices, slices
 from steadytrain.monitor.samples import FIRST, LATER, START, RunSamples, StepTimes
 from steadytrain.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interruption:
+    """The end of an attempt that another one followed, and the seconds that it cost.
+
+    Args:
+        attempt: its number.
+        how: in a word or some: saved and stopped, interrupted, failed, killed.
+        step: updates done when it ended.
+        again_seconds: of its work after the checkpoint that the next attempt went on from: done again.
+        start_seconds: of the next attempt, from its process's start to usual updates.
+        away_seconds: between the two.
+    """
+
+    attempt: int
+    how: str
+    step: int
+    again_seconds: float
+    start_seconds: float
+    away_seconds: float
+
+    @property
+    def paid_seconds(self) -> float:
+        """What a machine was paid for and the run did not get further by."""
+        return self.again_seconds + self.start_seconds
+
+    @property
+    def seconds(self) -> float:
+        """All that the interruption cost, the time without a machine included."""
+        return self.paid_seconds + self.away_seconds
+
+
+def goodput(interruptions: Sequence[Interruption], ledger: Ledger) -> float | None:
+    """Return the share of a run's time, pauses included, that interruptions did not cost; None before it has begun.
+
+    >>> cost = Interruption(attempt=1, how="killed", step=9, again_seconds=2.0, start_seconds=3.0, away_seconds=5.0)
+    >>> goodput([cost], Ledger(wall_seconds=95.0, away_seconds=5.0, seconds=empty(), steps=1, images=1))
+    0.9
+    """
+    total = ledger.wall_seconds + ledger.away_seconds
+    return max(0.0, 1 - sum(cost.seconds for cost in interruptions) / total) if total > 0 else None
+
 
 MAX_RECENT = 2000
 MAX_RATES = 8000
@@ -357,6 +401,26 @@ class RunHistory:
             images=self.position,
             warmup_images=warmup_images,
         )
+
+    def interruptions(self) -> tuple[Interruption, ...]:
+        """Return what each end of an attempt before the run's end cost, oldest first."""
+        endings, usual = {event.attempt: event for event in self.endings}, self._usual_parts()
+        costs = []
+        for before, after in pairwise(self.attempts):
+            counted = before.wall if before.cut is None else min(before.cut, before.wall)
+            end = endings.get(before.number)
+            seconds = self.by_bucket(after.end(), after, usual)
+            costs.append(
+                Interruption(
+                    attempt=before.number,
+                    how="killed" if end is None else "failed" if isinstance(end, Failed) else end.words,
+                    step=before.step,
+                    again_seconds=before.wall - counted,
+                    start_seconds=seconds["startup"] + seconds["warmup"],
+                    away_seconds=max(0.0, after.process_began - before.last_time),
+                )
+            )
+        return tuple(costs)
 
     def timeline(self, bins: int | None = None) -> tuple[Slice, ...]:
         """Return the run in stretches, oldest first: together they are the ledger.

@@ -18,7 +18,7 @@ from steadytrain.errors import InputError
 from steadytrain.events import EpochTrained, Logged, Started
 from steadytrain.interop.logs import LogRun
 from steadytrain.intervals import Spread, spread
-from steadytrain.monitor import Ledger, RunHistory, read_history
+from steadytrain.monitor import Interruption, Ledger, RunHistory, goodput, read_history
 from steadytrain.monitor.figures import RunReach, RunScore
 from steadytrain.reports.status import Status, current_bill, outcome, signs
 from steadytrain.run import REPEAT, Run
@@ -61,6 +61,7 @@ class RunCourse:
 
     ``status`` with ``why``: for ``interrupted`` and ``failed`` what is known of the reason.
     ``restarts``: attempts after the first; ``repeated_steps``: updates done again after them.
+    ``interruptions``: what each restart cost; ``goodput``: the share of the time, pauses included, that they did not.
     ``began``: seconds since 1970.
     """
 
@@ -72,6 +73,8 @@ class RunCourse:
     checkpoints: int
     began: float | None
     notices: tuple[str, ...]
+    interruptions: tuple[Interruption, ...] = ()
+    goodput: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,6 +346,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
     cost: Bill | None = None
     with suppress(InputError):  # a price that cannot be used
         cost = current_bill(run, history, seen, now)
+    interruptions = history.interruptions()
     spans = list(log_spans(history))
     step_seconds = sum(span.seconds for span in spans)
     means: list[Logged | EpochTrained] = [*history.logged[-1:], *history.trained.values()]
@@ -378,6 +382,8 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             checkpoints=len(history.saved),
             began=history.attempts[0].began,
             notices=tuple(str(event.message) for event in history.noticed),
+            interruptions=interruptions,
+            goodput=goodput(interruptions, ledger),
         ),
         progress=history.progress,
         quality=RunQuality(

@@ -15,9 +15,11 @@ from steadytrain.format import (
     NONE,
     clean,
     compact,
+    count,
     duration,
     epoch,
     fit_table,
+    money,
     number,
     per_rank,
     percent,
@@ -64,6 +66,7 @@ def facts(summary: Summary) -> dict[str, str]:
         "wall time": duration(speed.seconds),
         **({} if summary.cost is None else {"cost": f"{summary.cost}, at {summary.cost.price}"}),
         "restarts": f"{course.restarts} ({course.repeated_steps:,} steps repeated)" if course.restarts else "0",
+        **interruption_rows(summary),
         "steps": NONE if not summary.tells_steps else f"{progress.step:,} of {progress.steps:,}",
         "batch size": number(setup.batch_size) + (f" ({per_rank(shares)})" if shares else ""),
         "learning rate": NONE if setup.lr is None else compact(setup.lr),
@@ -73,6 +76,32 @@ def facts(summary: Summary) -> dict[str, str]:
         "device": " ".join(str(setup.machine[key]) for key in ("device", "precision") if key in setup.machine) or NONE,
         **({"read from": summary.log} if summary.log else {}),
     }
+
+
+SHOWN_INTERRUPTIONS = 5
+
+
+def interruption_rows(summary: Summary) -> dict[str, str]:
+    """Word the goodput of a run that was interrupted, and what the newest interruptions cost, a row each."""
+    costs = summary.course.interruptions
+    if not costs:
+        return {}
+    paid = {part.attempt: part.per_hour for part in summary.cost.parts} if summary.cost else {}
+    amounts = [paid.get(cost.attempt, 0.0) * cost.paid_seconds / 3600 for cost in costs]
+
+    def worth(amount: float) -> str:
+        return f", {money(amount)} {summary.cost.currency}" if summary.cost else ""
+
+    seconds, each = sum(cost.seconds for cost in costs), len(costs)
+    mean = "" if each == 1 else f"; each {duration(seconds / each)}{worth(sum(amounts) / each)} in the mean"
+    lost = f"{count(each, 'interruption')}: {duration(seconds)} lost{worth(sum(amounts))}{mean}"
+    rows = {"goodput": f"{percent(summary.course.goodput, 1)} ({lost})"}
+    for cost, amount in list(zip(costs, amounts, strict=True))[-SHOWN_INTERRUPTIONS:]:
+        rows[f"interruption {cost.attempt}"] = (
+            f"{cost.how} at step {cost.step:,}: {duration(cost.again_seconds)} done again,"
+            f" {duration(cost.start_seconds)} to start, {duration(cost.away_seconds)} away{worth(amount)}"
+        )
+    return rows
 
 
 _SCORES: tuple[dict[str, Callable[[Epoch], str]], dict[str, Callable[[Epoch], str]]] = (

@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from steadytrain.distributed.async_engine import AsyncEngine
 from steadytrain.distributed.process_group import Group
+from steadytrain.machine.notices import SIGNAL
 
-SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
+SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", SIGNAL)
 """By the number that is exchanged: where several were sent, the last of these counts."""
 
 PAUSE = 0.25

@@ -143,7 +143,7 @@ class Meters:
             return []
         rows = engine.sum(torch.stack([sums for _, _, sums in ended])).tolist()
         return [
-            EpochSums(epoch, step, round(n), loss / n, right / n)
+            EpochSums(epoch, step, round(n), loss / (n or 1), right / (n or 1))  # 0: each was left out
             for (epoch, step, _), (loss, right, n) in zip(ended, rows, strict=True)
         ]
 

@@ -231,6 +231,16 @@ def _add_gradients(update: Update, state: State, images_BHWC: Tensor, labels: Te
                 state.meters.add(counts)
 
 
+def pass_over(update: Update, state: State, batch: DeviceBatch) -> None:
+    """Take up a batch without an update of it: the weights stay, and step and position go on."""
+    cursor, of_all = state.cursor, update.share.batch_size * update.share.times(batch.labels.shape[0])
+    state.engine.begin_update(cursor.position)
+    cursor.step, cursor.position = state.engine.end_update(cursor.step, cursor.position, of_all)
+    state.engine.finish_update(cursor.step)
+    update.clock.to("host")
+    update.clock.updated(cursor.step, of_all)
+
+
 @dataclass(frozen=True)
 class Update:
     """The parts that all updates of a run share.

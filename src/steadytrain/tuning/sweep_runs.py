@@ -176,7 +176,7 @@ class ProcessTrainer:
         A run that fails is reported, and the others go on.
 
         Raises:
-            InterruptedSweep: by SIGINT, SIGTERM, SIGUSR1 or SIGHUP; the runs have saved.
+            InterruptedSweep: by SIGINT, SIGTERM, SIGUSR1, SIGUSR2 or SIGHUP; the runs have saved.
         """
         waiting = deque(run for run in runs if not is_over(run, until))
         done, total = len(runs) - len(waiting), len(runs)
@@ -187,7 +187,7 @@ class ProcessTrainer:
             if number != signal.SIGINT or not in_foreground():
                 send(processes, signal.SIGTERM if self._launch else number)  # launch takes no SIGUSR1
 
-        names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
+        names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP")
         with take_signals(names, pass_on) as received, kill_at_last(processes):
             while active or (waiting and not received):
                 while waiting and free and not received:

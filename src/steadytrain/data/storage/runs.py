@@ -252,7 +252,7 @@ def upload_words(recipe: Recipe) -> str:
     uri = recipe.every.upload
     if uri is None:
         return ""
-    if recipe.every.from_file:
+    if "upload" in recipe.every.from_file:
         return (
             f"not uploaded to {uri}: a file asks for it (every.upload), and this command does not; to upload there, add"
             f" --set every.upload={uri}"

@@ -40,6 +40,7 @@ from steadytrain.training.data import OpenedData
 from steadytrain.training.device import sampled_gpus
 from steadytrain.training.loop.reporting import notice_faults, pending_notices
 from steadytrain.training.loop.saving import written
+from steadytrain.training.loop.stopping import Stopping, stopping
 from steadytrain.training.loop.updates import Events, run_updates
 from steadytrain.training.memory import is_out_of_memory
 from steadytrain.training.progress import show_progress, wants_progress
@@ -173,10 +174,13 @@ def steps(
                 start.close()
                 look.attach(session.clock)
                 cursor, first = session.state.cursor, session.state.cursor.position
-                monitors = _start_monitors(session, log, group, stop, relatives=_relatives(group, cluster))
+                stops = looks.enter_context(stopping(session, stop, group))
+                monitors = _start_monitors(session, log, group, stops, relatives=_relatives(group, cluster))
                 with monitors, looks, collecting_by_hand() as collect:
-                    trained = run_updates(session, stop, before, collect, probe=probe)
+                    trained = run_updates(session, stops, before, collect, probe=probe)
                     signal = yield from _write_each(log, session.clock, trained, ask_upload)
+                if signal is not None and (words := stops.words()):
+                    yield log.append(Noticed(message=words, step=cursor.step))
                 ended = Ended(
                     status="finished" if signal is None else "interrupted" if signal == "SIGINT" else "preempted",
                     step=cursor.step,
@@ -264,7 +268,7 @@ def _uploading(run: Run, log: EventLog, *, is_first: bool) -> Iterator[Callable[
         StorageError: at the end not all could be sent.
     """
     uri, every = run.recipe.every.upload, run.recipe.every
-    uploads = uri is not None and not every.from_file and is_first
+    uploads = uri is not None and "upload" not in every.from_file and is_first
     if uri is not None and uploads:
         require_same_run(run.directory, run.recipe, uri)
     if is_first and (words := upload_words(run.recipe)):
@@ -296,7 +300,7 @@ def _watch_start(run: Run, log: EventLog, clock: Clock) -> ExitStack:
 
 @contextmanager
 def _start_monitors(
-    session: Session, log: EventLog, group: Group | None, stop: Callable[[], str | None], *, relatives: list[int]
+    session: Session, log: EventLog, group: Group | None, stops: Stopping, *, relatives: list[int]
 ) -> Iterator[None]:
     """Sample the machine and watch the loop of this thread, and the other ranks, until it is left.
 
@@ -320,8 +324,7 @@ def _start_monitors(
         return f"{clock.bucket} of update {cursor.step + 1}", time.perf_counter() - clock.since
 
     dog.feed, dog.abandon = doing, abandon
-    if isinstance(stop, StopRequest):
-        dog.stop_signal = lambda: stop.heard
+    dog.stop_signal = lambda: stops.heard
     with ExitStack() as stack:
         if group is not None:  # the other ranks are told where this one is, and this one ends with them
             pulse = group.heartbeat

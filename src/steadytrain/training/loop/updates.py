@@ -20,6 +20,7 @@ from steadytrain.training.loop.saving import export, finish_writing, require_fin
 from steadytrain.training.profile.step_cost import StepMeasuring, measure_step
 from steadytrain.training.session.session import Session, set_phase
 from steadytrain.training.state import Cursor
+from steadytrain.training.step import pass_over
 
 Events = Generator[Event, None, str | None]
 
@@ -55,6 +56,7 @@ def run_updates(
         del batch
         end_epoch(session, last.position)
         logs = _has_passed(every.log_steps, last.step, seen.step) or session.is_done
+        logs = logs and session.laps.images > 0  # where updates are left out, a line may have none
         evaluates = is_due(session)
         garbage.maybe_collect(seen.step - last.step, waits=logs or evaluates)
         if logs:
@@ -103,11 +105,15 @@ def _make_update(session: Session, batch: DeviceBatch, waits: Waits, last: Curso
     step = state.cursor.step
     waits.sort(batch.wait_seconds, state.cursor.position, timeline.batches.size(step))
     lr = session.lr(step)
-    with contextlib.nullcontext() if state.ema is None else settle_average(session, state.ema, batch):
-        session.update(state, batch, lr, timeline.momentum(step))
+    if is_made := step + 1 not in session.recipe.every.skip:
+        with contextlib.nullcontext() if state.ema is None else settle_average(session, state.ema, batch):
+            session.update(state, batch, lr, timeline.momentum(step))
+    else:
+        pass_over(session.update, state, batch)
+        session.notice(f"update {step + 1} is left out (every.skip)")
     now = replace(state.cursor)
     num_images = now.position - last.position
-    laps.images += num_images
+    laps.images += num_images if is_made else 0  # a line without any has no loss
     laps.epoch_images += num_images
     laps.waited += batch.wait_seconds
     return Step(

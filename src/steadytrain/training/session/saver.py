@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -51,6 +52,10 @@ class Saver:
         """
         due = self._run.recipe.every.seconds_between_saves(self._cost, evaluated=evaluated)
         return time.monotonic() - self._saved >= due and (evaluated or not self._writer.is_writing("checkpoint"))
+
+    def hurry(self) -> None:
+        """Have the next checkpoint be due at once."""
+        self._saved = -math.inf
 
     def spent(self) -> list[BillPart]:
         """Return what all attempts used up to now, this one included."""

@@ -1,0 +1,431 @@
+"""Notices that this machine is about to be taken away: by a file, or by the metadata service of a cloud.
+
+One thread asks, from the first update to the end of an attempt, and only where the user said so. The services are those
+of AWS (instance metadata with a session token, IMDSv2: `spot/instance-action`, `events/recommendations/rebalance`), of
+Google Cloud (`instance/preempted`, `instance/maintenance-event`) and of Azure (scheduled events).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from steadytrain.config.parts import NOTICE_FILE, is_notice_source
+from steadytrain.errors import InputError
+from steadytrain.format import duration
+from steadytrain.machine.web import RefusedError, client, origin_of
+
+VARIABLE, METADATA = "STEADYTRAIN_NOTICES", "STEADYTRAIN_METADATA"
+"""Environment variables: what to ask where the recipe says nothing; another address of the service."""
+
+SIGNAL = "NOTICE"
+"""By which the loop is asked to stop, as by the name of a signal."""
+
+POLL_SECONDS = 5.0
+ERROR_SECONDS = 60.0
+"""Seconds between two questions, as AWS and Google advise; and after one without an answer."""
+
+LEAST_LEAD = 180.0
+"""Seconds before the machine goes in which the run stops: a notice of 15 minutes does not cost 15 minutes."""
+
+_LEAD_SAVES, _LEAD_MORE = 2, 60.0
+_LARGEST_ANSWER = 1 << 20
+_TIMEOUT, _FIRST_TIMEOUT = 2.0, 120.0  # Azure's first answer may take two minutes, while it starts the service
+_TOKEN_SECONDS = "21600"
+_BASES = {"aws": "http://169.254.169.254", "gcp": "http://metadata.google.internal", "azure": "http://169.254.169.254"}
+WARNING_SECONDS = {"aws": 120.0, "gcp": 30.0, "azure": 30.0}
+"""Seconds from a notice to the end of a spot machine, as each cloud documents them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineNotice:
+    """Words about what is to happen to this machine.
+
+    Args:
+        id: tells it from others of its source.
+        what: in words, with its source.
+        deadline: when the machine goes, seconds since 1970; None: nobody said.
+        takes: what the machine is about to suffer: ``all``: it goes, or restarts; ``perhaps``: it may go, so a
+            checkpoint is worth its time; ``nothing``: it stays.
+    """
+
+    id: str
+    what: str
+    deadline: float | None = None
+    takes: str = "all"
+
+
+Ask: TypeAlias = Callable[[], list[MachineNotice]]
+"""Return the notices that there are now. Raises OSError, ``http.client.HTTPException``, ValueError or RefusedError."""
+
+
+class MetadataService:
+    """A metadata service, which is spoken to without proxies and without following redirects."""
+
+    def __init__(self, base: str) -> None:
+        self.base = base.rstrip("/")
+        origin = origin_of(self.base)
+        if origin is None or not self.base.startswith("http://"):
+            raise InputError(f"{METADATA} is {base!r}; it must be an address, such as http://127.0.0.1:8080")
+        self._connections: list[socket.socket] = []
+        self._is_closed = False
+        self._client = client(
+            trusted=frozenset({origin}),
+            on_redirect=_refuse_redirect,
+            uses_proxies=False,
+            connections=self._connections,
+            certificates=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+        )
+
+    def ask(
+        self, path: str, headers: Mapping[str, str], *, method: str = "GET", timeout: float = _TIMEOUT
+    ) -> tuple[int, str]:
+        """Return the status and the text of an answer; raises what :data:`Ask` does."""
+        if self._is_closed:
+            raise OSError("closed")
+        request = urllib.request.Request(self.base + path, headers=dict(headers), method=method)
+        self._connections.clear()
+        try:
+            with self._client.open(request, timeout=timeout) as answer:
+                return answer.status, answer.read(_LARGEST_ANSWER).decode("utf-8", "replace")
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read(_LARGEST_ANSWER).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """End the question that is under way, from another thread."""
+        self._is_closed = True
+        for connection in tuple(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _refuse_redirect(url: str) -> None:
+    raise RefusedError(f"it redirects to {url}")
+
+
+def _json(text: str, service: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{service} answers what is no JSON") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{service} answers {text[:60]!r}")
+    return value
+
+
+def _time(text: object) -> float | None:
+    """Read a moment in ISO 8601, or as HTTP writes it; None for what is none.
+
+    >>> _time("2026-11-26T12:00:00Z") == _time("Thu, 26 Nov 2026 12:00:00 GMT"), _time("soon"), _time("")
+    (True, None, None)
+    """
+    for read in (datetime.fromisoformat, parsedate_to_datetime):
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            moment = read(str(text))
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return None
+
+
+def ask_aws(service: MetadataService) -> Ask:
+    """Ask whether AWS takes a spot machine away, or advises to leave it, by a token of six hours."""
+    token = ""
+
+    def get(path: str) -> str | None:
+        """Return what stands there; None for nothing."""
+        nonlocal token
+        for _ in range(2):
+            if not token:
+                wanted = {"X-aws-ec2-metadata-token-ttl-seconds": _TOKEN_SECONDS}
+                status, token = service.ask("/latest/api/token", wanted, method="PUT")
+                if status != 200:
+                    token = ""
+                    raise OSError(f"it gives no token (status {status})")
+            status, text = service.ask(f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": token})
+            if status != 401:
+                break
+            token = ""  # it has run out
+        if status not in (200, 404):
+            raise OSError(f"{path}: status {status}")
+        return text if status == 200 else None
+
+    def ask() -> list[MachineNotice]:
+        found = []
+        if (text := get("spot/instance-action")) is not None:
+            action = _json(text, "spot/instance-action")
+            verb = {"stop": "stopped", "hibernate": "hibernated"}.get(str(action.get("action")), "terminated")
+            when = str(action.get("time"))
+            found.append(MachineNotice(id=f"spot {when}", what=f"aws: this machine is {verb}", deadline=_time(when)))
+        if (text := get("events/recommendations/rebalance")) is not None:
+            when = str(_json(text, "rebalance").get("noticeTime"))
+            what = "aws: this machine has a higher risk than others to be taken away (rebalance recommendation)"
+            found.append(MachineNotice(id=f"rebalance {when}", what=what, takes="perhaps"))
+        return found
+
+    return ask
+
+
+def ask_gcp(service: MetadataService) -> Ask:
+    """Ask whether Google takes a machine away; it answers at once when it does (``wait_for_change``)."""
+    folder, headers = "/computeMetadata/v1/instance", {"Metadata-Flavor": "Google"}
+    seen = {"preempted": 0.0}  # when it was seen first
+
+    def get(path: str, timeout: float = _TIMEOUT) -> str:
+        status, text = service.ask(f"{folder}/{path}", headers, timeout=timeout)
+        if status != 200:
+            raise OSError(f"{path.partition('?')[0]}: status {status}")
+        return text.strip()
+
+    def ask() -> list[MachineNotice]:
+        found = []
+        if get("preempted") == "TRUE" or (
+            get(f"preempted?wait_for_change=true&timeout_sec={POLL_SECONDS:.0f}", POLL_SECONDS + _TIMEOUT) == "TRUE"
+        ):
+            seen["preempted"] = seen["preempted"] or time.time()
+            deadline = seen["preempted"] + WARNING_SECONDS["gcp"]
+            found.append(MachineNotice(id="preempted", what="gcp: this machine is preempted", deadline=deadline))
+        event = get("maintenance-event")
+        if event.startswith(("TERMINATE", "SHUTDOWN")):
+            found.append(MachineNotice(id=event, what="gcp: this machine is stopped for maintenance of its host"))
+        elif event.startswith("MIGRATE"):
+            what = "gcp: this machine moves to another host, and may be slow for a while"
+            found.append(MachineNotice(id=event, what=what, takes="nothing"))
+        return found
+
+    return ask
+
+
+_AZURE = {"Preempt": "taken away", "Terminate": "deleted", "Reboot": "restarted", "Redeploy": "moved and restarted"}
+
+
+def ask_azure(service: MetadataService) -> Ask:
+    """Ask for Azure's scheduled events of this machine; those of its neighbours are in the same list."""
+    headers, name, is_first = {"Metadata": "true"}, "", True
+
+    def get(path: str, timeout: float = _TIMEOUT) -> str:
+        status, text = service.ask(f"/metadata/{path}", headers, timeout=timeout)
+        if status != 200:
+            raise OSError(f"{path.partition('?')[0]}: status {status}")
+        return text.strip()
+
+    def ask() -> list[MachineNotice]:
+        nonlocal name, is_first
+        name = name or get("instance/compute/name?api-version=2021-02-01&format=text")
+        text = get("scheduledevents?api-version=2020-07-01", _FIRST_TIMEOUT if is_first else _TIMEOUT)
+        events = _json(text, "scheduledevents").get("Events", ())
+        is_first = False
+        found = []
+        for event in events if isinstance(events, list) else ():
+            if not isinstance(event, dict) or name not in (event.get("Resources") or ()):
+                continue
+            kind, is_over = str(event.get("EventType")), event.get("EventStatus") in ("Completed", "Canceled")
+            if is_over or kind not in (*_AZURE, "Freeze"):
+                continue
+            what = f"azure: this machine is {_AZURE.get(kind, 'paused for some seconds')}"
+            takes = "all" if kind in _AZURE else "nothing"
+            deadline = _time(event.get("NotBefore")) or (time.time() if event.get("EventStatus") == "Started" else None)
+            found.append(MachineNotice(id=str(event.get("EventId")), what=what, deadline=deadline, takes=takes))
+        return found
+
+    return ask
+
+
+def ask_file(path: Path, since: float) -> Ask:
+    """Ask whether there is a file that was written after ``since``; it may hold the seconds left, or the moment."""
+
+    def ask() -> list[MachineNotice]:
+        try:
+            written = path.stat().st_mtime
+            text = path.open("rb").read(100).decode("utf-8", "replace").strip()
+        except FileNotFoundError:
+            return []
+        if written < since:
+            what = f"{path} is older than this attempt, and so not heeded"
+            return [MachineNotice(id=f"old {written}", what=what, takes="nothing")]
+        deadline = _time(text)
+        with contextlib.suppress(ValueError):
+            deadline = written + min(max(float(text), 0.0), 1e9)
+        what = f"{path}: this machine is to be given up"
+        return [MachineNotice(id=f"file {written}", what=what, deadline=deadline)]
+
+    return ask
+
+
+ASKS: dict[str, Callable[[MetadataService], Ask]] = {"aws": ask_aws, "gcp": ask_gcp, "azure": ask_azure}
+
+
+def cloud_of(root: Path = Path("/")) -> str | None:
+    """Return whose machine this is, as its DMI tables say it; None where they name none of the three clouds."""
+
+    def read(name: str) -> str:
+        try:
+            return (root / "sys/class/dmi/id" / name).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
+    if "Amazon EC2" in (read("sys_vendor"), read("bios_vendor")) or "amazon" in read("bios_version"):
+        return "aws"
+    if read("sys_vendor") == "Google" or read("product_name") == "Google Compute Engine":
+        return "gcp"
+    if read("chassis_asset_tag") == "7783-7084-3265-9085-8269-3286-77":  # Azure's, not any Hyper-V's
+        return "azure"
+    return None
+
+
+class NoticeWatch:
+    """What the sources say, as a thread of :func:`watching_notices` learns it.
+
+    Attributes:
+        notice: by which the run is to stop now; None: none.
+        wants_save: a checkpoint is worth its time now; whoever takes one sets it back.
+    """
+
+    def __init__(self, say: Callable[[str], None], save_seconds: Callable[[], float]) -> None:
+        self.notice: MachineNotice | None = None
+        self.wants_save = False
+        self._say, self._save_seconds = say, save_seconds
+        self._seen: set[str] = set()
+        self._over = threading.Event()
+        self._is_failing = False
+
+    def take(self, notices: list[MachineNotice], now: float) -> None:
+        """Take in what a source says at a moment."""
+        for notice in notices:
+            is_new, left = notice.id not in self._seen, _left(notice, now)
+            self._seen.add(notice.id)
+            lead = max(LEAST_LEAD, _LEAD_SAVES * self._save_seconds() + _LEAD_MORE)
+            if notice.takes == "all" and (left is None or left <= lead):
+                self._say(stop_words(notice, now, self._save_seconds()))
+                self.notice = notice
+                return
+            if not is_new:
+                continue
+            if notice.takes == "all":
+                self._say(f"{notice.what} in {duration(left)}: the run goes on until {duration(lead)} before")
+            elif notice.takes == "perhaps":
+                self.wants_save = True
+                self._say(f"{notice.what}: a checkpoint is written now, and the run goes on")
+            else:
+                self._say(f"{notice.what}: the run goes on")
+
+    def run(self, ask: Ask, source: str, service: MetadataService | None) -> None:
+        """Ask until a notice ends the run, or :meth:`close`."""
+        is_cost_told, warning = False, WARNING_SECONDS.get(source, 0.0)
+        while not self._over.is_set() and self.notice is None:
+            began, pause = time.monotonic(), POLL_SECONDS
+            try:
+                self.take(ask(), time.time())
+            except (OSError, http.client.HTTPException, ValueError, RefusedError) as error:
+                if not self._is_failing and not self._over.is_set():
+                    place = source if service is None else f"{source} at {service.base}"
+                    self._say(
+                        f"no notices from {place} ({error}): if this machine is taken away, there is no warning; it is"
+                        f" asked again every {ERROR_SECONDS:.0f} s"
+                    )
+                self._is_failing, pause = True, ERROR_SECONDS
+            else:
+                self._is_failing = False
+            if warning and not is_cost_told and self._save_seconds() > warning:
+                is_cost_told = True
+                self._say(
+                    f"a checkpoint takes {duration(self._save_seconds())}, and {source} warns {warning:.0f} s before it"
+                    " takes a machine away: what is done since the newest checkpoint would be lost; put the run's"
+                    " folder on a faster disk"
+                )
+            self._over.wait(max(0.0, began + pause - time.monotonic()))  # a service may have waited for a change
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._over.set()
+
+
+def stop_words(notice: MachineNotice, now: float, save_seconds: float) -> str:
+    """Say that a notice ends the run, when the machine goes, and whether a checkpoint fits in before.
+
+    >>> notice = MachineNotice(id="a", what="aws: this machine is terminated", deadline=120.0)
+    >>> stop_words(notice, 0.0, 1.5)
+    'aws: this machine is terminated in 120 s: saving and stopping (a checkpoint takes 1.50 s)'
+    """
+    left = _left(notice, now)
+    when = "" if left is None else f" in {left:.0f} s" if left > 0 else " now"
+    if not save_seconds:
+        fits = "how long a checkpoint takes is not known yet"
+    elif left is not None and save_seconds >= left:
+        fits = (
+            f"a checkpoint takes {duration(save_seconds)}: it may not be whole in time, and the newest whole one counts"
+        )
+    else:
+        fits = f"a checkpoint takes {duration(save_seconds)}"
+    return f"{notice.what}{when}: saving and stopping ({fits})"
+
+
+def _left(notice: MachineNotice, now: float) -> float | None:
+    return None if notice.deadline is None else max(0.0, notice.deadline - now)
+
+
+@contextmanager
+def watching_notices(
+    source: str | None,
+    *,
+    say: Callable[[str], None],
+    save_seconds: Callable[[], float],
+    began: float,
+    root: Path = Path("/"),
+) -> Iterator[NoticeWatch]:
+    """Ask a source in a thread until the block is left.
+
+    Args:
+        source: ``aws``, ``gcp``, ``azure``, ``auto`` (what this machine's DMI tables name) or ``file:PATH``; None: what
+            the variable STEADYTRAIN_NOTICES says, and if it says nothing, nothing is asked.
+        say: takes lines for the user, in that thread.
+        save_seconds: how long a checkpoint takes; 0: not known.
+        began: when the process started, seconds since 1970: an older file is no notice.
+        root: where ``sys`` lies.
+
+    Raises:
+        InputError: an environment variable holds no source, or no address.
+    """
+    watch = NoticeWatch(say, save_seconds)
+    source = source or os.environ.get(VARIABLE) or None
+    if source is not None and not is_notice_source(source):
+        raise InputError(f"{VARIABLE} is {source!r}; it must be aws, gcp, azure, auto or file:PATH")
+    if source == "auto":
+        source = cloud_of(root)
+        if source is None:
+            say("notices: auto: this machine's DMI tables name none of aws, gcp and azure: nothing is asked")
+    if source is None:
+        yield watch
+        return
+    service: MetadataService | None = None
+    if source.startswith(NOTICE_FILE):
+        path = Path(source.removeprefix(NOTICE_FILE)).absolute()
+        ask, place = ask_file(path, began), f"the file {path}"
+    else:
+        service = MetadataService(os.environ.get(METADATA) or _BASES[source])
+        ask, place = ASKS[source](service), f"{source} at {service.base}"
+    say(f"notices: {place} is asked every {POLL_SECONDS:.0f} s whether this machine is taken away")
+    thread = threading.Thread(target=watch.run, args=(ask, source, service), name="steady-notices", daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        watch.close()
+        while thread.is_alive():
+            if service is not None:
+                service.close()
+            thread.join(0.1)  # it may just have made another connection
