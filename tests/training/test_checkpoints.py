@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 import weakref
 from pathlib import Path
@@ -164,6 +165,25 @@ def test_a_kill_while_saving_leaves_the_one_before_intact(tmp_path: Path) -> Non
     assert checkpoints.load(newest_place)["w"].eq(step).all()
     save(tmp_path, 1000, {"w": torch.ones(1)}, keep=1)
     assert [place.name for place in tmp_path.iterdir()] == ["step-00001000"]
+
+
+def _die_before_the_header_is_sorted(path: Path) -> None:
+    vars(checkpoints)["_sort_header"] = lambda part: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoints.write_weights(path, {"w": torch.ones(4)}, {})
+
+
+def test_what_a_killed_writer_of_weights_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "best.safetensors"
+    checkpoints.write_weights(path, {"w": torch.zeros(4)}, {})
+    child = start(_die_before_the_header_is_sorted, path)
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    assert checkpoints.read_weights(path)[0]["w"].tolist() == [0.0] * 4
+    left = next(folder for folder in tmp_path.iterdir() if folder.is_dir())
+    (left / ".tmpAb12Cd").write_bytes(b"half of it")  # the name that safetensors gives a file until it is whole
+    checkpoints.write_weights(path, {"w": torch.ones(4)}, {})
+    assert [each.name for each in tmp_path.iterdir()] == ["best.safetensors"]
 
 
 def test_a_full_disk_is_said_and_leaves_what_was_there(small_disk: Path) -> None:

@@ -32,7 +32,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from steadytrain.errors import CheckpointError, storage_error
-from steadytrain.files import create, sync
+from steadytrain.files import create, replacing, sync
 
 VERSION = 1
 _TENSORS, _REST = "state.safetensors", "state.json"
@@ -152,16 +152,11 @@ def write_weights(path: Path, tensors: dict[str, torch.Tensor], about: Mapping[s
     Raises:
         StorageError: the disk is full or not writable; a file that was there is untouched.
     """
-    part = path.with_name(f".{path.name}.part")
     try:
-        metadata = {"format": "pt", "steadytrain": json.dumps(about)}
-        _write_tensors(tensors, part, metadata)
-        _sort_header(part)
-        sync(part)
-        part.replace(path)
-        sync(path.parent)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
+        with replacing(path) as part:  # in a folder of its own: what the library leaves there when it is killed goes
+            _write_tensors(tensors, part, {"format": "pt", "steadytrain": json.dumps(about)})
+            _sort_header(part)
+    except SafetensorError as error:
         raise storage_error(_os_error(error), path) from error
 
 
