@@ -53,7 +53,7 @@ def save(
     """Write a state as the checkpoint of ``step``; it exists only when it is whole and on the disk.
 
     Args:
-        directory: where checkpoints lie; made if need be.
+        directory: where checkpoints lie; made if need be, in a folder that exists.
         step: the number that names it.
         plain, tensors: of the state, as :func:`split` and :func:`stage` return them.
         keep: how many to leave: this one and the newest before it. None leaves all.
@@ -65,7 +65,8 @@ def save(
     part = directory / ".part"  # always the same, so that what a kill left of it is removed by the next save
     try:
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        directory.mkdir(exist_ok=True)  # in the run's folder; where that was moved away, nothing is made in its place
+        part.mkdir()
         _write_tensors(tensors, part / _TENSORS)
         content = {"version": VERSION, "step": step, "state": plain}
         content |= {"checksum": _checksum(part / _TENSORS), "rest_checksum": _text_checksum(plain)}
@@ -80,10 +81,16 @@ def save(
         shutil.rmtree(part, ignore_errors=True)
         raise storage_error(_os_error(error), place) from error
     if keep is not None:
-        # Newer ones, left by an attempt that went further, are damaged (or this one would not be): they do not count.
-        for old in [path for path in saved(directory) if int(path.name.split("-")[1]) <= step][:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        remove_old(place, keep)
     return Written(place, size)
+
+
+def remove_old(place: Path, keep: int) -> None:
+    """Remove the checkpoints before one that is intact, but for ``keep`` with it."""
+    step = int(place.name[5:])
+    # Newer ones, left by an attempt that went further, are damaged (or this one would not be): they do not count.
+    for old in [path for path in saved(place.parent) if int(path.name[5:]) <= step][:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def saved(directory: Path) -> list[Path]:
