@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from steadytrain import files
-from steadytrain.files import create, lock, lock_at_once, locked, replace_file, unlock
+from steadytrain.files import create, lock, lock_at_once, lock_surely, locked, replace_file, unlock
 
 
 def test_a_lock_is_one_holders_or_shared_and_falls_with_its_file(tmp_path: Path) -> None:
@@ -27,6 +30,54 @@ def test_a_lock_is_one_holders_or_shared_and_falls_with_its_file(tmp_path: Path)
         assert not lock_at_once(second)
         unlock(first)
         assert lock_at_once(second)
+
+
+def _flock_of_nfs(file: Any, operation: int) -> None:
+    """As Linux has it on NFS: an exclusive lock needs a file that is open for writing."""
+    if operation & fcntl.LOCK_EX and fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    FLOCK(file, operation)
+
+
+def _flock_without_locks(number: int) -> Callable[[Any, int], None]:
+    def fail(file: Any, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+FLOCK = fcntl.flock
+
+
+@pytest.mark.parametrize("error", ["ENOLCK", "EOPNOTSUPP", "ENOSYS"])
+def test_where_a_file_system_has_no_locks_work_goes_on_and_nothing_is_taken_for_left(
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / ".report.html.abcdefgh.part"
+    left.mkdir()
+    monkeypatch.setattr(fcntl, "flock", _flock_without_locks(getattr(errno, error)))
+    with locked(tmp_path / "lock"), (tmp_path / "lock").open("r+b") as other:
+        assert lock_at_once(other) and lock_at_once(other, shared=True)
+        assert not lock_surely(other), "another process may have it"
+    replace_file(tmp_path / "report.html", "new")
+    assert (tmp_path / "report.html").read_text() == "new"
+    assert left.is_dir(), "its writer may be at work"
+    monkeypatch.setattr(fcntl, "flock", _flock_without_locks(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"), locked(tmp_path / "lock"):
+        pass
+
+
+def test_on_nfs_a_file_that_is_open_for_reading_alone_is_not_taken_for_unused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", _flock_of_nfs)
+    (tmp_path / "data.rec").write_bytes(b"x")
+    with (tmp_path / "data.rec").open("rb") as reader, (tmp_path / "data.rec").open("r+b") as other:
+        assert not lock_surely(reader)
+        assert lock_at_once(reader, shared=True)
+        assert not lock_surely(other)
+        unlock(reader)
+        assert lock_surely(other)
 
 
 def test_a_link_under_the_name_of_a_temporary_folder_is_not_written_through(tmp_path: Path) -> None:

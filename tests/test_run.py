@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import platform
 import re
@@ -20,6 +22,7 @@ from steadytrain.errors import RunError, StorageError
 from steadytrain.events import Ended, Failed, Noticed, Started
 from steadytrain.files import replace_file
 from steadytrain.run import Run
+from steadytrain.training.loop.attempt import _locked
 
 RECIPE = Recipe(data=Data(train="train.rec"), model=Model("mlp"), budget=Budget(epochs=2))
 
@@ -289,6 +292,32 @@ def test_the_lock_is_free_again_when_its_holder_is_killed(run: Run) -> None:
         child.wait()
         with run.lock():
             assert (run.directory / "lock").read_text() == str(os.getpid())
+
+
+def test_a_run_that_is_moved_while_it_is_held_stays_held(run: Run, tmp_path: Path) -> None:
+    with _holder(run) as child:
+        moved = Run.open(run.directory.rename(tmp_path / "moved"))
+        assert moved.is_held()
+        with pytest.raises(RunError, match=f"moved is in use by process {child.pid}"), moved.lock():
+            pytest.fail("two processes hold one run")
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_run_on_a_file_system_without_locks_is_trained_and_that_is_noted(
+    error: int, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: object, operation: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    with run.lock() as is_sure:
+        assert is_sure
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with run.lock() as is_sure:
+        assert not is_sure
+    with _locked(run, None):
+        pass
+    [noticed] = [event for event in run.events() if isinstance(event, Noticed)]
+    assert "has no locks: nothing keeps a second process from training this run" in noticed.message
 
 
 def test_a_holder_on_another_machine_is_told_apart(run: Run) -> None:

@@ -1,6 +1,7 @@
 """Files that several processes have: replaced as a whole, written through to the disk, and locked.
 
-A lock belongs to an open file and falls with it, however the process ends. A temporary file is made new: nothing that
+A lock belongs to an open file and falls with it, however the process ends. Where a file system has none (some of those
+on a network), every lock is granted, and nothing counts as left by others. A temporary file is made new: nothing that
 another process put under its name, such as a link that leads elsewhere, is written through.
 """
 
@@ -28,27 +29,52 @@ except ImportError:  # Windows
 HAS_LOCKS = fcntl is not None
 """Where the system has none, every lock is granted."""
 
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # NFS without its lock daemon, FUSE, Lustre without flock
+
 
 def lock(file: IO[Any] | int, *, shared: bool = False) -> None:
     """Lock an open file against other processes, or together with those that share it; wait until that is possible."""
     if fcntl is not None:
-        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        _flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
 
 def lock_at_once(file: IO[Any] | int, *, shared: bool = False) -> bool:
     """Lock an open file as :func:`lock` does; return False where another process has a lock against it."""
     try:
         if fcntl is not None:
-            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            _flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
+def lock_surely(file: IO[Any] | int) -> bool:
+    """Lock an open file as :func:`lock_at_once` does, and return whether no other process can have a lock of it.
+
+    False also where that cannot be known: the file system has no locks, or its locks, as those of NFS, need a file that
+    is open for writing.
+    """
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _flock(file: IO[Any] | int, operation: int) -> None:
+    try:
+        fcntl.flock(file, operation)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
 def unlock(file: IO[Any] | int) -> None:
     """Let go of the lock of a file that stays open."""
     if fcntl is not None:
-        fcntl.flock(file, fcntl.LOCK_UN)
+        _flock(file, fcntl.LOCK_UN)
 
 
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
@@ -145,7 +171,7 @@ def _remove_left(path: Path) -> None:
     name = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}\.part")
     for folder in filter(name.fullmatch, _parts_in(path.parent.absolute(), int(time.monotonic() // 60))):
         with contextlib.suppress(OSError), _opened_folder(path.with_name(folder)) as descriptor:
-            if descriptor is not None and lock_at_once(descriptor):
+            if descriptor is not None and lock_surely(descriptor):
                 shutil.rmtree(path.with_name(folder))
 
 

@@ -52,7 +52,7 @@ from steadytrain.events import (
     read,
     refuse_link,
 )
-from steadytrain.files import HAS_LOCKS, lock_at_once, replacing, sync
+from steadytrain.files import HAS_LOCKS, lock_at_once, lock_surely, replacing, sync
 from steadytrain.format import count, percent
 
 REPEAT = "seed-"
@@ -329,8 +329,10 @@ class Run:
         return replace(self._progress)
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> Iterator[bool]:
         """Hold the run for this process; the system lets go of it however the process ends.
+
+        Yields False on a file system without locks: nothing then keeps another process from holding it as well.
 
         Raises:
             RunError: another process holds it (its id is named), or the lock or a checkpoint is a link.
@@ -350,12 +352,13 @@ class Run:
                         f"{self.directory} is in use by process {self.holder() or 'unknown'}{where}: wait for it, stop"
                         " it, or choose another --run folder"
                     )
+                is_sure = lock_surely(file)
                 if HAS_LOCKS:
                     file.truncate(0)
                     file.write(str(os.getpid()).encode())
             except OSError as error:
                 raise storage_error(error, path) from error
-            yield
+            yield is_sure
 
     def is_held(self) -> bool:
         """Return whether a process holds the run now, on a file system whose locks this machine sees; write nothing."""

@@ -50,6 +50,16 @@ def test_without_a_size_the_models_own_is_measured(capsys: pytest.CaptureFixture
     assert row["size"] == 28
 
 
+def test_figures_are_printed_where_their_page_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = ["bench", "train", "--model", "lenet", "--channels", "1", "--classes", "10", "--device", "cpu", "--json"]
+    assert main([*command, *QUICK, "--batch-size", "8", "--plot", str(tmp_path / "missing" / "speeds.html")]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["rows"][0]["images_per_second"] > 0
+    assert err.splitlines()[-1].startswith("steady: cannot write ") and "Traceback" not in err
+
+
 def test_a_table_has_a_row_for_each_and_says_why_one_is_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

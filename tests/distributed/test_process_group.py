@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 from tests.distributed.ranks import as_group, codes_of
 
-from steadytrain.distributed import heartbeat
+from steadytrain.distributed import heartbeat, process_group
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.errors import InputError, RankLostError
+from steadytrain.launch.supervise import free_port
 
 Tensors = dict[str, dict[str, torch.Tensor]]
 
@@ -90,6 +92,18 @@ def _first_frozen(group: Group) -> dict[str, torch.Tensor]:
     else:
         group.all_gather_json(None)
     return {}
+
+
+def test_a_rank_says_for_whom_it_waits_where_the_first_one_never_comes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process_group, "WAITING_SECONDS", 0.01)
+    monkeypatch.setattr(process_group, "RENDEZVOUS_TIMEOUT", timedelta(seconds=1))
+    port = free_port()
+    with pytest.raises(RankLostError, match=f"rank 1 of 2 could not meet the others at 127.0.0.1:{port}"):
+        Group(World(rank=1, size=2, address="127.0.0.1", port=port))
+    said = f"rank 1 of 2 has waited 0.01 s for rank 0 at 127.0.0.1:{port}, and waits up to 0.0166667 minutes"
+    assert capfd.readouterr().err.count(said) == 1
 
 
 @pytest.mark.slow

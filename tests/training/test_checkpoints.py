@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 import weakref
 from pathlib import Path
@@ -15,8 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.forked import start
 
+from steadytrain.config import Budget, Data, Model, Recipe
 from steadytrain.errors import CheckpointError, StorageError
+from steadytrain.run import Run
 from steadytrain.training import checkpoints
+from steadytrain.training.session.opening import _newest_checkpoint
 
 plain_values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 keys = st.text(st.characters(blacklist_characters="/"), max_size=5) | st.integers(0, 99)
@@ -99,6 +103,16 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert [checkpoints.load(place)["step"] for place in checkpoints.saved(tmp_path)] == [10, 100_000_000]
 
 
+def test_old_ones_that_a_kill_spared_go_when_the_run_is_taken_up_again(tmp_path: Path) -> None:
+    recipe = Recipe(data=Data(train="a.rec"), model=Model("mlp"), budget=Budget(epochs=1))
+    run = Run.create(tmp_path / "run", recipe)
+    for step in (5, 10, 15):
+        save(run.checkpoints, step, {"step": step})
+    state = _newest_checkpoint(run, None, print)
+    assert state is not None and state["step"] == 15
+    assert [place.name for place in checkpoints.saved(run.checkpoints)] == ["step-00000010", "step-00000015"]
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
 def test_files_have_the_mode_that_the_umask_asks_for(umask: int, tmp_path: Path) -> None:
     before = os.umask(umask)
@@ -109,6 +123,17 @@ def test_files_have_the_mode_that_the_umask_asks_for(umask: int, tmp_path: Path)
         os.umask(before)
     files = [tmp_path / "model.safetensors", place / "state.safetensors", place / "state.json"]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~umask}
+
+
+def test_where_the_folder_of_the_run_was_moved_away_nothing_is_made_in_its_place(tmp_path: Path) -> None:
+    place = tmp_path / "run" / "checkpoints"
+    place.parent.mkdir()
+    save(place, 1, {"w": torch.ones(4)})
+    place.parent.rename(tmp_path / "moved")
+    with pytest.raises(StorageError, match=r"cannot write .*step-00000002 \(No such file or directory\)"):
+        save(place, 2, {"w": torch.ones(4)})
+    assert [path.name for path in tmp_path.iterdir()] == ["moved"]
+    assert checkpoints.newest(tmp_path / "moved" / "checkpoints") == tmp_path / "moved" / "checkpoints/step-00000001"
 
 
 def test_a_damaged_newer_one_does_not_cost_the_one_just_saved(tmp_path: Path) -> None:
@@ -164,6 +189,25 @@ def test_a_kill_while_saving_leaves_the_one_before_intact(tmp_path: Path) -> Non
     assert checkpoints.load(newest_place)["w"].eq(step).all()
     save(tmp_path, 1000, {"w": torch.ones(1)}, keep=1)
     assert [place.name for place in tmp_path.iterdir()] == ["step-00001000"]
+
+
+def _die_before_the_header_is_sorted(path: Path) -> None:
+    vars(checkpoints)["_sort_header"] = lambda part: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoints.write_weights(path, {"w": torch.ones(4)}, {})
+
+
+def test_what_a_killed_writer_of_weights_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "best.safetensors"
+    checkpoints.write_weights(path, {"w": torch.zeros(4)}, {})
+    child = start(_die_before_the_header_is_sorted, path)
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    assert checkpoints.read_weights(path)[0]["w"].tolist() == [0.0] * 4
+    left = next(folder for folder in tmp_path.iterdir() if folder.is_dir())
+    (left / ".tmpAb12Cd").write_bytes(b"half of it")  # the name that safetensors gives a file until it is whole
+    checkpoints.write_weights(path, {"w": torch.ones(4)}, {})
+    assert [each.name for each in tmp_path.iterdir()] == ["best.safetensors"]
 
 
 def test_a_full_disk_is_said_and_leaves_what_was_there(small_disk: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 import torch.distributed as dist
-from tests.machine.clouds import fake_clouds
+from tests.machine.clouds import Clouds, fake_clouds
 
 from steadytrain.config import Recipe
 from steadytrain.distributed import heartbeat
@@ -41,6 +42,10 @@ def _until(holds: Callable[[], object]) -> None:
     while not holds() and time.monotonic() < until:
         time.sleep(0.005)
     assert holds()
+
+
+def _were_asked(clouds: Clouds, often: int) -> bool:
+    return len(clouds.asked) > often
 
 
 def _heard(events: Iterator[Event], at: int, announce: Callable[[], object]) -> list[Event]:
@@ -89,8 +94,9 @@ def test_a_cloud_that_may_take_the_machine_costs_a_checkpoint_and_no_stop(
         saved: list[int] = []
         for event in steps(run):
             if isinstance(event, Step) and event.step == 3:
-                clouds.rebalance, asked = {"noticeTime": "2026-11-26T12:00:00Z"}, len(clouds.asked)
-                _until(lambda since=asked: len(clouds.asked) > since + 6)  # what was answered is taken in
+                clouds.rebalance = {"noticeTime": "2026-11-26T12:00:00Z"}
+                enough = len(clouds.asked) + 6
+                _until(partial(_were_asked, clouds, enough))  # what was answered is taken in
             if isinstance(event, Saved):
                 saved.append(event.step)
         assert saved[0] == 3 and saved[-1] == 20
@@ -143,7 +149,7 @@ GOES = MachineNotice(id="a", what="aws: this machine is terminated", deadline=0.
 
 
 def _stopping(beating: Heartbeat, notice: MachineNotice | None) -> Stopping:
-    session = cast("Session", SimpleNamespace(save_seconds=1.0, saved=0.0))
+    session = cast("Session", SimpleNamespace(saver=SimpleNamespace(seconds=1.0)))
     watch = NoticeWatch(lambda text: None, lambda: 1.0)
     watch.notice = notice
     return Stopping(session, lambda: None, cast("Group", SimpleNamespace(heartbeat=beating)), watch)

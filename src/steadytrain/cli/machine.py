@@ -31,6 +31,7 @@ from steadytrain.cli.options import (
 from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
 from steadytrain.config.transforms import Transform, parse_transforms, split_transforms
 from steadytrain.errors import InputError, RankLostError
+from steadytrain.files import replace_file
 from steadytrain.format import clean, count, hide_columns, rate, text_table
 from steadytrain.format import size as bytes_text
 from steadytrain.machine import facts
@@ -452,14 +453,14 @@ def bench(
             for done, setting in enumerate(settings, 1):
                 rows.append(_bench_in_subprocess(words, setting))
                 advance(done, len(settings))
-    if plot is not None:
-        from steadytrain.reports.plots import speeds_page
-
-        plot.write_text(speeds_page(rows), encoding="utf-8")
     if json:
         print_json({"rows": rows})
     else:
         print_text("\n".join(_bench_table(rows, shutil.get_terminal_size().columns)))
+    if plot is not None:  # after what was measured is printed: it is not lost where the page cannot be written
+        from steadytrain.reports.plots import speeds_page
+
+        replace_file(plot, speeds_page(rows))
     return 1 if all("error" in row for row in rows) else 0
 
 

@@ -10,6 +10,7 @@ import os
 import platform
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -28,6 +29,9 @@ from steadytrain.errors import InputError, RankLostError, SteadyError, first_lin
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 """How long ranks wait for each other at the start."""
+
+WAITING_SECONDS = 30.0
+"""After so long a rank says for whom it waits at the start: one that ended before it came is never met."""
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """How long one collective may take. A rank that is stuck or gone is noticed long before: see :mod:`.heartbeat`."""
@@ -73,6 +77,9 @@ class Group:
     def __init__(self, world: World) -> None:
         self.world = world
         where = f"tcp://{world.address}:{world.port}"
+        waiting = threading.Timer(WAITING_SECONDS, _say_waiting, (world,))
+        waiting.daemon = True
+        waiting.start()
         try:
             store, _, _ = next(rendezvous(where, world.rank, world.size, timeout=RENDEZVOUS_TIMEOUT))
             store = PrefixStore(f"steadytrain/{_attempt()}", store)
@@ -87,6 +94,8 @@ class Group:
                 f" ({first_line(error)}): check that all ranks are started, that this is the address of rank 0's"
                 " machine, and that no firewall is between them"
             ) from error
+        finally:
+            waiting.cancel()
         self.hosts = [""] * world.size
         self.heartbeat = Heartbeat(store, world, self.hosts)
         boot_id = ""  # tells this machine from another of the same name
@@ -228,6 +237,16 @@ class Group:
         if dist.is_initialized():
             with suppress(RuntimeError):  # where another rank is gone, so is what is to be closed
                 dist.destroy_process_group()
+
+
+def _say_waiting(world: World) -> None:
+    others = "the other ranks" if world.is_first else f"rank 0 at {world.address}:{world.port}"
+    minutes = RENDEZVOUS_TIMEOUT.total_seconds() / 60
+    message = (
+        f"steady: rank {world.rank} of {world.size} has waited {WAITING_SECONDS:g} s for {others}, and waits up to"
+        f" {minutes:g} minutes: if one of them has ended, end all and run the same command again\n"
+    )
+    os.write(2, message.encode(errors="replace"))  # also where only the first rank prints
 
 
 def _difference(theirs: Any, first: Any) -> str:

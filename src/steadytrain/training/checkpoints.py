@@ -32,7 +32,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from steadytrain.errors import CheckpointError, storage_error
-from steadytrain.files import create, sync
+from steadytrain.files import create, replacing, sync
 
 VERSION = 1
 _TENSORS, _REST = "state.safetensors", "state.json"
@@ -53,7 +53,7 @@ def save(
     """Write a state as the checkpoint of ``step``; it exists only when it is whole and on the disk.
 
     Args:
-        directory: where checkpoints lie; made if need be.
+        directory: where checkpoints lie; made if need be, in a folder that exists.
         step: the number that names it.
         plain, tensors: of the state, as :func:`split` and :func:`stage` return them.
         keep: how many to leave: this one and the newest before it. None leaves all.
@@ -65,7 +65,8 @@ def save(
     part = directory / ".part"  # always the same, so that what a kill left of it is removed by the next save
     try:
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        directory.mkdir(exist_ok=True)  # in the run's folder; where that was moved away, nothing is made in its place
+        part.mkdir()
         _write_tensors(tensors, part / _TENSORS)
         content = {"version": VERSION, "step": step, "state": plain}
         content |= {"checksum": _checksum(part / _TENSORS), "rest_checksum": _text_checksum(plain)}
@@ -80,10 +81,16 @@ def save(
         shutil.rmtree(part, ignore_errors=True)
         raise storage_error(_os_error(error), place) from error
     if keep is not None:
-        # Newer ones, left by an attempt that went further, are damaged (or this one would not be): they do not count.
-        for old in [path for path in saved(directory) if int(path.name.split("-")[1]) <= step][:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        remove_old(place, keep)
     return Written(place, size)
+
+
+def remove_old(place: Path, keep: int) -> None:
+    """Remove the checkpoints before one that is intact, but for ``keep`` with it."""
+    step = int(place.name[5:])
+    # Newer ones, left by an attempt that went further, are damaged (or this one would not be): they do not count.
+    for old in [path for path in saved(place.parent) if int(path.name[5:]) <= step][:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def saved(directory: Path) -> list[Path]:
@@ -152,16 +159,11 @@ def write_weights(path: Path, tensors: dict[str, torch.Tensor], about: Mapping[s
     Raises:
         StorageError: the disk is full or not writable; a file that was there is untouched.
     """
-    part = path.with_name(f".{path.name}.part")
     try:
-        metadata = {"format": "pt", "steadytrain": json.dumps(about)}
-        _write_tensors(tensors, part, metadata)
-        _sort_header(part)
-        sync(part)
-        part.replace(path)
-        sync(path.parent)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
+        with replacing(path) as part:  # in a folder of its own: what the library leaves there when it is killed goes
+            _write_tensors(tensors, part, {"format": "pt", "steadytrain": json.dumps(about)})
+            _sort_header(part)
+    except SafetensorError as error:
         raise storage_error(_os_error(error), path) from error
 
 

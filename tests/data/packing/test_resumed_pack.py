@@ -111,6 +111,16 @@ def test_notice_says_where_packing_resumes(made: Path, tmp_path: Path) -> None:
     assert messages[-1].endswith(" of 252 images, which were packed before")
 
 
+def test_what_a_kill_left_when_all_was_in_place_goes_with_the_same_command(tmp_path: Path) -> None:
+    photos, out = write_folder(tmp_path / "photos", {"cat": 3, "dog": 3}, size=(9, 7), suffix=".jpg"), tmp_path / "out"
+    pack(photos, out / "x", workers=1)
+    files = _files(out)
+    for name in (".x.rec.journal", ".x.idx.part", ".x.lst.part"):
+        (out / name).write_text("left")
+    pack(photos, out / "x", workers=1)
+    assert _files(out) == files
+
+
 def test_other_settings_or_another_source_begin_anew(made: Path, tmp_path: Path) -> None:
     for name, options in {"a": {"quality": 80, "shorter_side": 50}, "b": {"exclude": ["elk"]}}.items():
         _cut_short(made / "photos", tmp_path / name)

@@ -100,6 +100,8 @@ def _owners(notes: Path) -> dict[int, str]:
 def test_three_processes_write_the_files_of_one(photos: Path, tmp_path: Path) -> None:
     options = ["--val-fraction", "0.3", "--seed", "5", "--shards", "4", "--shorter-side", "40"]
     pack(photos, tmp_path / "one" / "x", val_fraction=0.3, seed=5, shards=4, shorter_side=40)
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three" / ".x.plan.json.0a1b2c3d").write_text("{")  # of a process that was killed
     command = [sys.executable, "-m", "steadytrain", "pack", str(photos), str(tmp_path / "three" / "x"), *options]
     done = subprocess.run([*command, "--procs", "3", "--json"], capture_output=True, text=True, check=True)
     files = _files(tmp_path / "three")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from steadytrain import files
 from steadytrain.data.recordio.framing import MAGIC, frame, pack_header
-from steadytrain.data.recordio.index import read_columns, read_index, resynchronise, scan
-from steadytrain.errors import DataError
+from steadytrain.data.recordio.index import read_columns, read_index, resynchronise, scan, write_index
+from steadytrain.errors import DataError, StorageError
 
 MAGIC_BYTES = struct.pack("<I", MAGIC)
 MAGIC_LABEL = struct.unpack("<f", MAGIC_BYTES)[0]
@@ -79,6 +82,24 @@ def test_a_file_that_is_cut_short_is_never_taken_for_whole(size: int) -> None:
         return
     with pytest.raises(DataError, match="cut short"):
         scan(WHOLE[:size])
+
+
+def test_an_index_that_cannot_be_written_leaves_the_one_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.rec").write_bytes(WHOLE.tobytes())
+    (tmp_path / "a.idx").write_text("before")
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "sync", fail)
+        with pytest.raises(StorageError, match=r"^the disk is full at .*a\.idx"):
+            write_index(tmp_path / "a.rec", tmp_path / "a.idx")
+    assert (tmp_path / "a.idx").read_text() == "before"
+    write_index(tmp_path / "a.rec", tmp_path / "a.idx")
+    assert read_index(tmp_path / "a.idx").tolist() == scan(WHOLE).tolist()
 
 
 def test_an_index_gives_rising_offsets_whatever_its_keys(tmp_path: Path) -> None:

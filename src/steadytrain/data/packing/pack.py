@@ -36,7 +36,7 @@ from steadytrain.data.packing.portions import EncodedPortion, Portion, encode_al
 from steadytrain.data.recordio.card import Card, Rejected, card_of, card_path, digest_of_spots, read_classes
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.lst import RecordList, format_line, list_path
-from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers
+from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers, remove_left
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.listing import PORTION_FILES, Listing
@@ -219,6 +219,7 @@ def pack(
         if outgoing is None:
             if not force and (packed := _packed_before(files, settings, request.source)):
                 for file in packed:
+                    remove_left(file.path)
                     (say or mute)(f"{file.path} is packed already, from these images with these settings: it stays")
                 return packed
             return pack_files(force=force)

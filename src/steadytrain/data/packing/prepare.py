@@ -44,7 +44,7 @@ from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, StorageError, TooManyBadError, did_you_mean, storage_error
-from steadytrain.files import lock, lock_at_once, open_lock
+from steadytrain.files import lock, lock_at_once, lock_surely, open_lock
 from steadytrain.format import OnProgress, Say, print_note
 from steadytrain.machine.facts import require_cache_folder
 
@@ -350,9 +350,11 @@ def _is_in_use(folder: Path) -> bool:
         if time.time() - folder.stat().st_mtime < UNUSED_SECONDS:
             return True
         for path in folder.glob("*.rec"):
-            with path.open("rb") as file:
-                if not lock_at_once(file):  # readers lock it, each together with all the others
+            with path.open("r+b") as file:
+                if not lock_surely(file):  # readers lock it, each together with all the others
                     return True
-    except OSError:
-        pass
+    except FileNotFoundError:  # another process has just removed it
+        return False
+    except OSError:  # another user's
+        return True
     return False

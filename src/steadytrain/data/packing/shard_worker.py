@@ -266,9 +266,9 @@ class _Worker:
         return plan
 
     def _remove_parts(self) -> None:
-        """Remove what processes that were killed have sent of shards, of which others then did the work."""
+        """Remove what processes that were killed have left of the plan and of shards, whose work others then did."""
         stems = [Path(shard.file).stem for shard in self.plan.shards]
-        names = [f"{stem}{suffix}" for stem in stems for suffix in (".rec", *COMPANIONS)]
+        names = [self.plan_name, *(f"{stem}{suffix}" for stem in stems for suffix in (".rec", *COMPANIONS))]
         is_second = [".lease-" in name and not name.endswith("-0") for name in self.notes.names()]
         self.out.remove_parts(names, self.say, may_be_there=any(is_second))
 

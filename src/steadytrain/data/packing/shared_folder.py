@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import threading
@@ -65,7 +66,10 @@ class SharedFolder(Protocol):
         """Remove the folder, with all that is in it."""
 
     def remove_parts(self, names: Collection[str], say: Callable[[str], None], *, may_be_there: bool) -> None:
-        """Remove what was sent of files of which the rest was not; ``say`` and ``may_be_there`` as of abort_uploads."""
+        """Remove what there is of files that were not written or sent whole.
+
+        ``say`` and ``may_be_there``: as of abort_uploads.
+        """
 
 
 def open_folder(where: str) -> SharedFolder:
@@ -132,7 +136,10 @@ class _DiskFolder:
         shutil.rmtree(self._path, ignore_errors=True)
 
     def remove_parts(self, names: Collection[str], say: Callable[[str], None], *, may_be_there: bool) -> None:
-        pass  # a part is a file of this process's scratch folder
+        name = re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[0-9a-f]{{8}}")  # as _whole has it
+        for part in [each for each in self._path.glob(".*") if name.fullmatch(each.name)]:
+            with suppress(OSError):
+                part.unlink()
 
 
 class _StoreFolder:

@@ -28,6 +28,7 @@ from steadytrain.data.recordio.framing import (
 )
 from steadytrain.data.storage.local_files import LocalFile, read_patiently
 from steadytrain.errors import DataError
+from steadytrain.files import replace_file
 
 Offsets = NDArray[np.int64]
 
@@ -77,16 +78,17 @@ def write_index(rec: Path, index: Path) -> Path:
     """Write the ``.idx`` of a record file, with keys from 0 on; return its path.
 
     Raises:
-        DataError: the file is damaged, or cannot be read or written.
+        DataError: the file is damaged, or cannot be read.
+        StorageError: the index cannot be written; what was there before stays.
     """
     try:
         with rec.open("rb") as file, contextlib.closing(LocalFile(rec, file.fileno())) as opened:
             offsets = scan(opened)
         if not len(offsets):
             raise DataError(f"cannot index {rec} as {index}: it is empty")
-        index.write_text("".join(f"{key}\t{offset}\n" for key, offset in enumerate(offsets)), encoding="ascii")
     except OSError as error:
         raise DataError(f"cannot index {rec} as {index}: {error.strerror or error}") from error
+    replace_file(index, "".join(f"{key}\t{offset}\n" for key, offset in enumerate(offsets)))
     return index
 
 

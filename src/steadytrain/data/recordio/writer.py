@@ -250,6 +250,15 @@ class RecordWriter:
         return self.path.with_name(f".{self.path.stem}{suffix}.part")
 
 
+def remove_left(path: Path) -> None:
+    """Remove what a writer left that was killed when all its files stood in their places."""
+    stem = path.stem
+    if not path.with_name(f".{stem}.rec.part").exists():  # else another writes there, or its work is not done
+        for left in (f".{path.name}.journal", *(f".{stem}{suffix}.part" for suffix in (".idx", ".json", ".lst"))):
+            with suppress(OSError):
+                path.with_name(left).unlink()
+
+
 def _is_journal(path: Path, work: str) -> bool:
     """Return whether a journal of this work lies there: a line that names it, then a line for each mark."""
     try:

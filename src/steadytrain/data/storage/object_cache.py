@@ -45,7 +45,7 @@ from steadytrain.data.storage.store import (
     faults_words,
 )
 from steadytrain.errors import DataError, storage_error
-from steadytrain.files import HAS_LOCKS, create, lock_at_once, locked
+from steadytrain.files import create, lock_surely, locked
 from steadytrain.machine.facts import require_cache_folder
 from steadytrain.machine.process import allow_open_files
 
@@ -321,9 +321,14 @@ def make_room(objects: Path, limit: int) -> None:
 def _is_open(folder: Path) -> bool:
     """Return whether a process reads files of a folder: it holds a shared lock of them."""
     for file in (folder / ".hold", *paged_files(folder)):
-        with contextlib.suppress(OSError), file.open("rb") as opened:
-            if not HAS_LOCKS or not lock_at_once(opened):
-                return True
+        try:
+            with file.open("r+b") as opened:
+                if not lock_surely(opened):
+                    return True
+        except FileNotFoundError:
+            continue
+        except OSError:  # another user's
+            return True
     return False
 
 

@@ -31,7 +31,7 @@ import numpy as np
 from steadytrain.data.arrays import Ints
 from steadytrain.data.storage.store import FAULTS, Fault, ObjectFacts
 from steadytrain.errors import DataError, StorageError
-from steadytrain.files import HAS_LOCKS, lock, lock_at_once, unlock
+from steadytrain.files import HAS_LOCKS, lock, lock_at_once, lock_surely, unlock
 
 PAGE_BYTES = 32 * 2**10
 """What is asked for is rounded to pages."""
@@ -256,8 +256,8 @@ class PagedFile:
     @contextlib.contextmanager
     def _unless_kept(self) -> Iterator[bool]:
         """Yield whether nobody keeps the pages; nobody can begin to until the context ends."""
-        with origin_path(self.file).open("rb") as file:
-            yield lock_at_once(file)
+        with origin_path(self.file).open("r+b") as file:
+            yield lock_surely(file)
 
 
 def now() -> int:

@@ -7,12 +7,12 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from steadytrain.errors import storage_error
-from steadytrain.files import HAS_LOCKS, lock_at_once
+from steadytrain.files import HAS_LOCKS, lock_at_once, lock_surely
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def scratch_beside(path: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             for left in folder.glob(f"{glob.escape(prefix)}*") if HAS_LOCKS else ():
-                with suppress(OSError), _locked(left) as owner:  # another process holds it
+                with suppress(OSError), _locked(left, lock_surely) as owner:  # another process holds it
                     if owner == os.geteuid():  # in /tmp there may be those of other users
                         shutil.rmtree(left, ignore_errors=True)
             scratch = stack.enter_context(_locked_folder(folder, prefix))
@@ -68,14 +68,14 @@ def _locked_folder(folder: Path, prefix: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[int]:
+def _locked(folder: Path, lock: Callable[[int], bool] = lock_at_once) -> Iterator[int]:
     """Lock a folder; yield its owner. Raises OSError where another process holds it, or it is no folder."""
     if not HAS_LOCKS:
         yield -1
         return
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        if not lock_at_once(file):
+        if not lock(file):
             raise BlockingIOError(errno.EAGAIN, "another process holds it", str(folder))
         yield os.fstat(file).st_uid
     finally:

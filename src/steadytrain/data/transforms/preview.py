@@ -19,7 +19,8 @@ from PIL import Image, ImageDraw
 from steadytrain.config.transforms import KINDS, Transform
 from steadytrain.data.loader import Batch
 from steadytrain.data.transforms.augment import Augmentation
-from steadytrain.errors import InputError, storage_errors
+from steadytrain.errors import InputError
+from steadytrain.files import replacing
 
 ROUNDS = 7
 COLUMNS = 8
@@ -104,11 +105,11 @@ def write_grid(
     shown = [_picture(image, factor) for image in images.numpy()]
     several = batch.labels.ndim > 1
     captions = [(_labels if several else _caption)(target, classes) for target in targets.numpy()]
-    with storage_errors(path):
+    with replacing(path) as part:
         if path.suffix.lower() == ".png":
-            _draw_grid(shown, captions).save(path)
+            _draw_grid(shown, captions).save(part)
         else:
-            path.write_text(page(_figures(shown, captions), shown[0].width), encoding="utf-8")
+            part.write_text(page(_figures(shown, captions), shown[0].width), encoding="utf-8")
 
 
 def _picture(image: NDArray[np.uint8], factor: int) -> Image.Image:

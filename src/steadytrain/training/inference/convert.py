@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import FailedError, ModelError, storage_errors
+from steadytrain.files import replace_file
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint, require_arrays, swap_colours
 from steadytrain.interop.mxnet.graph import build_network
 from steadytrain.interop.mxnet.match import TOLERANCE, match_known
@@ -206,8 +207,7 @@ def convert_to_mxnet(trained: Trained, out: Path, images: NDArray[np.uint8], *, 
     notes = []
     synset, text = out.with_name("synset.txt"), "".join(f"{name}\n" for name in _synset_lines(trained))
     if not synset.exists() or synset.read_text(encoding="utf-8", errors="replace") == text:
-        with storage_errors(synset):
-            synset.write_text(text, encoding="utf-8")
+        replace_file(synset, text)
         files.append(synset)
     else:
         notes.append(f"{synset} is another model's: the names of the classes were not written")

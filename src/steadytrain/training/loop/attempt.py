@@ -28,6 +28,7 @@ from steadytrain.events import (
     Noticed,
     Saved,
 )
+from steadytrain.files import HAS_LOCKS
 from steadytrain.machine.process import StopRequest, collecting_by_hand
 from steadytrain.machine.sampler import sampling
 from steadytrain.monitor import stacks
@@ -246,17 +247,30 @@ def _locked(run: Run, group: Group | None, cluster: Cluster | None = None) -> It
             yield log
         return
     if group is None:
-        with run.lock(), run.log() as log:
+        with run.lock() as is_sure, run.log() as log:
+            _note_lock(log, run, is_sure=is_sure)
             yield log
         return
     with ExitStack() as stack:
         first: EventLog | None = None
         with group.all_or_none():
             if group.world.is_first:
-                stack.enter_context(run.lock())
+                is_sure = stack.enter_context(run.lock())
                 first = stack.enter_context(run.log())
+                _note_lock(first, run, is_sure=is_sure)
         attempt = group.all_gather_json(first and first.attempt)[0]
         yield first or stack.enter_context(run.log(group.world.rank, attempt))
+
+
+def _note_lock(log: EventLog, run: Run, *, is_sure: bool) -> None:
+    """Note where nothing keeps a second process from training the run as well."""
+    if HAS_LOCKS and not is_sure:
+        log.append(
+            Noticed(
+                message=f"the file system of {run.directory} has no locks: nothing keeps a second process from training"
+                " this run as well; start one at a time"
+            )
+        )
 
 
 @contextmanager

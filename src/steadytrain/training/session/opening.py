@@ -468,6 +468,7 @@ def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], No
     with nullcontext() if group is None else group.all_or_none():
         if (group is None or group.world.is_first) and (place := checkpoints.newest(run.checkpoints, notice)):
             saved = checkpoints.load(place)
+            checkpoints.remove_old(place, run.recipe.every.keep)  # where a kill came before that was done
     if group is None:
         return saved
     plain, tensors = group.broadcast(*((None, {}) if saved is None else checkpoints.split(saved)))
