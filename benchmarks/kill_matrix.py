@@ -218,7 +218,10 @@ def jobs(data: Path) -> dict[str, Job]:
     records, images, recipe = str(data / "tiny.rec"), str(data / "images"), str(data / "sweep.toml")
     run = str(data / "trained" / "out")
     train = functools.partial(_train, records)
-    two = lambda folder: [*train(folder), "--set", "data.holdout=0.2"]  # noqa: E731
+
+    def two(folder: Path) -> list[str]:
+        return [*train(folder), "--set", "data.holdout=0.2"]
+
     asynchronous = ["--engine", "async", "--workers", "2"]
     return {
         "train": Job(train, run_facts, 130, is_forked=True),
@@ -607,6 +610,7 @@ class Matrix:
         while codes[-1] != 0 and len(codes) < MOST_COMMANDS:
             codes.append(Command(job, folder, _beside(folder, f".{len(codes)}.err"), variables).wait(MOST_SECONDS))
         facts = job.facts(folder / "out") if codes[-1] == 0 else {}
+        left = sorted(_files(folder / "out") - sound.files) if codes[-1] == 0 else []
         row = {
             "job": name,
             "number": number,
@@ -619,10 +623,9 @@ class Matrix:
             "unequal": sorted(
                 key for key in sound.facts.keys() | facts.keys() if facts.get(key) != sound.facts.get(key)
             ),
-            "left": sorted(_files(folder / "out") - sound.files) if codes[-1] == 0 else [],
             "updates_repeated": _repeated(folder / "out"),
         }
-        row["left"] += left_processes(counting.path, ended)
+        row["left"] = [*left, *left_processes(counting.path, ended)]
         is_bad = row["is_refused"] or row["unequal"] or row["left"]
         say(f"{name} {number}: {json.dumps(row)}" if is_bad else f"{name} {number}: {kill.kind}, {phase}: {codes}")
         if is_bad:
@@ -807,16 +810,14 @@ def plan(job: Job, sound: Sound, draw: random.Random, phases: Sequence[str]) -> 
             is_logged = sound.logged_seconds > 0 and draw.random() < 0.6
             yield Kill("instant", target=target, share=draw.uniform(0.02, 0.98), is_logged=is_logged)
             continue
-        operation = draw.choice(by_phase[list(by_phase)[number % len(by_phase)]])
-        is_write = sound.operations[operation - 1].startswith("write")
+        place = draw.choice(by_phase[list(by_phase)[number % len(by_phase)]])
+        is_write = sound.operations[place - 1].startswith("write")
         kind = "torn" if is_write and draw.random() < 0.4 else "before"
         others = sum("events-1.jsonl" in line for line in sound.operations)
-        if (
-            target == "rank 1" and others
-        ):  # rank 0 makes almost all operations: the other's count from its own first one
+        if target == "rank 1" and others:  # rank 0 makes almost all operations: the other's count from its own first
             yield Kill(kind, draw.randint(1, others), rank="1")
         else:
-            yield Kill(kind, operation)
+            yield Kill(kind, place)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -983,8 +984,8 @@ def main() -> int:
                 continue
             sound = matrix.sound(name)
             done_before = {row["number"] for row in rows if row["job"] == name}
-            planned = itertools.islice(enumerate(plan(job, sound, draw, args.phases)), MOST_TRIALS)
-            planned = (item for item in planned if item[0] not in done_before)
+            drawn = itertools.islice(enumerate(plan(job, sound, draw, args.phases)), MOST_TRIALS)
+            planned = (item for item in drawn if item[0] not in done_before)
             with ThreadPoolExecutor(args.at_once) as pool:
                 while batch := list(itertools.islice(planned, min(args.at_once, left))):
                     if time.monotonic() > end:
