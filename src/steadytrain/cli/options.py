@@ -122,7 +122,7 @@ class TrainingOptions:
 
     @cached_property
     def changes(self) -> Mapping[str, Any]:
-        """What the flags and the ``--set`` values change, by the recipe's keys. Raises RecipeError.
+        """Changes by the flags and the ``--set`` values, by the recipe's keys. Raises RecipeError.
 
         >>> TrainingOptions(flags={"lr": 0.2, "epochs": 3}, set=("optim.momentum=0.8",)).changes
         {'budget.epochs': 3, 'budget.steps': None, 'optim.lr': 0.2, 'optim.momentum': 0.8}
@@ -150,7 +150,7 @@ class TrainingOptions:
 
     @property
     def _key_of_workers(self) -> str:
-        """What ``--workers`` counts: processes that train with ``--engine async``, else threads."""
+        """The key that ``--workers`` sets: processes that train with ``--engine async``, else threads."""
         named = dict(parse_setting(text) for text in self.set).get("parallel.engine")
         in_file = dict(leaves(self.file_values)).get("parallel.engine")
         is_async = (self.flags.get("engine") or named or in_file) == "async"
@@ -158,7 +158,7 @@ class TrainingOptions:
 
     @cached_property
     def file_values(self) -> dict[str, Any]:
-        """What ``--recipe`` says; nothing where it is not given. Raises RecipeError."""
+        """Values of the file of ``--recipe``; none where it is not given. Raises RecipeError."""
         return {} if self.recipe is None else read_recipe(self.recipe)
 
     @cached_property
@@ -184,7 +184,7 @@ class TrainingOptions:
 
     @property
     def names_model(self) -> bool:
-        """Whether the command line itself names the model, and so allows importing it."""
+        """Return whether the command line itself names the model, and so allows importing it."""
         return "model.name" in self.changes
 
 

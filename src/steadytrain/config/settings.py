@@ -43,7 +43,7 @@ DATA, MODEL, IMAGES, LOSS, OPTIMIZER, SPEED, RANKS, OUTPUT = GROUPS
 
 
 class ValueLimit(NamedTuple):
-    """What a value must fulfil, as a function and in words that follow "it must be"; nothing (None) always may be."""
+    """A condition on a value, as a function and in words that follow "it must be"; None always holds."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -91,7 +91,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class RecipeSetting:
-    """What is known of a setting.
+    """The description of a setting.
 
     Args:
         meaning: a sentence or more.

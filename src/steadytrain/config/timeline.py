@@ -73,7 +73,7 @@ class Timeline:
 
     @property
     def moves_momentum(self) -> bool:
-        """Whether the schedule changes the momentum."""
+        """Return whether the schedule changes the momentum."""
         return self._momentum is not None
 
     @cached_property

@@ -288,7 +288,7 @@ def cloud_of(root: Path = Path("/")) -> str | None:
 
 
 class NoticeWatch:
-    """What the sources say, as a thread of :func:`watching_notices` learns it.
+    """The newest notice, as the thread of :func:`watching_notices` learns it.
 
     Attributes:
         notice: by which the run is to stop now; None: none.

@@ -73,7 +73,7 @@ class Interruption:
 
     @property
     def paid_seconds(self) -> float:
-        """What a machine was paid for and the run did not get further by."""
+        """Paid seconds in which the run did not get further."""
         return self.again_seconds + self.start_seconds
 
     @property

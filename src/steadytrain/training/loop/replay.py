@@ -40,7 +40,7 @@ FOLDER = "replay"
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedUpdate:
-    """What an update was made of, and what came out.
+    """An update computed again: its images, its loss and its gradients.
 
     Args:
         step: its number, from 1.
@@ -70,12 +70,12 @@ class ReplayedUpdate:
 
     @property
     def is_finite(self) -> bool:
-        """Whether loss and gradients were numbers."""
+        """Return whether loss and gradients were finite."""
         return math.isfinite(self.loss) and not self.layer and not self.gradients
 
     @property
     def words(self) -> str:
-        """What was not finite, and of which images; in one line."""
+        """Word in one line what was not finite, and for which images."""
         if self.is_finite:
             return f"update {self.step}: the loss is {self.loss:.6g}, and it and all gradients are finite"
         if not self.layer:

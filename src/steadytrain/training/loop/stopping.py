@@ -14,7 +14,7 @@ from steadytrain.training.session.session import Session
 
 
 class Stopping:
-    """Whether this run is to stop, asked before, between and within updates, evaluations and warm-up.
+    """The wish to stop, asked for before, between and within updates, evaluations and warm-up.
 
     Ranks agree after an update (:mod:`.consensus`). What takes long between two of these, such as an evaluation, asks
     here: this rank's wish goes to the others with its heartbeat, and theirs come with theirs.

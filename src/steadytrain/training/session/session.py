@@ -96,7 +96,7 @@ class Validation:
 
 @dataclass
 class Ending:
-    """When a run ends: ``last_step``, if it is earlier than planned; ``deadline``, by ``time.perf_counter()``."""
+    """The end of a run: ``last_step``, if it is earlier than planned; ``deadline``, by ``time.perf_counter()``."""
 
     deadline: float = math.inf
     last_step: int | None = None
@@ -158,7 +158,7 @@ class Session:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run has come to its end, the planned one or an earlier one."""
+        """Return whether the run has come to its end, the planned one or an earlier one."""
         last, planned = self.ending.last_step, self.timeline.steps
         return self.state.cursor.step >= (planned if last is None else last)
 
