@@ -25,7 +25,7 @@ from steadytrain.machine.notices import MachineNotice, NoticeWatch
 from steadytrain.run import Run
 from steadytrain.training import steps
 from steadytrain.training.loop.stopping import Stopping
-from steadytrain.training.session.session import Session
+from steadytrain.training.session.saver import Saver
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +149,7 @@ GOES = MachineNotice(id="a", what="aws: this machine is terminated", deadline=0.
 
 
 def _stopping(beating: Heartbeat, notice: MachineNotice | None) -> Stopping:
-    session = cast("Session", SimpleNamespace(saver=SimpleNamespace(seconds=1.0)))
+    saver = cast("Saver", SimpleNamespace(seconds=1.0))
     watch = NoticeWatch(lambda text: None, lambda: 1.0)
     watch.notice = notice
-    return Stopping(session, lambda: None, cast("Group", SimpleNamespace(heartbeat=beating)), watch)
+    return Stopping(saver, lambda: None, cast("Group", SimpleNamespace(heartbeat=beating)), watch)

@@ -8,8 +8,10 @@ from contextlib import ExitStack, contextmanager
 
 from steadytrain.config.parts import Every
 from steadytrain.distributed.process_group import Group
+from steadytrain.events import Noticed
 from steadytrain.machine.notices import SIGNAL, MachineNotice, NoticeWatch, stop_words, watching_notices
 from steadytrain.machine.process import StopRequest
+from steadytrain.training.session.saver import Saver
 from steadytrain.training.session.session import Session
 
 
@@ -20,17 +22,15 @@ class Stopping:
     here: this rank's wish goes to the others with its heartbeat, and theirs come with theirs.
     """
 
-    def __init__(
-        self, session: Session, stop: Callable[[], str | None], group: Group | None, watch: NoticeWatch
-    ) -> None:
-        self._session, self._stop, self._group, self._watch = session, stop, group, watch
+    def __init__(self, saver: Saver, stop: Callable[[], str | None], group: Group | None, watch: NoticeWatch) -> None:
+        self._saver, self._stop, self._group, self._watch = saver, stop, group, watch
         self._is_told = False
 
     def __call__(self) -> str | None:
         """Return the name of a signal, or None."""
         if self._watch.wants_save:
             self._watch.wants_save = False
-            self._session.saver.hurry()
+            self._saver.hurry()
         signal = self._stop() or (SIGNAL if self._watch.notice is not None else None)
         if self._group is None:
             return signal
@@ -50,7 +50,7 @@ class Stopping:
         if "what" not in asked:
             return what
         notice = MachineNotice(id="", what=f"{what}: {asked['what']}", deadline=asked["deadline"])
-        return stop_words(notice, time.time(), self._session.saver.seconds)
+        return stop_words(notice, time.time(), self._saver.seconds)
 
     @property
     def heard(self) -> str | None:
@@ -66,16 +66,20 @@ def stopping(session: Session, stop: Callable[[], str | None], group: Group | No
     Raises:
         InputError: an environment variable of the notices holds what it cannot.
     """
+    saver, outbox = session.saver, session.outbox  # the watchdog asks: it must not keep the whole session
+
+    def say(line: str) -> None:
+        outbox.append(Noticed(message=line))
+
     with ExitStack() as stack:
-        watch = NoticeWatch(session.notice, lambda: 0.0)
+        watch = NoticeWatch(say, lambda: 0.0)
         if group is None or group.world.is_local_first:
-            source = named_source(session.recipe.every, session.notice)
-            watch = stack.enter_context(
-                watching_notices(
-                    source, say=session.notice, save_seconds=lambda: session.saver.seconds, began=session.started.began
-                )
+            source = named_source(session.recipe.every, say)
+            watching = watching_notices(
+                source, say=say, save_seconds=lambda: saver.seconds, began=session.started.began
             )
-        yield Stopping(session, stop, group, watch)
+            watch = stack.enter_context(watching)
+        yield Stopping(saver, stop, group, watch)
 
 
 def named_source(every: Every, say: Callable[[str], object]) -> str | None:
