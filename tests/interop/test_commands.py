@@ -111,7 +111,7 @@ def test_dist_async_is_the_asynchronous_engine() -> None:
     """Each worker's batch is an update of its own, so it is not multiplied; launch.py had a server for each worker."""
     [command] = translate("launch", ASYNC.split()).commands
     options = parse(command[command.index("--") + 1 :])["options"]
-    assert (options.engine, options.batch_size) == ("async", 32)
+    assert (options.flags["engine"], options.flags["batch_size"]) == ("async", 32)
     started = translate_launcher(command[1:]).argv
     assert started[: started.index("--")] == ("--hosts", "hosts", "--set", "ranks=4")
     assert started[-2:] == ("--servers", "2")

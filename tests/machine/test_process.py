@@ -161,6 +161,7 @@ def test_threads_spin_no_longer_beside_a_busy_neighbour() -> None:
 def test_threads_spin_as_the_cores_are_used(monkeypatch: pytest.MonkeyPatch, others: float, spins: str) -> None:
     """``others``: cores in use by other processes; what no system tells is no reason to take what may be theirs."""
     monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    monkeypatch.setattr(process, "_set_here", lambda: {"GOMP_SPINCOUNT"})  # not by the user
     monkeypatch.setattr(process, "_used_by_others", lambda: others * 10)
     monkeypatch.setattr("steadytrain.machine.cgroups.quota", lambda: None)
 

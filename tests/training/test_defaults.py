@@ -227,7 +227,7 @@ FINETUNED = {"model.name": "digits", "model.pretrained": True, "parallel.device"
         ({"budget.epochs": 4}, "probe+discriminative", 1e-3, ("power:3", 1.0)),
         ({"budget.epochs": 40}, "probe+discriminative", 1e-3, ("power:3", 2.0)),
         ({"optim.warmup_epochs": 3}, "probe+discriminative", 1e-3, ("power:3", 3.0)),
-        ({"optim.warmup": "linear"}, "probe+discriminative", 1e-3, ("linear", 0.5)),
+        ({"optim.warmup": "linear"}, "probe+discriminative", 1e-3, ("linear", 2.0)),
         ({"optim.schedule": "one-cycle"}, "probe+discriminative", 1e-3, ("linear", 0.0)),
         ({"model.train": "discriminative"}, "discriminative", 1e-3, ("linear", 0.5)),
         ({"data.balance": "classes"}, "discriminative", 1e-3, ("linear", 0.5)),

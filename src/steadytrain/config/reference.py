@@ -65,9 +65,10 @@ def flag_help(key: str, verb: str = "") -> str:
 
     >>> flag_help("optim.ema", "train")
     'Decay per update of averaged weights, which are evaluated and exported; 0: none. [default: none]'
-    >>> flag_help("budget.epochs"), flag_help("budget.epochs", "resume")  # that of a run is the run's value
-    ('Passes over the training data. [default: train: 90, or 30 for images up to 64 pixels; finetune: 8]', \
-'Passes over the training data.')
+    >>> flag_help("budget.patience", "train").rpartition(". ")[2]
+    '[default: never]'
+    >>> flag_help("budget.patience", "resume").rpartition(". ")[2]  # there it is the run's value
+    'The learning rate falls as planned for the whole run.'
     """
     setting = recipe_settings()[key]
     assert setting.flag is not None

@@ -82,18 +82,26 @@ class TensorBoard:
     """Writes event files to ``tensorboard/`` in the run's folder; ``tensorboard --logdir runs`` shows all runs."""
 
     def __init__(self, run: TrackedRun) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         self.id = "tensorboard"
-        purge = run.step + 1 if run.step >= 0 else None  # hides what a killed attempt had sent beyond
-        self._writer = SummaryWriter(str(run.folder / self.id), purge_step=purge)
+        self._proto = import_module("tensorboard.compat.proto.event_pb2")
+        self._summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
+        self._writer = import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter(
+            str(run.folder / self.id)
+        )
+        if run.step >= 0:  # hides what a killed attempt had sent beyond
+            start = self._proto.SessionLog(status=self._proto.SessionLog.START)
+            self._writer.add_event(self._proto.Event(step=run.step + 1, wall_time=time.time(), session_log=start))
 
     def scalars(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step, walltime=seconds)
+        rows = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._add(self._summary(value=rows), step, seconds)
 
     def text(self, name: str, text: str) -> None:
-        self._writer.add_text(name, f"```\n{text}\n```")
+        make = import_module("tensorboard.plugins.text.summary_v2").text_pb
+        self._add(make(name, f"```\n{text}\n```"), 0, time.time())
+
+    def _add(self, summary: object, step: int, seconds: float) -> None:
+        self._writer.add_event(self._proto.Event(step=step, wall_time=seconds, summary=summary))
 
     def file(self, path: Path) -> None:
         """Leave the file where it is: this service keeps none."""
@@ -198,7 +206,7 @@ def parse_trackers(text: str) -> tuple[str, ...]:
     >>> parse_trackers("tensorbord")
     Traceback (most recent call last):
         ...
-    steadytrain.errors.InputError: unknown tracker 'tensorbord': mlflow, tensorboard, trackio or wandb. Did you mean ...
+    steadytrain.errors.InputError: unknown tracker 'tensorbord': mlflow, tensorboard, trackio or wandb. Did you mean tensorboard?
     """
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     others = {point.name for point in entry_points(group=GROUP)}

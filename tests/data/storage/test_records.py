@@ -65,7 +65,7 @@ def test_labels_and_classes_are_known_without_the_images(
     shards: int | None, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "_MOST_COMPARED", 1)
-    for number in range(40):
+    for number in range(120):
         place = tmp_path / "noise" / "ab"[number % 2]
         place.mkdir(parents=True, exist_ok=True)
         noise = np.random.default_rng(number).integers(0, 256, (100, 100, 3), np.uint8)
@@ -74,8 +74,8 @@ def test_labels_and_classes_are_known_without_the_images(
     for path in paths:
         bucket.put_records(tmp_path, path.stem)
     with Records.open(bucket.uri("x*.rec")) as remote:
-        assert remote.labels.tolist() == [0] * 20 + [1] * 20 and remote.classes == ("a", "b")
-        assert remote.record_ids.tolist() == list(range(40))
+        assert remote.labels.tolist() == [0] * 60 + [1] * 60 and remote.classes == ("a", "b")
+        assert remote.record_ids.tolist() == list(range(120))
         fetched = remote.traffic()
         assert fetched is not None and fetched.bytes < sum(path.stat().st_size for path in paths) / 2
 
@@ -86,10 +86,10 @@ def test_labels_that_are_not_sorted_follow_from_a_list_that_fits(
 ) -> None:
     monkeypatch.setattr(reader, "_MOST_COMPARED", 1)
     (tmp_path / "noise").mkdir()
-    for number in range(40):
+    for number in range(120):
         noise = np.random.default_rng(number).integers(0, 256, (100, 100, 3), np.uint8)
         Image.fromarray(noise).save(tmp_path / "noise" / f"{number}.png")
-    lines = [f"{number + 5}\t{number * 7 % 3}\t{number}.png\n" for number in range(40)]
+    lines = [f"{number + 5}\t{number * 7 % 3}\t{number}.png\n" for number in range(120)]
     (tmp_path / "noise.lst").write_text("".join(lines))
     paths = [file.path for file in pack(tmp_path / "noise.lst", tmp_path / "x", root=tmp_path / "noise", shards=2)]
     for path in paths:
