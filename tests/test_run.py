@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.forked import start
 
 from steadytrain.config import Budget, Data, Model, Recipe
 from steadytrain.errors import RunError, StorageError
@@ -130,36 +133,31 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-KILLED = """
-import os, pathlib, signal, sys
-from tests.test_run import RECIPE
-from steadytrain.run import Run
+def _create_and_die(folder: Path, left: int) -> None:
+    """Make a run, and be killed before the operation after ``left`` of them."""
+    counted = itertools.count()
 
-left = int(sys.argv[2])
+    def killing(act: Callable[..., object]) -> Callable[..., object]:
+        def do(*arguments: object, **values: object) -> object:
+            if next(counted) == left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return act(*arguments, **values)
 
-def killing(done):
-    def do(*args, **values):
-        global left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return done(*args, **values)
-    return do
+        return do
 
-for name in ("mkdir", "fsync", "replace", "unlink"):
-    setattr(os, name, killing(getattr(os, name)))
-Run.create(sys.argv[1], RECIPE)
-"""
+    for name in ("mkdir", "fsync", "replace", "unlink"):
+        setattr(os, name, killing(getattr(os, name)))
+    Run.create(folder, RECIPE)
 
 
 def test_a_run_killed_before_any_of_its_first_operations_is_taken_up_by_the_same_command(tmp_path: Path) -> None:
     for operation in range(30):
         folder = tmp_path / str(operation)
-        command = [sys.executable, "-c", KILLED, str(folder), str(operation)]
-        killed = subprocess.run(command, cwd=Path(__file__).parents[1], check=False)
+        child = start(_create_and_die, folder, operation)
+        child.join()
         assert Run.create(folder, RECIPE).checkpoints.is_dir()
         assert Run.open(folder).recipe == RECIPE
-        if not killed.returncode:
+        if not child.exitcode:
             break
     else:
         pytest.fail("the run was never made")

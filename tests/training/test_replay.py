@@ -147,5 +147,5 @@ def test_a_lower_rate_that_does_not_help_ends_the_run_after_some_times(
 def test_updates_that_are_left_out_do_not_go_with_workers_of_servers(recipe: Recipe) -> None:
     with pytest.raises(RecipeError, match=r"every.skip and parallel.engine='async' exclude each other"):
         recipe.with_({"every.skip": [3], "parallel.engine": "async"})
-    with pytest.raises(RecipeError, match=r"every.skip is \[0\]; it must be numbers of updates, which begin at 1"):
+    with pytest.raises(RecipeError, match=r"every.skip is \(0,\); it must be numbers of updates, which begin at 1"):
         recipe.with_({"every.skip": [0]})
