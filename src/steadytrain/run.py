@@ -202,9 +202,12 @@ class Run:
                 raise RunError(f"{path} holds a run of another recipe ({'; '.join(changes)}): {remedy}")
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             if before is not None and not is_another:  # what the run did about numbers that were not finite stays
-                kept = {"every.skip": before.recipe.every.skip, "every.slower": before.recipe.every.slower}
-                given = (recipe.every.skip, recipe.every.slower)
-                recipe = recipe if any(given) or not any(kept.values()) else recipe.with_(kept)
+                kept = {
+                    f"every.{name}": getattr(before.recipe.every, name)
+                    for name in ("skip", "slower")
+                    if not getattr(recipe.every, name)
+                }
+                recipe = recipe.with_(kept) if any(kept.values()) else recipe
             if before is None or before.recipe != recipe:
                 # One that trains something else is written only while no process holds the run.
                 held = before.lock() if before is not None and is_another else contextlib.nullcontext()

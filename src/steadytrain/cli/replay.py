@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -61,18 +62,19 @@ MOST_REMEDIES = 5
 """Updates of a run that are left out, or from which on its rate is halved, by itself."""
 
 
-def remedied(run: Run, error: DivergedError) -> Run:
+def remedied(run: Run, error: DivergedError, stop: Callable[[], str | None]) -> Run:
     """Return a run that is not finite any more with the remedy of its recipe, to go on from its newest checkpoint.
 
     Raises:
         DivergedError: it is to stop, or has no remedy left; with the update, the layer and the images, which are saved.
     """
-    step, why = _explained(run, error)
+    step, why = _explained(run, error, stop)
     every = run.recipe.every
     name = every.nonfinite
     command = f"steady resume {shlex.quote(str(run.directory))}"
     if name == "stop" or step is None:
-        advice = "" if step is None else f"; {command} --set every.skip=[{step}] leaves that update out"
+        updates = ",".join(map(str, (*every.skip, step)))
+        advice = "" if step is None else f"; {command} --set every.skip=[{updates}] leaves that update out"
         raise DivergedError(f"{why}{advice}")
     before: tuple[int, ...] = getattr(every, name)
     if step in before or len(before) >= MOST_REMEDIES:
@@ -82,7 +84,7 @@ def remedied(run: Run, error: DivergedError) -> Run:
     return Run.create(run.directory, run.recipe.with_({f"every.{name}": (*before, step)}))
 
 
-def _explained(run: Run, error: DivergedError) -> tuple[int | None, str]:
+def _explained(run: Run, error: DivergedError, stop: Callable[[], str | None]) -> tuple[int | None, str]:
     """Return the update that was not finite first, and a line with its layer and images, which are saved.
 
     None where it is not known; the line says how to find it.
@@ -97,7 +99,7 @@ def _explained(run: Run, error: DivergedError) -> tuple[int | None, str]:
     if time.time() - began > LONGEST_SECONDS:
         return None, f"{error}; {command} finds the update, the layer and the images"
     try:
-        found = replay_run(run, say=note)
+        found = replay_run(run, say=note, stop=stop)
     except SteadyError as other:
         return None, f"{error}; which images it was is not known ({other})"
     return found.step, f"{error}; {found.words}; its images: {run.directory}/replay/step-{found.step:08d}"

@@ -788,7 +788,7 @@ def _remedying(run: Run, events: Iterator[Event], stop: StopRequest) -> Iterator
         else:
             return
         del events  # with the memory of its device
-        run = remedied(run, problem)
+        run = remedied(run, problem, stop)
         events = steps(run, stop=stop)
 
 

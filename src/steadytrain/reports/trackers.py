@@ -203,10 +203,12 @@ def parse_trackers(text: str) -> tuple[str, ...]:
     Raises:
         InputError: an unknown name, or a package that is not installed.
 
-    >>> parse_trackers("tensorbord")
+    >>> parse_trackers("")
+    ()
+    >>> parse_trackers("comet")
     Traceback (most recent call last):
         ...
-    steadytrain.errors.InputError: unknown tracker 'tensorbord': mlflow, tensorboard, trackio or wandb. Did you mean tensorboard?
+    steadytrain.errors.InputError: unknown tracker 'comet': mlflow, tensorboard, trackio or wandb.
     """
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     others = {point.name for point in entry_points(group=GROUP)}

@@ -115,7 +115,12 @@ def repeat(
         SteadyError: as of :meth:`Run.create_repeats` and :func:`train`.
     """
     runs = Run.create_repeats(run, recipe, number)
-    return tuple(train(run, allow_import=allow_import, progress=progress) for run in runs)
+    outcomes = list[Outcome]()
+    for one in runs:
+        outcomes.append(train(one, allow_import=allow_import, progress=progress))
+        if outcomes[-1].status != "finished":  # the others would begin on a machine that goes
+            break
+    return tuple(outcomes)
 
 
 def steps(

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from steadytrain.data.loader import Batch
 from steadytrain.errors import DivergedError, InputError, RunError, storage_errors
-from steadytrain.events import Step
+from steadytrain.events import Ended, Event, Step
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import load
@@ -100,6 +100,7 @@ def replay(
     output: str | Path | None = None,
     allow_import: bool | None = None,
     say: Callable[[str], None] = lambda message: None,
+    stop: Callable[[], str | None] = lambda: None,
 ) -> ReplayedUpdate:
     """Compute an update of a run again, in this process, and save its images and what it was made of.
 
@@ -109,10 +110,11 @@ def replay(
         output: a folder; None: ``replay/step-N`` in the run's.
         allow_import: as of :func:`~steadytrain.training.steps`.
         say: takes a line about what is done.
+        stop: as of :func:`~steadytrain.training.steps`.
 
     Raises:
         InputError: the run has no such update, or is asynchronous.
-        RunError: no update was found that is not finite, or an earlier one is not.
+        RunError: no update was found that is not finite, or an earlier one is not; or it was stopped.
         SteadyError: data or checkpoint cannot be used.
     """
     run = Run.open(run)
@@ -122,26 +124,37 @@ def replay(
         )
     if step is not None and step < 1:
         raise InputError(f"--step is {step}; updates are counted from 1")
-    number = _first_not_finite(run, allow_import, say) if step is None else step
+    number = _first_not_finite(run, allow_import, say, stop) if step is None else step
     try:
-        return _replay(run, number, output, allow_import, say)
+        return _replay(run, number, output, allow_import, say, stop)
     except DivergedError as error:
         if step is not None:
             raise RunError(f"an update before {step} is not finite already ({error}): leave out --step") from error
-    return _replay(run, number - 1, output, allow_import, say)  # it left weights that made the next loss not finite
+    return _replay(
+        run, number - 1, output, allow_import, say, stop
+    )  # it left weights that made the next loss not finite
 
 
-def _first_not_finite(run: Run, allow_import: bool | None, say: Callable[[str], None]) -> int:
+def _first_not_finite(
+    run: Run, allow_import: bool | None, say: Callable[[str], None], stop: Callable[[], str | None]
+) -> int:
     """Return the first update after the newest checkpoint whose loss is not finite."""
     with _copy_of(run, math.inf, {"every.log_steps": 1}) as (copy, begin):
         say(f"looking for the first update after {begin} that is not finite")
         last = begin
         try:
-            for event in steps(copy, allow_import=allow_import):
+            for event in steps(copy, stop=stop, allow_import=allow_import):
                 last = event.step if isinstance(event, Step) else last
+                _require_end(event)
         except DivergedError:
             return last
     raise RunError(f"every update of {run.directory} after {begin} is finite: name one by --step")
+
+
+def _require_end(event: Event) -> None:
+    """Raise RunError for the last event of a copy that was stopped before its end."""
+    if isinstance(event, Ended) and event.status != "finished":
+        raise RunError(f"stopped at update {event.step}, before it was found")
 
 
 @contextmanager
@@ -169,7 +182,12 @@ def _copy_of(run: Run, before: float, changes: dict[str, object]) -> Iterator[tu
 
 
 def _replay(
-    run: Run, step: int, output: str | Path | None, allow_import: bool | None, say: Callable[[str], None]
+    run: Run,
+    step: int,
+    output: str | Path | None,
+    allow_import: bool | None,
+    say: Callable[[str], None],
+    asked: Callable[[], str | None],
 ) -> ReplayedUpdate:
     """Train a copy to the update before, and compute this one."""
     with _copy_of(run, step - 1, {}) as (copy, begin):
@@ -178,10 +196,12 @@ def _replay(
             at = begin
 
             def stop() -> str | None:
-                return "SIGTERM" if at >= step - 1 else None
+                return "SIGTERM" if at >= step - 1 else asked()
 
             for event in steps(copy, stop=stop, allow_import=allow_import):
                 at = event.step if isinstance(event, Step) else at
+                if at < step - 1:
+                    _require_end(event)
             if at < step - 1:
                 raise InputError(f"--step is {step}; {run.directory} ends with update {at}")
         with copy.log() as log, open_session(copy, log, allow_import=allow_import) as session:

@@ -19,6 +19,7 @@ def save(session: Session) -> None:
     Raises:
         DivergedError: loss or weights are not finite: a loss tells of an update only when the next one is made.
     """
+    session.saver.is_hurried = False
     if not session.state.engine.takes_part:
         return
     require_finite(session, settled_loss(session))

@@ -129,7 +129,8 @@ def _make_update(session: Session, batch: DeviceBatch, waits: Waits, last: Curso
 def _wish(session: Session, stop: Callable[[], str | None], *, is_measuring_due: bool) -> Wish:
     """Return what this rank wants to be done after an update; to save and to end by the clock is the first one's."""
     signal = stop()  # which may want a checkpoint at once
-    is_save_due = session.is_first and session.saver.is_due()
+    saver = session.saver  # to save by the clock is the first rank's, and to save before its machine goes any rank's
+    is_save_due = saver.is_due() if session.is_first else saver.is_hurried
     return Wish(signal, is_save_due, is_measuring_due, session.is_first and _is_out_of_time(session))
 
 

@@ -31,6 +31,7 @@ class Saver:
 
     Attributes:
         seconds: until the last checkpoint was on the disk.
+        is_hurried: the next one is wanted at once, by this rank.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Saver:
         self._costs: list[float] = []  # what each took from training
         self._cost = 0.0  # their median, which every update asks for
         self.seconds = 0.0
+        self.is_hurried = False
 
     def is_due(self, *, evaluated: bool = False) -> bool:
         """Return whether a checkpoint is due by time.
@@ -55,7 +57,7 @@ class Saver:
 
     def hurry(self) -> None:
         """Have the next checkpoint be due at once."""
-        self._saved = -math.inf
+        self._saved, self.is_hurried = -math.inf, True
 
     def spent(self) -> list[BillPart]:
         """Return what all attempts used up to now, this one included."""
