@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import Json
 from steadytrain.config.plain import plain
-from steadytrain.errors import InputError
+from steadytrain.errors import FailedError, InputError
 
 
 def report(
@@ -62,6 +62,8 @@ def report(
         else:
             print_text(f"{compared.verdict}\n{compared.details}")
         return
+    if follow and to is None:
+        raise InputError("--follow needs --to: steady report RUN --to tensorboard --follow")
     if to is not None:
         _send(runs, to, follow)
         return
@@ -91,9 +93,16 @@ def _send(names: tuple[str, ...], to: str, follow: bool) -> None:
     selection = find(names)
     for reason in selection.left_out:
         note(reason)
+    failures = list[str]()
     for run in selection.runs:
-        send(run, trackers, follow=follow)
-        note(f"sent {run.directory} to {', '.join(trackers)}")
+        try:
+            send(run, trackers, follow=follow)
+        except FailedError as error:
+            failures.append(str(error))
+        else:
+            note(f"sent {run.directory} to {', '.join(trackers)}")
+    if failures:
+        raise FailedError("; ".join(failures))
 
 
 def diagnose(

@@ -25,7 +25,7 @@ OTHER_COMMANDS = {
     **dict.fromkeys(("delete", "rm", "remove", "clean"), "a run is its folder: rm -r RUN deletes it"),
     **dict.fromkeys(
         ("tensorboard", "wandb", "mlflow", "log", "logs", "events", "plot"),
-        "steady watch RUN shows a run while it trains, steady report RUN its curves; RUN/events.jsonl has all of it",
+        "steady watch RUN shows a run while it trains, steady report RUN its curves; --to tensorboard sends them",
     ),
     **dict.fromkeys(
         ("info", "show", "describe", "status", "summary"),

@@ -78,12 +78,14 @@ OTHERWISE = {
     "nesterov": "--optimizer nag; the default recipe of steady train has it too",
     **dict.fromkeys(("label", "label-col", "target", "y"), "the folders name the classes; or --labels FILE, a table"),
     "betas": "--set optim.betas=[0.9,0.999]",
+    **dict.fromkeys(
+        ("log-wandb", "wandb", "logger", "tensorboard", "mlflow"),
+        "steady report RUN --to wandb --follow beside it (or tensorboard, mlflow, trackio)",
+    ),
 }
 """Word -> what to give instead: the same in other words, or what comes nearest."""
 
-_TRACKED = "sending what happens to a tracking service (events.jsonl has all of it)"
 NOT_YET = {
-    **dict.fromkeys(("log-wandb", "wandb", "logger", "tensorboard", "mlflow"), _TRACKED),
     **dict.fromkeys(("monitor", "eval-metric", "metric"), "choosing the best weights by anything but top-1"),
     "aug-splits": "splitting a batch by augmentation (AugMix's loss)",
     **dict.fromkeys(("drop-block", "jsd-loss", "bn-momentum", "bn-eps"), "this"),
@@ -94,7 +96,7 @@ NOT_YET = {
 def advice(word: str) -> str:
     """Say what to give instead of a word of another trainer, in a sentence; empty where nothing is known of it.
 
-    >>> advice("--amp"), advice("--wandb")[:19]
+    >>> advice("--amp"), advice("--jsd-loss")[:19]
     (' Instead: --precision bf16, or fp16.', ' Not supported yet:')
     """
     plain = plain_word(word)

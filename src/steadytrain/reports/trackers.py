@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from steadytrain.config.plain import leaves
 from steadytrain.errors import FailedError, InputError, did_you_mean, first_line
-from steadytrain.events import Ended, EpochTrained, Evaluated, Event, Failed, Logged, LogReader
+from steadytrain.events import Ended, EpochTrained, Evaluated, Event, Failed, Logged, LogReader, Started
 from steadytrain.files import replace_file
 from steadytrain.monitor import diagnose
 from steadytrain.run import Run
@@ -88,11 +88,13 @@ class TensorBoard:
         self._writer = import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter(
             str(run.folder / self.id)
         )
-        if run.step >= 0:  # hides what a killed attempt had sent beyond
-            start = self._proto.SessionLog(status=self._proto.SessionLog.START)
-            self._writer.add_event(self._proto.Event(step=run.step + 1, wall_time=time.time(), session_log=start))
+        self._last = run.step
 
     def scalars(self, values: Mapping[str, float], step: int, seconds: float) -> None:
+        if step < self._last:  # hides what a killed attempt had sent beyond
+            start = self._proto.SessionLog(status=self._proto.SessionLog.START)
+            self._writer.add_event(self._proto.Event(step=step, wall_time=seconds, session_log=start))
+        self._last = step
         rows = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._add(self._summary(value=rows), step, seconds)
 
@@ -137,7 +139,8 @@ class MLflow:
         self._mlflow.log_artifact(str(path))
 
     def close(self, status: str) -> None:
-        self._mlflow.end_run({"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED"))
+        names = {"finished": "FINISHED", "failed": "FAILED", "unknown": "RUNNING"}
+        self._mlflow.end_run(names.get(status, "KILLED"))
 
 
 class WeightsAndBiases:
@@ -173,7 +176,9 @@ class Trackio:
         config = {
             key: value if isinstance(value, int | float | str) else str(value) for key, value in run.recipe.items()
         }
-        self._trackio.init(project=run.project, name=self.id, resume="allow" if run.id else "never", config=config)
+        resume = "allow" if run.id else "never"
+        begun = self._trackio.init(project=run.project, name=self.id, resume=resume, config=config)
+        self.id = run.id or str(getattr(begun, "name", self.id))  # another one where that was taken
 
     def scalars(self, values: Mapping[str, float], step: int, seconds: float) -> None:
         self._trackio.log(dict(values), step=step)
@@ -314,8 +319,8 @@ class _Sending:
         self._tracker.text("verdict", str(diagnose(self._run)))
         with suppress(InputError):  # a run that has not begun
             self._tracker.file(report(self._run, self._run.directory / "report.html"))
-        with suppress(InputError, FailedError):
-            self._tracker.file(self._run.directory / "best.safetensors")
+        if (best := self._run.directory / "best.safetensors").exists():
+            self._tracker.file(best)
         self._tracker.close(status)
         self._remember()
 
@@ -336,12 +341,14 @@ def _sent(run: Run) -> dict[str, dict[str, Any]]:
 def _looks(run: Run, follow: bool) -> Iterator[list[Event]]:
     """Yield the events of a run as they come; the last time after it has ended."""
     reader = LogReader(run.log_path(), condensed=True)
-    idle_since = time.monotonic()
+    idle_since, is_over = time.monotonic(), False
     while True:
         is_held = run.is_held()  # before the look: nothing is written after the last one
         events = list(reader.read())
         yield events
-        if any(isinstance(event, Ended | Failed) for event in events[-8:]) or not follow:
+        for event in events:
+            is_over = isinstance(event, Ended | Failed) or (is_over and not isinstance(event, Started))
+        if not follow or (is_over and not is_held and not events):
             return
         if is_held or events:
             idle_since = time.monotonic()
@@ -352,7 +359,9 @@ def _looks(run: Run, follow: bool) -> Iterator[list[Event]]:
 
 def _status(events: Sequence[Event], before: str) -> str:
     for event in events:
-        if isinstance(event, Ended):
+        if isinstance(event, Started):
+            before = ""
+        elif isinstance(event, Ended):
             before = event.status
         elif isinstance(event, Failed):
             before = "failed"
