@@ -107,6 +107,13 @@ class MetadataService:
             with error:
                 return error.code, error.read(_LARGEST_ANSWER).decode("utf-8", "replace")
 
+    def read(self, folder: str, path: str, headers: Mapping[str, str], timeout: float) -> str:
+        """Return the text of an answer; raises what :data:`Ask` does, also for a status other than 200."""
+        status, text = self.ask(f"{folder}/{path}", headers, timeout=timeout)
+        if status != 200:
+            raise OSError(f"{path.partition('?')[0]}: status {status}")
+        return text.strip()
+
     def close(self) -> None:
         """End the question that is under way, from another thread."""
         self._is_closed = True
@@ -186,10 +193,7 @@ def ask_gcp(service: MetadataService) -> Ask:
     seen = {"preempted": 0.0}  # when it was seen first
 
     def get(path: str, timeout: float = _TIMEOUT) -> str:
-        status, text = service.ask(f"{folder}/{path}", headers, timeout=timeout)
-        if status != 200:
-            raise OSError(f"{path.partition('?')[0]}: status {status}")
-        return text.strip()
+        return service.read(folder, path, headers, timeout)
 
     def ask() -> list[MachineNotice]:
         found = []
@@ -218,10 +222,7 @@ def ask_azure(service: MetadataService) -> Ask:
     headers, name, is_first = {"Metadata": "true"}, "", True
 
     def get(path: str, timeout: float = _TIMEOUT) -> str:
-        status, text = service.ask(f"/metadata/{path}", headers, timeout=timeout)
-        if status != 200:
-            raise OSError(f"{path.partition('?')[0]}: status {status}")
-        return text.strip()
+        return service.read("/metadata", path, headers, timeout)
 
     def ask() -> list[MachineNotice]:
         nonlocal name, is_first

@@ -24,10 +24,10 @@ from typing import Any, Protocol
 
 from steadytrain.config.plain import leaves
 from steadytrain.errors import FailedError, InputError, did_you_mean, first_line
-from steadytrain.events import Ended, EpochTrained, Evaluated, Event, Failed, Logged, LogReader, Started
+from steadytrain.events import EpochTrained, Evaluated, Event, Logged, LogReader
 from steadytrain.files import replace_file
 from steadytrain.monitor import diagnose
-from steadytrain.run import Run
+from steadytrain.run import Run, RunProgress
 
 GROUP = "steadytrain.trackers"
 LOOK_SECONDS = 2.0
@@ -246,9 +246,8 @@ def send(run: Run, names: Sequence[str], *, follow: bool = False) -> None:
             sendings[name] = _Sending(run, name)
         except Exception as error:  # noqa: BLE001
             failures.append(f"{name}: {first_line(error)}")
-    status = ""
-    for events in _looks(run, follow):
-        status = _status(events, status)
+    progress = RunProgress()
+    for events in _looks(run, follow, progress):
         for name, sending in list(sendings.items()):
             try:
                 sending.take(events)
@@ -257,7 +256,7 @@ def send(run: Run, names: Sequence[str], *, follow: bool = False) -> None:
                 del sendings[name]
     for name, sending in sendings.items():
         try:
-            sending.close(status or "unknown")
+            sending.close(_status(progress))
         except Exception as error:  # noqa: BLE001
             failures.append(f"{name}: {first_line(error)}")
     if failures:
@@ -338,16 +337,17 @@ def _sent(run: Run) -> dict[str, dict[str, Any]]:
     return {}
 
 
-def _looks(run: Run, follow: bool) -> Iterator[list[Event]]:
-    """Yield the events of a run as they come; the last time after it has ended."""
+def _looks(run: Run, follow: bool, progress: RunProgress) -> Iterator[list[Event]]:
+    """Yield the events of a run as they come, which ``progress`` takes in; the last time after it has ended."""
     reader = LogReader(run.log_path(), condensed=True)
-    idle_since, is_over = time.monotonic(), False
+    idle_since = time.monotonic()
     while True:
         is_held = run.is_held()  # before the look: nothing is written after the last one
         events = list(reader.read())
-        yield events
         for event in events:
-            is_over = isinstance(event, Ended | Failed) or (is_over and not isinstance(event, Started))
+            progress.take(event)
+        yield events
+        is_over = progress.started is not None and not progress.is_open
         if not follow or (is_over and not is_held and not events):
             return
         if is_held or events:
@@ -357,12 +357,8 @@ def _looks(run: Run, follow: bool) -> Iterator[list[Event]]:
         time.sleep(LOOK_SECONDS)
 
 
-def _status(events: Sequence[Event], before: str) -> str:
-    for event in events:
-        if isinstance(event, Started):
-            before = ""
-        elif isinstance(event, Ended):
-            before = event.status
-        elif isinstance(event, Failed):
-            before = "failed"
-    return before
+def _status(progress: RunProgress) -> str:
+    """Return how the newest attempt ended, in the words of :meth:`Tracker.close`."""
+    if progress.failed is not None:
+        return "failed"
+    return "unknown" if progress.ended is None else progress.ended.status

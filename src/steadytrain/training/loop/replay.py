@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from steadytrain.data.loader import Batch
+from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import DivergedError, InputError, RunError, storage_errors
 from steadytrain.events import Ended, Event, Step
 from steadytrain.run import Run
@@ -164,9 +164,7 @@ def _copy_of(run: Run, before: float, changes: dict[str, object]) -> Iterator[tu
     quiet |= {"every.upload": None, "every.notices": None}
     if not run.recipe.waits_for_evaluations:  # otherwise no weight depends on them
         quiet["every.evaluate_epochs"] = NEVER
-    with storage_errors(run.directory):
-        folder = Path(tempfile.mkdtemp(prefix=".replay-", dir=run.directory))
-    try:
+    with scratch_beside(run.directory / "replay") as folder:
         copy = Run.create(folder / "run", run.recipe.with_(quiet | changes))
         begin = 0
         for place in reversed(checkpoints.saved(run.checkpoints)):
@@ -177,8 +175,6 @@ def _copy_of(run: Run, before: float, changes: dict[str, object]) -> Iterator[tu
                 begin = number
                 break
         yield copy, begin
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _replay(
