@@ -154,7 +154,7 @@ def _with_password(place: str, job: Job) -> Job:
     options = parse(job.words).get("options")
     if not isinstance(options, TrainingOptions) or options.value("parallel.engine") != "async":
         return job
-    from steadytrain.distributed.ray_cluster import PASSWORD, has_password
+    from steadytrain.distributed.asynchronous.cluster import PASSWORD, has_password
 
     if options.changes.get("parallel.ray_address") is not None or has_password(job.env):
         return job
@@ -164,7 +164,7 @@ def _with_password(place: str, job: Job) -> Job:
 def _set_password(job: Job) -> None:
     """Make the password that a job's ranks are to get from this process, unless it is set."""
     if None in job.env.values():
-        from steadytrain.distributed.ray_cluster import PASSWORD, make_password
+        from steadytrain.distributed.asynchronous.cluster import PASSWORD, make_password
 
         if PASSWORD in job.env:
             os.environ.setdefault(PASSWORD, make_password())

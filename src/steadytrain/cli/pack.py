@@ -243,7 +243,7 @@ def _pack_with_others(world: World, options: dict[str, Any]) -> ShardPlan | None
 def _pack_on_ray(address: str, num_tasks: int | None, options: dict[str, Any]) -> ShardPlan:
     """Pack by tasks of a Ray cluster."""
     from steadytrain.data.packing.shard_worker import pack_in_task
-    from steadytrain.distributed.ray_cluster import run_tasks
+    from steadytrain.distributed.asynchronous.cluster import run_tasks
 
     task = partial(pack_in_task, folder=os.getcwd(), **options)  # noqa: PTH109
     results = run_tasks(address, task, num_tasks)

@@ -57,7 +57,7 @@ from steadytrain.machine.process import (
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
 if TYPE_CHECKING:
-    from steadytrain.distributed.ray_cluster import Cluster
+    from steadytrain.distributed.asynchronous.cluster import Cluster
     from steadytrain.training import Group
     from steadytrain.training.data import OpenedData
     from steadytrain.training.finetuning.plan import FinetunePlan
@@ -274,7 +274,7 @@ def _train_with_servers(
     world: World, data: str | None, options: TrainingOptions, *, finetune: bool, until: float | None
 ) -> int:
     """Train by the asynchronous engine: start servers and workers, or be one of the workers."""
-    from steadytrain.distributed.ray_cluster import VARIABLE, connect
+    from steadytrain.distributed.asynchronous.cluster import VARIABLE, connect
 
     for name in ("budget_minutes", "repeats"):
         if getattr(options, name) is not None:

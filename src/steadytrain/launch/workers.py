@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from steadytrain.data.storage.scratch import scratch_beside
-from steadytrain.distributed.ray_cluster import (
+from steadytrain.distributed.asynchronous.cluster import (
     LOOPBACK_ONLY,
     MEET_SECONDS,
     PASSWORD,
@@ -77,7 +77,7 @@ class AsyncRun:
     """A run of the asynchronous engine.
 
     Args:
-        servers, staleness, address, namespace: as of :func:`steadytrain.distributed.ray_cluster.host_servers`.
+        servers, staleness, address, namespace: as of :func:`steadytrain.distributed.asynchronous.cluster.host_servers`.
         restarts: how often in a row workers, or all of them, are started again.
         say: takes a line about each new start.
     """

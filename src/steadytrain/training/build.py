@@ -28,11 +28,11 @@ from steadytrain.data.loader import (
     default_threads,
 )
 from steadytrain.data.transforms import Augmentation, make_own
-from steadytrain.distributed.async_engine import AsyncEngine
+from steadytrain.distributed.asynchronous.cluster import Cluster
+from steadytrain.distributed.asynchronous.engine import AsyncEngine
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.local import LocalEngine, Outer
 from steadytrain.distributed.process_group import Group
-from steadytrain.distributed.ray_cluster import Cluster
 from steadytrain.distributed.world import World
 from steadytrain.errors import ModelError, RecipeError
 from steadytrain.events import Started

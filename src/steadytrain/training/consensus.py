@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from steadytrain.distributed.async_engine import AsyncEngine
+from steadytrain.distributed.asynchronous.engine import AsyncEngine
 from steadytrain.distributed.process_group import Group
 from steadytrain.machine.notices import SIGNAL
 

@@ -15,8 +15,8 @@ import torch
 
 from steadytrain.config import Recipe
 from steadytrain.data.storage.runs import FolderUpload, require_same_run, upload_words
+from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.process_group import Group
-from steadytrain.distributed.ray_cluster import Cluster
 from steadytrain.errors import FailedError, RankLostError, StalledError, SteadyError
 from steadytrain.events import (
     Ended,

@@ -20,10 +20,10 @@ from steadytrain.config.timeline import Timeline
 from steadytrain.cost.bill import BillPart, make_bill, merge_parts, part_of, parts_from
 from steadytrain.cost.prices import Price, known_price, to_dict
 from steadytrain.data.loader import ImageLoader, Placement
-from steadytrain.distributed.async_engine import AsyncEngine
+from steadytrain.distributed.asynchronous.cluster import Cluster
+from steadytrain.distributed.asynchronous.engine import AsyncEngine
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
-from steadytrain.distributed.ray_cluster import Cluster
 from steadytrain.distributed.world import World
 from steadytrain.errors import RunError
 from steadytrain.events import Compiled, Event, EventLog, FeedPlaced, Halved, Noticed, Saved

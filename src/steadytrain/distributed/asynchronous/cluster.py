@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 
 import psutil
 
-from steadytrain.distributed.coordinator import Coordinator
+from steadytrain.distributed.asynchronous.coordinator import Coordinator
 from steadytrain.distributed.world import LOOPBACK, World
 from steadytrain.errors import InputError, RankLostError, SteadyError, first_line
 
 if TYPE_CHECKING:
-    from steadytrain.distributed.parameter_server import ParameterServer
+    from steadytrain.distributed.asynchronous.server import ParameterServer
 
 VARIABLE = "STEADYTRAIN_SERVERS"
 """Environment variable that tells a worker where the servers are."""
@@ -74,7 +74,7 @@ class ServerActor:
     """A parameter server in a process of its own, which alone loads torch."""
 
     def __init__(self) -> None:
-        from steadytrain.distributed.parameter_server import ParameterServer
+        from steadytrain.distributed.asynchronous.server import ParameterServer
 
         self._server = ParameterServer()
 

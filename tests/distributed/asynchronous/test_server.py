@@ -14,8 +14,8 @@ from torch import nn
 
 from steadytrain import optim
 from steadytrain.config import Optim
-from steadytrain.distributed.async_engine import _cut_states, _joined
-from steadytrain.distributed.parameter_server import (
+from steadytrain.distributed.asynchronous.engine import _cut_states, _joined
+from steadytrain.distributed.asynchronous.server import (
     Form,
     ParameterServer,
     compress,

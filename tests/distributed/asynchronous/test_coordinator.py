@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.distributed.coordinator import Coordinator
+from steadytrain.distributed.asynchronous.coordinator import Coordinator
 
 
 class Servers:

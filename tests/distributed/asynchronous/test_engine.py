@@ -13,10 +13,10 @@ from torch import nn
 
 from steadytrain import optim
 from steadytrain.config import Optim
-from steadytrain.distributed.async_engine import AsyncEngine
-from steadytrain.distributed.coordinator import Coordinator
-from steadytrain.distributed.parameter_server import ParameterServer
-from steadytrain.distributed.ray_cluster import Cluster
+from steadytrain.distributed.asynchronous.cluster import Cluster
+from steadytrain.distributed.asynchronous.coordinator import Coordinator
+from steadytrain.distributed.asynchronous.engine import AsyncEngine
+from steadytrain.distributed.asynchronous.server import ParameterServer
 
 CPU = torch.device("cpu")
 MAKE = partial(optim.build, Optim("sgd", momentum=0.0, weight_decay=0.0), lr=0.1, device=CPU)

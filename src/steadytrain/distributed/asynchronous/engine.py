@@ -25,10 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadytrain.distributed.compression import CompressionName
-from steadytrain.distributed.coordinator import Coordinator
-from steadytrain.distributed.engine import Engine
-from steadytrain.distributed.parameter_server import (
+from steadytrain.distributed.asynchronous.cluster import Cluster
+from steadytrain.distributed.asynchronous.coordinator import Coordinator
+from steadytrain.distributed.asynchronous.server import (
     Form,
     MakeOptimizer,
     ParameterPlace,
@@ -40,7 +39,8 @@ from steadytrain.distributed.parameter_server import (
     places_of,
     saved_value,
 )
-from steadytrain.distributed.ray_cluster import Cluster
+from steadytrain.distributed.compression import CompressionName
+from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.world import World
 from steadytrain.events import Event, ServerStats
 
