@@ -51,7 +51,7 @@ pytest_plugins = ["tests.digits", "tests.store", "tests.data.storage.faults", "t
 
 # Set by libraries when they are first imported (torch, scikit-learn, its OpenMP), or by pytest for each test.
 NOT_OURS = {"TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "PYTEST_CURRENT_TEST"}
-GRACE_SECONDS = 20.0
+GRACE_SECONDS = 60.0
 
 T = TypeVar("T")
 

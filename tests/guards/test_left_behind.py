@@ -52,7 +52,7 @@ def test_this_machine_may_be_talked_to():
 def _outcome(folder: Path, body: str) -> str:
     """What pytest prints about tests in a folder of their own, under a copy of this project's conftest."""
     conftest = (
-        (TESTS / "conftest.py").read_text(encoding="utf-8").replace("GRACE_SECONDS = 20.0", "GRACE_SECONDS = 0.7")
+        (TESTS / "conftest.py").read_text(encoding="utf-8").replace("GRACE_SECONDS = 60.0", "GRACE_SECONDS = 0.7")
     )
     (folder / "conftest.py").write_text(conftest, encoding="utf-8")
     (folder / "test_one.py").write_text(PREAMBLE + body, encoding="utf-8")

@@ -155,7 +155,7 @@ def test_whether_a_checkpoint_fits_is_told_with_the_notice(save: float, left: fl
 
 
 def _wait_until(holds: Callable[[], object]) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not holds() and time.monotonic() < until:
         time.sleep(0.01)
     assert holds()

@@ -38,7 +38,7 @@ def _asking() -> list[threading.Thread]:
 
 
 def _until(holds: Callable[[], object]) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not holds() and time.monotonic() < until:
         time.sleep(0.005)
     assert holds()

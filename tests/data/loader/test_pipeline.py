@@ -258,12 +258,12 @@ def test_what_a_thread_is_at_can_be_asked() -> None:
 
     def wait(bench: Bench) -> None:
         at.set()
-        may_end.wait(10)
+        may_end.wait(60)
 
     stream = BatchStream(
         lambda number, room: BatchJob([wait], lambda: [None]), Bench, total=None, threads=1, depth=1, times=StageTimes()
     )
-    at.wait(10)
+    at.wait(60)
     [(name, bench, since)] = stream.doing()
     assert name == "feed-0" and isinstance(bench, Bench) and since <= time.perf_counter()
     may_end.set()
