@@ -206,7 +206,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args = args
         self.folder = folder
-        self.shards = packed(args.data, args.mib, folder)
+        self.shards = packed(Path(args.data), args.mib, folder)
         self.pattern = f"x-*-of-{len(self.shards):05}.rec"
         self.rows: list[dict[str, Any]] = []
         self.peers = PEERS if args.peers_python else ()
@@ -292,10 +292,10 @@ def main() -> None:
     parser.add_argument("--one", choices=("bytes", "train", "raw", "put"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one == "put":
-        fill(f"{os.environ['AWS_ENDPOINT_URL']}/bench", args.data)
+        fill(f"{os.environ['AWS_ENDPOINT_URL']}/bench", Path(args.data))
         return
     if args.one == "raw":
-        print(json.dumps(fetch([path.name for path in args.data.parent.glob(args.data.name)])))
+        print(json.dumps(fetch([path.name for path in Path(args.data).parent.glob(Path(args.data).name)])))
         return
     if args.one:
         blocks = BlockShuffle() if args.order == "blocks" else None
