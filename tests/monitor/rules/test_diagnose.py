@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.monitor.rules.made import evidence, feed, ledger, machine, measured, on_gpu, started
+from tests.monitor.rules.made import evidence, feed, ledger, machine, measured, on_gpu, started, threads
 from tests.reports.runs import finished, recipe
 
 import steadytrain
@@ -18,7 +19,7 @@ from steadytrain.monitor import Cause, Evidence, diagnose
 from steadytrain.monitor.evidence import Stretch
 from steadytrain.monitor.ledger import BUCKETS
 from steadytrain.monitor.rules import find_causes
-from steadytrain.monitor.rules.diagnose import order
+from steadytrain.monitor.rules.diagnose import SLOWS_UPDATES, order
 from steadytrain.run import Run
 
 
@@ -142,6 +143,7 @@ def anything(draw: st.DrawFn) -> Evidence:
         checkpoints=(draw(st.integers(0, 100)), held["checkpoint"]),
         attempts=draw(st.integers(1, 5)),
         measured=draw(st.none() | st.just(measured(full=0.1, fixed=draw(st.floats(0, 0.1)), operations=300))),
+        threads=draw(st.none() | st.just(threads(queued=draw(st.floats(0, 60)), ran=draw(st.floats(0, 65))))),
     )
     if draw(st.booleans()):
         return facts
@@ -161,7 +163,11 @@ def test_any_evidence_gives_one_verdict_in_any_order_of_the_rules(evidence: Evid
     assert all(0 <= cause.share <= 1 and 0 <= cause.saves <= 1 for cause in diagnosis.causes)
     assert all(cause.sentence.endswith(".") and "  " not in cause.sentence for cause in diagnosis.causes)
     assert len({cause.name for cause in diagnosis.causes}) == len(diagnosis.causes)
-    assert diagnosis.ceiling is None or 0 <= diagnosis.ceiling.near <= 1
+    near = 0.0 if diagnosis.ceiling is None else diagnosis.ceiling.near
+    assert 0 <= near <= 1
+    for cause in diagnosis.causes:  # what a cause takes is neither nothing nor there to be reached
+        assert not re.search(r"(?<![\d.,])0(\.0)? (cores|%|threads|s\b)", cause.sentence), cause.sentence
+        assert near <= max(0.01, 1 - cause.share) + 1e-9 or cause.name not in SLOWS_UPDATES
     for cause in diagnosis.causes:  # a larger batch spares the optimizer too
         assert cause.saves <= cause.share + 1e-9 or cause.name == "launch"
     causes = find_causes(evidence)

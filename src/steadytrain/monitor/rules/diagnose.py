@@ -12,7 +12,7 @@ less, what follows from another cause behind it, and last what every run has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +46,11 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 }
 """A cause, and those that may be no more than what it does to the rest."""
 
+SLOWS_UPDATES = frozenset(
+    {"noisy_neighbour", "quota", "affinity", "oversubscription", "compute_threads", "memory", "allocator", "sync"}
+    | {"device_throttled", "device_shared", "model_waits", "host_code", "busy_thread", "recompile", "unexplained"}
+)
+"""Causes by which updates take longer than computing alone: what is estimated from updates is too low by as much."""
 ROOT = 0.5  # a cause explains another one where it costs at least this part of what that one costs
 NAMES = {
     "pressure.cpu": "waiting for the processors",
@@ -73,6 +78,7 @@ class Ceiling:
         feed: the data loader alone would make; None where it is not known.
         limit: what is slower of the two, ``compute`` or ``feed``.
         probed: whether the two were measured alone, or follow from the run itself.
+        without: the name of a cause that slowed the updates, without which the two are estimated; empty: none did.
         mfu: model FLOPs utilisation: three forward passes for each image, over what the device can do; None where
             neither was measured.
     """
@@ -82,6 +88,7 @@ class Ceiling:
     feed: float | None
     limit: Literal["compute", "feed"]
     probed: bool
+    without: str = ""
     mfu: float | None = None
 
     @property
@@ -142,8 +149,8 @@ def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
         RunError: nothing was started in it yet.
     """
     evidence = run if isinstance(run, Evidence) else read_history(Run.open(run)).evidence()
-    limits = ceiling(evidence)
     causes = order(find_causes(evidence))
+    limits = ceiling(evidence, causes)
     if not any(cause.share >= LEAST and not cause.is_usual for cause in causes):
         causes = (_nothing(evidence, limits), *causes)
     missing = tuple(_not_measurable(evidence))
@@ -175,8 +182,12 @@ def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     return tuple(ordered)
 
 
-def ceiling(evidence: Evidence) -> Ceiling | None:
-    """Return how close a run is to its limits, measured by the probe or estimated from the run itself."""
+def ceiling(evidence: Evidence, causes: Sequence[Cause] = ()) -> Ceiling | None:
+    """Return how close a run is to its limits, measured by the probe or estimated from the run itself.
+
+    What slowed the run may have slowed these as well, so that a verdict of much lost time would stand beside "100 % of
+    what is possible". Without the costliest of ``causes`` that slows updates, the run would be faster by its share.
+    """
     now, pace, measured = evidence.ledger.steady_images_per_second, mean_pace(evidence), evidence.newest(StepMeasured)
     probed, compute, feed = evidence.newest(Ceilings), 0.0, None
     if probed is not None:
@@ -192,7 +203,13 @@ def ceiling(evidence: Evidence) -> Ceiling | None:
         steady = evidence.ledger.steady_images_per_second
         mfu = clip(3 * measured.forward_flops * steady / measured.peak_flops)
     limit: Literal["compute", "feed"] = "feed" if feed is not None and feed < compute else "compute"
-    return Ceiling(images_per_second=now, compute=compute, feed=feed, limit=limit, probed=probed is not None, mfu=mfu)
+    limits = Ceiling(images_per_second=now, compute=compute, feed=feed, limit=limit, probed=probed is not None, mfu=mfu)
+    slowing = max((c for c in causes if c.name in SLOWS_UPDATES), key=lambda cause: cause.share, default=None)
+    left = 1 - min(0.99, slowing.share) if slowing is not None else 1.0
+    if slowing is None or slowing.share < LEAST or limits.near <= left:
+        return limits
+    faster = now / limits.most / left
+    return replace(limits, compute=compute * faster, feed=feed and feed * faster, without=slowing.name)
 
 
 def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:

@@ -102,7 +102,11 @@ def feed(evidence: Evidence) -> Iterator[Cause]:
             stage = max(STAGES, key=pace.stage)
             subject = "the only loader thread spends" if pace.threads == 1 else f"its {pace.threads} threads spend"
             idle = pace.idle
-            free = "" if idle is None else f" while {count(idle, 'core')} {'is' if idle == 1 else 'are'} idle"
+            free = (
+                ""
+                if idle is None or idle < 0.05
+                else f" while {count(idle, 'core')} {'is' if idle == 1 else 'are'} idle"
+            )
             sentence = (
                 f"{waits}, and {subject} {percent(min(1.0, pace.busy / pace.threads / pace.step))} of the time"
                 f" {'working' if stage == 'batch' else DOING[stage]}{free}."
@@ -125,10 +129,10 @@ def _stage_sentence(pace: Pace, stage: str, share: float) -> str:
     waits = f"The loop waits {percent(share)} of the time for images: the loader's threads spend {part} of it {doing}"
     if pace.asleep > SLEEPS * pace.busy:
         return f"{waits}, and most of that is waiting, not computing."
-    if pace.is_saturated or pace.held_up > pace.wait:
-        used = pace.step * (pace.machine.cpu or 0.0) if pace.machine else 0.0
-        part = percent(clip(pace.stage(stage) * pace.on_processor / used) if used else 0.0)
-        return f"{costs}: it takes {part} of what the cores do, and updates wait for them."
+    used = pace.step * (pace.machine.cpu or 0.0) if pace.machine else 0.0
+    taken = clip(pace.stage(stage) * pace.on_processor / used) if used else 0.0
+    if taken >= LEAST and (pace.is_saturated or pace.held_up > pace.wait):
+        return f"{costs}: it takes {percent(taken)} of what the cores do, and updates wait for them."
     return f"{waits}, and more threads would not help."
 
 

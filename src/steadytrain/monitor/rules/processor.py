@@ -16,6 +16,7 @@ from steadytrain.monitor.rules.pace import IDLE, is_limited_by_quota, mean_pace
 PARALLEL = 0.88  # share of the work of training on a CPU that more cores divide among them (Amdahl's law)
 WORKING = (*PASSES, "optimizer", "evaluation", "warmup", "startup")
 
+LEAST_STOLEN = 0.05  # cores that others take: fewer are "0.0 cores", which cost nothing
 TURNS = 0.2  # of an update: threads that take turns wait for a core for as long
 MAJOR_FAULT_SECONDS = 200e-6  # what a page that comes back from a fast disk costs whoever waits for it, at least
 MEMORY_FULL = 0.92  # of what a process may have: above this the kernel takes pages away to give others
@@ -64,6 +65,8 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
         return
     steal, is_full = machine.steal or 0.0, pace.idle <= 2 * IDLE * pace.cores
     stolen = steal + (machine.others or 0.0)
+    if stolen < LEAST_STOLEN:
+        return
     part = stolen / max(stolen + machine.cpu + machine.ranks, 1e-9)  # all ranks here are hindered
     loop, threads = loop_time(evidence), evidence.newest(ThreadStats)
     if loop is None or threads is None:
@@ -80,6 +83,7 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
         fed = clip(late * pace.step / pace.busy) if pace.busy > 0 else 0.0
         share = clip(queued + (stolen_share + pace.exposed * fed * part if is_full else 0.0))
         figures += (f"the training thread waited for a core {percent(loop.queued)} of the time",)
+    share = min(share, stolen)  # a thread is queued behind others only while they run
     sentence = f"take {count(stolen, 'core')} that this run needs: that costs {percent(share)} of the time."
     if steal > stolen / 2:
         sentence = f"Other virtual machines on this host {sentence}"
