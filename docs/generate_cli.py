@@ -1,4 +1,4 @@
-"""Write docs/cli/VERB.md and docs/recipe.md from the command line itself: ``python docs/generate_cli.py``.
+"""Write docs/cli/VERB.md, docs/recipe.md and the page of other tools' flags: ``python docs/generate_cli.py``.
 
 A test compares the pages with what this gives, so a changed flag without a changed page does not pass.
 """
@@ -15,6 +15,7 @@ from cyclopts import App, Argument
 
 from steadytrain.cli import RECIPE_VERBS, VERBS, app, default_text, examples, usage
 from steadytrain.cli.options import help_of
+from steadytrain.cli.other_tools import TOOLS, answer, flags_of
 from steadytrain.config.defaults import FEW_IMAGES, SMALL
 from steadytrain.config.reference import recipe_keys
 from steadytrain.config.settings import GROUPS
@@ -73,6 +74,30 @@ def recipe_page() -> str:
             part = name
         cells = (f"`{row.key}`", row.type, row.train, row.finetune, row.meaning, f"`{row.example}`")
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def flags_page() -> str:
+    """The page of other tools' flags: what the command line itself makes of each."""
+    lines = [
+        "# Flags of other tools",
+        "",
+        "Type a flag of timm, torchvision, Lightning or MXNet behind `steady train DATA`, `finetune`, `sweep` or",
+        "`schedule`. It is taken, or one line says what to type instead. Dashes and underscores are alike, and so are",
+        "`--trainer.max_epochs` and `--max_epochs`. See also [how the concepts differ](../help/other-tools.md).",
+        "",
+        "Two things differ without a word. `--lr` is for 256 images in `steady train` (128 of small ones), and scaled",
+        "to the batch, as timm's `--lr-base` is; `--set optim.base_batch_size=none` takes it as it is. `--opt sgd` has",
+        "Nesterov's momentum in timm; here that is `--optimizer nag`.",
+    ]
+    for tool in TOOLS:
+        lines += ["", f"## {tool}", "", "| their word | here | what differs |", "|---|---|---|"]
+        for one in map(answer, flags_of(tool)):
+            ours = "the same" if one.ours == one.typed else f"`{one.ours}`" if one.ours else "taken"
+            about = one.refusal or "; ".join(one.notes) or ("" if one.ours else "it says what is done anyway")
+            about = about.removeprefix("Instead: ").removeprefix(f"{one.typed} is not needed: ")
+            about = about.removeprefix(f"{one.typed} has no counterpart here: ").rstrip(".").replace("|", "\\|")
+            lines.append(f"| `{one.typed}` | {'not taken' if one.refusal else ours} | {about} |")
     return "\n".join([*lines, ""])
 
 
@@ -137,6 +162,7 @@ def main() -> None:
     for name, text in texts.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
     (FOLDER.parent / "recipe.md").write_text(recipe_page(), encoding="utf-8")
+    (FOLDER.parent / "reference" / "flags-of-other-tools.md").write_text(flags_page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

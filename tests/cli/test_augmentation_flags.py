@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steadytrain.cli import parse
-from steadytrain.cli.augmentation_flags import READERS, read_augmentation
+from steadytrain.cli.foreign_flags import READERS, read_flags
 from steadytrain.cli.options import TrainingOptions
 from steadytrain.config import Data, Recipe
 from steadytrain.config.defaults import usual_recipe
@@ -72,14 +72,14 @@ def test_a_flag_of_another_trainer_sets_what_it_means(text: str, expected: dict[
 )
 def test_what_has_no_counterpart_names_the_nearest(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_augmentation(["photos", *text.split()])
+        read_flags(["photos", *text.split()])
 
 
 def test_a_note_says_where_the_meaning_is_only_nearly_the_same() -> None:
     for text, word in (("--aa rand-m9", "magnitudes to 10"), ("--reprob 0.3", "mean colour")):
-        _, notes = read_augmentation(["photos", *text.split()])
+        _, notes = read_flags(["photos", *text.split()])
         assert len(notes) == 1 and word in notes[0] and "is read as --transforms" in notes[0]
-    assert read_augmentation(["photos", "--aa", "ta_wide", "--reprob", "0"])[1] == []
+    assert read_flags(["photos", "--aa", "ta_wide", "--reprob", "0"])[1] == []
 
 
 def test_no_flag_of_ours_is_read_as_anothers() -> None:

@@ -34,6 +34,12 @@ def test_the_page_of_the_recipe_is_up_to_date() -> None:
     assert sorted(keys) == sorted(key for key, _ in leaves(values)) and all(row.meaning for row in recipe_keys())
 
 
+def test_the_page_of_other_tools_flags_is_up_to_date() -> None:
+    page: str = runpy.run_path(str(DOCS / "generate_cli.py"))["flags_page"]()
+    written = (DOCS / "reference" / "flags-of-other-tools.md").read_text(encoding="utf-8")
+    assert written == page, "run: python docs/generate_cli.py"
+
+
 def test_every_example_of_the_recipe_can_be_set() -> None:
     for row in recipe_keys():
         setting = row.example.removeprefix("--set ")

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from steadytrain import optim
 from steadytrain.config import Optim
-from steadytrain.config.parts import OPTIMIZERS
+from steadytrain.config.parts import OPTIMIZERS, TIMM_OPTIMIZERS
 from steadytrain.errors import RecipeError
 
 CPU = torch.device("cpu")
@@ -247,3 +247,10 @@ def test_no_update_copies_numbers_to_the_device(name: str) -> None:
     with Copies() as copies:  # type: ignore[no-untyped-call]
         optimizer.step()
     assert not copies.seen
+
+
+def test_a_bare_name_of_timms_optimizers_is_never_one_that_is_built_in() -> None:
+    from timm.optim import list_optimizers  # type: ignore[attr-defined]
+
+    assert not set(TIMM_OPTIMIZERS) & set(OPTIMIZERS)
+    assert set(TIMM_OPTIMIZERS) <= set(list_optimizers())

@@ -312,13 +312,13 @@ def _own_words(words: Sequence[str]) -> list[str]:
         return ["./-" if word == "-" else word for word in words]
     if words[0] not in RECIPE_VERBS:
         return list(words)
-    from steadytrain.cli.augmentation_flags import read_augmentation
     from steadytrain.cli.console import note
+    from steadytrain.cli.foreign_flags import read_flags
     from steadytrain.cli.options import translate
 
     if len(words) > 1 and (hint := assignment_hint(words[0], words[1], (), True)):
         raise InputError(f"{words[1]} is in the manner of another tool{hint}")
-    words, notes = read_augmentation(words)
+    words, notes = read_flags(words)
     for line in notes:
         note(line)
     return translate(words)

@@ -1,14 +1,13 @@
 """Flags of timm, torchvision and MXNet that augment images, read as ``--transforms`` and keys of the recipe.
 
-Where the meaning is the same, a flag is read without a word; where it is nearly the same, a note says what differs;
-where there is nothing like it, an error names what comes nearest. MXNet's are those of its training scripts
-(``--max-random-rotate-angle``) and the parameters of its ImageRecordIter (``--max-rotate-angle``).
+MXNet's are those of its training scripts (``--max-random-rotate-angle``) and the parameters of its ImageRecordIter
+(``--max-rotate-angle``). :mod:`steadytrain.cli.foreign_flags` reads command lines by this table and its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from steadytrain.config.transforms import split_transforms
@@ -17,7 +16,10 @@ from steadytrain.errors import InputError, did_you_mean
 
 @dataclass
 class FlagReading:
-    """Translation so far: transforms by name, keys of the recipe, notes for the user."""
+    """Translation so far: transforms by name, keys of the recipe, flags of ours, notes for the user.
+
+    ``parts``: what several flags say together, such as the step of a schedule, until all of them are read.
+    """
 
     transforms: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
@@ -27,10 +29,14 @@ class FlagReading:
     magnitude: str | None = None
     erased: str | None = None
     noise: bool = True
+    flags: list[str] = field(default_factory=list)
+    parts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def words(self, named: str | None) -> list[str]:
         """Return flags of ours; ``named``: the transforms that ``--transforms`` named besides."""
+        if self.erased and self.noise:
+            self.notes.append(f"{self.erased} is read as --transforms {self.transforms['erase']}: {_PIXELS}")
         transforms = dict(self.transforms)
         if self.colours:
             values = (self.colours.get(name, "0") for name in ("brightness", "contrast", "saturation"))
@@ -41,7 +47,7 @@ class FlagReading:
         if self.magnitude is not None and transforms.get("policy", "").startswith("randaugment"):
             transforms["policy"] = f"randaugment:2,{self.magnitude}"
         texts = [*split_transforms(named or ""), *transforms.values()]
-        words = ["--transforms", ",".join(texts)] if texts or named else []
+        words = [*self.flags, *(("--transforms", ",".join(texts)) if texts or named else ())]
         for key, ends in self.pairs.items():
             low, high = (ends.get(end, usual) for end, usual in enumerate(_USUAL[key]))
             words += ["--set", f"{key}=[{low},{high}]"]
@@ -53,51 +59,19 @@ Read = Callable[[FlagReading, str, list[str]], None]
 """Of the reading, the flag and its values."""
 
 
-def read_augmentation(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words of a command line with flags of ours in place of others', and notes about the difference.
-
-    Raises:
-        InputError: a flag without its value, or one that has no counterpart.
-
-    >>> read_augmentation(["photos", "--reprob", "0.25", "--remode", "const", "--mixup=0.2", "--hflip", "0.5"])
-    (['photos', '--transforms', 'erase:0.25,mixup:0.2', '--set', 'data.flip=true'], [])
-    """
-    reading, left, waiting, transforms = FlagReading(), list[str](), list(words), None
-    while waiting:
-        word, equals, value = waiting.pop(0).partition("=")
-        name = word.lstrip("-").replace("_", "-").lower()
-        if word == "--transforms":
-            transforms = value if equals else waiting.pop(0) if waiting else ""
-        elif not word.startswith("--") or (read := READERS.get(name)) is None:
-            left.append(word + equals + value)
-        else:
-            values = [value] if equals else []
-            most = MOST_VALUES.get(name, 1)
-            while waiting and len(values) < most and not (waiting[0].startswith("-") and not _is_number(waiting[0])):
-                if values and not _is_number(waiting[0]):
-                    break
-                values.append(waiting.pop(0))
-            if not values and most:
-                raise InputError(f"{word} needs a value: {word} VALUE")
-            read(reading, word, values)
-    if reading.erased and reading.noise:
-        reading.notes.append(f"{reading.erased} is read as --transforms {reading.transforms['erase']}: {_PIXELS}")
-    return left + reading.words(transforms), reading.notes
-
-
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
     return bool(re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", word))
 
 
-def _is_zero(value: str) -> bool:
-    return _is_number(value) and float(value) == 0
+def is_zero(value: str) -> bool:
+    return is_number(value) and float(value) == 0
 
 
 def _transform(name: str) -> Read:
     """Read a number as the first value of a transform; 0 is none."""
 
     def read(reading: FlagReading, word: str, values: list[str]) -> None:
-        if not _is_zero(values[0]):
+        if not is_zero(values[0]):
             reading.transforms[name] = f"{name}:{','.join(values)}"
 
     return read
@@ -105,7 +79,7 @@ def _transform(name: str) -> Read:
 
 def _reprob(reading: FlagReading, word: str, values: list[str]) -> None:
     _transform("erase")(reading, word, values)
-    reading.erased = None if _is_zero(values[0]) else f"{word} {values[0]}"
+    reading.erased = None if is_zero(values[0]) else f"{word} {values[0]}"
 
 
 def _remode(reading: FlagReading, word: str, values: list[str]) -> None:
@@ -137,9 +111,9 @@ def _range(key: str) -> Read:
 
 
 def _hflip(reading: FlagReading, word: str, values: list[str]) -> None:
-    if not _is_number(values[0]) or float(values[0]) not in (0, 0.5):
+    if not is_number(values[0]) or float(values[0]) not in (0, 0.5):
         raise InputError(f"{word} is {values[0]}; half of the images are flipped (0.5), or none (0)")
-    reading.keys["data.flip"] = "false" if _is_zero(values[0]) else "true"
+    reading.keys["data.flip"] = "false" if is_zero(values[0]) else "true"
 
 
 def _mirror(reading: FlagReading, word: str, values: list[str]) -> None:
@@ -148,7 +122,7 @@ def _mirror(reading: FlagReading, word: str, values: list[str]) -> None:
 
 def _repeats(reading: FlagReading, word: str, values: list[str]) -> None:
     """Read timm's number of repeats (0: none), or torchvision's."""
-    times = float(values[0]) if _is_number(values[0]) else 0.5
+    times = float(values[0]) if is_number(values[0]) else 0.5
     if times % 1 or times < 0:
         raise InputError(f"{word} is {values[0]}; it must be a whole number, such as {word} 3")
     reading.keys["data.repeats"] = f"{max(1, times):.0f}"
@@ -166,12 +140,12 @@ def _resized_crop(reading: FlagReading, word: str, values: list[str]) -> None:
 
 def _colour(reading: FlagReading, word: str, values: list[str]) -> None:
     """Read MXNet's brightness, contrast or saturation."""
-    if not _is_zero(values[0]):
+    if not is_zero(values[0]):
         reading.colours[word.lstrip("-")] = values[0]
 
 
 def _jitter(reading: FlagReading, word: str, values: list[str]) -> None:
-    if len(values) == 1 and _is_zero(values[0]):
+    if len(values) == 1 and is_zero(values[0]):
         return
     reading.transforms["color"] = f"color:{','.join(values)}"
 
@@ -184,13 +158,13 @@ def _magnitude(reading: FlagReading, word: str, values: list[str]) -> None:
     reading.magnitude = values[0]
 
 
-def _fixed(*accepted: str, nearest: str) -> Read:
+def fixed(*accepted: str, nearest: str) -> Read:
     """Accept a flag that says what is done anyway, and name the nearest for any other value."""
 
     def read(reading: FlagReading, word: str, values: list[str]) -> None:
         value = values[0] if values else ""
         if not any(
-            value == usual or (_is_number(value) and _is_number(usual) and float(value) == float(usual))
+            value == usual or (is_number(value) and is_number(usual) and float(value) == float(usual))
             for usual in accepted
         ):
             raise InputError(f"{f'{word} {value}'.strip()} has no counterpart here: {nearest}")
@@ -255,21 +229,21 @@ READERS: dict[str, Read] = {
     "reprob": _reprob,
     **dict.fromkeys(("random-erase", "random-erasing"), _transform("erase")),
     "remode": _remode,
-    "recount": _fixed("1", nearest="each image has one erased box at most"),
+    "recount": fixed("1", nearest="each image has one erased box at most"),
     **dict.fromkeys(("color-jitter", "jitter"), _jitter),
     "grayscale-prob": _transform("grey"),
     **dict.fromkeys(("mixup", "mixup-alpha"), _transform("mixup")),
     **dict.fromkeys(("cutmix", "cutmix-alpha"), _transform("cutmix")),
     "mixup-prob": _mixing,
-    "mixup-switch-prob": _fixed("0.5", nearest="with mixup and cutmix, each image gets one of them with equal chances"),
-    "mixup-mode": _fixed("elem", nearest="each image has a share of its own, as --mixup-mode elem"),
+    "mixup-switch-prob": fixed("0.5", nearest="with mixup and cutmix, each image gets one of them with equal chances"),
+    "mixup-mode": fixed("elem", nearest="each image has a share of its own, as --mixup-mode elem"),
     "ra-magnitude": _magnitude,
     "scale": _range("data.area"),
     "ratio": _range("data.ratio"),
     "train-interpolation": _interpolation,
     **dict.fromkeys(("aug-repeats", "ra-reps"), _repeats),
     **dict.fromkeys(("ra-sampler", "repeated-aug"), _sampler),
-    "gaussian-blur-prob": _fixed("0", nearest="--transforms trivialaugment has a sharpness that blurs as well"),
+    "gaussian-blur-prob": fixed("0", nearest="--transforms trivialaugment has a sharpness that blurs as well"),
     **dict.fromkeys(("rotation", "degrees"), _transform("rotate")),
     # MXNet's scripts, and its ImageRecordIter
     **dict.fromkeys(("random-mirror", "rand-mirror"), _mirror),
@@ -282,18 +256,18 @@ READERS: dict[str, Read] = {
     **dict.fromkeys(("max-random-aspect-ratio", "max-aspect-ratio"), _end("data.ratio", 1)),
     **dict.fromkeys(("brightness", "contrast", "saturation"), _colour),
     **dict.fromkeys(
-        ("max-random-h", "max-random-s", "max-random-l", "random-h", "random-s", "random-l"), _fixed("0", nearest=_HUE)
+        ("max-random-h", "max-random-s", "max-random-l", "random-h", "random-s", "random-l"), fixed("0", nearest=_HUE)
     ),
-    "pca-noise": _fixed("0", nearest=_HUE),
-    "rotate": _fixed("-1", "0", nearest="--transforms rotate:15 rotates by up to 15 degrees, either way"),
-    **dict.fromkeys(("random-crop", "rand-crop"), _fixed("0", nearest=f"--set data.augment=resized-crop; {_AREAS}")),
+    "pca-noise": fixed("0", nearest=_HUE),
+    "rotate": fixed("-1", "0", nearest="--transforms rotate:15 rotates by up to 15 degrees, either way"),
+    **dict.fromkeys(("random-crop", "rand-crop"), fixed("0", nearest=f"--set data.augment=resized-crop; {_AREAS}")),
     **dict.fromkeys(
-        ("max-random-scale", "min-random-scale", "max-crop-size", "min-crop-size"), _fixed("1", "-1", nearest=_AREAS)
+        ("max-random-scale", "min-random-scale", "max-crop-size", "min-crop-size"), fixed("1", "-1", nearest=_AREAS)
     ),
-    "fill-value": _fixed(nearest="what is empty gets the mean colour (data.mean)"),
-    "inter-method": _fixed("1", nearest="--set data.interpolation=bicubic, or bilinear, which is 1"),
+    "fill-value": fixed(nearest="what is empty gets the mean colour (data.mean)"),
+    "inter-method": fixed("1", nearest="--set data.interpolation=bicubic, or bilinear, which is 1"),
 }
 """Flag, without its dashes -> what reads it."""
 
-MOST_VALUES = {"ra-sampler": 0, "repeated-aug": 0, "color-jitter": 4, "jitter": 4, "scale": 2, "ratio": 2}
+MOST_VALUES = {"color-jitter": 4, "jitter": 4, "scale": 2, "ratio": 2}
 """Values that a flag may have, where it is not one."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from steadytrain.config.factories import FACTORY, is_own_model
 from steadytrain.config.losses import parse_loss
-from steadytrain.config.parts import OPTIMIZERS, Budget, Data, Model, Optim
+from steadytrain.config.parts import OPTIMIZERS, Budget, Data, Model, Optim, optimizer_name
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves, to_toml
 from steadytrain.config.recipe import Recipe
@@ -130,6 +130,7 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
     values, chosen = defaults.to_dict(), dict(_table(file_values, "optim"))
     chosen |= {key.removeprefix("optim."): value for key, value in changes.items() if key.startswith("optim.")}
     optimizer = chosen.get("name")
+    optimizer = optimizer_name(optimizer) if isinstance(optimizer, str) else optimizer
     is_usual = optimizer in (None, defaults.optim.name) or {optimizer, defaults.optim.name} == {"sgd", "nag"}
     if not is_usual and chosen.get("lr") is None:
         is_known = optimizer in OPTIMIZERS or str(optimizer).startswith("timm/") or FACTORY.fullmatch(str(optimizer))

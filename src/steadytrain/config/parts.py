@@ -54,10 +54,29 @@ OPTIMIZERS = (
 """Names of the optimizers that are built in; those of timm are ``timm/NAME``, the user's own ``pkg.mod:factory``."""
 
 TIMM_OPTIMIZERS = (
-    *("adabelief", "adafactor", "adahessian", "adamp", "adan", "adopt", "lamb", "lambc", "laprop", "lars", "lion"),
-    *("madgrad", "mars", "momentum", "nadamw", "nesterov", "novograd", "radamw", "rmsproptf", "sgdp", "sgdw"),
+    *("adabelief", "adafactor", "adafactorbv", "adahessian", "adamc", "adamp", "adamuon", "adan", "adanw", "adopt"),
+    *("adoptw", "cadamw", "cadan", "clion", "csgdw", "kron", "kronw", "lamb", "lambc", "lambw", "laprop", "larc"),
+    *("lars", "lion", "madgrad", "madgradw", "mars", "nadamuon", "nadamw", "nlarc", "nlars", "novograd"),
+    *("radabelief", "radamw", "rmsproptf", "sgdp", "sgdw"),
 )
 """Those of timm that are asked for by their bare names."""
+
+SAME_OPTIMIZERS = {"momentum": "sgd", **dict.fromkeys(("nesterov", "sgdnesterov"), "nag")}
+"""Other trainers' names of those that are built in."""
+
+
+def optimizer_name(name: str) -> str:
+    """Return an optimizer's name as it is called here, of any trainer's spelling of one that is known.
+
+    >>> optimizer_name("lamb"), optimizer_name("AdamW"), optimizer_name("timm/lion"), optimizer_name("lamp")
+    ('timm/lamb', 'adamw', 'timm/lion', 'lamp')
+    """
+    plain = re.sub(r"[-_ ]", "", name.lower().removeprefix("torch.optim."))
+    if plain in TIMM_OPTIMIZERS:
+        return f"timm/{plain}"
+    plain = SAME_OPTIMIZERS.get(plain, plain)
+    return plain if plain in OPTIMIZERS else name
+
 
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
@@ -126,7 +145,7 @@ class Data:
         limit=between(1, 4096, "from 1 to 4096 pixels"),
         example=192,
         usual="the model's, or the images' if they are small",
-        words="imgsz image-size resolution",
+        words="imgsz image-size resolution val-crop-size",
         flag=Flag(IMAGES, names="--size --img-size"),
     )
     grow_size: tuple[str, ...] = setting(
@@ -224,6 +243,7 @@ class Data:
         "Column of a table that has the images' paths, by its name or its number from 1 on.",
         example="filename",
         usual="found by name and content",
+        words="input-key",
         flag=Flag(DATA),
     )
     label_column: tuple[str, ...] = setting(
@@ -232,6 +252,7 @@ class Data:
         "image has.",
         example="diagnosis",
         usual="found by name and content",
+        words="target-key",
         flag=Flag(DATA, "A table's column of labels; may be given several times, for columns of 0 and 1."),
     )
     split_column: str | None = setting(
@@ -299,6 +320,7 @@ class Model:
         None,
         "Start from this .safetensors, .pth or .params file, or from the best weights of this run.",
         example="resnet50.safetensors",
+        words="pretrained-path",
         flag=Flag(
             MODEL, names="--weights --initial-checkpoint --pretrained-model", implied=(("model.pretrained", False),)
         ),
@@ -375,6 +397,7 @@ class Optim:
         limit=ABOVE_0,
         example=256,
         usual=("256, or 128 for images up to 64 pixels", "none"),
+        words="lr-base-size",
     )
     momentum: float = setting(0.9, "Momentum of sgd and nag, from 0 to below 1.", limit=BELOW_1, words="momentum mom")
     nesterov: bool | None = setting(
@@ -385,7 +408,9 @@ class Optim:
         "The two decay rates of Adam's moments (and AdamW's, NAdam's, ...), from 0 to below 1.",
         limit=ValueLimit(lambda betas: all(0 <= beta < 1 for beta in betas), BELOW_1.words),
     )
-    eps: float = setting(1e-8, "Added to the denominator of the same optimizers, above 0.", limit=ABOVE_0)
+    eps: float = setting(
+        1e-8, "Added to the denominator of the same optimizers, above 0.", limit=ABOVE_0, words="opt-eps"
+    )
     weight_decay: float = setting(
         5e-4,
         "Weight decay, 0 or more; norms and biases are exempt.",
@@ -411,7 +436,7 @@ class Optim:
         "Epochs in which the learning rate rises from 0 to its peak.",
         limit=NOT_NEGATIVE,
         usual=("5, or 0.5 for images up to 64 pixels; at most a quarter of the run", "0.5"),
-        words="warmup",
+        words="warmup lr-warmup-epochs",
         flag=Flag(OPTIMIZER),
     )
     warmup: str = setting(
@@ -429,7 +454,7 @@ class Optim:
         0.1,
         "What step, factor and plateau multiply the learning rate by, above 0, up to 1.",
         limit=UP_TO_1,
-        words="decay-rate lr-factor gamma",
+        words="decay-rate dr lr-factor lr-gamma gamma",
     )
     power: float = setting(2.0, "Exponent of poly, above 0.", limit=ABOVE_0)
     final: float = setting(
@@ -467,7 +492,7 @@ class Optim:
         "Clip the gradient to this global norm, above 0. None does not clip.",
         limit=ABOVE_0,
         example=1,
-        words="clip-grad grad-clip gradient-clip-val clip-norm",
+        words="clip-grad clip-grad-norm grad-clip gradient-clip-val clip-norm",
     )
     ema: float | None = setting(
         None,
@@ -516,13 +541,12 @@ class Optim:
 
     def __post_init__(self) -> None:
         check(self, "optim")
+        object.__setattr__(self, "name", optimizer_name(self.name))
         if self.nesterov is None:  # a recipe says which momentum; where it means nothing it is True, as it always was
             object.__setattr__(self, "nesterov", self.name != "sgd")
         is_other = self.name.startswith("timm/") or FACTORY.fullmatch(self.name)
         if self.name not in OPTIMIZERS and not is_other:
-            name = re.sub(r"[-_ ]", "", self.name.lower())
-            near = f" Did you mean timm/{name}, with --lr?" if name in TIMM_OPTIMIZERS else ""
-            near = near or did_you_mean(name, OPTIMIZERS)
+            near = did_you_mean(self.name.lower(), OPTIMIZERS)
             known = ", ".join(OPTIMIZERS)
             raise RecipeError(
                 f"optim.name is {self.name!r}; it must be one of {known}, timm/NAME or pkg.mod:factory.{near}"
@@ -843,7 +867,7 @@ class Every:
         20,
         "Updates between two log lines, 1 or more.",
         limit=FROM_1,
-        words="log-interval log-every-n-steps disp-batches",
+        words="log-interval log-every-n-steps disp-batches print-freq",
     )
     evaluate_epochs: float = setting(
         1.0,

@@ -39,7 +39,7 @@ from steadytrain.config.settings import (
     settings_of,
 )
 from steadytrain.config.strangers import FILE_KEYS
-from steadytrain.config.synonyms import advice, plain_word
+from steadytrain.config.synonyms import MODEL_OPTIONS, advice, plain_word
 from steadytrain.errors import RecipeError, did_you_mean
 
 ASIDE = ("sweep", "tuning")
@@ -255,7 +255,7 @@ def recipe_settings() -> Mapping[str, RecipeSetting]:
 @cache
 def _other_words() -> Mapping[str, str]:
     words = {word: key for key, setting in recipe_settings().items() for word in setting.words.split()}
-    return words | {"layer-before-fullc": "model.options.layer_before_fullc"}
+    return words | {word: f"model.options.{name}" for word, name in MODEL_OPTIONS.items()}
 
 
 def synonym(word: str) -> str:

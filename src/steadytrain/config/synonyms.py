@@ -21,7 +21,65 @@ _SCALING = "--set data.mean=[0.485,0.456,0.406] and --set data.std=[0.229,0.224,
 _TRANSFORMS = "--transforms randaugment:2,9,erase:0.25,mixup:0.2 (docs: augmentation)"
 _WHERE = "--schedule step --set optim.milestones=[30,60,80], in epochs; or --schedule factor,every=30"
 
+_DISTILLATION = "distillation, a loss against a teacher's answers"
+_NAFLEX = "NaFlex, images of several sizes and sequences of several lengths in a batch"
+_STEPS = "--set budget.steps=100 ends a run after so many updates"
+_TRACKERS = "steady report RUN --to wandb --follow beside it (or tensorboard, mlflow, trackio)"
+_VERBS = "steady evaluate RUN DATA, and steady predict RUN IMAGE"
+
+MODEL_OPTIONS = {
+    "layer-before-fullc": "layer_before_fullc",
+    "gp": "global_pool",
+    **dict.fromkeys(("drop", "drop-rate", "dropout"), "drop_rate"),
+    **dict.fromkeys(("drop-path", "drop-path-rate"), "drop_path_rate"),
+    "drop-block": "drop_block_rate",
+    "bn-momentum": "bn_momentum",
+    "bn-eps": "bn_eps",
+}
+"""Word -> the keyword of a model's factory that it is, where the model has it."""
+
 OTHERWISE = {
+    **dict.fromkeys(("config", "c"), "--recipe FILE, whose keys steady train --help-recipe lists"),
+    "print-config": "--explain prints what would be trained",
+    "dataset-download": "steady fetch NAME downloads a public data set; then it is DATA",
+    "class-map": "--classes CARD.json says the classes and their order",
+    "in-chans": "the data and --set data.mean, of 1 or 3 numbers, say the channels",
+    **dict.fromkeys(("fuser", "torchscript"), "--compile compiles the network (torch.compile)"),
+    "epoch-repeats": "--epochs says the passes; --set every.evaluate_epochs=3 how many lie between evaluations",
+    "drop-connect": "--set model.options.drop_path_rate=0.1, where the model has it",
+    "mixup-off-epoch": "a second run without --transforms, from --weights RUN of the first",
+    "color-jitter-prob": "--transforms color:0.4 changes every image",
+    "bce-pos-weight": "--class-weights balanced, or --loss pkg.mod:factory",
+    **dict.fromkeys(("bce-sum", "bce-target-thresh"), "--loss pkg.mod:factory, your own"),
+    "augmix-severity": "--transforms augmix:3,3,3, whose first number is the severity",
+    "lr-min": "--set optim.final=0.01 says the last rate as a share of the peak",
+    "patience-epochs": "--schedule plateau,patience=10, in evaluations",
+    "save-images": "steady feed DATA --show images.html shows what is trained on",
+    "tta": "steady evaluate RUN --tta flip",
+    "val-resize-size": "--set data.crop=0.875, the share of the shorter side that evaluation crops: 224 of 256",
+    "cache-dataset": "steady pack DATA -o train.rec; images that fit into memory are kept decoded anyway",
+    **dict.fromkeys(("test-only", "evaluate", "test", "validate", "predict"), _VERBS),
+    **dict.fromkeys(("train-img-sizes", "train-batch-sizes", "train-size-probs"), "--grow-size 128@0,160@6,192@12"),
+    **dict.fromkeys(("train-size-schedule-spread", "train-size-random-mix"), "--grow-size 128@0,160@6,192@12"),
+    **dict.fromkeys(("train-batches-per-epoch", "limit-train-batches", "overfit-batches", "fast-dev-run"), _STEPS),
+    **dict.fromkeys(
+        ("limit-val-batches", "limit-test-batches", "limit-predict-batches"),
+        "each image is evaluated; --set every.evaluate_epochs=5 does so less often",
+    ),
+    **dict.fromkeys(("min-epochs", "min-steps"), "without --patience a run has all its --epochs"),
+    **dict.fromkeys(
+        ("callbacks", "plugins", "train-dataloaders", "val-dataloaders", "datamodule"),
+        "a loop of your own on our parts (docs: own-loop)",
+    ),
+    "profiler": "steady diagnose RUN and steady train ... --probe say where the time goes",
+    "detect-anomaly": "steady replay RUN computes the update that was not finite again",
+    "model-registry": _TRACKERS,
+    "test-io": "steady feed DATA measures the loader alone",
+    "top-k": "top-1 and top-5 are always computed; steady predict RUN IMAGE --top 5",
+    "initializer": "the model's own initial weights, or --weights FILE",
+    "pad-size": "--set data.augment=pad-crop --set data.pad=4",
+    "use-imagenet-data-augmentation": _TRANSFORMS,
+    **dict.fromkeys(("profile-worker-suffix", "profile-server-suffix"), "steady diagnose RUN says where the time goes"),
     **dict.fromkeys(("amp", "amp-dtype", "fp16", "half", "mixed-precision", "bf16"), _SIXTEEN),
     **dict.fromkeys(("resume", "ckpt", "ckpt-path", "load-epoch", "no-resume-opt", "start-epoch"), _RESUME),
     **dict.fromkeys(("output", "output-dir", "out", "save-dir", "model-prefix", "logdir", "log-dir", "name"), _RUN),
@@ -35,14 +93,14 @@ OTHERWISE = {
     **dict.fromkeys(("grad-accum-steps", "accumulate-grad-batches", "accumulate", "gradient-accumulation"), _PARTS),
     **dict.fromkeys(("grad-accum", "accum-iter", "accum-steps", "gradient-accumulation-steps", "iter-size"), _PARTS),
     **dict.fromkeys(("per-device-train-batch-size", "batch-size-per-gpu"), _PARTS),
-    **dict.fromkeys(("data-dir", "data-train", "train-dir", "dataset", "data", "train-split"), _DATA_FIRST),
+    **dict.fromkeys(
+        ("data-dir", "data-path", "data-train", "train-dir", "dataset", "data", "train-split"), _DATA_FIRST
+    ),
     **dict.fromkeys(("mean", "std", "rgb-mean", "rgb-std", "normalize"), _SCALING),
     **dict.fromkeys(("decay-epochs", "decay-milestones", "milestones", "lr-step-epochs", "step-size"), _WHERE),
     **dict.fromkeys(("scale", "ratio", "area", "crop-area"), _AREA),
     **dict.fromkeys(("hflip", "flip"), "--set data.flip=true, or false"),
     **dict.fromkeys(("sync-bn", "syncbn", "sync-batchnorm"), "--set model.batch_norm=synchronous"),
-    **dict.fromkeys(("drop-path", "drop-path-rate"), "--set model.options.drop_path_rate=0.1, where the model has it"),
-    **dict.fromkeys(("drop", "drop-rate", "dropout"), "--set model.options.drop_rate=0.1, where the model has it"),
     **dict.fromkeys(("num-classes",), "the data say how many classes there are; --classes FILE names them"),
     **dict.fromkeys(("model-ema",), "--ema 0.999 keeps averaged weights"),
     **dict.fromkeys(("min-lr", "eta-min"), "--set optim.final=0.01 says the last rate as a share of the peak"),
@@ -79,16 +137,37 @@ OTHERWISE = {
     **dict.fromkeys(("label", "label-col", "target", "y"), "the folders name the classes; or --labels FILE, a table"),
     "betas": "--set optim.betas=[0.9,0.999]",
     **dict.fromkeys(
-        ("log-wandb", "wandb", "logger", "tensorboard", "mlflow"),
-        "steady report RUN --to wandb --follow beside it (or tensorboard, mlflow, trackio)",
+        ("log-wandb", "wandb", "wandb-project", "wandb-tags", "wandb-resume-id", "logger", "tensorboard", "mlflow"),
+        _TRACKERS,
     ),
 }
 """Word -> what to give instead: the same in other words, or what comes nearest."""
 
 NOT_YET = {
-    **dict.fromkeys(("monitor", "eval-metric", "metric"), "choosing the best weights by anything but top-1"),
+    **dict.fromkeys(("eval-metric", "metric"), "choosing the best weights by anything but top-1"),
     "aug-splits": "splitting a batch by augmentation (AugMix's loss)",
-    **dict.fromkeys(("drop-block", "jsd-loss", "bn-momentum", "bn-eps"), "this"),
+    **dict.fromkeys(("jsd-loss", "resplit", "split-bn"), "splitting a batch by augmentation (AugMix's loss)"),
+    **dict.fromkeys(("lr-noise", "lr-noise-pct", "lr-noise-std"), "noise on the learning rate"),
+    **dict.fromkeys(("head-init-scale", "head-init-bias"), "another start of the classifier (--train probe fits it)"),
+    "fast-norm": "norms in 16 bits",
+    "device-modules": "devices other than CPUs and NVIDIA's GPUs",
+    "cutmix-minmax": "limits of CutMix's boxes",
+    "model-ema-force-cpu": "averaged weights in the memory of another device",
+    "variable-batch-loss-scale": "batches of several sizes in an epoch",
+    **dict.fromkeys(
+        (
+            *("naflex-loader", "naflex-train-seq-lens", "naflex-max-seq-len", "naflex-patch-sizes"),
+            *("naflex-patch-size-probs", "naflex-loss-scale", "naflex-patchify-channels-first"),
+        ),
+        _NAFLEX,
+    ),
+    **dict.fromkeys(
+        (
+            *("kd-model-name", "kd-distill-type", "kd-loss-type", "distill-loss-weight", "task-loss-weight"),
+            *("kd-temperature", "kd-student-feature-dim", "kd-teacher-feature-dim", "kd-token-distill-type"),
+        ),
+        _DISTILLATION,
+    ),
 }
 """Word -> what it asks for, which is not there."""
 
