@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import gzip
 import http.client
 import http.server
@@ -34,6 +35,8 @@ import torch
 import yaml
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
 from tests.reports.test_browser import browser, chromium
 
 from steadytrain.cli.serve import _flags
@@ -42,7 +45,7 @@ from steadytrain.export import batching, containers
 from steadytrain.export.batching import Batcher, PixelRoom
 from steadytrain.export.fetch import FetchError, fetch, is_allowed, parse_prefix
 from steadytrain.export.payload import LONG_TEXT
-from steadytrain.export.serve import ServeSettings, Service, describe
+from steadytrain.export.serve import ServeSettings, Service, _unless_gone, describe
 from steadytrain.training import Trained, predict, restore
 
 if TYPE_CHECKING:
@@ -248,6 +251,23 @@ def pairs(row: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Classes and probabilities of an image in a response."""
     assert row["error"] is None
     return [(class_name["class"], class_name["probability"]) for class_name in row["classes"]]
+
+
+def test_a_request_that_was_given_up_prints_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def give_up() -> None:
+        async def gone() -> Message:
+            return {"type": "http.disconnect"}
+
+        futures = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        with pytest.raises(ClientDisconnect):
+            await _unless_gone(Request({"type": "http"}, gone), asyncio.gather(*futures, return_exceptions=True))
+        await asyncio.sleep(0)
+        assert all(future.cancelled() for future in futures), "nothing computes them"
+        del futures
+        gc.collect()
+
+    asyncio.run(give_up())
+    assert not caplog.records
 
 
 def test_answers_equal_predict_to_the_last_digit(server: Server, trained: Trained, images: dict[str, Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -90,6 +91,21 @@ def is_open(connection: socket.socket) -> bool:
         return True
     except ConnectionResetError:
         return False
+
+
+@pytest.mark.parametrize("path", ["/health", "/take", "/nowhere"])
+def test_a_body_that_is_no_http_leaves_no_traceback(port: int, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    for apart in (False, True):
+        with connect(port, head + (b"5\r\n12345\r\n" if apart else b"")) as connection:
+            if apart:
+                time.sleep(0.05)
+            connection.sendall(b"\nno size\r\n")
+            whole_answer(connection)
+    assert asked(port, "/health").endswith(b"alive")
+    logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert not caplog.records
 
 
 def test_idle_connections_are_closed_oldest_first(port: int) -> None:

@@ -541,6 +541,7 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
     """
     # After the request's end there is nothing to receive but that the client went away.
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio prints what nobody asks for
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

@@ -134,6 +134,15 @@ class LimitedProtocol(H11Protocol):
         self._note()
         self._received += len(data)
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP: no other answer is sent to a request whose body it came in."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()

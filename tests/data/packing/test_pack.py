@@ -147,6 +147,30 @@ def test_the_list_names_the_file_of_each_record_and_is_a_source_again(photos: Pa
         assert other.with_suffix(".lst").read_text().replace("\\\\", "\\") == "\n".join(lines) + "\n"
 
 
+@pytest.mark.parametrize("by", ["packing", "im2rec"])
+def test_a_damaged_list_is_noticed_before_names_are_missed(photos: Path, tmp_path: Path, by: str) -> None:
+    path = pack(photos, tmp_path / "p")[0].path
+    listed = path.with_suffix(".lst")
+    whole = listed.read_bytes()
+    if by == "im2rec":
+        path.with_suffix(".json").unlink()
+
+    def said() -> list[str]:
+        remarks: list[str] = []
+        with Records.open(path) as records:
+            records.require_images(remarks.append)
+        return remarks
+
+    assert said() == []
+    for damaged in (b"", whole[: len(whole) // 2]):
+        listed.write_bytes(damaged)
+        assert len(said()) == 1 and "names of files may be missing or wrong; pack again" in said()[0]
+    listed.write_bytes(whole.replace(b"cat", b"bat", 1))
+    assert len(said()) == (by == "packing"), "only of its own lists does packing know each byte"
+    listed.unlink()
+    assert said() == [], "records without a list are named by their numbers"
+
+
 def test_shards_and_archives_have_lists(photos: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "photos.tar", "w") as archive:
         archive.add(photos, "photos")

@@ -127,6 +127,26 @@ def test_no_more_is_packed_than_what_is_asked_for(tmp_path: Path) -> None:
     assert _prepare(tmp_path / "data", tmp_path / "cache", only="val") == both
 
 
+@pytest.mark.parametrize("suffix", [".lst", ".idx", ".json", ".rec"])
+def test_a_damaged_copy_is_made_again_byte_for_byte(photos: Path, tmp_path: Path, suffix: str) -> None:
+    train = _prepare(photos, tmp_path / "cache").train
+    whole = {path.name: path.read_bytes() for path in train.parent.glob("data.*")}
+    file = train.with_suffix(suffix)
+    good = file.read_bytes()
+    for damaged in (b"", good[: len(good) // 2], _flipped(good, 1), _flipped(good, 0x80), None):
+        file.unlink() if damaged is None else file.write_bytes(damaged)
+        said: list[str] = []
+        assert _prepare(photos, tmp_path / "cache", messages=said).train == train
+        assert {path.name: path.read_bytes() for path in train.parent.glob("data.*")} == whole
+        assert f"{photos} is made again" in "".join(said)
+        assert file.name in "".join(said) or suffix == ".rec"
+
+
+def _flipped(data: bytes, bits: int) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ bits]) + data[middle + 1 :]
+
+
 def test_a_class_list_by_name_or_by_card(photos: Path, tmp_path: Path) -> None:
     names = ("dog", "elk", "cat")
     by_name = _prepare(photos, tmp_path / "cache", classes=names)

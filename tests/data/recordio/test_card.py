@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,7 +65,35 @@ def test_what_a_program_finds_in_it() -> None:
 )
 def test_a_wrong_card_is_refused_with_what_is_wrong(change: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        Card.from_json(json.dumps({**json.loads(CARD.to_json()), **change}))
+        Card.from_json(json.dumps({**_edited(CARD), **change}))
+
+
+def _edited(card: Card) -> dict[str, object]:
+    """What somebody who edits a card begins with."""
+    members: dict[str, object] = json.loads(card.to_json())
+    del members["checksum"]
+    return members
+
+
+def test_no_bit_of_a_card_can_change_unseen(tmp_path: Path) -> None:
+    card = replace(CARD, bytes=1)
+    text = card.to_json().encode()
+    (tmp_path / "a.rec").write_bytes(b"1")
+    for at, bit in itertools.product(range(0, len(text), 7), (0, 3, 7)):
+        damaged = bytearray(text)
+        damaged[at] ^= 1 << bit
+        (tmp_path / "a.json").write_bytes(damaged)
+        try:
+            assert card_of(tmp_path / "a.rec") == card, "white space"
+        except DataError as error:
+            assert "card" in str(error)
+
+
+def test_a_card_that_was_edited_is_read_without_its_checksum() -> None:
+    edited = json.dumps({**_edited(CARD), "classes": ["cat", "dog"]})
+    assert Card.from_json(edited).classes == ("cat", "dog")
+    with pytest.raises(DataError, match="its checksum is another"):
+        Card.from_json(CARD.to_json().replace("dog", "fog"))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", '{"labels": [1]}', '{"kind": "other"}'])

@@ -33,6 +33,7 @@ def _write(path: Path, payloads: list[bytes], labels: list[int] | None = None, c
             writer.write(pack_header(labels[i] if labels else i, id=i) + payload, key=i)
         if card is not None:
             values = {**json.loads(card.to_json()), "bytes": writer.num_bytes, "digest": writer.digest}
+            del values["checksum"]
             writer.companions[".json"] = json.dumps(values)
     return path
 

@@ -28,6 +28,12 @@ def test_path_that_is_no_file_is_a_bad_image(kind: str, why: str, tmp_path: Path
         read_file(str(path))
 
 
+@pytest.mark.parametrize("name", ["a\0.png", "\ud800.png"])
+def test_name_that_no_file_can_have_is_a_bad_image(name: str) -> None:
+    with pytest.raises(BadImageError, match="no file can have this name"):
+        read_file(f"/photos/{name}")
+
+
 def test_no_image_is_bad_because_too_many_files_are_open(tmp_path: Path) -> None:
     path = tmp_path / "image.jpg"
     path.write_bytes(b"some bytes")

@@ -37,6 +37,24 @@ def read(tmp_path: Path) -> Callable[..., list[Listing]]:
 Read = Callable[..., list[Listing]]
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "why"),
+    [
+        ('{"path": "\\ud800.png", "label": 0}\n', "a.jsonl", r"line 1 holds \\ud800, half of a character: fix"),
+        ('{"path": "a.jpg", "label": "\\udc00x"}\n', "a.jsonl", r"line 1 holds \\udc00, half of a character"),
+        ('{"path": "\\u0000.png", "label": 0}\n', "a.jsonl", "zero byte"),
+        ('{"of": {}}\n{"of": {}}\n', "a.jsonl", "no image paths"),
+        (b"\0/a.png,0\nb.jpg,1\n", "a.csv", "not a kind of file"),
+        (b"0\t1\ta\xa9.jpg\n1\t0\tb.jpg\n", "a.txt", "not UTF-8"),
+        ("\n\n", "a.csv", "lists no images"),
+    ],
+)
+def test_what_no_table_can_hold_is_told_in_a_line(read: Read, text: str | bytes, name: str, why: str) -> None:
+    with pytest.raises(DataError, match=why) as refused:
+        read(text, name=name)
+    assert "\n" not in str(refused.value)
+
+
 def test_the_list_that_im2rec_wrote_says_the_same_as_a_table(data_folder: Path, tmp_path: Path) -> None:
     lst = read_list(data_folder / "mxnet-rec" / "im2rec" / "cifar120.lst")
     write_tar(tmp_path / "images.tar", dict.fromkeys(lst.names, b"x"))

@@ -256,6 +256,7 @@ def test_an_index_of_another_file_is_told(bucket: Bucket, uri: str, digits: Path
 def test_a_new_card_is_fetched_and_one_that_went_is_not_kept(bucket: Bucket, uri: str, digits: Path) -> None:
     file = open_object(uri)
     card = json.loads(digits.with_suffix(".json").read_text())
+    del card["checksum"]
     bucket.put("digits.json", json.dumps({**card, "source": "elsewhere"}).encode())
     with Records.open(open_object(uri)) as records:
         assert records.card is not None and records.card.source == "elsewhere"

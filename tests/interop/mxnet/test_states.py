@@ -23,6 +23,13 @@ from steadytrain.training.inference.convert import convert_states
 FORMS = [pickle.dumps({0: None}), pickle.dumps({0: None, 1: bytearray(b"abc")}, protocol=2)]
 
 
+def test_a_name_of_several_lines_is_refused_in_one(tmp_path: Path) -> None:
+    (tmp_path / "a.states").write_bytes(b"\x80\x04\x8c\x03a\nb\x8c\x03c\rd\x93.")
+    with pytest.raises(ModelError, match="could run code") as refused:
+        read_states(tmp_path / "a.states")
+    assert str(refused.value).isprintable()
+
+
 @pytest.mark.peer
 def test_momentum_is_mxnets(mxnet_python: str, tmp_path: Path) -> None:
     each = old_lenet()

@@ -362,7 +362,10 @@ def pack_listings(
                 num_images=[tally.num_images for tally in parts],
                 rejected=[file for tally in parts for file in tally.rejected],
             )
-        cards = [tally.card(w, settings.to_dict(), source=source) for tally, w in zip(tallies, writers, strict=True)]
+        cards = [
+            tally.card(writer, settings.to_dict(), source=source, has_list=not keeps)
+            for tally, writer, keeps in zip(tallies, writers, keeps_lists, strict=True)
+        ]
         for writer, card, tally, keeps in zip(writers, cards, tallies, keeps_lists, strict=True):
             writer.companions[".json"] = card.to_json()
             if not keeps:  # last, so that a list that is there has its card beside it
@@ -654,9 +657,10 @@ class Tally:
         is_by_class = bool(listing.classes) and (np.diff(ids) == 1).all() and (np.diff(labels) >= 0).all()
         return ids if is_by_class else None
 
-    def card(self, writer: RecordWriter, settings: Mapping[str, Any], *, source: str) -> Card:
-        """Return the card of what has been written."""
+    def card(self, writer: RecordWriter, settings: Mapping[str, Any], *, source: str, has_list: bool = True) -> Card:
+        """Return the card of what has been written; ``has_list``: :meth:`list_lines` go beside it."""
         listing = self.listing
+        companions = {".idx": writer.index_lines(), **({".lst": self.list_lines()} if has_list else {})}
         ids = self._ids_by_class()
         channels = 3 if self._colour or not self._heights else 1
         mean, std = mean_and_std(self.counts, channels=channels)
@@ -681,10 +685,18 @@ class Tally:
             bytes=writer.num_bytes,
             digest=writer.digest,
             spots=digest_of_spots(writer.read, writer.num_bytes),
+            checksums={suffix: _digest_of_lines(lines) for suffix, lines in companions.items()},
             source=source,
             label_column=listing.label_column,
             rejected=tuple(self.rejected),
         )
+
+
+def _digest_of_lines(lines: Iterable[str]) -> str:
+    sha256 = hashlib.sha256()
+    for line in lines:
+        sha256.update(line.encode())
+    return sha256.hexdigest()
 
 
 def min_median_max(values: array[int]) -> tuple[int, int, int]:

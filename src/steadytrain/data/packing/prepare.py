@@ -29,6 +29,7 @@ from steadytrain.data.packing.pack import assign_files, digest, identity, mute, 
 from steadytrain.data.recordio.card import (
     LabelNames,
     card_for,
+    damage_of,
     join_paths,
     read_classes,
     record_files,
@@ -204,6 +205,8 @@ class _Request:
         """Return the copy, made if need be."""
         state = _state_of(self.source, self.labels)
         folder = _folder_of_state(self.place, self.family, state)
+        if folder is not None and self._is_damaged(folder):
+            folder = None
         if folder is None:
             with self._scratch() as scratch:
                 listings = self._list(scratch)
@@ -216,12 +219,29 @@ class _Request:
                 if part and not folder.is_dir():
                     listings, state = part, ""  # a copy of this part alone says nothing of the rest
                     folder = self._folder(listings, scratch)
-                if not folder.is_dir():
+                if not folder.is_dir() or self._is_damaged(folder):
                     self._make(listings, folder, scratch)
                     return _use(folder, state)
         if self.say_reused:
             self.say(f"using the packed copy of {self.source} in {folder}")
         return _use(folder, state)
+
+    def _is_damaged(self, folder: Path) -> bool:
+        """Return whether files of a copy are not as they were written: it is then removed, to be made again."""
+        if not (fault := _damage_of_copy(folder)):
+            return False
+        try:
+            with open_lock(folder.with_name(f".{self.family}.lock")) as file:
+                lock(file)
+                if _damage_of_copy(folder):  # else another process has just made it again
+                    damaged = folder.with_name(f".{self.family}-damaged.part")
+                    shutil.rmtree(damaged, ignore_errors=True)
+                    folder.rename(damaged)
+                    shutil.rmtree(damaged, ignore_errors=True)
+                    self.say(f"{fault}: the packed copy of {self.source} is made again")
+        except OSError:  # a cache that is there to be read only: what cannot be used is told where it is opened
+            return False
+        return not folder.is_dir()
 
     def _folder(self, listings: list[Listing], scratch: Path) -> Path:
         return self.place / f"{self.family}-{digest(self.settings, identity(listings, scratch=scratch))[:12]}"
@@ -314,6 +334,14 @@ def _use(folder: Path, state: str) -> Prepared:
     paths = {split: folder / f"data{'-' * bool(split)}{split}.rec" for split in ("", "train", "val")}
     existing = {split: path for split, path in paths.items() if path.is_file()}
     return Prepared(existing.get("train") or existing.get("") or existing["val"], existing.get("val"))
+
+
+def _damage_of_copy(folder: Path) -> str:
+    """Say what is not as it was written in a copy; empty: nothing, or there is no copy."""
+    files = sorted(folder.glob("*.rec"))
+    if not files and folder.is_dir():
+        return f"{folder} holds no records"
+    return next(filter(None, map(damage_of, files)), "")
 
 
 def _state_of(source: str, labels: Path | None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median_low
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,7 @@ class Card:
         bytes: size of the ``.rec``.
         digest: sha256 (hex) of the ``.rec``.
         spots: sha256 (hex) of a few blocks of it; see :func:`digest_of_spots`.
+        checksums: sha256 (hex) of the index and of the list that were written with it, by suffix.
         source: what was packed.
         label_column: of a table that the labels come from, in lower case; not in the file where there is none.
         rejected: files left out, with the reason.
@@ -98,6 +100,7 @@ class Card:
     bytes: int = 0
     digest: str = ""
     spots: str = ""
+    checksums: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
     label_column: str = ""
     rejected: tuple[Rejected, ...] = ()
@@ -129,10 +132,10 @@ class Card:
         members["rejected"] = [file._asdict() for file in self.rejected]
         if self.full_chroma is None:
             del members["full_chroma"]
-        for name in ("first_id", "label_column"):
+        for name in ("first_id", "label_column", "checksums"):
             if not members[name]:
                 del members[name]
-        return json.dumps(members, indent=1) + "\n"
+        return json.dumps({**members, "checksum": _checksum(members)}, indent=1) + "\n"
 
     @staticmethod
     def from_json(text: str) -> Card:
@@ -146,6 +149,8 @@ class Card:
             raise DataError(f'this JSON file is not a card: it lacks "kind": "{KIND}"')
         if members.get("version") != VERSION:
             raise DataError(f"a card of version {members.get('version')}; this steadytrain reads version {VERSION}")
+        if "checksum" in members and members.pop("checksum") != _checksum(members):
+            raise DataError('a damaged card: its checksum is another (remove "checksum" if you have edited it)')
         fields = {name: value for name, value in members.items() if name not in ("kind", "version", "rejected")}
         try:
             rejected = tuple(Rejected(str(file["name"]), str(file["reason"])) for file in members.get("rejected", ()))
@@ -159,10 +164,19 @@ def _members(text: str) -> dict[str, Any] | None:
     try:
         members = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if f'"{KIND}"' in text:
+        if f'"{KIND}"' in text or '"num_images"' in text:
             raise DataError(f"a damaged card: {error}") from error
         return None
-    return members if isinstance(members, dict) and members.get("kind") == KIND else None
+    if not isinstance(members, dict):
+        return None
+    if members.get("kind") != KIND and members.keys() >= {"version", "classes", "counts", "num_images"}:
+        raise DataError(f"a damaged card: its kind is {str(members.get('kind'))[:40]!r}")
+    return members if members.get("kind") == KIND else None
+
+
+def _checksum(members: Mapping[str, Any]) -> str:
+    """Return the sha256 (hex) of the members of a card, however they are written."""
+    return hashlib.sha256(json.dumps(members, sort_keys=True).encode()).hexdigest()
 
 
 def merge_cards(cards: Sequence[Card]) -> Card:
@@ -201,6 +215,7 @@ def merge_cards(cards: Sequence[Card]) -> Card:
         bytes=sum(card.bytes for card in cards),
         digest="",
         spots="",
+        checksums={},
         rejected=tuple(file for card in cards for file in card.rejected),
     )
 
@@ -253,8 +268,8 @@ def card_of(records: Path) -> Card | None:
     """
     path = card_path(records)
     try:
-        text = read_patiently(partial(path.read_text, encoding="utf-8"), str(path))
-    except (FileNotFoundError, UnicodeDecodeError):
+        text = read_patiently(partial(path.read_text, encoding="utf-8", errors="replace"), str(path))
+    except FileNotFoundError:
         return None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
@@ -271,6 +286,35 @@ def card_of(records: Path) -> Card | None:
             " copy both again, pack again, or remove the card"
         )
     return card
+
+
+def companion_fault(path: Path, checksum: str) -> str:
+    """Say what is wrong with a file beside a ``.rec`` whose checksum its card has; empty: nothing."""
+    try:
+        with path.open("rb") as file:
+            is_same = hashlib.file_digest(file, "sha256").hexdigest() == checksum
+    except OSError as error:
+        return f"cannot read {path}: {error.strerror or error}"
+    return "" if is_same else f"{path} has changed since it was packed"
+
+
+def damage_of(records: Path) -> str:
+    """Say which file of a packed set is not as it was written; empty where all are, of the records a few blocks."""
+    try:
+        card = card_of(records)
+        if card is None:
+            return f"{card_path(records)} is gone, or no card"
+        with records.open("rb") as file:
+            if card.spots and card.spots != digest_of_spots(partial(_read_part, file), card.bytes):
+                return f"{records} has changed since it was packed"
+    except (OSError, DataError) as error:
+        return str(error)
+    faults = (companion_fault(records.with_suffix(suffix), value) for suffix, value in card.checksums.items())
+    return next(filter(None, faults), "")
+
+
+def _read_part(file: BinaryIO, start: int, end: int) -> bytes:
+    return os.pread(file.fileno(), end - start, start)
 
 
 def read_classes(path: str | Path) -> tuple[str, ...]:

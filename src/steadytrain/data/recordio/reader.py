@@ -32,6 +32,7 @@ from steadytrain.data.recordio.card import (
     Card,
     LabelNames,
     card_of,
+    companion_fault,
     digest_of_spots,
     join_paths,
     merge_cards,
@@ -254,6 +255,24 @@ class _File:
         """Return the file that a record was made of; empty where the list does not say."""
         line = int(self.lines[row])
         return "" if self.listed is None or line < 0 else printable(self.listed.names[line])
+
+    def fault_of_list(self) -> str:
+        """Say what is wrong with the list beside it, which names the files; empty: nothing, or there is none.
+
+        Of a list that packing wrote each byte is compared, of another one the number of lines.
+        """
+        path = list_path(self.path)
+        if not path.is_file():
+            return ""
+        if self.card is not None and (checksum := self.card.checksums.get(".lst")):
+            return companion_fault(path, checksum)
+        try:
+            with path.open("rb") as file:
+                num_lines = sum(not line.isspace() for line in file)
+        except OSError as error:
+            return f"cannot read {path}: {error.strerror or error}"
+        is_short = num_lines < len(self.offsets)
+        return f"{path} has {count(num_lines, 'line')} for {count(len(self.offsets), 'image')}" if is_short else ""
 
     def digest(self) -> str:
         if self.card is not None and self.card.digest:
@@ -568,10 +587,10 @@ class Records:
             raise DataError(f"{name} is damaged: {error}") from error
 
     def require_images(self, say: Callable[[str], object] = lambda remark: None) -> None:
-        """Look at some records of each file that has no card.
+        """Look at some records of each file that has no card, and at the lists beside files.
 
         Args:
-            say: takes a line about records that hold no picture, and are skipped.
+            say: takes a line about records that hold no picture, and are skipped, and about a damaged list.
 
         Raises:
             DataError: none of them holds an image.
@@ -582,6 +601,8 @@ class Records:
                 reasons = [why_no_image(read_payload(file.view, int(offset))) for offset in file.offsets[rows]]
                 if all(reasons):
                     raise DataError(f"{file.path}: {none_is_an_image(len(rows), reasons[0])}: {PACK_IMAGES}")
+            if fault := file.fault_of_list():
+                say(f"{fault}: names of files may be missing or wrong; pack again, or copy the list again")
             if file.num_skipped:
                 remark = count(file.num_skipped, "record has", "records have") + " labels and no picture"
                 if file.is_of_faces:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -79,6 +79,10 @@ class RecordWriter:
             self._flush()
         return self._sha256.hexdigest()
 
+    def index_lines(self) -> Iterator[str]:
+        """Yield the lines of the index."""
+        return (f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
+
     def write(self, payload: bytes, key: int) -> None:
         """Append one record; ``key`` names it in the index. Raises DataError (too long) or StorageError."""
         framed = frame(payload)
@@ -135,8 +139,7 @@ class RecordWriter:
         """
         if self._unplaced is not None:
             return
-        index = (f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
-        texts: dict[str, str | Iterable[str]] = {".idx": index, **self.companions}
+        texts: dict[str, str | Iterable[str]] = {".idx": self.index_lines(), **self.companions}
         with storage_errors(self.path):
             self._flush()
             os.fsync(self._file.fileno())

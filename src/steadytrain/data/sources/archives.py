@@ -133,7 +133,7 @@ def _kind(start: bytes, path: Path, size: int) -> str:
     if file_type is not None and not (is_text and file_type.name in _MAY_BE_TEXT):
         raise DataError(f"{path} is {file_type.name}: {file_type.advice}")
     if file_type is not None and file_type.name.startswith("a list"):
-        return "list" if is_image(start.splitlines()[0].decode().rstrip()) else "text"
+        return "list" if is_image(start.splitlines()[0].decode(errors="replace").rstrip()) else "text"
     return "text" if is_text else ""
 
 

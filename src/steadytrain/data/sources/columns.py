@@ -250,7 +250,7 @@ def _find_path(
     images = [sum(is_image(row[place]) for row in body) if place in free else 0 for place in range(width)]
     if known := [header.index(name) for name in PATHS if name in header and header.index(name) in free]:
         return next((place for place in known if images[place]), known[0])
-    if max(images):
+    if any(images):
         if len(likely := [place for place in free if images[place] == max(images)]) > 1:
             raise DataError(
                 f"{len(likely)} columns hold names of images: say which one is the path with --path-column (the"

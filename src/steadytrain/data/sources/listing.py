@@ -299,7 +299,7 @@ def stat_file(path: str) -> tuple[int, int]:
     """
     try:
         status = read_patiently(partial(os.stat, path), path)
-    except OSError:  # reported when it is read
+    except (OSError, ValueError):  # reported when it is read
         return -1, 0
     return status.st_size, status.st_mtime_ns
 
@@ -319,7 +319,10 @@ def read_file(path: str) -> bytes:
 
 def _read_whole(path: str) -> bytes:
     # Looked at before it is opened: a pipe would keep us waiting.
-    status = os.stat(path)  # noqa: PTH116
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except ValueError as error:  # a byte of zero, or half a surrogate pair
+        raise BadImageError(f"no file can have this name: {error}") from None
     if not stat.S_ISREG(status.st_mode):
         raise BadImageError(f"{_NO_FILE.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file")
     if status.st_size > _LARGEST_FILE:

@@ -263,7 +263,7 @@ def _scan(folder: str) -> Iterator[str]:
     try:
         with os.scandir(folder) as entries:
             yield from (entry.name for entry in entries)
-    except OSError:  # then there is nothing in it
+    except (OSError, ValueError):  # then there is nothing in it
         return
 
 

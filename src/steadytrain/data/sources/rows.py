@@ -169,6 +169,10 @@ def _read_objects(lines: Iterator[str], path: Path) -> Iterator[tuple[int, list[
             continue
         try:
             fields = json.loads(line)
+            json.dumps(fields, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])[1:-1]
+            raise DataError(f"{path}: line {number} holds {half}, half of a character: fix the table") from None
         except (ValueError, RecursionError):
             fields = None
         if not isinstance(fields, dict):

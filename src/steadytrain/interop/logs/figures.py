@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from steadytrain.interop.logs.run import NAN
 from steadytrain.interop.logs.settings import fraction, number
 
+# Names and blanks are bounded: so the time is linear in the length of a line, whatever it holds.
 _TOKEN = re.compile(
-    r"\b(?P<section>train(?:ing)?|val(?:id(?:ation)?)?|test(?:ing)?|eval(?:uation)?)\s*:\s*(?=[a-z])"
-    r"|(?P<name>[a-z][\w@.\-]*(?: cost)?)\s*[:=]\s*(?P<value>(?:[-+]?(?:\d[\w.+\-]*|\.\d+)|[-+]?(?:nan|inf)\b)%?)",
+    r"\b(?P<section>train(?:ing)?|val(?:id(?:ation)?)?|test(?:ing)?|eval(?:uation)?)\s{0,40}:\s{0,40}(?=[a-z])"
+    r"|(?P<name>[a-z][\w@.\-]{0,99}(?: cost)?)\s{0,40}[:=]\s{0,40}"
+    r"(?P<value>(?:[-+]?(?:\d[\w.+\-]*|\.\d+)|[-+]?(?:nan|inf)\b)%?)",
     re.IGNORECASE,
 )
 _PART = re.compile(r"(?:(train(?:ing)?)|val(?:id(?:ation)?)?|test|eval)(?:[-_ ](.+))?", re.IGNORECASE)

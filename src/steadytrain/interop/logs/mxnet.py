@@ -38,7 +38,7 @@ _LINE = re.compile(
 )
 _BATCH = re.compile(r"Batch ?\[(?:\d+-)?(\d{1,10})\]\s*")
 _SPEED = re.compile(r"\bSpeed[:=] ?(\S+) samples/s")
-_METRIC = re.compile(r"(?:(Train|Validation)-)?([A-Za-z][\w.\-]*)=(\S+)")
+_METRIC = re.compile(r"(?:(Train|Validation)-)?([A-Za-z][\w.\-]{0,99})=(\S+)")  # bounded: searching is linear
 _WORDS = re.compile(r"\b(loss|ppl)[ :]+([-+.\w]+)")
 _EVAL_SECONDS = re.compile(r"Eval duration = (\S+) seconds")
 _RATE = re.compile(r"(?:Update\[\d+\]: Change|Adjust) learning rate to (\S+)")

@@ -27,8 +27,10 @@ _TIMM = re.compile(
 _TORCHVISION = re.compile(r"Epoch: \[(\d{1,7})\](\s*)\[\s*(\d{1,10})/(\d{1,10})\]")
 _TEST = re.compile(r"Test(?: \((EMA)\))?:(?: (EMA))?\s*\[\s*(\d{1,10})/(\d{1,10})\]")
 _TOTAL = re.compile(r"(?:Epoch: \[(\d{1,7})\]|Test:(?: EMA)?)\s+Total time: (.{1,40})")
-_RESULT = re.compile(r"(?:\*|Test:\s*(EMA)?)\s+(?:Acc|Prec)@1:? (\S+)\s+(?:Acc|Prec)@5:? (\S+)(?:\s+loss (\S+))?")
-_PAIR = re.compile(r"([A-Za-z][\w@/]*):?\s+([-+.\w]+)(?:\s*\(\s*([-+.\w]+)\))?")
+_RESULT = re.compile(
+    r"(?:\*|Test:\s{0,40}(EMA)?)\s{1,40}(?:Acc|Prec)@1:? (\S+)\s+(?:Acc|Prec)@5:? (\S+)(?:\s+loss (\S+))?"
+)
+_PAIR = re.compile(r"([A-Za-z][\w@/]{0,99}):?\s{1,40}([-+.\w]+)(?:\s*\(\s*([-+.\w]+)\))?")
 _MODEL = re.compile(r"Model (\S+) created, param count:\s*(\d+)")
 _PLANNED = re.compile(r"Scheduled epochs: (\d+)")
 TOP1, TOP5 = ("acc1", "acc@1", "prec@1"), ("acc5", "acc@5", "prec@5")

@@ -38,7 +38,8 @@ class _Unpickler(pickle._Unpickler):
             return bytearray
         if (module, name) == ("_codecs", "encode"):
             return _encode
-        raise _RefusedError(f"{module}.{name}")
+        full = f"{module}.{name}"[:200]
+        raise _RefusedError(full if full.isprintable() else repr(full))
 
     def load_bytearray8(self) -> None:
         """Read a bytearray; Python's own takes the memory that a damaged file asks for, and only then its bytes."""
