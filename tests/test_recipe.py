@@ -125,6 +125,7 @@ ELSEWHERE: dict[str, object] = {
     "every.nonfinite": "skip",
     "every.skip": [120],
     "every.slower": [120, 480],
+    "every.fp32": [120],
 }
 
 

@@ -204,7 +204,7 @@ class Run:
             if before is not None and not is_another:  # what the run did about numbers that were not finite stays
                 kept = {
                     f"every.{name}": getattr(before.recipe.every, name)
-                    for name in ("skip", "slower")
+                    for name in ("skip", "slower", "fp32")
                     if not getattr(recipe.every, name)
                 }
                 recipe = recipe.with_(kept) if any(kept.values()) else recipe

@@ -18,9 +18,10 @@ from tests.forked import start
 
 from steadytrain import files
 from steadytrain.config import Budget, Data, Model, Recipe
-from steadytrain.errors import CheckpointError, StorageError
+from steadytrain.errors import CheckpointError, RunError, StorageError
+from steadytrain.events import Ended
 from steadytrain.run import Run
-from steadytrain.training import checkpoints
+from steadytrain.training import checkpoints, steps
 from steadytrain.training.session.opening import _newest_checkpoint
 
 plain_values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -247,3 +248,30 @@ def _damage(path: Path, harm: str) -> None:
     else:
         middle = len(content) // 2
         path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+
+
+STRANGE: dict[str, tuple[dict[str, Any], str]] = {
+    "nothing": ({}, "'model' is missing or of another type; remove it"),
+    "a cursor of text": ({"cursor": {"step": "x", "position": 0}}, "'cursor' is missing or of another type"),
+    "no machine": ({"about": {"digest": "a"}}, "'about' is missing or of another type"),
+    "scores of text": ({"best": "x"}, "'best' is missing or of another type"),
+    "no average": ({"ema": None}, "holds what no checkpoint of this run can"),
+    "a schedule of another kind": ({"plateau": {"colour": 1}}, "holds what no checkpoint of this run can"),
+    "a short generator": ({"rng": {"cpu": torch.zeros(5, dtype=torch.uint8)}}, "holds what no checkpoint of this run"),
+    "no optimizer": ({"optimizer": {"state": {}, "param_groups": []}}, "^the checkpoint is of another model"),
+}
+
+
+def test_a_whole_checkpoint_with_another_content_ends_a_command_with_one_line(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"optim.ema": 0.9}))
+    list(steps(run, stop=lambda: "SIGTERM" if run.progress().position else None))
+    (place,) = checkpoints.saved(run.checkpoints)
+    good, number = checkpoints.load(place), checkpoints.step_of(place)
+    for name, (change, words) in STRANGE.items():
+        save(run.checkpoints, number, good | change if change else {})
+        with pytest.raises((CheckpointError, RunError), match=words):
+            list(steps(run))
+            pytest.fail(name)
+    save(run.checkpoints, number, good | {"about": good["about"] | {"spent": "[["}})  # that is told, and no more
+    ended = list(steps(run, stop=lambda: "SIGTERM"))[-1]
+    assert isinstance(ended, Ended) and ended.step == number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from tests.distributed.ranks import as_group
@@ -20,21 +21,24 @@ def _together(group: Group) -> Together:
     return Together(group)
 
 
-def _saves(group: Group) -> dict[str, torch.Tensor]:
+def _saves(group: Group) -> dict[str, Any]:
     """A checkpoint that is due on the first rank until it is written, as one by the clock is."""
     agreement = _together(group)
-    due, at = group.world.is_first, list[int]()
+    due, at, seconds = group.world.is_first, list[int](), 0.0
     for update in range(UPDATES):
-        if agreement.ask(Wish(save=due and update >= 5)).save:
+        decision = agreement.ask(Wish(save=due and update >= 5, save_seconds=1.5 if group.world.is_first else 0.0))
+        seconds = max(seconds, decision.save_seconds)
+        if decision.save:
             at.append(update)
             due = False
     agreement.close()
-    return {"at": torch.tensor(at)}
+    return {"at": torch.tensor(at), "seconds": seconds}
 
 
 def test_what_is_due_is_saved_once_by_all() -> None:
     first, second = as_group(_saves, 2)
     assert len(first["at"]) == 1 and first["at"].tolist() == second["at"].tolist()
+    assert second["seconds"] == 1.5  # how long that takes, which a notice on its machine is told with
 
 
 def _measures(group: Group) -> dict[str, torch.Tensor]:

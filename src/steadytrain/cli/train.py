@@ -34,7 +34,6 @@ from steadytrain.config.settings import OUTPUT
 from steadytrain.cost.prices import known_price
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import (
-    DivergedError,
     InputError,
     RankLostError,
     RecipeError,
@@ -42,12 +41,11 @@ from steadytrain.errors import (
     SteadyError,
     did_you_mean,
 )
-from steadytrain.events import Ended, Evaluated, Event, Noticed, Started
+from steadytrain.events import Ended, Evaluated, Noticed, Started
 from steadytrain.format import count
 from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import (
-    StopRequest,
     grow_segments,
     lasting_imports,
     own_start,
@@ -748,8 +746,17 @@ def _train_visibly(
     console = Console(best=progress.best, epochs=run.recipe.budget.epochs) if is_ours else nullcontext()
     with console as display, stop_requests(note) as stop:
         stop.saves = False  # while data and model are opened
-        events = steps(run, stop=stop, began=began, probe=probe, group=group, cluster=cluster, opened=opened)
-        for event in events if group is not None or cluster is not None else _remedying(run, events, stop):
+        for event in steps(
+            run,
+            stop=stop,
+            began=began,
+            probe=probe,
+            group=group,
+            cluster=cluster,
+            opened=opened,
+            explains=True,
+            say=note,
+        ):
             stop.saves = True
             if words:  # the address has been looked at
                 note(words)
@@ -772,24 +779,6 @@ def _train_visibly(
     if is_first:
         _print_verdict(run)
     return code
-
-
-def _remedying(run: Run, events: Iterator[Event], stop: StopRequest) -> Iterator[Event]:
-    """Yield events; where loss or weights are not finite any more, find out why, and go on by the recipe's remedy."""
-    from steadytrain.training import steps
-
-    while True:
-        try:
-            yield from events
-        except DivergedError as error:
-            from steadytrain.cli.replay import remedied
-
-            problem = error.with_traceback(None)
-        else:
-            return
-        del events  # with the memory of its device
-        run = remedied(run, problem, stop)
-        events = steps(run, stop=stop)
 
 
 def _print_outcome(runs: Sequence[Run], *, json: bool) -> None:

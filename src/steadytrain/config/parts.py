@@ -861,7 +861,7 @@ _UPDATES = ValueLimit(lambda updates: all(step >= 1 for step in updates), "numbe
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Every:
-    """Intervals of logging, evaluating and saving. Not part of the digest: no weight depends on them, but on skip."""
+    """Intervals of logging, evaluating and saving, and updates that are made otherwise. Not part of the digest."""
 
     log_steps: int = setting(
         20,
@@ -909,11 +909,11 @@ class Every:
         usual="$STEADYTRAIN_NOTICES",
         flag=Flag(OUTPUT),
     )
-    nonfinite: Literal["stop", "skip", "slower"] = setting(
+    nonfinite: Literal["stop", "skip", "slower", "fp32"] = setting(
         "stop",
-        "What becomes of a run of one process whose loss or weights are not finite any more: stop ends it, with the "
-        "evidence saved; skip and slower go back to the newest checkpoint, leave out the update that it came from, or "
-        "halve the learning rate from there on, and go on, up to 5 times.",
+        "What becomes of a run whose loss or weights are not finite any more: stop ends it, with the evidence saved; "
+        "the others go back to the newest checkpoint and on: skip leaves out the update that it came from, slower "
+        "halves the learning rate from there on (each up to 5 times), fp32 computes in fp32 from the checkpoint on.",
     )
     skip: tuple[int, ...] = setting(
         (),
@@ -924,6 +924,12 @@ class Every:
     slower: tuple[int, ...] = setting(
         (),
         "Updates from each of which on the learning rate is halved.",
+        limit=_UPDATES,
+        example=[120],
+    )
+    fp32: tuple[int, ...] = setting(
+        (),
+        "Updates from the first of which on all is computed in fp32, whatever precision.name is.",
         limit=_UPDATES,
         example=[120],
     )

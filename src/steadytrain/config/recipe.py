@@ -119,8 +119,11 @@ class Recipe:
         parts = self.data, self.model, self.optim, self.precision, self.budget, self.parallel
         for value, other, why in find_conflicts(*parts):
             raise RecipeError(f"{value} and {other} exclude each other: {why}")
-        if self.every.skip and self.parallel.engine == "async":
-            raise RecipeError("every.skip and parallel.engine='async' exclude each other: workers have no common order")
+        for key in ("skip", "fp32"):
+            if getattr(self.every, key) and self.parallel.engine == "async":
+                raise RecipeError(
+                    f"every.{key} and parallel.engine='async' exclude each other: workers have no common order"
+                )
         if self.batch_size % self.optim.accumulate:
             raise RecipeError(
                 f"batch_size={self.batch_size} cannot be split into optim.accumulate="
@@ -170,6 +173,15 @@ class Recipe:
         if self.waits_for_evaluations:
             values["every"] = {"evaluate_epochs": self.every.evaluate_epochs}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+    def after(self, step: int) -> Recipe:
+        """Return the recipe by which the update after ``step`` of them is computed: in fp32, if ``every.fp32`` says so.
+
+        Its digest may differ: runs have that of the recipe as it is.
+        """
+        if not any(step >= first - 1 for first in self.every.fp32):
+            return self
+        return replace(self, precision=replace(self.precision, name="fp32"))
 
     def with_(self, changes: Mapping[str, object] | None = None, /, **more: object) -> Recipe:
         """Return a copy with some values changed: ``recipe.with_({"optim.lr": 0.2}, batch_size=64)``.

@@ -10,9 +10,9 @@ from steadytrain.training.inference.inference import evaluate as evaluate
 from steadytrain.training.inference.inference import predict as predict
 from steadytrain.training.inference.trained import Trained as Trained
 from steadytrain.training.inference.trained import restore as restore
-from steadytrain.training.loop.attempt import Outcome as Outcome
-from steadytrain.training.loop.attempt import repeat as repeat
-from steadytrain.training.loop.attempt import steps as steps
-from steadytrain.training.loop.attempt import train as train
 from steadytrain.training.loop.defaults import default_recipe as default_recipe
 from steadytrain.training.loop.defaults import finetune as finetune
+from steadytrain.training.loop.steps import Outcome as Outcome
+from steadytrain.training.loop.steps import repeat as repeat
+from steadytrain.training.loop.steps import steps as steps
+from steadytrain.training.loop.steps import train as train

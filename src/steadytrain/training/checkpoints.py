@@ -87,7 +87,7 @@ def save(
 
 def remove_old(place: Path, keep: int) -> None:
     """Remove the checkpoints before one that is intact, but for ``keep`` with it."""
-    step = int(place.name[5:])
+    step = step_of(place)
     # Newer ones, left by an attempt that went further, are damaged (or this one would not be): they do not count.
     for old in [path for path in saved(place.parent) if int(path.name[5:]) <= step][:-keep]:
         shutil.rmtree(old, ignore_errors=True)
@@ -98,6 +98,15 @@ def saved(directory: Path) -> list[Path]:
     return sorted(
         (path for path in directory.glob("step-*") if _NAME.match(path.name)), key=lambda path: int(path.name[5:])
     )
+
+
+def step_of(place: Path) -> int:
+    """Return the updates that a checkpoint was made after.
+
+    >>> step_of(Path("checkpoints/step-00000120"))
+    120
+    """
+    return int(place.name.rpartition("-")[2])
 
 
 def newest(directory: Path, notice: Callable[[str], None] = lambda message: None) -> Path | None:

@@ -26,12 +26,16 @@ MOST_UPDATES = 256
 
 
 class Wish(NamedTuple):
-    """The wish of a rank, or of all: to stop, by a signal of this name; to save; to measure; to end the run."""
+    """The wish of a rank, or of all: to stop, by a signal of this name; to save; to measure; to end the run.
+
+    With it goes ``save_seconds``, how long a checkpoint takes, which the rank that writes them knows; 0: not known.
+    """
 
     stop: str | None = None
     save: bool = False
     measure: bool = False
     end: bool = False
+    save_seconds: float = 0.0
 
 
 class Alone:
@@ -76,10 +80,9 @@ class Together(Alone):
         self._begin(wish)
         then = self._finish()
         self._left = self._interval
-        is_end = first.end or then.end
-        return Wish(
-            then.stop or first.stop, first.save or then.save, end=is_end
-        )  # what is to be measured is wished again
+        seconds = max(first.save_seconds, then.save_seconds)
+        is_end = first.end or then.end  # what is to be measured is wished again
+        return Wish(then.stop or first.stop, first.save or then.save, end=is_end, save_seconds=seconds)
 
     def close(self) -> None:
         self._finish()
@@ -94,7 +97,8 @@ class Together(Alone):
                 interval = min(MOST_UPDATES, max(1, round(per_pause)))
             self._began, self._done = now, 0
         measure = self._is_measuring_wanted
-        values = torch.tensor([SIGNALS.index(wish.stop or ""), wish.save, measure, wish.end, interval])
+        milliseconds = round(1000 * wish.save_seconds)
+        values = torch.tensor([SIGNALS.index(wish.stop or ""), wish.save, measure, wish.end, interval, milliseconds])
         self._pending = self._group.begin_max(values), values
 
     def _finish(self) -> Wish:
@@ -103,8 +107,8 @@ class Together(Alone):
         work, values = self._pending
         self._pending = None
         work.wait()
-        stop, save, measure, end, self._interval = values.tolist()
-        return Wish(SIGNALS[stop] or None, bool(save), bool(measure), bool(end))
+        stop, save, measure, end, self._interval, milliseconds = values.tolist()
+        return Wish(SIGNALS[stop] or None, bool(save), bool(measure), bool(end), milliseconds / 1000)
 
 
 class ByServers(Alone):

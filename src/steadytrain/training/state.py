@@ -6,19 +6,20 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NotRequired, TypeAlias, TypedDict, get_type_hints
 
 import numpy as np
 import torch
 from torch import nn
 
+from steadytrain.config.plain import fits
 from steadytrain.config.schedules import Plateau
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import RunError
 from steadytrain.format import few
 from steadytrain.training.checkpoints import join, split
 from steadytrain.training.ema import Ema
-from steadytrain.training.precision import Policy, products, restore_products
+from steadytrain.training.precision import DTYPES, Policy, products, restore_products
 
 
 @dataclass
@@ -213,14 +214,24 @@ class State:
         """Load what :meth:`state_dict` returned.
 
         Raises:
-            RunError: the state is of another model.
+            RunError: the state is of another model, or of none.
         """
+        try:
+            self._load(state)
+        except RunError:
+            raise
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise RunError(f"the checkpoint holds what no checkpoint of this run can ({what}): remove it") from error
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         shared = _own_part(state, self.engine)
         try:
             self.engine.load(self.module, self.optimizer, shared["model"], shared["optimizer"])
         except (RuntimeError, ValueError) as error:
             raise RunError(f"the checkpoint is of another model: {str(error).splitlines()[-1].strip()}") from error
         self.policy.load_state_dict(state["policy"])
+        self._take_masters(state["policy"].get("masters", {}), shared["model"])
         self.engine.load_state_dict(state["engine"])
         if self.ema is not None:
             self.ema.load_state_dict(shared["ema"])
@@ -233,9 +244,76 @@ class State:
         rank, device = self.engine.world.rank, self.engine.device
         generators = {name: saved[None] if saved.dim() == 1 else saved for name, saved in state["rng"].items()}
         if rank < len(generators["cpu"]):
-            torch.set_rng_state(generators["cpu"][rank].clone())
+            try:
+                torch.set_rng_state(generators["cpu"][rank].clone())
+            except RuntimeError as error:  # of another size
+                raise ValueError(f"rng: {error}") from error
         if device.type == "cuda" and rank < len(generators.get("cuda", ())):
             torch.cuda.set_rng_state(generators["cuda"][rank].clone(), device)
+
+    @torch.no_grad()
+    def _take_masters(self, masters: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+        """Take the fp32 masters of what was saved in 16 bits and is computed in fp32 now, in the optimizer's order."""
+        were_halves = {
+            id(parameter)
+            for name, parameter in self.module.named_parameters()
+            if parameter.dtype == torch.float32 and saved[name].dtype in DTYPES.values()
+        }
+        if not masters or not were_halves:
+            return
+        parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        for number, parameter in enumerate(one for one in parameters if id(one) in were_halves):
+            parameter.copy_(masters[str(number)])
+
+
+class _SavedCursor(TypedDict):
+    step: int
+    position: int
+
+
+class _SavedMachine(TypedDict):
+    micro_batches: NotRequired[int]
+
+
+class _SavedAbout(TypedDict):
+    digest: str
+    machine: _SavedMachine
+    train_digest: str
+    val_digest: str | None
+    spent: NotRequired[str]
+
+
+class _SavedState(TypedDict):
+    """The layout of a checkpoint, with what was not in those of older versions."""
+
+    model: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, Any]
+    ema: Mapping[str, Any] | None
+    policy: Mapping[str, Any]
+    engine: Mapping[str, Any]
+    meters: torch.Tensor
+    cursor: _SavedCursor
+    best: float
+    evaluated: float
+    plateau: NotRequired[Mapping[str, Any]]
+    misses: NotRequired[int]
+    probe: NotRequired[float | None]
+    rng: Mapping[str, torch.Tensor]
+    about: _SavedAbout
+
+
+def misfit(saved: Any) -> str:
+    """Return the part of what a checkpoint holds that no state has, however whole its bytes are; empty: none.
+
+    >>> misfit({"model": {"weight": 3}}), misfit([])
+    ('model', 'all of it')
+    """
+    if not isinstance(saved, dict):
+        return "all of it"
+    if fits(saved, _SavedState):
+        return ""
+    hints = get_type_hints(_SavedState)
+    return next((name for name, hint in hints.items() if name not in saved or not fits(saved[name], hint)), "")
 
 
 def _merge_ranks(shared: Mapping[str, Any], engine: Engine) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def restore(
     except RuntimeError as error:
         raise ModelError(f"{path} does not fit {built.name}: {str(error).splitlines()[-1].strip()}") from error
     run = _run_of(path, about)
-    policy, notes = _policy_of_run(run, numbers, choose_device(device))
+    policy, notes = _policy_of_run(run, about.get("step", 0), numbers, choose_device(device))
     if run is not None and not run.weights.exists():
         notes = (*notes, f"{run.directory} has not finished: these are its best weights so far")
     if fault := describe_nonfinite(built.module):
@@ -317,12 +317,14 @@ def _set_policy(precision: recipes.Precision, device: torch.device) -> Policy:
     return policy
 
 
-def _policy_of_run(run: Run | None, numbers: str | None, device: torch.device) -> tuple[Policy, tuple[str, ...]]:
-    """Return the precision in which a run was evaluated, and a note if this device cannot compute in it."""
+def _policy_of_run(
+    run: Run | None, step: int, numbers: str | None, device: torch.device
+) -> tuple[Policy, tuple[str, ...]]:
+    """Return the precision in which a run was evaluated after ``step``, and a note if this device cannot compute so."""
     if run is None or numbers is not None:
         return _policy(numbers, device), ()
     try:
-        return _set_policy(run.recipe.precision, device), ()
+        return _set_policy(run.recipe.after(step).precision, device), ()
     except RecipeError as error:
         return _policy(None, device), (f"evaluated in fp32, not as the run was: {error}",)
 

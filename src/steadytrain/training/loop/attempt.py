@@ -5,23 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import torch
 
-from steadytrain.config import Recipe
 from steadytrain.data.storage.runs import FolderUpload, require_same_run, upload_words
 from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.process_group import Group
-from steadytrain.errors import FailedError, RankLostError, StalledError, SteadyError
+from steadytrain.errors import DivergedError, FailedError, RankLostError, StalledError, SteadyError
 from steadytrain.events import (
     Ended,
-    Evaluated,
-    Event,
     EventLog,
     Failed,
     Halved,
@@ -42,9 +38,8 @@ from steadytrain.training.device import sampled_gpus
 from steadytrain.training.loop.reporting import notice_faults, pending_notices
 from steadytrain.training.loop.saving import written
 from steadytrain.training.loop.stopping import Stopping, stopping
-from steadytrain.training.loop.updates import Events, run_updates
+from steadytrain.training.loop.updates import NUMBERS, Events, run_updates
 from steadytrain.training.memory import is_out_of_memory
-from steadytrain.training.progress import show_progress, wants_progress
 from steadytrain.training.session.opening import open_session
 from steadytrain.training.session.session import Session
 
@@ -52,111 +47,68 @@ START_SECONDS = 600.0
 """After so long the user is told that a start takes long. It is never ended: a download may take its time."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of an attempt: ``status`` (finished, interrupted, preempted), updates done, last evaluation, run."""
-
-    status: str
-    step: int
-    evaluated: Evaluated | None
-    run: Run = field(repr=False)
-
-
-def train(run: Run | str | Path, *, allow_import: bool | None = None, progress: bool | None = None) -> Outcome:
-    """Train a run to its end, resuming by itself, and return how it came out.
-
-    Args:
-        run: as made by :meth:`Run.create`, or its folder; a finished one is left as it is.
-        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
-        progress: show how far it is, and each evaluation; None: in a notebook and in a terminal.
-
-    Raises:
-        SteadyError: what the run's ``Failed`` event says.
-    """
-    return train_opened(Run.open(run), allow_import=allow_import, progress=progress)
-
-
-def train_opened(
-    run: Run, *, allow_import: bool | None = None, progress: bool | None = None, opened: OpenedData | None = None
-) -> Outcome:
-    """Train as :func:`train` does, on data that the caller may have open."""
-    events: Iterable[Event] = steps(run, allow_import=allow_import, opened=opened)
-    if (out := wants_progress(progress)) is not None:
-        events = show_progress(events, run.recipe, out)
-    for _ in events:
-        pass
-    now = run.progress()
-    assert now.ended is not None, "steps() returned without an Ended event"
-    return Outcome(now.ended.status, now.ended.step, now.evaluated, run)
-
-
-def repeat(
-    recipe: Recipe,
-    number: int = 5,
-    /,
-    *,
-    run: str | Path,
-    allow_import: bool | None = None,
-    progress: bool | None = None,
-) -> tuple[Outcome, ...]:
-    """Train a recipe with several seeds, one run after another, and return how each came out.
-
-    What a seed decides: initial weights, order, augmentation and, without validation data, which images are held out.
-    The same call resumes: finished runs are left as they are. ``st.report(run, "report.html")`` shows all of them and
-    the mean with its 95 % interval; :func:`steadytrain.reports.spread` computes those of any figure.
-
-    Args:
-        recipe: with the first seed.
-        number: of seeds, from 2 to 1000.
-        run: the folder of the runs, which are called ``seed-0``, ``seed-1``, ...
-        allow_import, progress: as of :func:`train`.
-
-    Raises:
-        SteadyError: as of :meth:`Run.create_repeats` and :func:`train`.
-    """
-    runs = Run.create_repeats(run, recipe, number)
-    outcomes = list[Outcome]()
-    for one in runs:
-        outcomes.append(train(one, allow_import=allow_import, progress=progress))
-        if outcomes[-1].status != "finished":  # the others would begin on a machine that goes
-            break
-    return tuple(outcomes)
-
-
-def steps(
+def attempts(
     run: Run | str | Path,
     *,
     stop: Callable[[], str | None] = lambda: None,
     allow_import: bool | None = None,
     began: float | None = None,
+    since: float | None = None,
     probe: bool = False,
     group: Group | None = None,
     cluster: Cluster | None = None,
     opened: OpenedData | None = None,
-) -> Iterator[Event]:
+) -> Events:
     """Take a run from where it stands to its end, yielding each event after it was written.
 
+    It takes more than one attempt where some updates are computed in other numbers (``every.fp32``).
+
     Args:
-        run: a run or its folder; a finished one yields nothing.
-        stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
-        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
-        began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
-        probe: measure first how fast the loader, the updates and both can be, which changes nothing of the run.
-        group: the ranks that train it together, each of which calls this; None: this process is alone.
-        cluster: the servers that hold its weights, of which this process is one of the workers.
-        opened: the data, if the caller has them open already, who closes them afterwards.
+        run, stop, allow_import, began, probe, group, cluster, opened: as of :func:`.steps.steps`.
+        since: seconds since 1970; an older file is no notice that the machine goes. None: the beginning of the attempt.
 
     Raises:
-        RankLostError: another rank failed, or is gone.
-        SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
+        DivergedError: loss or weights are not finite any more; on all ranks after the same update.
+        RankLostError, SteadyError: as of :func:`.steps.steps`.
     """
     run = Run.open(run)
+    signal: str | None = NUMBERS
+    while signal == NUMBERS:
+        signal = yield from _attempt(
+            run,
+            stop,
+            allow_import=allow_import,
+            began=began,
+            since=since,
+            probe=probe,
+            group=group,
+            cluster=cluster,
+            opened=opened,
+        )
+        began, probe = None, False
+    return signal
+
+
+def _attempt(
+    run: Run,
+    stop: Callable[[], str | None],
+    *,
+    allow_import: bool | None,
+    began: float | None,
+    since: float | None,
+    probe: bool,
+    group: Group | None,
+    cluster: Cluster | None,
+    opened: OpenedData | None,
+) -> Events:
+    """Make one attempt; return the signal that ended it, or :data:`NUMBERS`, None where the run is finished."""
     before = run.progress()
     is_finished = before.finished is not None
     if is_finished if group is None else group.all_gather_json(is_finished)[0]:
-        return
+        return None
     began = time.perf_counter() if began is None else began
     is_first = not cluster.rank if cluster is not None else group is None or group.world.is_first
+    signal: str | None = None
     with _locked(run, group, cluster) as log, _uploading(run, log, is_first=is_first) as ask_upload:
         session: Session | None = None
         if isinstance(stop, StopRequest):
@@ -180,7 +132,7 @@ def steps(
                 start.close()
                 look.attach(session.clock)
                 cursor, first = session.state.cursor, session.state.cursor.position
-                stops = looks.enter_context(stopping(session, stop, group))
+                stops = looks.enter_context(stopping(session, stop, group, since or session.started.began))
                 monitors = _start_monitors(session, log, group, stops, relatives=_relatives(group, cluster))
                 with monitors, looks, collecting_by_hand() as collect:
                     trained = run_updates(session, stops, before, collect, probe=probe)
@@ -202,7 +154,7 @@ def steps(
             raise
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
-            if group is not None:
+            if group is not None and not isinstance(error, DivergedError):  # which all ranks raise together
                 if isinstance(error, RankLostError) and session is not None and _ran_out(session):
                     group.heartbeat.fail(str(error))  # this rank's memory ran out: the others wait for it
                 error = group.blame(error)
@@ -214,6 +166,7 @@ def steps(
                 raise error from caught
             finally:
                 del error
+    return signal
 
 
 def _ran_out(session: Session) -> bool:
@@ -239,7 +192,7 @@ def _write_failure(log: EventLog, session: Session | None, error: Exception) -> 
 def _unsaved_end(run: Run, began: float) -> Ended:
     """Make the end of an attempt that was interrupted without saving: at its newest checkpoint, if there is one."""
     saved = checkpoints.saved(run.checkpoints)
-    step = int(saved[-1].name.rpartition("-")[2]) if saved else 0
+    step = checkpoints.step_of(saved[-1]) if saved else 0
     return Ended(status="interrupted", step=step, seconds=time.perf_counter() - began, images=0)
 
 

@@ -39,7 +39,7 @@ from steadytrain.optim import check_name
 from steadytrain.run import Run
 from steadytrain.training.data import OpenedData, open_named
 from steadytrain.training.inference.trained import weights_file
-from steadytrain.training.loop.attempt import Outcome, train_opened
+from steadytrain.training.loop.steps import Outcome, train_opened
 from steadytrain.training.progress import wants_progress
 
 

@@ -121,8 +121,8 @@ def _evaluate(
     except Exception:
         # The updates are sound whatever became of the validation data; other ranks are not asked for their part.
         with contextlib.suppress(SteadyError):
-            require_finite_weights(session)
             if engine.world.size == 1:
+                require_finite_weights(session)
                 write_checkpoint(session, time.perf_counter())
                 yield from finish_writing(session)
         raise

@@ -1,8 +1,8 @@
 """One update of a run, made again: the same weights, the same images, the same draws; and where it is not finite.
 
 The run itself is read only. A copy of its recipe and of the newest checkpoint before the update is trained forward, as
-:func:`.attempt.steps` always does, which gives the same bits as the run had. The update is then computed with a look at
-the output of every layer.
+:func:`.attempt.attempts` always does, which gives the same bits as the run had. The update is then computed with a look
+at the output of every layer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,18 @@ from steadytrain.events import Ended, Event, Step
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import load
-from steadytrain.training.loop.attempt import steps
+from steadytrain.training.loop.attempt import attempts
+from steadytrain.training.loop.updates import Events
 from steadytrain.training.session.opening import open_session
 from steadytrain.training.session.session import Session, set_phase
 
 NEVER = 1e9
 FOLDER = "replay"
 """Below a run: what :func:`replay` writes."""
+
+
+class ReplayStoppedError(RunError):
+    """Somebody asked to stop before the update was found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +107,7 @@ def replay(
     allow_import: bool | None = None,
     say: Callable[[str], None] = lambda message: None,
     stop: Callable[[], str | None] = lambda: None,
+    since: float | None = None,
 ) -> ReplayedUpdate:
     """Compute an update of a run again, in this process, and save its images and what it was made of.
 
@@ -111,10 +118,12 @@ def replay(
         allow_import: as of :func:`~steadytrain.training.steps`.
         say: takes a line about what is done.
         stop: as of :func:`~steadytrain.training.steps`.
+        since: as of :func:`.attempt.attempts`.
 
     Raises:
         InputError: the run has no such update, or is asynchronous.
-        RunError: no update was found that is not finite, or an earlier one is not; or it was stopped.
+        RunError: no update was found that is not finite, or an earlier one is not.
+        ReplayStoppedError: it was stopped.
         SteadyError: data or checkpoint cannot be used.
     """
     run = Run.open(run)
@@ -124,66 +133,70 @@ def replay(
         )
     if step is not None and step < 1:
         raise InputError(f"--step is {step}; updates are counted from 1")
-    number = _first_not_finite(run, allow_import, say, stop) if step is None else step
+    train = partial(attempts, allow_import=allow_import, since=since)
+    number = _first_not_finite(run, train, say, stop) if step is None else step
     try:
-        return _replay(run, number, output, allow_import, say, stop)
+        return _replay(run, number, output, train, say, stop, allow_import)
     except DivergedError as error:
         if step is not None:
             raise RunError(f"an update before {step} is not finite already ({error}): leave out --step") from error
-    return _replay(
-        run, number - 1, output, allow_import, say, stop
-    )  # it left weights that made the next loss not finite
+    # It left weights that made the next loss not finite.
+    return _replay(run, number - 1, output, train, say, stop, allow_import)
 
 
 def _first_not_finite(
-    run: Run, allow_import: bool | None, say: Callable[[str], None], stop: Callable[[], str | None]
+    run: Run, train: Callable[..., Events], say: Callable[[str], None], stop: Callable[[], str | None]
 ) -> int:
     """Return the first update after the newest checkpoint whose loss is not finite."""
     with _copy_of(run, math.inf, {"every.log_steps": 1}) as (copy, begin):
         say(f"looking for the first update after {begin} that is not finite")
         last = begin
         try:
-            for event in steps(copy, stop=stop, allow_import=allow_import):
+            for event in train(copy, stop=stop):
                 last = event.step if isinstance(event, Step) else last
-                _require_end(event)
+            _require_end(event)
         except DivergedError:
             return last
     raise RunError(f"every update of {run.directory} after {begin} is finite: name one by --step")
 
 
 def _require_end(event: Event) -> None:
-    """Raise RunError for the last event of a copy that was stopped before its end."""
+    """Raise ReplayStoppedError for the last event of a copy that was stopped before its end."""
     if isinstance(event, Ended) and event.status != "finished":
-        raise RunError(f"stopped at update {event.step}, before it was found")
+        raise ReplayStoppedError(f"stopped at update {event.step}, before it was found")
 
 
 @contextmanager
 def _copy_of(run: Run, before: float, changes: dict[str, object]) -> Iterator[tuple[Run, int]]:
     """Copy recipe and newest intact checkpoint of up to ``before`` updates to a folder that is removed afterwards."""
     quiet: dict[str, object] = {"every.save_minutes": NEVER, "every.save_steps": None, "every.stall_minutes": None}
-    quiet |= {"every.upload": None, "every.notices": None}
+    quiet |= {"every.upload": None}
     if not run.recipe.waits_for_evaluations:  # otherwise no weight depends on them
         quiet["every.evaluate_epochs"] = NEVER
     with scratch_beside(run.directory / "replay") as folder:
+        saved = (
+            place for place in reversed(checkpoints.saved(run.checkpoints)) if checkpoints.step_of(place) <= before
+        )
+        place = next((place for place in saved if checkpoints.damage(place) is None), None)
+        if place is None and run.recipe.model.batch_norm != "synchronous":  # as many micro-batches as its ranks made
+            started = run.progress().started
+            parts = None if started is None else started.machine.get("micro_batches")
+            quiet |= {"optim.accumulate": parts} if parts else {}
         copy = Run.create(folder / "run", run.recipe.with_(quiet | changes))
-        begin = 0
-        for place in reversed(checkpoints.saved(run.checkpoints)):
-            number = int(place.name.rpartition("-")[2])
-            if number <= before and checkpoints.damage(place) is None:
-                with storage_errors(folder):
-                    shutil.copytree(place, copy.checkpoints / place.name)
-                begin = number
-                break
-        yield copy, begin
+        if place is not None:
+            with storage_errors(folder):
+                shutil.copytree(place, copy.checkpoints / place.name)
+        yield copy, 0 if place is None else checkpoints.step_of(place)
 
 
 def _replay(
     run: Run,
     step: int,
     output: str | Path | None,
-    allow_import: bool | None,
+    train: Callable[..., Events],
     say: Callable[[str], None],
     asked: Callable[[], str | None],
+    allow_import: bool | None,
 ) -> ReplayedUpdate:
     """Train a copy to the update before, and compute this one."""
     with _copy_of(run, step - 1, {}) as (copy, begin):
@@ -194,11 +207,10 @@ def _replay(
             def stop() -> str | None:
                 return "SIGTERM" if at >= step - 1 else asked()
 
-            for event in steps(copy, stop=stop, allow_import=allow_import):
+            for event in train(copy, stop=stop):
                 at = event.step if isinstance(event, Step) else at
-                if at < step - 1:
-                    _require_end(event)
             if at < step - 1:
+                _require_end(event)
                 raise InputError(f"--step is {step}; {run.directory} ends with update {at}")
         with copy.log() as log, open_session(copy, log, allow_import=allow_import) as session:
             if step > session.timeline.steps:

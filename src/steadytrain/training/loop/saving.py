@@ -20,9 +20,11 @@ def save(session: Session) -> None:
         DivergedError: loss or weights are not finite: a loss tells of an update only when the next one is made.
     """
     session.saver.is_hurried = False
-    if not session.state.engine.takes_part:
+    engine = session.state.engine
+    if not engine.takes_part:
         return
-    require_finite(session, settled_loss(session))
+    loss = settled_loss(session)
+    require_finite(session, float(engine.sum(torch.tensor(loss, device=engine.device))))
     began = time.perf_counter()
     require_finite_weights(session)
     write_checkpoint(session, began)
@@ -35,7 +37,7 @@ def write_checkpoint(session: Session, began: float) -> None:
     with session.clock.within("checkpoint"):
         if (step := state.engine.collect()) is not None:
             state.cursor.step, state.cursor.position = step, step * recipe.batch_size
-        about = {"digest": recipe.digest, "model": session.built.name, "machine": session.started.machine}
+        about = {"digest": session.run.recipe.digest, "model": session.built.name, "machine": session.started.machine}
         about |= {name: session.data.about()[name] for name in ("train_digest", "val_digest")}
         saved = state.state_dict() | {"about": about}
         if session.is_first:
@@ -69,7 +71,7 @@ def export(session: Session, name: str) -> None:
         "multi_label": data.num_labels is not None,
         "input": vars(session.input),
         "licence": built.licence,
-        "digest": recipe.digest,
+        "digest": session.run.recipe.digest,
         "step": session.state.cursor.step,
     }
     if built.symbol:
@@ -88,13 +90,13 @@ def settled_loss(session: Session) -> float:
 
 
 def require_finite(session: Session, loss: float) -> None:
-    """Raise DivergedError for a loss that is not finite."""
+    """Raise DivergedError for a loss that is not finite: one of all ranks, which raise together."""
     if not math.isfinite(loss):
         raise session.diverged(f"the loss is {loss}")
 
 
 def require_finite_weights(session: Session, module: nn.Module | None = None) -> None:
-    """Raise DivergedError for weights that are not finite, of the network or of ``module``."""
+    """Raise DivergedError on all ranks for weights of any that are not finite, of the network or of ``module``."""
     with session.clock.within("checkpoint"), torch.no_grad():
         engine, parameters = session.state.engine, (module or session.state.module).parameters()
         values = [engine.own_values(parameter) for parameter in parameters]
@@ -102,5 +104,6 @@ def require_finite_weights(session: Session, module: nn.Module | None = None) ->
         is_finite = bool(torch.stack([value.sum().isfinite() for value in values]).all()) or all(
             bool(value.isfinite().all()) for value in values
         )
-    if not is_finite:
+        num_bad = float(engine.sum(torch.tensor(float(not is_finite), device=engine.device)))
+    if num_bad:
         raise session.diverged("some weights are NaN or infinite")

@@ -60,8 +60,10 @@ class Stopping:
 
 
 @contextmanager
-def stopping(session: Session, stop: Callable[[], str | None], group: Group | None) -> Iterator[Stopping]:
+def stopping(session: Session, stop: Callable[[], str | None], group: Group | None, since: float) -> Iterator[Stopping]:
     """Watch for notices until the block is left, on one rank of each machine.
+
+    ``since``: seconds since 1970; a file that is older is no notice.
 
     Raises:
         InputError: an environment variable of the notices holds what it cannot.
@@ -75,9 +77,7 @@ def stopping(session: Session, stop: Callable[[], str | None], group: Group | No
         watch = NoticeWatch(say, lambda: 0.0)
         if group is None or group.world.is_local_first:
             source = named_source(session.recipe.every, say)
-            watching = watching_notices(
-                source, say=say, save_seconds=lambda: saver.seconds, began=session.started.began
-            )
+            watching = watching_notices(source, say=say, save_seconds=lambda: saver.seconds, began=since)
             watch = stack.enter_context(watching)
         yield Stopping(saver, stop, group, watch)
 

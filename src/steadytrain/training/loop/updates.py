@@ -24,6 +24,9 @@ from steadytrain.training.step import pass_over
 
 Events = Generator[Event, None, str | None]
 
+NUMBERS = "other numbers"
+"""In place of a signal's name: the next update is computed in other numbers, by an attempt of its own."""
+
 LEAST_UNCOLLECTED, MOST_UNCOLLECTED = 100, 10_000
 """Updates between two searches of old objects for garbage, at least and at most; between them, a tenth of those made:
 who keeps something of each update makes the search longer and longer."""
@@ -33,6 +36,8 @@ def run_updates(
     session: Session, stop: Callable[[], str | None], before: RunProgress, collect: Callable[[], None], *, probe: bool
 ) -> Events:
     """Train to the end, or until somebody asks to stop; return the signal that did.
+
+    :data:`NUMBERS` is one: the next attempt goes on at once, in other numbers.
 
     ``collect`` searches old objects for garbage: on all ranks after the same updates, so that none waits for another.
     """
@@ -49,6 +54,8 @@ def run_updates(
         last, seen = seen, Cursor(step.step, step.position)
         yield step
         wish = consensus.ask(_wish(session, stop, is_measuring_due=measuring.is_due(step.seconds)))
+        if wish.save_seconds and not session.is_first:  # for a notice that its machine is told of
+            session.saver.seconds = wish.save_seconds
         if wish.end:
             _end_here(session, f"its {session.recipe.budget.minutes:g} minutes are over; the best weights are kept")
         if wish.measure:
@@ -65,7 +72,7 @@ def run_updates(
         yield from written(session)
         if evaluates:
             wish = yield from _evaluate_and_ask(session, stop, wish)
-        is_last = session.is_done or wish.stop is not None
+        is_last = session.is_done or wish.stop is not None or session.changes_numbers
         if wish.save or is_last or _has_passed(every.save_steps, last.step, seen.step):
             yield from _save(session, last.position, is_last=is_last)
         if session.clock.is_due():
@@ -73,8 +80,9 @@ def run_updates(
             notice_faults(session)
         if is_last:
             break
-    yield from _finish(session, wish.stop)
-    return wish.stop
+    signal = wish.stop or (NUMBERS if session.changes_numbers else None)
+    yield from _finish(session, signal)
+    return signal
 
 
 def _batches(session: Session) -> Iterator[DeviceBatch]:
@@ -131,7 +139,13 @@ def _wish(session: Session, stop: Callable[[], str | None], *, is_measuring_due:
     signal = stop()  # which may want a checkpoint at once
     saver = session.saver  # to save by the clock is the first rank's, and to save before its machine goes any rank's
     is_save_due = saver.is_due() if session.is_first else saver.is_hurried
-    return Wish(signal, is_save_due, is_measuring_due, session.is_first and _is_out_of_time(session))
+    return Wish(
+        signal,
+        is_save_due,
+        is_measuring_due,
+        session.is_first and _is_out_of_time(session),
+        saver.seconds if session.is_first else 0.0,
+    )
 
 
 def _is_out_of_time(session: Session) -> bool:

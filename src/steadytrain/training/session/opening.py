@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from steadytrain.distributed.asynchronous.engine import AsyncEngine
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
-from steadytrain.errors import RunError
+from steadytrain.errors import CheckpointError, RunError
 from steadytrain.events import Compiled, Event, EventLog, FeedPlaced, Halved, Noticed, Saved
 from steadytrain.models import Built, Input, first_epochs
 from steadytrain.optim import set_lr, set_momentum
@@ -42,7 +42,7 @@ from steadytrain.training.memory import PassLimit
 from steadytrain.training.remarks import remarks
 from steadytrain.training.session.saver import Saver
 from steadytrain.training.session.session import Ending, Laps, Session, StartLedger, Validation, set_phase
-from steadytrain.training.state import Cursor, State, preserve_buffers, preserve_process
+from steadytrain.training.state import Cursor, State, misfit, preserve_buffers, preserve_process
 from steadytrain.training.step import Share, Update, images_per_rank, share_of
 from steadytrain.training.writer import Writer
 
@@ -51,10 +51,12 @@ from steadytrain.training.writer import Writer
 class _Attempt:
     """The input of every stage: the run, who trains it, and where seconds, notices and things to close go.
 
-    ``allow_import``, ``group``, ``cluster`` and ``opened`` as of :func:`.loop.attempt.steps`.
+    ``recipe``: as the attempt computes it. ``allow_import``, ``group``, ``cluster`` and ``opened`` as of
+    :func:`.loop.attempt.attempts`.
     """
 
     run: Run
+    recipe: Recipe
     log: EventLog
     allow_import: bool | None
     group: Group | None
@@ -63,10 +65,6 @@ class _Attempt:
     start: StartLedger
     stack: ExitStack
     outbox: deque[Event] = field(default_factory=deque)
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.run.recipe
 
     @property
     def world(self) -> World:
@@ -149,16 +147,20 @@ def open_session(
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
 
     The caller has locked the run. ``allow_import``, ``began``, ``group``, ``cluster`` and ``opened`` as of
-    :func:`.loop.attempt.steps`.
+    :func:`.loop.attempt.attempts`.
     """
-    recipe = run.recipe
     began = time.perf_counter() if began is None else began
     process_began = time.time() - (time.perf_counter() - began)
-    price = known_price(recipe.parallel.price)
+    price = known_price(run.recipe.parallel.price)
     with ExitStack() as stack:
-        attempt = _Attempt(run, log, allow_import, group, cluster, opened, StartLedger(began), stack)
+        attempt = _Attempt(run, run.recipe, log, allow_import, group, cluster, opened, StartLedger(began), stack)
         attempt.start.passed("process")
-        place = _set_up_device(attempt)
+        # Workers beside the first take their weights from the servers.
+        is_joining = cluster is not None and attempt.world.rank > 0
+        saved = None if is_joining else _newest_checkpoint(run, group, attempt.notice)
+        attempt = replace(attempt, recipe=_recipe_after(run, saved, attempt.notice))
+        recipe = attempt.recipe
+        place = _set_up_device(attempt, saved)
         images = _open_images(attempt, place)
         network = _build_network(attempt, place, images)
         progress = _begin_or_resume(attempt, place, images, network)
@@ -178,8 +180,10 @@ def open_session(
             began=process_began,
             price=None if price is None else _price_and_spent(price, earlier),
         )
+        started = replace(started, digest=run.recipe.digest)  # whatever numbers this attempt computes in
         session = Session(
             run=run,
+            recipe=recipe,
             data=data,
             built=built,
             input=input,
@@ -203,11 +207,27 @@ def open_session(
         yield session
 
 
-def _set_up_device(attempt: _Attempt) -> _Place:
-    """Read the newest checkpoint, and set up device and process as it was made with."""
+def _recipe_after(run: Run, saved: dict[str, Any] | None, notice: Callable[[str], None]) -> Recipe:
+    """Return the recipe by which an attempt goes on from a checkpoint, or begins.
+
+    Raises:
+        CheckpointError: the checkpoint is none of a run.
+    """
+    if saved is not None and (part := misfit(saved)):
+        raise CheckpointError(
+            f"the newest checkpoint in {run.checkpoints} is none of a run, though its checksums hold: {part!r} is"
+            " missing or of another type; remove it"
+        )
+    step = 0 if saved is None else saved["cursor"]["step"]
+    recipe = run.recipe.after(step)
+    if recipe.precision.name != run.recipe.precision.name:
+        notice(f"computed in fp32 from update {step + 1} on, not in {run.recipe.precision.name} (every.fp32)")
+    return recipe
+
+
+def _set_up_device(attempt: _Attempt, saved: dict[str, Any] | None) -> _Place:
+    """Set up device and process, as the newest checkpoint was made with."""
     recipe, group, cluster, world = attempt.recipe, attempt.group, attempt.cluster, attempt.world
-    # Workers beside the first take their weights from the servers.
-    saved = None if cluster is not None and world.rank else _newest_checkpoint(attempt.run, group, attempt.notice)
     before = None if saved is None else saved["about"]["machine"]
     device = prepare_device(recipe, world)
     if device.type == "cuda":
@@ -226,7 +246,7 @@ def _open_images(attempt: _Attempt, place: _Place) -> _Images:
     recipe, group, cluster, world = attempt.recipe, attempt.group, attempt.cluster, attempt.world
     data = _open_data(attempt)
     if cluster is not None:
-        cluster.describe({"recipe": recipe.digest, "set of images": data.train.digest}, attempt.log.attempt)
+        cluster.describe({"recipe": attempt.run.recipe.digest, "set of images": data.train.digest}, attempt.log.attempt)
     is_together = cluster is None or recipe.parallel.staleness == 0
     sharers = world if is_together else World()
     begun_with = place.before or _begun_with(attempt.run, recipe, sharers, group)
@@ -277,7 +297,7 @@ def _begin_or_resume(attempt: _Attempt, place: _Place, images: _Images, network:
         for note in (*built.notes, *state.policy.notes, *on_start):
             attempt.notice(note)
     else:
-        _resume(state, place.saved, attempt.run, recipe, data, attempt.notice)
+        _resume(state, place.saved, attempt.run, data, attempt.notice)
     if cluster is not None and cluster.progress is not None:  # the others have trained on
         step = cluster.progress["step"]
         state.cursor = Cursor(step, step * recipe.batch_size)
@@ -363,7 +383,9 @@ def _price_and_spent(price: Price, earlier: Sequence[BillPart]) -> dict[str, Any
 
 def _earlier_parts(run: Run, log: EventLog, saved: dict[str, Any] | None) -> list[BillPart]:
     """Return what the attempts before this one used, as the checkpoint and the events tell."""
-    saved_parts = json.loads(saved["about"].get("spent", "[]")) if saved else []
+    saved_parts = []
+    with suppress(ValueError, RecursionError):  # it says only what the run has cost
+        saved_parts = json.loads(saved["about"].get("spent", "[]")) if saved else []
     spans = [span for attempt, span in run.progress().spans.items() if attempt < log.attempt]
     logged = [part_of(started, seconds=last - (started.began or started.time)) for started, last in spans]
     return merge_parts(parts_from(saved_parts), logged)
@@ -497,11 +519,9 @@ def _open_data(attempt: _Attempt) -> DataSets:
     return data
 
 
-def _resume(
-    state: State, saved: dict[str, Any], run: Run, recipe: Recipe, data: DataSets, notice: Callable[[str], None]
-) -> None:
+def _resume(state: State, saved: dict[str, Any], run: Run, data: DataSets, notice: Callable[[str], None]) -> None:
     """Load what was saved by the same recipe on the same data. Raises RunError where it was by others."""
-    about = saved["about"]
+    about, recipe = saved["about"], run.recipe
     if about["digest"] != recipe.digest:
         raise RunError(
             f"the checkpoint belongs to a run of another recipe (model {about['model']}, digest {about['digest']};"

@@ -108,6 +108,7 @@ class Session:
 
     Args:
         run, data, built, input: what is trained, and on what.
+        recipe: the run's, as this attempt computes it (:meth:`.Recipe.after`).
         timeline: rate, momentum, images and epoch of each update.
         state: all that an update changes.
         update: makes one.
@@ -124,6 +125,7 @@ class Session:
     """
 
     run: Run
+    recipe: Recipe
     data: DataSets
     built: Built
     input: Input
@@ -143,10 +145,6 @@ class Session:
     ending: Ending
 
     @cached_property
-    def recipe(self) -> Recipe:
-        return self.run.recipe
-
-    @cached_property
     def is_first(self) -> bool:
         """Return whether this is the rank that writes what all have in common."""
         return self.state.engine.world.is_first
@@ -161,6 +159,12 @@ class Session:
         """Return whether the run has come to its end, the planned one or an earlier one."""
         last, planned = self.ending.last_step, self.timeline.steps
         return self.state.cursor.step >= (planned if last is None else last)
+
+    @property
+    def changes_numbers(self) -> bool:
+        """Return whether the next update is to be computed in other numbers than this attempt's (``every.fp32``)."""
+        after = self.run.recipe.after(self.state.cursor.step)
+        return not self.is_done and after.precision.name != self.recipe.precision.name
 
     @cached_property
     def phase_steps(self) -> frozenset[int]:

@@ -1,0 +1,261 @@
+"""A run to its end: attempt after attempt, and what becomes of one whose numbers are not finite any more."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from steadytrain.config import Recipe
+from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.ray_cluster import Cluster
+from steadytrain.errors import DivergedError, SteadyError
+from steadytrain.events import Evaluated, Event
+from steadytrain.run import Run
+from steadytrain.training import checkpoints
+from steadytrain.training.data import OpenedData
+from steadytrain.training.loop.attempt import attempts
+from steadytrain.training.loop.replay import ReplayStoppedError, replay
+from steadytrain.training.progress import show_progress, wants_progress
+
+LONGEST_SECONDS = 600.0
+"""Of training since the newest checkpoint that is done again by itself, to find what was not finite."""
+
+MOST_REMEDIES = 5
+"""Updates of a run that are left out, or from which on its rate is halved, by itself."""
+
+_DOES = {
+    "skip": "leaving that update out",
+    "slower": "halving the learning rate from there on",
+    "fp32": "computing in fp32 from there on",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of an attempt: ``status`` (finished, interrupted, preempted), updates done, last evaluation, run."""
+
+    status: str
+    step: int
+    evaluated: Evaluated | None
+    run: Run = field(repr=False)
+
+
+def train(run: Run | str | Path, *, allow_import: bool | None = None, progress: bool | None = None) -> Outcome:
+    """Train a run to its end, resuming by itself, and return how it came out.
+
+    Args:
+        run: as made by :meth:`Run.create`, or its folder; a finished one is left as it is.
+        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
+        progress: show how far it is, and each evaluation; None: in a notebook and in a terminal.
+
+    Raises:
+        SteadyError: what the run's ``Failed`` event says.
+    """
+    return train_opened(Run.open(run), allow_import=allow_import, progress=progress)
+
+
+def train_opened(
+    run: Run, *, allow_import: bool | None = None, progress: bool | None = None, opened: OpenedData | None = None
+) -> Outcome:
+    """Train as :func:`train` does, on data that the caller may have open."""
+    events: Iterable[Event] = steps(run, allow_import=allow_import, opened=opened)
+    if (out := wants_progress(progress)) is not None:
+        events = show_progress(events, run.recipe, out)
+    for _ in events:
+        pass
+    now = run.progress()
+    assert now.ended is not None, "steps() returned without an Ended event"
+    return Outcome(now.ended.status, now.ended.step, now.evaluated, run)
+
+
+def repeat(
+    recipe: Recipe,
+    number: int = 5,
+    /,
+    *,
+    run: str | Path,
+    allow_import: bool | None = None,
+    progress: bool | None = None,
+) -> tuple[Outcome, ...]:
+    """Train a recipe with several seeds, one run after another, and return how each came out.
+
+    What a seed decides: initial weights, order, augmentation and, without validation data, which images are held out.
+    The same call resumes: finished runs are left as they are. ``st.report(run, "report.html")`` shows all of them and
+    the mean with its 95 % interval; :func:`steadytrain.reports.spread` computes those of any figure.
+
+    Args:
+        recipe: with the first seed.
+        number: of seeds, from 2 to 1000.
+        run: the folder of the runs, which are called ``seed-0``, ``seed-1``, ...
+        allow_import, progress: as of :func:`train`.
+
+    Raises:
+        SteadyError: as of :meth:`Run.create_repeats` and :func:`train`.
+    """
+    runs = Run.create_repeats(run, recipe, number)
+    outcomes = list[Outcome]()
+    for one in runs:
+        outcomes.append(train(one, allow_import=allow_import, progress=progress))
+        if outcomes[-1].status != "finished":  # the others would begin on a machine that goes
+            break
+    return tuple(outcomes)
+
+
+def steps(
+    run: Run | str | Path,
+    *,
+    stop: Callable[[], str | None] = lambda: None,
+    allow_import: bool | None = None,
+    began: float | None = None,
+    probe: bool = False,
+    group: Group | None = None,
+    cluster: Cluster | None = None,
+    opened: OpenedData | None = None,
+    explains: bool = False,
+    say: Callable[[str], None] = lambda message: None,
+) -> Iterator[Event]:
+    """Take a run from where it stands to its end, yielding each event after it was written.
+
+    Where loss or weights are not finite any more, it goes on as ``every.nonfinite`` says.
+
+    Args:
+        run: a run or its folder; a finished one yields nothing.
+        stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
+        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
+        began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
+        probe: measure first how fast the loader, the updates and both can be, which changes nothing of the run.
+        group: the ranks that train it together, each of which calls this; None: this process is alone.
+        cluster: the servers that hold its weights, of which this process is one of the workers.
+        opened: the data, if the caller has them open already, who closes them afterwards.
+        explains: find out for the DivergedError of a run that stops which images it was; that takes time.
+        say: takes lines about numbers that were not finite.
+
+    Raises:
+        DivergedError: loss or weights are not finite any more, and the recipe has no remedy left.
+        RankLostError: another rank failed, or is gone.
+        SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
+    """
+    run = Run.open(run)
+    since = time.time() - (0.0 if began is None else time.perf_counter() - began)
+    while True:
+        try:
+            yield from attempts(
+                run,
+                stop=stop,
+                allow_import=allow_import,
+                began=began,
+                since=since,
+                probe=probe,
+                group=group,
+                cluster=cluster,
+                opened=opened,
+            )
+        except DivergedError as error:
+            if cluster is not None or (run.recipe.every.nonfinite == "stop" and not explains):
+                raise
+            problem = error.with_traceback(None)  # which holds the session, and so the memory of its device
+        else:
+            return
+
+        hear = stop if group is None else partial(_any_stop, stop, group)
+        find = partial(_remedied, run, problem, allow_import, say, hear, since)
+        run = find() if group is None else _agreed(run, find, problem, group)
+        began, probe = None, False
+
+
+def _any_stop(stop: Callable[[], str | None], group: Group) -> str | None:
+    return stop() or group.heartbeat.stop
+
+
+def _agreed(run: Run, find: Callable[[], Run], problem: DivergedError, group: Group) -> Run:
+    """Return the run with the remedy that the first rank finds for all; the others wait for it.
+
+    Raises:
+        DivergedError: on all ranks, there is none.
+    """
+    if run.recipe.every.nonfinite == "stop":
+        command = f"steady replay {shlex.quote(str(run.directory))}"
+        raise DivergedError(f"{problem}; {command} finds the update, the layer and the images")
+    answer: tuple[str, dict[str, tuple[int, ...]]] = "", {}
+    if group.world.is_first:
+        try:
+            every = find().recipe.every
+            answer = "", {f"every.{name}": getattr(every, name) for name in _DOES}
+        except DivergedError as error:
+            answer = str(error), {}
+    message, changes = group.all_gather_json(answer)[0]
+    if message:
+        raise DivergedError(message)
+    return Run(run.directory, run.recipe.with_(changes))
+
+
+def _remedied(
+    run: Run,
+    error: DivergedError,
+    allow_import: bool | None,
+    say: Callable[[str], None],
+    stop: Callable[[], str | None],
+    since: float,
+) -> Run:
+    """Return a run that is not finite any more with the remedy of its recipe, to go on from its newest checkpoint.
+
+    As it is, if somebody asks to stop: the next attempt hears it, and is to have the same chance.
+
+    Raises:
+        DivergedError: it is to stop, or has no remedy left; with the update, the layer and the images, which are saved.
+    """
+    every, name = run.recipe.every, run.recipe.every.nonfinite
+    try:
+        step, why = _explained(run, error, allow_import, say, stop, since)
+    except ReplayStoppedError as stopped:
+        if name == "stop":
+            raise DivergedError(f"{error}; which images it was is not known ({stopped})") from None
+        return run
+    command = f"steady resume {shlex.quote(str(run.directory))}"
+    if name == "stop" or (step is None and name != "fp32"):
+        updates = ",".join(map(str, (*every.skip, step)))
+        advice = "" if step is None else f"; {command} --set every.skip=[{updates}] leaves that update out"
+        raise DivergedError(f"{why}{advice}")
+    before: tuple[int, ...] = getattr(every, name)
+    saved = checkpoints.newest(run.checkpoints, say) if name == "fp32" else None
+    first = step
+    if name == "fp32":
+        done = 0 if saved is None else checkpoints.step_of(saved)
+        if run.recipe.after(done).precision.name == "fp32":
+            raise DivergedError(f"{why}; every.nonfinite=fp32 has no remedy: it is computed in fp32 already")
+        first = done + 1
+    elif step in before or len(before) >= MOST_REMEDIES:
+        raise DivergedError(f"{why}; every.nonfinite={name} has done what it can (every.{name} is {list(before)})")
+    say(f"{why}; going on from the newest checkpoint, {_DOES[name]} (every.{name})")
+    return Run.create(run.directory, run.recipe.with_({f"every.{name}": (*before, first)}))
+
+
+def _explained(
+    run: Run,
+    error: DivergedError,
+    allow_import: bool | None,
+    say: Callable[[str], None],
+    stop: Callable[[], str | None],
+    since: float,
+) -> tuple[int | None, str]:
+    """Return the update that was not finite first, and a line with its layer and images, which are saved.
+
+    None where it is not known; the line says how to find it.
+    """
+    command = f"steady replay {shlex.quote(str(run.directory))}"
+    newest = max((path.stat().st_mtime for path in run.checkpoints.glob("step-*")), default=None)
+    progress = run.progress()
+    began = newest or (progress.started.time if progress.started else 0.0)
+    if time.time() - began > LONGEST_SECONDS:
+        return None, f"{error}; {command} finds the update, the layer and the images"
+    try:
+        found = replay(run, allow_import=allow_import, say=say, stop=stop, since=since)
+    except ReplayStoppedError:
+        raise
+    except SteadyError as other:
+        return None, f"{error}; which images it was is not known ({other})"
+    return found.step, f"{error}; {found.words}; its images: {run.directory}/replay/step-{found.step:08d}"
