@@ -1,17 +1,212 @@
-"""``steady report`` and ``steady diagnose``: what runs that are over or go on have written of themselves."""
+"""``steady runs``, ``steady report`` and ``steady diagnose``: what runs have written of themselves."""
 
 from __future__ import annotations
 
 import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.console import confirmed, note, print_json, print_text
 from steadytrain.cli.options import Json
 from steadytrain.config.plain import plain
-from steadytrain.errors import FailedError, InputError
+from steadytrain.errors import FailedError, InputError, SteadyError
+from steadytrain.format import NONE, clean, count, duration, hide_columns, money, percent, rate, size, text_table
+
+if TYPE_CHECKING:
+    from steadytrain.reports.run_list import RunRow
+
+RUNS = "runs"
+NOTE_COLUMNS = 48
+
+
+def runs(
+    *folders: str,
+    where: str | None = None,
+    sort: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    tag: str | None = None,
+    untag: str | None = None,
+    remark: Annotated[str | None, Parameter(name="--note")] = None,
+    compare: bool = False,
+    clean: bool = False,
+    whole: bool = False,
+    yes: bool = False,
+    json: bool = False,
+) -> None:
+    """List runs, the newest first: status, data, model, best score with its 95 % interval, images/s, cost, age, notes.
+
+    Fields for --where and --sort: name, status, data, model, tag, note, best, top1, mean_ap, loss, images_per_second,
+    cost, age, seconds, epochs, and the keys of the recipe, such as optim.lr. Tags and notes are kept in the run's
+    folder (notes.json).
+
+    Args:
+        folders: Runs, or folders that hold runs, those of sweeps and repeats included (default: runs).
+        where: Only runs that meet these conditions, with spaces between: "model=resnet50 top1>0.9", "tag=good",
+            "age<7d", "name~lr". Operators: = != > < >= <= and ~ (holds). A * stands for any text.
+        sort: Sort by a field, the best first; with - before it, the worst first: --sort top1, --sort cost.
+        tag: Add a tag to these runs, or several between commas. Runs tagged keep are never cleaned up.
+        untag: Take a tag away from these runs, or several between commas.
+        remark: Write a note on these runs, in place of the old one; an empty one removes it.
+        compare: Add a column for each setting in which the runs differ; of two runs also test whether they differ on
+            the same images.
+        clean: Remove what takes room in runs that failed (checkpoints, weights) or never started (the folder); log,
+            recipe, notes and reports stay. With --where, of the runs it chooses instead; of finished ones only the
+            checkpoints. It lists what goes, and asks.
+        whole: With --clean --where: remove the whole folders.
+        yes: With --clean: do not ask.
+        json: Print one JSON document.
+
+    Examples:
+        steady runs
+        steady runs runs/ --where "model=resnet50 top1>0.9" --sort top1
+        steady runs runs/a runs/b --tag baseline --note "before the new labels"
+        steady runs runs/rates --compare
+        steady runs --clean
+    """
+    from steadytrain.reports.run_list import list_runs, parse_where, sort_rows, with_notes, write_notes
+
+    chosen = parse_where(where or "")
+    writes = tag is not None or untag is not None or remark is not None
+    if clean and (writes or compare):
+        raise InputError("--clean stands alone: first tag or compare, then clean up")
+    if (whole or yes) and not clean:
+        raise InputError("--whole and --yes need --clean: steady runs --clean")
+    if whole and not where:
+        raise InputError(
+            '--whole needs --where, which says of which runs: steady runs --clean --whole --where "tag=bad"'
+        )
+    if not folders and not Path(RUNS).is_dir():
+        raise InputError(f"there is no folder {RUNS} here: name the folder of your runs: steady runs DIR")
+    folders = folders or (RUNS,)
+    rows = list({row.directory: row for folder in folders for row in list_runs(folder)}.values())
+    found = sort_rows([row for row in rows if chosen(row)], sort or "age")
+    if writes:
+        is_named = where is not None or all((Path(folder) / "recipe.json").exists() for folder in folders)
+        if not is_named:
+            raise InputError(
+                f"--tag, --untag and --note would change all {len(rows):,} runs: name the runs, or choose by --where"
+            )
+        for row in found:
+            tags = (tuple(part.strip() for part in text.split(",")) if text else () for text in (tag, untag))
+            write_notes(Path(row.directory), add=next(tags), remove=next(tags), note=remark)
+        found = [with_notes(row) for row in found]
+    if clean:
+        _clean(found, whole=whole, is_chosen=bool(where), yes=yes, json=json)
+        return
+    compared = _compared(found) if compare else ("", {})
+    if json:
+        print_json({"runs": [row.to_dict() for row in found], **compared[1]})
+        return
+    if not found:
+        note(f"none of {count(len(rows), 'run')} meets {where!r}")
+        return
+    _print_rows(found, with_settings=compare)
+    if compared[0]:
+        print_text(f"\n{compared[0]}")
+
+
+def _print_rows(rows: Sequence[RunRow], *, with_settings: bool) -> None:
+    """Print the table of runs; on a terminal, columns that have no room are left out and named."""
+    from steadytrain.reports.run_list import differing_settings
+
+    now = time.time()
+    columns: dict[str, list[str]] = {"run": [clean(row.name) for row in rows]}
+    columns["status"] = [row.status for row in rows]
+    columns["data"] = [clean(row.data) or NONE for row in rows]
+    columns["model"] = [clean(row.model) or NONE for row in rows]
+    columns["best"] = [_best(row) for row in rows]
+    columns["images/s"] = [rate(row.images_per_second) for row in rows]
+    if any(row.cost is not None for row in rows):
+        columns["cost"] = [NONE if row.cost is None else f"{money(row.cost)} {row.currency}" for row in rows]
+    columns["age"] = [NONE if row.began is None else duration(max(0, round(now - row.began))) for row in rows]
+    columns["note"] = [_note_words(row) for row in rows]
+    settings = [key for key in differing_settings(rows) if key not in SHOWN_SETTINGS] if with_settings else []
+    for key in settings:
+        columns[key] = [clean(str(row.recipe.get(key, NONE))) for row in rows]
+    if not any(columns["note"]):
+        del columns["note"]
+    hidden = list[str]()
+    if sys.stdout.isatty():
+        optional = [head for head in (*settings, "note", "images/s", "model", "age", "data", "cost") if head in columns]
+        hidden = hide_columns(columns, optional, shutil.get_terminal_size().columns)
+    shown = {head: cells for head, cells in columns.items() if head not in hidden}
+    right = [index for index, head in enumerate(shown) if head in ("images/s", "cost", "age")]
+    print_text(text_table([list(shown), *zip(*shown.values(), strict=True)], right=right))
+    if hidden:
+        note(f"no room for {', '.join(hidden)}: a wider terminal, or --json, shows them")
+
+
+SHOWN_SETTINGS = ("data.train", "model.name")
+
+
+def _best(row: RunRow) -> str:
+    """Format a run's best score, such as ``92.31 % (91.52 to 93.04)``."""
+    if row.best is None:
+        return NONE
+    interval = "" if row.low is None or row.high is None else f" ({100 * row.low:.2f} to {100 * row.high:.2f})"
+    return f"{'mAP ' * (row.metric == 'mean_ap')}{percent(row.best, 2)}{interval}"
+
+
+def _note_words(row: RunRow) -> str:
+    """Format tags and note; of a run that has neither and did not finish, why."""
+    words = " ".join([*(f"#{tag}" for tag in row.tags), row.note]).strip()
+    return textwrap.shorten(
+        clean(words or ("" if row.status == "running" else row.why)), NOTE_COLUMNS, placeholder=" ..."
+    )
+
+
+def _compared(rows: Sequence[RunRow]) -> tuple[str, dict[str, Any]]:
+    """Test two runs on the same images: in words, and as JSON has it; of more, or without predictions, nothing."""
+    from steadytrain.reports.comparison import compare as compare_two
+
+    if len(rows) != 2:
+        return "", {}
+    try:
+        compared = compare_two(rows[0].directory, rows[1].directory)
+    except InputError as error:
+        return f"not tested on the same images: {error}", {"comparison": None, "why": str(error)}
+    return f"{compared.verdict}\n{compared.details}", {"comparison": {**plain(compared), "verdict": compared.verdict}}
+
+
+def _clean(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool, yes: bool, json: bool) -> None:
+    """List what goes of runs, ask, and remove it. Raises InputError where nobody can be asked."""
+    from steadytrain.reports.removal import plan_removals, remove
+
+    removals, reasons = plan_removals(rows, whole=whole, is_chosen=is_chosen)
+    for reason in reasons:
+        note(clean(reason))
+    total = size(sum(removal.num_bytes for removal in removals))
+    lines = [[clean(item.row.directory), item.row.status, size(item.num_bytes), item.words] for item in removals]
+    listed = [{"run": item.row.directory, "removes": item.words, "bytes": item.num_bytes} for item in removals]
+    if not removals:
+        if json:
+            print_json({"removed": [], "bytes": 0})
+        note("nothing to clean up" + ("" if is_chosen else ": no run failed or never started; --where chooses others"))
+        return
+    table = text_table([["run", "status", "bytes", "what goes"], *lines])
+    if json:
+        note(table)
+    else:
+        print_text(table)
+    question = f"remove {total} of {count(len(removals), 'run')}, for good?"
+    if not yes and not confirmed(question):
+        raise InputError(f"nothing was removed ({total} of {count(len(removals), 'run')}): add --yes to remove it")
+    failures = list[str]()
+    for removal in removals:
+        try:
+            remove(removal)
+        except SteadyError as error:
+            failures.append(str(error))
+    if json:
+        print_json({"removed": listed, "bytes": sum(item.num_bytes for item in removals), "failures": failures})
+    if failures:
+        raise FailedError("; ".join(failures))
+    note(f"removed {total} of {count(len(removals), 'run')}")
 
 
 def report(
