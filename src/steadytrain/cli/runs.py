@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +15,12 @@ from steadytrain.cli.console import confirmed, note, print_json, print_text
 from steadytrain.cli.options import Json
 from steadytrain.config.plain import plain
 from steadytrain.errors import FailedError, InputError, SteadyError
-from steadytrain.format import NONE, clean, count, duration, hide_columns, money, percent, rate, size, text_table
+from steadytrain.format import NONE, clean, count, hide_columns, size, text_table
 
 if TYPE_CHECKING:
     from steadytrain.reports.run_list import RunRow
 
 RUNS = "runs"
-NOTE_COLUMNS = 48
 
 
 def runs(
@@ -112,27 +110,20 @@ def runs(
 
 def _print_rows(rows: Sequence[RunRow], *, with_settings: bool) -> None:
     """Print the table of runs; on a terminal, columns that have no room are left out and named."""
-    from steadytrain.reports.run_list import differing_settings
+    from steadytrain.reports.run_list import differing_settings, row_words
 
-    now = time.time()
-    columns: dict[str, list[str]] = {"run": [clean(row.name) for row in rows]}
-    columns["status"] = [row.status for row in rows]
-    columns["data"] = [clean(row.data) or NONE for row in rows]
-    columns["model"] = [clean(row.model) or NONE for row in rows]
-    columns["best"] = [_best(row) for row in rows]
-    columns["images/s"] = [rate(row.images_per_second) for row in rows]
-    if any(row.cost is not None for row in rows):
-        columns["cost"] = [NONE if row.cost is None else f"{money(row.cost)} {row.currency}" for row in rows]
-    columns["age"] = [NONE if row.began is None else duration(max(0, round(now - row.began))) for row in rows]
-    columns["note"] = [_note_words(row) for row in rows]
+    words = [row_words(row, time.time()) for row in rows]
+    columns = {head: [line[head] or NONE for line in words] for head in words[0] if any(line[head] for line in words)}
     settings = [key for key in differing_settings(rows) if key not in SHOWN_SETTINGS] if with_settings else []
     for key in settings:
         columns[key] = [clean(str(row.recipe.get(key, NONE))) for row in rows]
-    if not any(columns["note"]):
-        del columns["note"]
     hidden = list[str]()
     if sys.stdout.isatty():
-        optional = [head for head in (*settings, "note", "images/s", "model", "age", "data", "cost") if head in columns]
+        optional = [
+            head
+            for head in ("best", *settings, "note", "images/s", "epochs", "model", "age", "data", "cost")
+            if head in columns
+        ]
         hidden = hide_columns(columns, optional, shutil.get_terminal_size().columns)
     shown = {head: cells for head, cells in columns.items() if head not in hidden}
     right = [index for index, head in enumerate(shown) if head in ("images/s", "cost", "age")]
@@ -142,22 +133,6 @@ def _print_rows(rows: Sequence[RunRow], *, with_settings: bool) -> None:
 
 
 SHOWN_SETTINGS = ("data.train", "model.name")
-
-
-def _best(row: RunRow) -> str:
-    """Format a run's best score, such as ``92.31 % (91.52 to 93.04)``."""
-    if row.best is None:
-        return NONE
-    interval = "" if row.low is None or row.high is None else f" ({100 * row.low:.2f} to {100 * row.high:.2f})"
-    return f"{'mAP ' * (row.metric == 'mean_ap')}{percent(row.best, 2)}{interval}"
-
-
-def _note_words(row: RunRow) -> str:
-    """Format tags and note; of a run that has neither and did not finish, why."""
-    words = " ".join([*(f"#{tag}" for tag in row.tags), row.note]).strip()
-    return textwrap.shorten(
-        clean(words or ("" if row.status == "running" else row.why)), NOTE_COLUMNS, placeholder=" ..."
-    )
 
 
 def _compared(rows: Sequence[RunRow]) -> tuple[str, dict[str, Any]]:
@@ -217,6 +192,9 @@ def report(
     compare: bool = False,
     to: str | None = None,
     follow: bool = False,
+    serve: bool = False,
+    port: int | None = None,
+    seconds: float | None = None,
 ) -> None:
     """Report on runs, finished or running: accuracy, epochs, time, images per second, curves, recipe, events.
 
@@ -232,6 +210,10 @@ def report(
         compare: Instead test whether two runs, or two files of steady evaluate --per-image, differ on the same images.
         to: Instead send the runs to trackers: tensorboard, mlflow, wandb, trackio, or several between commas.
         follow: With --to: go on until the run has ended.
+        serve: Instead serve a live page of all runs of a folder (default: runs), which leads to the page of each, to
+            browsers on this machine, until Ctrl-C.
+        port: With --serve: port of the page (default: 8321, or a free port if that is taken).
+        seconds: With --serve: stop after this many seconds.
 
     Examples:
         steady report runs/a runs/b --compare
@@ -239,7 +221,13 @@ def report(
         steady report runs/a runs/b -o both.html
         steady report runs/a old.log metrics.csv
         steady report runs/a -o -
+        steady report --serve runs/
     """
+    if serve or port is not None:
+        if len(runs) > 1 or compare or json or to is not None or output is not None:
+            raise InputError("--serve takes one folder of runs, --port and --seconds: steady report --serve runs/")
+        _serve(Path(runs[0] if runs else RUNS), port, seconds)
+        return
     from steadytrain.reports import accounts
     from steadytrain.reports.files import KINDS, find_all, kind_of, write
     from steadytrain.reports.tables import markdown, to_json, to_text
@@ -277,6 +265,19 @@ def report(
         print_text(to_text([account.summary for account in reported], shutil.get_terminal_size().columns))
     else:
         print(markdown(reported), end="")
+
+
+def _serve(folder: Path, port: int | None, seconds: float | None) -> None:
+    """Serve the page of a folder's runs. Raises RunError where there is no such folder."""
+    from steadytrain.reports.files import open_run
+    from steadytrain.reports.live import listening, serve
+
+    if not folder.is_dir():
+        open_run(folder)  # which says what is wrong with it
+    with listening(port) as listener:
+        print(f"http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
+        note(f"showing the runs of {folder}; the page is available on this machine only, until Ctrl-C")
+        serve(folder, listener, seconds=seconds)
 
 
 def _send(names: tuple[str, ...], to: str, follow: bool) -> None:

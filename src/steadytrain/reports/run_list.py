@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import stat
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,15 +27,18 @@ from steadytrain.config.plain import build, check_types, leaves
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.errors import InputError, RecipeError, RunError, SteadyError, did_you_mean, first_line
 from steadytrain.files import replace_file
-from steadytrain.format import count
+from steadytrain.format import clean, count, duration, epoch, money, percent, rate
 from steadytrain.machine.facts import cache_folder
 from steadytrain.monitor import RunHistory
+from steadytrain.reports.files import open_run
 from steadytrain.reports.status import Signs, may_go_on, other_host, signs
 from steadytrain.reports.summary import summarise_history
 from steadytrain.run import Run
 
 NOTES = "notes.json"
 """File of a run with its tags and its note; nothing else reads it."""
+NOTE_COLUMNS = 48
+"""Of a note in a table; JSON has the whole."""
 DEPTH = 3
 """Folders below the one that is listed: a sweep's runs are at sweep/case/seed-0."""
 MOST_RECIPE_BYTES = 10_000_000
@@ -146,12 +150,11 @@ def list_runs(folder: str | Path) -> list[RunRow]:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        near = did_you_mean(folder.name, [path.name for path in folder.parent.iterdir()] if folder.name else [])
-        raise RunError(f"{folder} is no folder: name a folder with runs.{near}" if near else f"{folder} is no folder")
+        open_run(folder)  # which says what is wrong with it
     index = _Index(folder)
     rows = [index.row(path) for path in run_folders(folder)]
     if not rows:
-        raise RunError(f"{folder} is not a run (no recipe.json), nor a folder with runs in it")
+        raise RunError(f"{folder} is no run (no recipe.json) and holds none yet")
     index.save()
     return sorted(rows, key=lambda row: (-(row.began or 0.0), row.name))
 
@@ -220,6 +223,8 @@ def _stamp(path: Path) -> list[int] | None:
 
 def _stamps(folder: Path) -> list[list[int] | None]:
     recipe, log, lock = (_stamp(folder / name) for name in ("recipe.json", "events.jsonl", "lock"))
+    for other in folder.glob("events-*.jsonl"):
+        _stamp(other)
     if recipe and recipe[1] > MOST_RECIPE_BYTES:
         raise RunError(f"recipe.json has {recipe[1]:,} bytes; a recipe has at most {MOST_RECIPE_BYTES:,}")
     return [recipe, log, lock]
@@ -276,6 +281,32 @@ def _why(seen: Signs) -> str:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def row_words(row: RunRow, now: float) -> dict[str, str]:
+    """Format a run for a table, by the heads of its columns; empty where there is nothing to say.
+
+    >>> words = row_words(RunRow(name="a", directory="a", status="finished", best=0.9231, low=0.91, high=0.93), 0.0)
+    >>> words["best"], words["cost"]
+    ('92.31 % (91.00 to 93.00)', '')
+    """
+    interval = "" if row.low is None or row.high is None else f" ({100 * row.low:.2f} to {100 * row.high:.2f})"
+    metric = "mAP " if row.metric == "mean_ap" else ""
+    remark = " ".join([*(f"#{tag}" for tag in row.tags), row.note]).strip()
+    remark = remark or ("" if row.status == "running" else row.why)
+    words = {
+        "run": row.name,
+        "status": row.status,
+        "data": row.data,
+        "model": row.model,
+        "epochs": "" if row.epochs is None else f"{epoch(row.epochs_done or 0)} of {epoch(row.epochs)}",
+        "best": "" if row.best is None else f"{metric}{percent(row.best, 2)}{interval}",
+        "images/s": "" if row.images_per_second is None else rate(row.images_per_second),
+        "cost": "" if row.cost is None else f"{money(row.cost)} {row.currency}",
+        "age": "" if row.began is None else duration(max(0, round(now - row.began))),
+        "note": textwrap.shorten(remark, NOTE_COLUMNS, placeholder=" ..."),
+    }
+    return {head: clean(text) for head, text in words.items()}
 
 
 # Choosing and sorting ------------------------------------------------------------------------------------------------
