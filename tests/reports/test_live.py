@@ -29,9 +29,9 @@ EVIL = "<img src=x onerror=alert(1)>"
 
 
 @contextlib.contextmanager
-def serving(run: Run, port: int = 0, **more: Any) -> Iterator[int]:
-    """The port of a server of the run's page."""
-    server = make_server(run, **more)
+def serving(shown: Run | Path, port: int = 0, **more: Any) -> Iterator[int]:
+    """The port of a server of the page of a run, or of a folder."""
+    server = make_server(shown, **more)
     with listening(port) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -240,3 +240,43 @@ def test_more_pages_than_there_may_be_are_refused_until_one_is_closed(
             time.sleep(0.05)
         answer.close()
         second.close()
+
+
+def listed(port: int) -> dict[str, Any]:
+    """The rows of the page of a folder, by the runs' names, once they have been read."""
+    while (document := json.loads(asked(port, "/runs.json").read()))["reading"]:
+        pass
+    return {row["run"]: row for row in document["rows"]}
+
+
+def test_the_page_of_a_folder_lists_its_runs_and_leads_to_each(tmp_path: Path) -> None:
+    for name in ("a", EVIL.replace("/", "")):
+        run = Run.create(tmp_path / name, recipe())
+        with run.log() as log:
+            log.append(started())
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "recipe.json").write_text("{")
+    with serving(tmp_path) as port:
+        page = asked(port)
+        assert page.status == 200 and "script-src 'self'" in page.getheader("content-security-policy", "")
+        assert EVIL not in page.read().decode()
+        rows = listed(port)
+        assert rows.keys() == {"a", "b", EVIL.replace("/", "")} and rows["b"]["status"] == "damaged"
+        assert rows["b"]["key"] == ""
+        place = f"/run/{rows['a']['key']}/"
+        assert "All runs" in asked(port, place).read().decode()
+        kinds = {event.kind for event in stream(port, 3, f"{place}events") if event.kind != "reading"}
+        assert kinds <= {"all", "account", "state"} and kinds
+        for path in ("/run/../../etc/passwd", "/run/0/", f"{place}recipe.json", place[:-1], "/events"):
+            assert asked(port, path).status == 404
+        assert asked(port, "/runs.json", Host="evil.example").status == 403
+
+
+def test_the_page_of_a_folder_shows_runs_as_they_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LOOK_SECONDS", 0.01)
+    with serving(tmp_path) as port:
+        assert listed(port) == {}
+        assert "holds none yet" in json.loads(asked(port, "/runs.json").read())["error"]
+        Run.create(tmp_path / "a", recipe())
+        while "a" not in listed(port):
+            pass

@@ -50,7 +50,8 @@ VERBS = {
     "diagnose": "Find what holds a run back, what to change, and what that saves.",
     "cost": "Compute what a run costs, so far and at its end, on spot and on other machines.",
     "replay": "Compute an update of a run again, and save its images and what was not finite.",
-    "report": "Write tables, curves and an HTML page on runs.",
+    "runs": "List runs: filter, sort, compare, tag, clean up.",
+    "report": "Write tables, curves and an HTML page on runs, or serve a page of them all.",
     "convert": "Convert MXNet checkpoints to weights of steadytrain, and back.",
     "models": "List models: parameters, multiply-adds, licences, and where the weights are.",
     "doctor": "Describe this machine, and find what slows or stops training on it.",
@@ -81,7 +82,7 @@ MODULES = {
     },
     **dict.fromkeys(("finetune", "resume"), "steadytrain.cli.train"),
     **dict.fromkeys(("doctor", "feed", "bench", "bandwidth"), "steadytrain.cli.machine"),
-    **dict.fromkeys(("diagnose", "report"), "steadytrain.cli.runs"),
+    **dict.fromkeys(("diagnose", "report", "runs"), "steadytrain.cli.runs"),
     "predict": "steadytrain.cli.evaluate",
     "cost": "steadytrain.cli.cost",
     "mxnet": "steadytrain.cli.mxnet",
@@ -108,6 +109,7 @@ SAME_VERBS = {
     **dict.fromkeys(("list-models", "model"), "models"),
     **dict.fromkeys(("verify", "validate-data"), "check"),
     **dict.fromkeys(("download", "datasets", "get"), "fetch"),
+    **dict.fromkeys(("ls", "list", "list-runs", "experiments", "history"), "runs"),
     **dict.fromkeys(("price", "prices", "bill", "costs"), "cost"),
 }
 """Other tools' names for these verbs."""

@@ -88,6 +88,14 @@ def note(text: str) -> None:
     stream.flush()
 
 
+def confirmed(question: str) -> bool:
+    """Ask a question on the terminal; True only for a yes, and never where there is nobody to ask."""
+    if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
+        return False
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def print_text(text: str) -> None:
     """Print lines on standard output, with control characters replaced: they may hold names of files and classes."""
     print("\n".join(map(clean, text.split("\n"))), flush=True)

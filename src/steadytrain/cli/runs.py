@@ -1,17 +1,187 @@
-"""``steady report`` and ``steady diagnose``: what runs that are over or go on have written of themselves."""
+"""``steady runs``, ``steady report`` and ``steady diagnose``: what runs have written of themselves."""
 
 from __future__ import annotations
 
 import shutil
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.console import confirmed, note, print_json, print_text
 from steadytrain.cli.options import Json
 from steadytrain.config.plain import plain
-from steadytrain.errors import FailedError, InputError
+from steadytrain.errors import FailedError, InputError, SteadyError
+from steadytrain.format import NONE, clean, count, hide_columns, size, text_table
+
+if TYPE_CHECKING:
+    from steadytrain.reports.run_list import RunRow
+
+RUNS = "runs"
+
+
+def runs(
+    *folders: str,
+    where: str | None = None,
+    sort: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    tag: str | None = None,
+    untag: str | None = None,
+    remark: Annotated[str | None, Parameter(name="--note")] = None,
+    compare: bool = False,
+    clean: bool = False,
+    whole: bool = False,
+    yes: bool = False,
+    json: bool = False,
+) -> None:
+    """List runs, the newest first: status, data, model, best score with its 95 % interval, images/s, cost, age, notes.
+
+    Fields for --where and --sort: name, status, data, model, tag, note, best, top1, mean_ap, loss, images_per_second,
+    cost, age, seconds, epochs, and the keys of the recipe, such as optim.lr. Tags and notes are kept in the run's
+    folder (notes.json).
+
+    Args:
+        folders: Runs, or folders that hold runs, those of sweeps and repeats included (default: runs).
+        where: Only runs that meet these conditions, with spaces between: "model=resnet50 top1>0.9", "tag=good",
+            "age<7d", "name~lr". Operators: = != > < >= <= and ~ (holds). A * stands for any text.
+        sort: Sort by a field, the best first; with - before it, the worst first: --sort top1, --sort cost.
+        tag: Add a tag to these runs, or several between commas. Runs tagged keep are never cleaned up.
+        untag: Take a tag away from these runs, or several between commas.
+        remark: Write a note on these runs, in place of the old one; an empty one removes it.
+        compare: Add a column for each setting in which the runs differ; of two runs also test whether they differ on
+            the same images.
+        clean: Remove what takes room in runs that failed (checkpoints, weights) or never started (the folder); log,
+            recipe, notes and reports stay. With --where, of the runs it chooses instead; of finished ones only the
+            checkpoints. It lists what goes, and asks.
+        whole: With --clean --where: remove the whole folders.
+        yes: With --clean: do not ask.
+        json: Print one JSON document.
+
+    Examples:
+        steady runs
+        steady runs runs/ --where "model=resnet50 top1>0.9" --sort top1
+        steady runs runs/a runs/b --tag baseline --note "before the new labels"
+        steady runs runs/rates --compare
+        steady runs --clean
+    """
+    from steadytrain.reports.run_list import list_runs, parse_where, sort_rows, with_notes, write_notes
+
+    chosen = parse_where(where or "")
+    writes = tag is not None or untag is not None or remark is not None
+    if clean and (writes or compare):
+        raise InputError("--clean stands alone: first tag or compare, then clean up")
+    if (whole or yes) and not clean:
+        raise InputError("--whole and --yes need --clean: steady runs --clean")
+    if whole and not where:
+        raise InputError(
+            '--whole needs --where, which says of which runs: steady runs --clean --whole --where "tag=bad"'
+        )
+    if not folders and not Path(RUNS).is_dir():
+        raise InputError(f"there is no folder {RUNS} here: name the folder of your runs: steady runs DIR")
+    folders = folders or (RUNS,)
+    rows = list({row.directory: row for folder in folders for row in list_runs(folder)}.values())
+    found = sort_rows([row for row in rows if chosen(row)], sort or "age")
+    if writes:
+        is_named = where is not None or all((Path(folder) / "recipe.json").exists() for folder in folders)
+        if not is_named:
+            raise InputError(
+                f"--tag, --untag and --note would change all {len(rows):,} runs: name the runs, or choose by --where"
+            )
+        for row in found:
+            tags = (tuple(part.strip() for part in text.split(",")) if text else () for text in (tag, untag))
+            write_notes(Path(row.directory), add=next(tags), remove=next(tags), note=remark)
+        found = [with_notes(row) for row in found]
+    if clean:
+        _clean(found, whole=whole, is_chosen=bool(where), yes=yes, json=json)
+        return
+    compared = _compared(found) if compare else ("", {})
+    if json:
+        print_json({"runs": [row.to_dict() for row in found], **compared[1]})
+        return
+    if not found:
+        note(f"none of {count(len(rows), 'run')} meets {where!r}")
+        return
+    _print_rows(found, with_settings=compare)
+    if compared[0]:
+        print_text(f"\n{compared[0]}")
+
+
+def _print_rows(rows: Sequence[RunRow], *, with_settings: bool) -> None:
+    """Print the table of runs; on a terminal, columns that have no room are left out and named."""
+    from steadytrain.reports.run_list import differing_settings, row_words
+
+    words = [row_words(row, time.time()) for row in rows]
+    columns = {head: [line[head] or NONE for line in words] for head in words[0] if any(line[head] for line in words)}
+    settings = [key for key in differing_settings(rows) if key not in SHOWN_SETTINGS] if with_settings else []
+    for key in settings:
+        columns[key] = [clean(str(row.recipe.get(key, NONE))) for row in rows]
+    hidden = list[str]()
+    if sys.stdout.isatty():
+        optional = [
+            head
+            for head in ("best", *settings, "note", "images/s", "epochs", "model", "age", "data", "cost")
+            if head in columns
+        ]
+        hidden = hide_columns(columns, optional, shutil.get_terminal_size().columns)
+    shown = {head: cells for head, cells in columns.items() if head not in hidden}
+    right = [index for index, head in enumerate(shown) if head in ("images/s", "cost", "age")]
+    print_text(text_table([list(shown), *zip(*shown.values(), strict=True)], right=right))
+    if hidden:
+        note(f"no room for {', '.join(hidden)}: a wider terminal, or --json, shows them")
+
+
+SHOWN_SETTINGS = ("data.train", "model.name")
+
+
+def _compared(rows: Sequence[RunRow]) -> tuple[str, dict[str, Any]]:
+    """Test two runs on the same images: in words, and as JSON has it; of more, or without predictions, nothing."""
+    from steadytrain.reports.comparison import compare as compare_two
+
+    if len(rows) != 2:
+        return "", {}
+    try:
+        compared = compare_two(rows[0].directory, rows[1].directory)
+    except InputError as error:
+        return f"not tested on the same images: {error}", {"comparison": None, "why": str(error)}
+    return f"{compared.verdict}\n{compared.details}", {"comparison": {**plain(compared), "verdict": compared.verdict}}
+
+
+def _clean(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool, yes: bool, json: bool) -> None:
+    """List what goes of runs, ask, and remove it. Raises InputError where nobody can be asked."""
+    from steadytrain.reports.removal import plan_removals, remove
+
+    removals, reasons = plan_removals(rows, whole=whole, is_chosen=is_chosen)
+    for reason in reasons:
+        note(clean(reason))
+    total = size(sum(removal.num_bytes for removal in removals))
+    lines = [[clean(item.row.directory), item.row.status, size(item.num_bytes), item.words] for item in removals]
+    listed = [{"run": item.row.directory, "removes": item.words, "bytes": item.num_bytes} for item in removals]
+    if not removals:
+        if json:
+            print_json({"removed": [], "bytes": 0})
+        note("nothing to clean up" + ("" if is_chosen else ": no run failed or never started; --where chooses others"))
+        return
+    table = text_table([["run", "status", "bytes", "what goes"], *lines])
+    if json:
+        note(table)
+    else:
+        print_text(table)
+    question = f"remove {total} of {count(len(removals), 'run')}, for good?"
+    if not yes and not confirmed(question):
+        raise InputError(f"nothing was removed ({total} of {count(len(removals), 'run')}): add --yes to remove it")
+    failures = list[str]()
+    for removal in removals:
+        try:
+            remove(removal)
+        except SteadyError as error:
+            failures.append(str(error))
+    if json:
+        print_json({"removed": listed, "bytes": sum(item.num_bytes for item in removals), "failures": failures})
+    if failures:
+        raise FailedError("; ".join(failures))
+    note(f"removed {total} of {count(len(removals), 'run')}")
 
 
 def report(
@@ -22,6 +192,9 @@ def report(
     compare: bool = False,
     to: str | None = None,
     follow: bool = False,
+    serve: bool = False,
+    port: int | None = None,
+    seconds: float | None = None,
 ) -> None:
     """Report on runs, finished or running: accuracy, epochs, time, images per second, curves, recipe, events.
 
@@ -37,6 +210,10 @@ def report(
         compare: Instead test whether two runs, or two files of steady evaluate --per-image, differ on the same images.
         to: Instead send the runs to trackers: tensorboard, mlflow, wandb, trackio, or several between commas.
         follow: With --to: go on until the run has ended.
+        serve: Instead serve a live page of all runs of a folder (default: runs), which leads to the page of each, to
+            browsers on this machine, until Ctrl-C.
+        port: With --serve: port of the page (default: 8321, or a free port if that is taken).
+        seconds: With --serve: stop after this many seconds.
 
     Examples:
         steady report runs/a runs/b --compare
@@ -44,7 +221,13 @@ def report(
         steady report runs/a runs/b -o both.html
         steady report runs/a old.log metrics.csv
         steady report runs/a -o -
+        steady report --serve runs/
     """
+    if serve or port is not None:
+        if len(runs) > 1 or compare or json or to is not None or output is not None:
+            raise InputError("--serve takes one folder of runs, --port and --seconds: steady report --serve runs/")
+        _serve(Path(runs[0] if runs else RUNS), port, seconds)
+        return
     from steadytrain.reports import accounts
     from steadytrain.reports.files import KINDS, find_all, kind_of, write
     from steadytrain.reports.tables import markdown, to_json, to_text
@@ -82,6 +265,19 @@ def report(
         print_text(to_text([account.summary for account in reported], shutil.get_terminal_size().columns))
     else:
         print(markdown(reported), end="")
+
+
+def _serve(folder: Path, port: int | None, seconds: float | None) -> None:
+    """Serve the page of a folder's runs. Raises RunError where there is no such folder."""
+    from steadytrain.reports.files import open_run
+    from steadytrain.reports.live import listening, serve
+
+    if not folder.is_dir():
+        open_run(folder)  # which says what is wrong with it
+    with listening(port) as listener:
+        print(f"http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
+        note(f"showing the runs of {folder}; the page is available on this machine only, until Ctrl-C")
+        serve(folder, listener, seconds=seconds)
 
 
 def _send(names: tuple[str, ...], to: str, follow: bool) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import Console, TerminalStream, note, print_text, progress_once_known
+from steadytrain.cli.console import Console, TerminalStream, confirmed, note, print_text, progress_once_known
 from steadytrain.cli.explain import head_lines, print_explained
 from steadytrain.cli.options import HEADINGS, TrainingOptions, read_table, require_range
 from steadytrain.config import Model, Parallel, Recipe
@@ -681,10 +681,8 @@ def require_licence(model: Model, *, accepted: bool) -> None:
     if accepted or not licence or licence_kind(licence) != "non-commercial":
         return
     restriction = f"the weights of {model.name} are for non-commercial use only (licence {licence})"
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        print(f"{restriction}. Use them? [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() in ("y", "yes"):
-            return
+    if confirmed(f"{restriction}. Use them?"):
+        return
     raise InputError(f"{restriction}: add --accept-licence to use them, or choose another model (steady models)")
 
 

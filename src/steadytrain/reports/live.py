@@ -1,4 +1,4 @@
-"""The live page of a run: a server for browsers on this machine, with server-sent events.
+"""The live page of a run, or of all runs of a folder: a server for browsers on this machine, with server-sent events.
 
 It listens on 127.0.0.1 alone and answers only to that name, so that no page of the network can read it through a
 browser. Nothing is read while nobody looks; each look reads what was written since the one before.
@@ -9,13 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hashlib
 import json
+import math
 import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -43,6 +47,7 @@ from steadytrain.reports.charts import (
     thin_rows,
 )
 from steadytrain.reports.page import packed_plotly, render, script
+from steadytrain.reports.run_list import DAMAGED, RunRow, list_runs, row_words
 from steadytrain.reports.status import milestones
 from steadytrain.reports.time_spent import BUCKETS_SHOWN, largest_buckets, stacked
 from steadytrain.reports.verdict import ceiling_line, saving
@@ -67,6 +72,8 @@ HEADERS = {
 LIMITS = ServerLimits(connections=128, requests=96, answer_seconds=10.0)
 MAX_STREAMS = 32
 """Pages that are sent events at the same time; each may have all of a run's points under way."""
+MAX_PAGES = 8
+"""Pages of runs that are kept though nobody looks at them."""
 SLICES = 240
 MAX_MILESTONES = 40
 TYPED = ("--", "steady ", "taskset ", "export ", "numactl ")  # a change that is typed as it stands
@@ -120,58 +127,162 @@ class Viewer:
         return View(watch.generation, watch.points, len(watch.points), _json(state(now)), self._account[1])
 
 
-def application(run: Run, *, price: Price | None = None, closing: Callable[[], bool] = lambda: False) -> ASGIApp:
-    """Return the page of a run as an ASGI application.
+class _RunPage:
+    """The page of one run: its files, and its events as they come.
 
     Args:
         run: to watch.
         price: of an hour of each of its machines; None: what it recorded, if anything.
         closing: whether the server is about to stop: streams then end.
+        up: the address of the page of all runs, from this one; empty: there is none.
     """
-    viewer = Viewer(run, price)
-    constants = {
-        "columns": {name: list(columns) for name, columns in COLUMNS.items()},
-        "buckets": {name: {"label": look.label, "colour": look.colour} for name, look in BUCKETS_SHOWN.items()},
-        "limit": MAX_POINTS,
-        "thinned": THINNED_BY,
-        "charts": [_plain_chart(chart) for chart in LIVE_CHARTS],
-    }
-    names = {"name": run.name, "model": run.recipe.model.name, "directory": str(run.directory)}
-    fixed = {
-        "/": ("text/html", render("live.html.j2", constants, charts=LIVE_CHARTS[:-1], **names).encode()),
-        "/page.css": ("text/css", (TEMPLATES / "page.css").read_bytes()),
-        "/live.css": ("text/css", (TEMPLATES / "live.css").read_bytes()),
-        "/live.js": ("text/javascript", script("live.js").encode()),
-    }
 
-    def still(request: Request) -> Response:
-        media_type, content = fixed[request.url.path]
-        return Response(content, media_type=media_type, headers={"cache-control": "no-store"})
+    def __init__(self, run: Run, price: Price | None, closing: Callable[[], bool], up: str = "") -> None:
+        self.viewer = Viewer(run, price)
+        self._closing = closing
+        constants = {
+            "columns": {name: list(columns) for name, columns in COLUMNS.items()},
+            "buckets": {name: {"label": look.label, "colour": look.colour} for name, look in BUCKETS_SHOWN.items()},
+            "limit": MAX_POINTS,
+            "thinned": THINNED_BY,
+            "charts": [_plain_chart(chart) for chart in LIVE_CHARTS],
+        }
+        names = {"name": run.name, "model": run.recipe.model.name, "directory": str(run.directory), "up": up}
+        self._fixed = {
+            "": ("text/html", render("live.html.j2", constants, charts=LIVE_CHARTS[:-1], **names).encode()),
+            **_styles(),
+            "live.js": ("text/javascript", script("live.js").encode()),
+        }
 
-    def plotly(request: Request) -> Response:
-        return _plotly()
-
-    async def events(request: Request) -> Response:
-        if viewer.num_streams >= MAX_STREAMS:
+    async def answer(self, path: str, request: Request) -> Response:
+        """Return one of the page's files, or the stream of its events."""
+        if path == "plotly.js":
+            return await asyncio.to_thread(_plotly)
+        if path != "events":
+            return _still(self._fixed, path)
+        if self.viewer.num_streams >= MAX_STREAMS:
             text = f"{MAX_STREAMS} pages of this run are open, as many as there may be: close one"
             return PlainTextResponse(text, status_code=503, headers={"retry-after": "5"})
         after = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        return _Events(viewer, _stream(viewer, after, closing))
-
-    routes = [Route(path, still) for path in fixed]
-    return guarded(Starlette(routes=[*routes, Route("/plotly.js", plotly), Route("/events", events)]))
+        return _Events(self.viewer, _stream(self.viewer, after, self._closing))
 
 
-def make_server(run: Run, *, price: Price | None = None) -> uvicorn.Server:
-    """Return a server of the page; set ``should_exit`` to end it."""
-    app = application(run, price=price, closing=lambda: server.should_exit)
+class _FolderPage:
+    """The page of all runs of a folder, which leads to the page of each.
+
+    The list is read while somebody looks, so often that it takes at most a fifth of a processor.
+    """
+
+    def __init__(self, folder: Path, closing: Callable[[], bool]) -> None:
+        self._folder, self._closing = folder, closing
+        self._look: asyncio.Task[None] | None = None
+        self._looked = -math.inf
+        self._took = 0.0
+        self._rows: list[RunRow] | None = None
+        self._error = ""
+        self._pages: OrderedDict[str, _RunPage] = OrderedDict()
+        self._fixed = {
+            "": ("text/html", render("runs.html.j2", {}, folder=str(folder)).encode()),
+            **_styles(),
+            "runs.js": ("text/javascript", (TEMPLATES / "runs.js").read_bytes()),
+        }
+
+    async def answer(self, path: str, request: Request) -> Response:
+        """Return one of the page's files, the rows as JSON, or what a run's own page has."""
+        first, _, rest = path.partition("/")
+        if first == "run":
+            key, slash, rest = rest.partition("/")
+            await self._read()
+            row = next((row for row in self._rows or () if key_of(row) == key and row.status != DAMAGED), None)
+            if row is None or not slash:
+                return PlainTextResponse("there is no such run", status_code=404)
+            return await self._page(key, row).answer(rest, request)
+        if path != "runs.json":
+            return _still(self._fixed, path)
+        await self._read()
+        return Response(_json(self._document()), media_type="application/json", headers={"cache-control": "no-store"})
+
+    async def _read(self) -> None:
+        """Look again where that is due; wait for it a moment at most, as it may take long the first time."""
+        if self._look is None or self._look.done():
+            if time.monotonic() - self._looked < max(LOOK_SECONDS, 4 * self._took):
+                return
+            self._look = asyncio.create_task(asyncio.to_thread(self._list))
+        await asyncio.wait({self._look}, timeout=LOOK_SECONDS)
+
+    def _list(self) -> None:
+        began = time.monotonic()
+        try:
+            self._rows, self._error = list_runs(self._folder), ""
+        except InputError as error:
+            self._rows, self._error = [], str(error)
+        self._looked = time.monotonic()
+        self._took = self._looked - began
+
+    def _document(self) -> dict[str, Any]:
+        rows, now = self._rows or [], time.time()
+        rows = sorted(rows, key=lambda row: row.status != "running")
+        shown = [{"key": "" if row.status == DAMAGED else key_of(row), **row_words(row, now)} for row in rows]
+        counts = Counter(row.status for row in rows)
+        words = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+        return {"reading": self._rows is None, "error": self._error, "counts": words, "rows": shown}
+
+    def _page(self, key: str, row: RunRow) -> _RunPage:
+        """Return a run's page; of those that nobody looks at only the newest are kept."""
+        if key not in self._pages:
+            self._pages[key] = _RunPage(Run.open(row.directory), None, self._closing, up="../../")
+        self._pages.move_to_end(key)
+        for old in [old for old, page in self._pages.items() if not page.viewer.num_streams][:-MAX_PAGES]:
+            del self._pages[old]
+        return self._pages[key]
+
+
+def key_of(row: RunRow) -> str:
+    """Return what stands for a run in the address of its page; it may be called anything."""
+    return hashlib.sha256(row.name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _styles() -> dict[str, tuple[str, bytes]]:
+    return {name: ("text/css", (TEMPLATES / name).read_bytes()) for name in ("page.css", "live.css")}
+
+
+def _still(files: Mapping[str, tuple[str, bytes]], path: str) -> Response:
+    if path not in files:
+        return PlainTextResponse("there is no such page", status_code=404)
+    media_type, content = files[path]
+    return Response(content, media_type=media_type, headers={"cache-control": "no-store"})
+
+
+def application(
+    shown: Run | Path, *, price: Price | None = None, closing: Callable[[], bool] = lambda: False
+) -> ASGIApp:
+    """Return the page of a run, or of a folder of runs, as an ASGI application.
+
+    Args:
+        shown: the run, or the folder.
+        price: of an hour of each of a run's machines; None: what it recorded, if anything.
+        closing: whether the server is about to stop: streams then end.
+    """
+    page = _RunPage(shown, price, closing) if isinstance(shown, Run) else _FolderPage(shown, closing)
+
+    async def answer(request: Request) -> Response:
+        return await page.answer(request.path_params["path"], request)
+
+    return guarded(Starlette(routes=[Route("/{path:path}", answer)]))
+
+
+def make_server(shown: Run | Path, *, price: Price | None = None) -> uvicorn.Server:
+    """Return a server of the page of a run, or of a folder of runs; set ``should_exit`` to end it."""
+    app = application(shown, price=price, closing=lambda: server.should_exit)
     server = LimitedServer(app, LIMITS, timeout_graceful_shutdown=3)
     return server
 
 
-def serve(run: Run, listener: socket.socket, *, price: Price | None = None, seconds: float | None = None) -> None:
+def serve(
+    shown: Run | Path, listener: socket.socket, *, price: Price | None = None, seconds: float | None = None
+) -> None:
     """Serve until Ctrl-C, or for so many seconds."""
-    server = make_server(run, price=price)
+    server = make_server(shown, price=price)
 
     async def answer() -> None:
         if seconds is not None:

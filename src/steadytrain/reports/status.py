@@ -73,7 +73,7 @@ def signs(run: Run, history: RunHistory, now: float) -> Signs:
     last = history.last_time
     if status != "running":
         return Signs(status=status, why=why, last=last)
-    host = _other_host(history)
+    host = other_host(history)
     holder = None if host else run.holder()
     return Signs(status=status, process=holder, host=host, last=last, silent=now - last > SILENT_SECONDS)
 
@@ -90,11 +90,7 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
         if not ending.step:
             return "interrupted", f"{cause} before the first checkpoint: the same command starts from the beginning"
         return "interrupted", f"{cause}, saved at step {ending.step}: the same command resumes it"
-    if _other_host(history):
-        is_alive = time.time() - history.last_time < RECENT_SECONDS
-    else:
-        is_alive = _alive(run.holder(), history.attempts[-1].began) is not None
-    if is_alive:
+    if may_go_on(run.holder(), other_host(history), history.attempts[-1].began, history.last_time):
         return "running", ""
     stats = history.newest(MachineStats)
     if stats is None or stats.attempt != history.attempts[-1].number:
@@ -103,12 +99,23 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
     return "interrupted", "; ".join(filter(None, (last, memory, "the same command resumes it")))
 
 
+def may_go_on(process: int | None, host: str | None, began: float, last: float) -> bool:
+    """Return whether an attempt whose log has no end goes on.
+
+    Args:
+        process: the id of the process that held the run last.
+        host: the other machine that it was started on; None for this one.
+        began, last: when the attempt began, and its newest event, in seconds since 1970.
+    """
+    return time.time() - last < RECENT_SECONDS if host else _alive(process, began) is not None
+
+
 def is_held(run: Run) -> bool:
     """Return whether the process of this machine that held the run's lock last is alive."""
     return _alive(run.holder(), time.time()) is not None
 
 
-def _other_host(history: RunHistory) -> str | None:
+def other_host(history: RunHistory) -> str | None:
     """Return the other machine that the newest attempt was started on; None for this one."""
     host = history.started.machine.get("host") if history.started else None
     return None if host in (None, platform.node()) else str(host)

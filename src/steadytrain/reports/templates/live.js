@@ -217,7 +217,7 @@
   let source = null;
   function open() {
     if (source || document.hidden) return;
-    source = new EventSource(`/events?after=${encodeURIComponent(last)}`);
+    source = new EventSource(`events?after=${encodeURIComponent(last)}`);
     const on = (kind, take) => source.addEventListener(kind, (event) => { if (event.lastEventId) last = event.lastEventId; here("lost").hidden = true; take(JSON.parse(event.data)); });
     on("reading", (share) => say("standing-text", `reading the events, ${Math.round(100 * share)} %`));
     on("all", (rows) => { series = {}; add(rows); redraw(); });
