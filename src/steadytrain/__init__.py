@@ -5,6 +5,7 @@ Importing this package imports no torch: each public name is loaded when it is f
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,8 @@ __all__ = sorted([*_PLACES, "__version__"])
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'steadytrain' has no attribute {name!r}")
+    if "IPython" in sys.modules:  # a notebook: it shows results as the report does
+        import_module("steadytrain.reports.notebook").register()
     return getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)
 
 

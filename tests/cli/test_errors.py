@@ -294,7 +294,6 @@ def test_a_value_of_the_wrong_kind_is_told_without_names_of_types(
         ("train photos --grad-accum 2", ["--set optim.accumulate"]),
         ("predict run --source cat.jpg", ["steady predict RUN IMAGE"]),
         ("export run --format onnx", ["-o model.onnx"]),
-        ("help", ["steady --help"]),
         ("ls", ["steady report RUNS"]),
         ("compare a b", ["steady report RUN RUN --compare"]),
         ("tensorboard", ["steady watch RUN"]),

@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain import errors
+from steadytrain.cli.help import topics
 from steadytrain.cli.options import FLAGS, parse_setting
 from steadytrain.config import Data, Model, Recipe
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.plain import leaves
 from steadytrain.config.reference import flag_help, recipe_keys
+from steadytrain.errors import SteadyError
 from steadytrain.events import KINDS, Event
+from steadytrain.monitor.rules.diagnose import EXPLAINS
+from steadytrain.monitor.rules.pace import STAGES
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -105,8 +110,29 @@ def test_a_page_for_users_is_read_at_once(page: Path) -> None:
         assert "```" in "".join(text.splitlines(keepends=True)[:25])
 
 
+def _sources(folder: str = "") -> str:
+    return "".join(
+        file.read_text(encoding="utf-8") for file in (DOCS.parent / "src/steadytrain" / folder).rglob("*.py")
+    )
+
+
 def test_messages_to_look_up_are_those_of_the_commands() -> None:
-    page = (DOCS / "help" / "troubleshooting.md").read_text(encoding="utf-8")
-    source = "".join(file.read_text(encoding="utf-8") for file in (DOCS.parent / "src").rglob("*.py"))
-    messages = re.findall(r"^### `(.+?)`", page, re.MULTILINE)
+    source = _sources()
+    messages = [piece for topic in topics().values() for piece in topic.shown]
     assert messages and [message for message in messages if message not in source] == []
+
+
+def test_every_cause_and_every_kind_of_error_can_be_looked_up() -> None:
+    """What a verdict or an error names has a section of the page, which ``steady help NAME`` prints."""
+    causes = {*re.findall(r"name=\"([a-z_]+)\"", _sources("monitor")), *STAGES, *EXPLAINS}
+    causes -= {"read", "batch", "unknown"}  # told as storage and as gather; watched too briefly
+    assert causes - set(topics()) == set()
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, SteadyError)}
+    shown = {piece for topic in topics().values() for piece in topic.shown}
+    assert kinds - {"SteadyError", "InputError", "FailedError"} - shown == set()
+
+
+def test_the_page_of_causes_names_those_that_can_be_looked_up() -> None:
+    text = (DOCS / "diagnose.md").read_text(encoding="utf-8").partition("\n| where | causes |")[2]
+    causes = re.findall(r"`(\w+)`", text.partition("\n\n")[0])
+    assert len(causes) > 30 and set(causes) - set(topics()) == set()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
 from steadytrain.cli.worded_errors import assignment_hint, examples, worded_errors
-from steadytrain.errors import InputError, SteadyError, storage_error
+from steadytrain.errors import FailedError, InputError, SteadyError, storage_error
 from steadytrain.format import fold
 from steadytrain.machine.process import share_cores
 
@@ -55,6 +55,7 @@ VERBS = {
     "convert": "Convert MXNet checkpoints to weights of steadytrain, and back.",
     "models": "List models: parameters, multiply-adds, licences, and where the weights are.",
     "doctor": "Describe this machine, and find what slows or stops training on it.",
+    "help": "Explain a command, a cause that a verdict names, or an error.",
     "mxnet": "Translate and run command lines of MXNet's image-classification tools.",
 }
 MODULES = {
@@ -78,6 +79,7 @@ MODULES = {
             "convert",
             "tune",
             "replay",
+            "help",
         )
     },
     **dict.fromkeys(("finetune", "resume"), "steadytrain.cli.train"),
@@ -202,7 +204,8 @@ def main(argv: list[str] | None = None) -> int:
         result = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except SteadyError as error:
-        return _fail(f"{error} ({gone})" if (gone := _gone_words()) else str(error), error.exit_code)
+        kind = type(error).__name__ if isinstance(error, FailedError) else ""
+        return _fail(f"{error} ({gone})" if (gone := _gone_words()) else str(error), error.exit_code, kind)
     except KeyboardInterrupt:
         return _fail(INTERRUPTED, 130)
     except RuntimeError as error:
@@ -230,6 +233,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> object:
     """Parse a command line and call its verb. Raises InputError where it cannot be parsed."""
+    words = _help_words(words)
     if list(words) in ([], ["--help"], ["-h"]):
         print(f"Usage: steady COMMAND\n\n{SUMMARY}\n")
         width = max(40, min(100, shutil.get_terminal_size().columns))
@@ -269,6 +273,18 @@ def _run(words: Sequence[str]) -> object:
         lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
         print("Examples:", *(f"  {line}" for line in lines), "", sep="\n")
     return result
+
+
+def _help_words(words: Sequence[str]) -> list[str]:
+    """Replace ``help VERB`` by ``VERB --help``, and ``help`` alone by ``--help``."""
+    if list(words) == ["help"]:
+        return ["--help"]
+    verb = " ".join(words[1:])
+    if not words or words[0] != "help" or verb not in VERBS:
+        return list(words)
+    from steadytrain.cli.help import topics
+
+    return list(words) if verb in topics() else [verb, "--help"]  # launch is a cause as well
 
 
 def join_verb(words: Sequence[str]) -> list[str]:
@@ -392,7 +408,13 @@ def _silence_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(message: str, code: int, kind: str = "") -> int:
+    """Print an error, on a terminal with the command that explains it; ``kind``: the name of its class."""
     columns = shutil.get_terminal_size().columns if sys.stderr is not None and sys.stderr.isatty() else None
     print("\n".join(fold(line, columns) for line in f"steady: {message}".splitlines()), file=sys.stderr)
+    if columns is not None:
+        from steadytrain.cli.help import topic_of
+
+        if name := topic_of(message, kind):
+            print(f"  more: steady help {name}", file=sys.stderr)
     return code

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _COMPARED = "steady report RUNS compares the runs in a folder"
 OTHER_COMMANDS = {
-    "help": "steady --help lists the commands, steady COMMAND --help what one takes",
     "version": "steady --version",
     **dict.fromkeys(("compare", "diff"), "steady report RUN RUN --compare compares runs"),
     **dict.fromkeys(("runs", "ls", "list", "best", "leaderboard", "history"), _COMPARED),

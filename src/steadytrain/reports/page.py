@@ -308,6 +308,11 @@ def _verdict(account: Account) -> list[str]:
         return []
 
 
+def heroes_and_verdict(account: Account) -> tuple[list[dict[str, str]], list[str]]:
+    """Return the figures at the head of a run (``label``, ``value``, ``more``), and the sentences of its verdict."""
+    return _heroes(account), [line[:1].upper() + line[1:] for line in _verdict(account)]
+
+
 def _heroes(account: Account) -> list[dict[str, str]]:
     summary, progress, speed = account.summary, account.summary.progress, account.summary.speed
     best, accuracy, more = summary.quality.best, NONE, "no evaluation yet"

@@ -40,7 +40,7 @@ def verdict_brief(cause: Cause, *, width: int | None = None) -> list[str]:
     lines = wrap(f"verdict: {cause.sentence}", width, "", "  ")
     if cause.change:
         lines += wrap(f"change: {_change(cause)}", width, "  ", "    ")
-    return lines
+    return lines if cause.name == "nothing" else [*lines, f"  more: steady help {cause.name}"]
 
 
 def verdict_sentences(diagnosis: Diagnosis) -> list[str]:
@@ -123,6 +123,8 @@ def _cause(index: int, cause: Cause, width: int) -> Iterator[str]:
         saves = f"saves: about {percent(cause.saves)} of the time{faster}"
         yield from wrap(f"change: {cause.change}", width, "   ", "     ")
         yield from wrap(saves if saving(cause) else "saves: not known before it is tried", width, "   ", "     ")
+    if index == 1 and cause.name != "nothing":
+        yield f"   more: steady help {cause.name}"
 
 
 def _ledger(ledger: Ledger) -> str:
