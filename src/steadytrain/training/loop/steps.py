@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from steadytrain.config import Recipe
+from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.process_group import Group
-from steadytrain.distributed.ray_cluster import Cluster
 from steadytrain.errors import DivergedError, SteadyError
 from steadytrain.events import Evaluated, Event
 from steadytrain.run import Run
