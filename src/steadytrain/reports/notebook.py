@@ -55,7 +55,7 @@ def evaluation_html(evaluation: Any) -> str:
 
 VIEWS: Mapping[tuple[str, str], Callable[[Any], str]] = {
     ("steadytrain.run", "Run"): run_html,
-    ("steadytrain.training.loop.attempt", "Outcome"): lambda outcome: run_html(outcome.run),
+    ("steadytrain.training.loop.steps", "Outcome"): lambda outcome: run_html(outcome.run),
     ("steadytrain.training.evaluation", "Evaluation"): evaluation_html,
     ("steadytrain.monitor.rules.diagnose", "Diagnosis"): diagnosis_html,
     ("steadytrain.monitor.ledger", "Ledger"): ledger_html,
