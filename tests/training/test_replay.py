@@ -283,7 +283,8 @@ def test_a_notice_that_comes_while_an_update_is_replayed_stops_the_run(
     own = {"every.nonfinite": "slower", "every.notices": f"file:{file}", "optim.lr": 0.01}
     run = Run.create(tmp_path / "a", poisoned.with_(own))
     words = [e.message for e in steps(run, allow_import=True) if isinstance(e, Noticed)]
-    assert run.progress().ended is not None and run.progress().ended.status == "preempted"
+    ended = run.progress().ended
+    assert ended is not None and ended.status == "preempted"
     assert any("this machine is to be given up" in line for line in words)
 
 
