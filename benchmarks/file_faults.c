@@ -89,7 +89,7 @@ static int meets(const char *what, int dir, const char *path, const void *data, 
     int saved = errno;
     if (!begin() || !is_counted) return 0;
     absolute(dir, path, place);
-    if (strncmp(place, folder, strlen(folder)) || (part_of_name && !strstr(place, part_of_name))) {
+    if (strncmp(place, folder, strlen(folder)) || (part_of_name && !strstr(place + strlen(folder) - 1, part_of_name))) {
         errno = saved;
         return 0;
     }

@@ -69,7 +69,7 @@ TRAIN = ["--model", "digits", "--epochs", "3", "--batch-size", str(BATCH), "--lr
 for _setting in ("parallel.compute_threads=1", f"every.save_steps={SAVE_STEPS}", "every.log_steps=3", "optim.ema=0.9"):
     TRAIN += ["--set", _setting]
 TRAIN += ["--set", "data.pad=1", "--threads", "1"]
-MOST_SECONDS = 240.0
+MOST_SECONDS = float(os.environ.get("KILLS_MOST_SECONDS", "240"))  # of a command; more on a busy machine
 MOST_COMMANDS = 4
 MOST_TRIALS = 1000
 BUCKET = "kills"
@@ -216,7 +216,11 @@ def tuned_facts(folder: Path) -> dict[str, Any]:
 def jobs(data: Path) -> dict[str, Job]:
     """All kinds of commands, on the data of a folder."""
     records, images, recipe = str(data / "tiny.rec"), str(data / "images"), str(data / "sweep.toml")
-    run = str(data / "trained" / "out")
+
+    def trained(folder: Path) -> str:
+        """The run that was trained for all, or the damaged copy that a trial has of it."""
+        return str(folder / "run" if (folder / "run").exists() else data / "trained" / "out")
+
     train = functools.partial(_train, records)
 
     def two(folder: Path) -> list[str]:
@@ -283,17 +287,21 @@ def jobs(data: Path) -> dict[str, Job]:
             phase="check",
         ),
         "report": Job(
-            lambda folder: ["report", run, "-o", str(folder / "out" / "r.html")], named_facts, 0, phase="report"
+            lambda folder: ["report", trained(folder), "-o", str(folder / "out" / "r.html")],
+            named_facts,
+            0,
+            is_forked=True,
+            phase="report",
         ),
         "predict": Job(
-            lambda folder: ["predict", run, images, "--csv", str(folder / "out" / "p.csv")],
+            lambda folder: ["predict", trained(folder), images, "--csv", str(folder / "out" / "p.csv")],
             packed_facts,
             0,
             is_forked=True,
             phase="predict",
         ),
         "export": Job(
-            lambda folder: ["export", run, "-o", str(folder / "out" / "w.safetensors")],
+            lambda folder: ["export", trained(folder), "-o", str(folder / "out" / "w.safetensors")],
             named_facts,
             0,
             is_forked=True,
@@ -342,12 +350,22 @@ WRITES = {  # a kind of write -> the command that does it, and what its paths ha
     "predictions of images": ("predict", "/out/"),
     "export": ("export", "/out/"),
     "tuned recipe": ("tune", "tuned.toml"),
-    "sweep table": ("sweep", "sweep"),
+    "runs of a sweep": ("sweep", "/out/"),
+    "sweep table": ("sweep", "sweep.json"),
+    "sweep page": ("sweep", "report.html"),
     "everything": ("train", "/"),
 }
+AFTERWARDS = ("sweep table", "sweep page")
+"""Written when the runs are over, which they are already when it is tried."""
 ERRORS = ("ENOSPC", "EDQUOT", "EROFS", "EIO")
 PLACES = (0, 0.5, 1)  # the first, the middle and the last operation
 HARMS = ("torn", "flipped bit", "empty")
+DAMAGES = ("damage", "damage read")
+READS = {  # a command -> the files of a finished run, or of its own before, that are damaged when it is given
+    "report": ("events.jsonl", "recipe.json", "predictions.csv", "best.safetensors"),
+    "export": ("events.jsonl", "recipe.json", "predictions.csv", "best.safetensors"),
+    "sweep": ("sweep.json", "report.html", "*/*/events.jsonl", "*/*/recipe.json", "*/*/best.safetensors"),
+}
 
 
 def write_data(folder: Path) -> None:
@@ -563,7 +581,8 @@ class Matrix:
             text = _beside(folder, ".err").read_text(errors="replace")
             raise SystemExit(f"{name} without a fault ended with {code}:\n{text[-3000:]}")
         seconds = time.monotonic() - began
-        operations = trace.read_text(errors="replace").splitlines() if trace.exists() else []
+        text = trace.read_text(errors="replace") if trace.exists() else ""
+        operations = text.removesuffix("\n").split("\n") if text else []  # what is written has other ends of lines
         files = _files(folder / "out")
         say(f"{name}: {seconds:.1f} s, {len(operations)} operations")
         times = [event.time for event in read(folder / "out" / "events.jsonl")]
@@ -610,7 +629,7 @@ class Matrix:
         while codes[-1] != 0 and len(codes) < MOST_COMMANDS:
             codes.append(Command(job, folder, _beside(folder, f".{len(codes)}.err"), variables).wait(MOST_SECONDS))
         facts = job.facts(folder / "out") if codes[-1] == 0 else {}
-        left = sorted(_files(folder / "out") - sound.files) if codes[-1] == 0 else []
+        left = _left_files(folder / "out", sound, job) if codes[-1] == 0 else []
         row = {
             "job": name,
             "number": number,
@@ -676,6 +695,8 @@ class Disk:
         matrix, (name, part) = self._matrix, WRITES[what]
         job, sound, folder = matrix.jobs[name], matrix.sound(name), matrix.new_folder(name, f"d{number}")
         operations = [operation for operation in sound.operations if part in operation.split(" ")[1]]
+        if what in AFTERWARDS:
+            shutil.copytree(matrix.folder / "sweep.sound" / "out", folder / "out", symlinks=True)
         counting, variables = Counting(_beside(folder, ".count")), matrix.variables(job, folder)
         at = 1 + round(place * (len(operations) - 1))
         faults = {"FAULT_COUNTER": str(counting.path), "FAULT_FOLDER": f"{folder}/", "FAULT_NAME": part}
@@ -686,7 +707,12 @@ class Disk:
         if not counting.read()[1]:
             return None
         return self._row(
-            job, folder, sound, codes, text, {"write": what, "fault": error, "at": f"{at} of {len(operations)}"}
+            job,
+            folder,
+            sound,
+            codes,
+            text,
+            {"write": what, "fault": error, "place": place, "at": f"{at} of {len(operations)}"},
         )
 
     def _row(
@@ -721,6 +747,25 @@ class Disk:
                 if (_kind_of(file), harm, None) not in done:
                     yield functools.partial(self._damaged, job, sound, killed, file, harm)
 
+    def read_damages(self, done: Collection[tuple[str, str, float | None]]) -> Iterator[Callable[[], dict[str, Any]]]:
+        """For each command that reads what another has written, each file and each harm: a trial, unless it is done."""
+        for name, patterns in READS.items():
+            for pattern, harm in itertools.product(patterns, HARMS):
+                if (f"{name}, {pattern}", harm, None) not in done:
+                    yield functools.partial(self._read_damaged, name, pattern, harm)
+
+    def _read_damaged(self, name: str, pattern: str, harm: str) -> dict[str, Any]:
+        matrix, job = self._matrix, self._matrix.jobs[name]
+        sound, folder = matrix.sound(name), matrix.new_folder(name, f"{pattern.lstrip('*/')}.{harm}")
+        whole = matrix.folder / "sweep.sound" / "out" if name == "sweep" else matrix.folder / "data" / "trained" / "out"
+        place = folder / ("out" if name == "sweep" else "run")
+        shutil.copytree(whole, place, symlinks=True)
+        _damage(min(place.glob(pattern)), harm)
+        errors = _beside(folder, ".0.err")
+        code = Command(job, folder, errors, matrix.variables(job, folder)).wait(MOST_SECONDS)
+        about = {"write": f"{name}, {pattern}", "fault": harm}
+        return self._row(job, folder, sound, [code], errors.read_text(errors="replace"), about)
+
     def _damaged(self, job: Job, sound: Sound, killed: Path, file: Path, harm: str) -> dict[str, Any]:
         kept = killed.with_name(f"{killed.name}.kept")
         with _STARTING:  # the paths in its files are of this folder
@@ -737,7 +782,7 @@ class Disk:
         )
 
 
-def _kind_of(file: Path) -> str:
+def _kind_of(file: Path | str) -> str:
     """A file's name without what differs from run to run."""
     return re.sub(r"\d{8}|[0-9a-f]{8,}", "...", str(file))
 
@@ -788,8 +833,15 @@ def _beside(folder: Path, suffix: str) -> Path:
 
 
 def _files(folder: Path) -> set[str]:
-    """All files, by names without what differs from run to run."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def _left_files(folder: Path, sound: Sound, job: Job) -> list[str]:
+    """Files that a sound command does not leave; of asynchronous workers, which updates are saved depends on time."""
+    files = _files(folder)
+    if job.facts is not asynchronous_facts:
+        return sorted(files - sound.files)
+    return sorted({*map(_kind_of, files)} - {*map(_kind_of, sound.files)})
 
 
 def _repeated(run: Path) -> int | None:
@@ -922,7 +974,8 @@ def disk(matrix: Matrix, args: argparse.Namespace) -> int:
                 pool.submit(disk.fault, *fault, number) for number, fault in enumerate(faults) if fault[0] == what
             ]
             rows += add_rows(args.rows, [row for trial in trials if (row := trial.result()) is not None])
-    for trial in disk.damages(done) if "damage" in args.writes else ():
+    damages = {"damage": disk.damages, "damage read": disk.read_damages}
+    for trial in itertools.chain(*(damages[name](done) for name in args.writes if name in damages)):
         rows += add_rows(args.rows, [trial()])
     return record_disk(rows, args)
 
@@ -933,7 +986,7 @@ def record_disk(rows: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> 
     for row in rows:
         outcomes = summary.setdefault(row["write"], {}).setdefault(row["fault"], {})
         outcomes[row["outcome"]] = outcomes.get(row["outcome"], 0) + 1
-    name = machine.of_cases("disk_faults", args.writes, [*WRITES, "damage"])
+    name = machine.of_cases("disk_faults", args.writes, [*WRITES, *DAMAGES])
     machine.record(name, {"faults": len(rows), "table": summary, "rows": rows}, save=args.save)
     if args.save:
         write_tables()
@@ -953,7 +1006,7 @@ def main() -> int:
         "--rows", type=Path, help="a file that gets each row at once, and whose rows are not made again"
     )
     parser.add_argument("--disk", action="store_true", help="faults of the disk instead of kills")
-    parser.add_argument("--writes", nargs="+", default=[*WRITES, "damage"], help="of --disk; default: all")
+    parser.add_argument("--writes", nargs="+", default=[*WRITES, *DAMAGES], help="of --disk; default: all")
     parser.add_argument("--table", action="store_true", help="only write the tables of the saved results")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()

@@ -383,7 +383,7 @@ def _price_and_spent(price: Price, earlier: Sequence[BillPart]) -> dict[str, Any
 
 def _earlier_parts(run: Run, log: EventLog, saved: dict[str, Any] | None) -> list[BillPart]:
     """Return what the attempts before this one used, as the checkpoint and the events tell."""
-    saved_parts: list[Any] = []
+    saved_parts: list[dict[str, Any]] = []
     with suppress(ValueError, RecursionError):  # it says only what the run has cost
         saved_parts = json.loads(saved["about"].get("spent", "[]")) if saved else []
     spans = [span for attempt, span in run.progress().spans.items() if attempt < log.attempt]
