@@ -12,7 +12,7 @@ from steadytrain.cli import main
 from steadytrain.errors import FailedError, InputError
 from steadytrain.events import Logged
 from steadytrain.reports import trackers
-from steadytrain.reports.trackers import TrackedRun, parse_trackers, send
+from steadytrain.reports.trackers import TrackedRun, find_trackers, send
 from steadytrain.run import Run
 
 
@@ -68,11 +68,11 @@ def test_a_finished_run_is_sent_with_its_curves_recipe_verdict_and_report(tmp_pa
 def test_what_was_sent_is_not_sent_again_and_the_rest_goes_on_under_the_same_id(tmp_path: Path) -> None:
     run, clock = Run.create(tmp_path / "a", recipe()), Clock()
     write(run, [started(), *course(0, 800, total=1055)], clock)
-    send(run, ["kept"])
+    send(run, "kept")
     last = max(step for step, _ in Kept.all[0].values["train/loss"])
     clock.now += 60
     write(run, [started(last), logged(last + 20, loss=0.25)], clock)
-    send(Run.open(run.directory), ["kept"])
+    send(Run.open(run.directory), "kept")
     assert Kept.all[1].values["train/loss"] == [(last + 20, 0.25)]
     assert (Kept.all[1].run.id, Kept.all[1].run.step) == ("kept-1", last)
 
@@ -80,17 +80,18 @@ def test_what_was_sent_is_not_sent_again_and_the_rest_goes_on_under_the_same_id(
 def test_a_service_that_fails_is_named_and_the_others_are_served(tmp_path: Path) -> None:
     run = finished(tmp_path, "a")
     with pytest.raises(FailedError, match="broken: no route to host"):
-        send(run, ["broken", "kept"])
+        send(run, "broken,kept")
     assert Kept.all[0].status == "finished"
 
 
 def test_an_unknown_or_missing_service_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"unknown tracker 'tensorbord': .* Did you mean tensorboard"):
-        parse_trackers("tensorbord")
+        find_trackers("tensorbord")
     trackers.TRACKERS["missing"] = ("no_such_package", Kept)
     try:
         with pytest.raises(InputError, match="pip install no_such_package"):
-            parse_trackers("kept,missing")
+            send(finished(tmp_path, "a"), "kept,missing")
+        assert not Kept.all
     finally:
         del trackers.TRACKERS["missing"]
 
@@ -98,7 +99,7 @@ def test_an_unknown_or_missing_service_is_refused_before_anything_is_sent(tmp_pa
 def test_tensorboard_reads_what_was_sent(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     run = finished(tmp_path, "a")
-    send(run, ["tensorboard"])
+    send(run, "tensorboard")
     read = reader.EventAccumulator(str(run.directory / "tensorboard"))
     read.Reload()
     logged = [event for event in run.events() if isinstance(event, Logged)]
@@ -113,7 +114,7 @@ def test_mlflow_reads_what_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     run = finished(tmp_path, "a")
-    send(run, ["mlflow"])
+    send(run, "mlflow")
     (found,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
     history = mlflow.MlflowClient().get_metric_history(found.info.run_id, "train/loss")
     logged = [event for event in run.events() if isinstance(event, Logged)]

@@ -283,20 +283,21 @@ def _serve(folder: Path, port: int | None, seconds: float | None) -> None:
 def _send(names: tuple[str, ...], to: str, follow: bool) -> None:
     """Send runs to trackers. Raises InputError for an unknown tracker, FailedError where one failed."""
     from steadytrain.reports.files import find
-    from steadytrain.reports.trackers import parse_trackers, send
+    from steadytrain.reports.trackers import find_trackers, send
 
-    trackers = parse_trackers(to)
+    for load in find_trackers(to).values():
+        load()  # before the runs are read
     selection = find(names)
     for reason in selection.left_out:
         note(reason)
     failures = list[str]()
     for run in selection.runs:
         try:
-            send(run, trackers, follow=follow)
+            send(run, to, follow=follow)
         except FailedError as error:
             failures.append(str(error))
         else:
-            note(f"sent {run.directory} to {', '.join(trackers)}")
+            note(f"sent {run.directory} to {to}")
     if failures:
         raise FailedError("; ".join(failures))
 

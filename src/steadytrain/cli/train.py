@@ -179,6 +179,10 @@ def _begin(
     require_range("--repeats", options.repeats, MAX_REPEATS, least=2)
     if until is not None and until <= 0:
         raise InputError(f"--until is {until:g}; it must be above 0: an epoch with an evaluation")
+    if (track := options.value("every.track")) is not None:
+        from steadytrain.reports.trackers import find_trackers
+
+        find_trackers(str(track))
     world = world_from_environment(os.environ)
     if options.explain:
         ranks = ranks_of_batch(data, options, world)

@@ -858,6 +858,9 @@ def is_notice_source(text: str) -> bool:
 _UPDATES = ValueLimit(lambda updates: all(step >= 1 for step in updates), "numbers of updates, which begin at 1")
 
 
+_TRACKERS = re.compile(r" *[\w.-]+ *(, *[\w.-]+ *)*")
+
+
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Every:
@@ -907,6 +910,14 @@ class Every:
         limit=ValueLimit(is_notice_source, "aws, gcp, azure, auto or file:PATH"),
         example="auto",
         usual="$STEADYTRAIN_NOTICES",
+        flag=Flag(OUTPUT),
+    )
+    track: str | None = setting(
+        None,
+        "Trackers that the run is sent to while it trains: tensorboard, mlflow, wandb, trackio, or several between "
+        "commas. One that fails, hangs or is not installed is named once, and stops nothing (docs: trackers).",
+        limit=ValueLimit(lambda value: bool(_TRACKERS.fullmatch(value)), "names with commas between, such as mlflow"),
+        example="tensorboard",
         flag=Flag(OUTPUT),
     )
     nonfinite: Literal["stop", "skip", "slower", "fp32"] = setting(

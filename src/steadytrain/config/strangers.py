@@ -30,6 +30,7 @@ GATES = (
     Gate("optim", "loss", _IMPORT, _NOT_IMPORTED),
     Gate("data", "transforms", _IMPORT, _NOT_IMPORTED),
     Gate("every", "upload", "the run is sent to a store", "not sent, and noted; `--set every.upload=URI` allows it"),
+    Gate("every", "track", "the run is sent to a service", "not sent, and noted; `--track` allows it"),
     Gate("every", "notices", "a cloud's metadata, or a file, is asked", "not asked, and noted; `--notices` allows it"),
     Gate("parallel", "ray_address", "a Ray cluster is joined", "refused; `--ray-address HOST:PORT` allows it"),
     Gate("data", "train", _ADDRESS, _NOT_ASKED),

@@ -138,7 +138,12 @@ def run_steady(words: Sequence[str]) -> FinishedProgram:
 
 
 def start_module(
-    module: str, *, stdin: int | None = None, stdout: int | None = None, inherits: Sequence[int] = ()
+    module: str,
+    *,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    inherits: Sequence[int] = (),
+    own_group: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a child that loads ``module`` and runs its ``main()``; it ignores Ctrl-C.
 
@@ -146,6 +151,7 @@ def start_module(
         module: by its name.
         stdin, stdout: the child's ends of pipes; what it prints is to go to standard error.
         inherits: other files that are open in the child, under the same numbers.
+        own_group: as of :func:`start`.
 
     Raises:
         FailedError: no process can be started.
@@ -159,7 +165,15 @@ def start_module(
     can_block = hasattr(signal, "pthread_sigmask")  # not under Windows
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if can_block else set()
     try:
-        return start(command, variables=variables, refusal=FailedError, inherits=inherits, stdin=stdin, stdout=stdout)
+        return start(
+            command,
+            variables=variables,
+            refusal=FailedError,
+            own_group=own_group,
+            inherits=inherits,
+            stdin=stdin,
+            stdout=stdout,
+        )
     finally:
         if can_block:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

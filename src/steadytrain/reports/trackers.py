@@ -1,7 +1,7 @@
 """Send what a run has logged to a tracking service: TensorBoard, MLflow, Weights & Biases, trackio, or one of your own.
 
 Only the run's folder is read, while it trains or afterwards, by a process of its own: a service that hangs or fails
-costs the run nothing. What was sent is remembered in the folder (``tracked.json``), so that a resumed run continues the
+costs the run nothing. What was sent is remembered in the folder (``tracked-NAME.json``): a resumed run continues the
 curves that it began.
 
 A package adds a service by an entry point of the group ``steadytrain.trackers``: a callable that takes a
@@ -11,11 +11,17 @@ A package adds a service by an entry point of the group ``steadytrain.trackers``
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import shlex
+import sys
+import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -23,14 +29,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from steadytrain.config.plain import leaves
-from steadytrain.errors import FailedError, InputError, did_you_mean, first_line
-from steadytrain.events import EpochTrained, Evaluated, Event, Logged, LogReader
-from steadytrain.files import replace_file
+from steadytrain.errors import FailedError, InputError, SteadyError, did_you_mean, first_line, storage_errors
+from steadytrain.events import EpochTrained, Evaluated, Event, Logged, LogReader, open_no_follow, refuse_link
+from steadytrain.files import lock, lock_at_once
+from steadytrain.format import clean
 from steadytrain.monitor import diagnose
 from steadytrain.run import Run, RunProgress
 
 GROUP = "steadytrain.trackers"
 LOOK_SECONDS = 2.0
+GRACE_SECONDS = 20.0
+"""A process that sends a run may take so long to finish once the one that trains it is gone."""
+NICE = 10
+"""The training comes first."""
+RECORD_BYTES = 400
+MOST_SHOWN = 160
+"""Characters of what a service says of a failure."""
 IDLE_SECONDS = 20.0
 """So long a run may be nobody's before it counts as ended: a command that begins opens its log before its lock."""
 
@@ -193,7 +207,8 @@ class Trackio:
         self._trackio.finish()
 
 
-TRACKERS: dict[str, tuple[str, Callable[[TrackedRun], Tracker]]] = {
+Begin = Callable[[TrackedRun], Tracker]
+TRACKERS: dict[str, tuple[str, Begin]] = {
     "tensorboard": ("tensorboard", TensorBoard),
     "mlflow": ("mlflow", MLflow),
     "wandb": ("wandb", WeightsAndBiases),
@@ -202,65 +217,106 @@ TRACKERS: dict[str, tuple[str, Callable[[TrackedRun], Tracker]]] = {
 """By name: the package that it needs, and what begins it."""
 
 
-def parse_trackers(text: str) -> tuple[str, ...]:
-    """Read names that stand between commas.
+def find_trackers(text: str) -> dict[str, Callable[[], Begin]]:
+    """Look up names that stand between commas: ours, and those of other packages' entry points, which come first.
+
+    Returns:
+        By name, what loads it. That raises InputError where the package that it needs is not installed.
 
     Raises:
-        InputError: an unknown name, or a package that is not installed.
+        InputError: an unknown name.
 
-    >>> parse_trackers("")
-    ()
-    >>> parse_trackers("comet")
+    >>> list(find_trackers("")), list(find_trackers("mlflow, wandb"))
+    ([], ['mlflow', 'wandb'])
+    >>> find_trackers("comet")
     Traceback (most recent call last):
         ...
     steadytrain.errors.InputError: unknown tracker 'comet': mlflow, tensorboard, trackio or wandb.
     """
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    others = {point.name for point in entry_points(group=GROUP)}
-    known = sorted(TRACKERS.keys() | others)
+    loaders: dict[str, Callable[[], Begin]] = {name: partial(_load_ours, name) for name in TRACKERS}
+    loaders |= {point.name: point.load for point in entry_points(group=GROUP)}
+    known = sorted(loaders)
+    names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in known:
+        if name not in loaders:
             choices = f"{', '.join(known[:-1])} or {known[-1]}"
             raise InputError(f"unknown tracker {name!r}: {choices}.{did_you_mean(name, known)}")
-        if name not in others and find_spec(package := TRACKERS[name][0]) is None:
-            raise InputError(f"{name} needs the package {package}: pip install {package}")
-    return names
+    return {name: loaders[name] for name in names}
 
 
-def send(run: Run, names: Sequence[str], *, follow: bool = False) -> None:
+def _load_ours(name: str) -> Begin:
+    package, begin = TRACKERS[name]
+    if find_spec(package) is None:
+        raise InputError(f"{name} needs the package {package}: pip install {package}")
+    return begin
+
+
+def send(run: Run, names: str, *, follow: bool = False, ended: threading.Event | None = None) -> None:
     """Send a run to services: what was not sent before, and at its end the verdict, the report and the best weights.
 
     Args:
         run: the run; of several ranks, rank 0's log.
-        names: of services.
+        names: of services, with commas between.
         follow: go on until the run has ended, or until nobody trains it.
+        ended: set once the process that trains it has ended; None: it is found out from the run's files.
 
     Raises:
         InputError: an unknown name, or a package that is not installed.
         FailedError: a service failed; the others were served.
     """
-    failures = list[str]()
-    sendings = dict[str, _Sending]()
-    for name in parse_trackers(",".join(names)):
-        try:
-            sendings[name] = _Sending(run, name)
-        except Exception as error:  # noqa: BLE001
-            failures.append(f"{name}: {first_line(error)}")
+    found = find_trackers(names)
+    begins = {name: load() for name, load in found.items()}
+    sendings = [_Sending(run, name) for name in found]
     progress = RunProgress()
-    for events in _looks(run, follow, progress):
-        for name, sending in list(sendings.items()):
-            try:
-                sending.take(events)
-            except Exception as error:  # noqa: BLE001
-                failures.append(f"{name}: {first_line(error)}")
-                del sendings[name]
-    for name, sending in sendings.items():
-        try:
-            sending.close(_status(progress))
-        except Exception as error:  # noqa: BLE001
-            failures.append(f"{name}: {first_line(error)}")
+    with ExitStack() as stack:
+        for sending in sendings:
+            sending.attempt(lambda each: each.begin(begins[each.name], stack, waits=ended is not None))
+        for events in _looks(run, follow, progress, ended or threading.Event()):
+            for sending in sendings:
+                sending.attempt(lambda each, events=events: each.take(events))  # type: ignore[misc]
+        for sending in sendings:
+            sending.attempt(lambda each: each.close(_status(progress)))
+    failures = [f"{sending.name}: {sending.failure}" for sending in sendings if sending.failure]
     if failures:
-        raise FailedError(f"not all of {run.directory} was sent ({'; '.join(failures)}): steady report sends the rest")
+        raise FailedError(f"not all of {run.directory} was sent ({'; '.join(failures)}): {_again(run, names)}")
+
+
+def _again(run: Run, names: str) -> str:
+    return f"steady report {shlex.quote(str(run.directory))} --to {names} sends the rest"
+
+
+def main() -> None:
+    """Send a run while the process that started this one trains it (see :mod:`steadytrain.training.loop.tracking`).
+
+    Standard input names the run and the service; at its next line, or its end, the training has ended. Standard output
+    gets a line if something failed. What services print is seen by nobody.
+    """
+    request = json.loads(sys.stdin.readline())
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with open(os.devnull, "w") as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
+    if hasattr(os, "nice"):
+        os.nice(NICE)
+    ended = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.readline()
+        ended.set()
+        sys.stdin.read()  # until the trainer is gone, or has no more patience
+        time.sleep(GRACE_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        send(Run.open(request["run"]), request["name"], follow=True, ended=ended)
+    except SteadyError as error:
+        print(clean(str(error)), file=answer, flush=True)
+        os._exit(1)  # a service's own threads may never end
+    except Exception as error:  # noqa: BLE001 - at the edge of a process
+        print(f"{request['name']}: {clean(first_line(error))}", file=answer, flush=True)
+        os._exit(1)
+    os._exit(0)
 
 
 def scalars_of(event: Event) -> dict[str, float]:
@@ -286,21 +342,46 @@ def scalars_of(event: Event) -> dict[str, float]:
 
 
 class _Sending:
-    """A run on its way to one service."""
+    """A run on its way to one service.
+
+    Attributes:
+        name: of the service.
+        failure: why it takes nothing any more; empty while it does.
+    """
 
     def __init__(self, run: Run, name: str) -> None:
-        self._run, self._name = run, name
-        self._sent = _sent(run).get(name, {})
-        self._last = self._sent_until = float(self._sent.get("time", 0.0))
-        self._step = int(self._sent.get("step", -1))
+        self.name, self.failure = name, ""
+        self._run = run
+        self._tracker: Tracker
+
+    def attempt(self, do: Callable[[_Sending], object]) -> None:
+        """Do something with the service, unless it has failed; whatever it raises is kept as its failure."""
+        if not self.failure:
+            try:
+                do(self)
+            except Exception as error:  # noqa: BLE001
+                self.failure = textwrap.shorten(first_line(error), MOST_SHOWN, placeholder=" ...")
+
+    def begin(self, begin: Begin, stack: ExitStack, *, waits: bool) -> None:
+        """Begin, or go on with, the service's own run, while no other process sends this one to it."""
+        run, path = self._run, self._run.directory / f"tracked-{self.name}.json"
+        with storage_errors(path):
+            open_no_follow(path, "ab").close()
+            self._file = stack.enter_context(open_no_follow(path, "r+b"))
+        if waits:
+            lock(self._file)
+        elif not lock_at_once(self._file):
+            raise FailedError("another process is sending it there now")
+        sent = self._sent()
+        self._last = self._sent_until = float(sent.get("time", 0.0))
+        self._step = int(sent.get("step", -1))
         recipe = dict(leaves(run.recipe.to_dict()))
         folder = run.directory.resolve()
-        about = TrackedRun(run.name, folder, folder.parent.name, recipe, str(self._sent.get("id", "")), self._step)
-        own = {point.name: point for point in entry_points(group=GROUP)}
-        begin = own[name].load() if name in own else TRACKERS[name][1]
-        self._tracker: Tracker = begin(about)
-        if not self._sent:
+        about = TrackedRun(run.name, folder, folder.parent.name, recipe, str(sent.get("id", "")), self._step)
+        self._tracker = begin(about)
+        if not sent:
             self._tracker.text("recipe", json.dumps(run.recipe.to_dict(), indent=1))
+            self._remember()
 
     def take(self, events: Sequence[Event]) -> None:
         before = self._last
@@ -315,46 +396,50 @@ class _Sending:
     def close(self, status: str) -> None:
         from steadytrain.reports import report
 
-        self._tracker.text("verdict", str(diagnose(self._run)))
         with suppress(InputError):  # a run that has not begun
-            self._tracker.file(report(self._run, self._run.directory / "report.html"))
-        if (best := self._run.directory / "best.safetensors").exists():
+            self._tracker.text("verdict", str(diagnose(self._run)))
+        page, best = self._run.directory / "report.html", self._run.directory / "best.safetensors"
+        with suppress(InputError):  # the same, or there is something else of that name
+            refuse_link(page)
+            self._tracker.file(report(self._run, page))
+        if best.exists() and not best.is_symlink():  # a link may lead out of the run
             self._tracker.file(best)
         self._tracker.close(status)
         self._remember()
 
+    def _sent(self) -> dict[str, Any]:
+        """Return what was sent before; empty where that is unknown or unreadable."""
+        with suppress(ValueError):
+            found = json.loads(self._file.read())
+            return found if isinstance(found, dict) else {}
+        return {}
+
     def _remember(self) -> None:
-        sent = _sent(self._run) | {self._name: {"id": self._tracker.id, "time": self._last, "step": self._step}}
-        replace_file(self._run.directory / "tracked.json", json.dumps(sent, indent=1))
+        """Write what was sent, at the same length each time: a kill leaves the one or the other."""
+        text = json.dumps({"id": self._tracker.id, "time": self._last, "step": self._step})
+        self._file.seek(0)
+        self._file.write(f"{text:<{RECORD_BYTES}}\n".encode())
 
 
-def _sent(run: Run) -> dict[str, dict[str, Any]]:
-    """Return what was sent before, by service; empty where that is unknown or unreadable."""
-    with suppress(OSError, ValueError):
-        found = json.loads((run.directory / "tracked.json").read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return {name: value for name, value in found.items() if isinstance(value, dict)}
-    return {}
-
-
-def _looks(run: Run, follow: bool, progress: RunProgress) -> Iterator[list[Event]]:
+def _looks(run: Run, follow: bool, progress: RunProgress, ended: threading.Event) -> Iterator[list[Event]]:
     """Yield the events of a run as they come, which ``progress`` takes in; the last time after it has ended."""
     reader = LogReader(run.log_path(), condensed=True)
     idle_since = time.monotonic()
     while True:
+        is_last = ended.is_set() or not follow
         is_held = run.is_held()  # before the look: nothing is written after the last one
         events = list(reader.read())
         for event in events:
             progress.take(event)
         yield events
         is_over = progress.started is not None and not progress.is_open
-        if not follow or (is_over and not is_held and not events):
+        if is_last or (is_over and not is_held and not events):
             return
         if is_held or events:
             idle_since = time.monotonic()
         elif time.monotonic() - idle_since > IDLE_SECONDS:
             return
-        time.sleep(LOOK_SECONDS)
+        ended.wait(LOOK_SECONDS)
 
 
 def _status(progress: RunProgress) -> str:

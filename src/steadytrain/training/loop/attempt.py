@@ -38,6 +38,7 @@ from steadytrain.training.device import sampled_gpus
 from steadytrain.training.loop.reporting import notice_faults, pending_notices
 from steadytrain.training.loop.saving import written
 from steadytrain.training.loop.stopping import Stopping, stopping
+from steadytrain.training.loop.tracking import tracking
 from steadytrain.training.loop.updates import NUMBERS, Events, run_updates
 from steadytrain.training.memory import is_out_of_memory
 from steadytrain.training.session.opening import open_session
@@ -109,7 +110,12 @@ def _attempt(
     began = time.perf_counter() if began is None else began
     is_first = not cluster.rank if cluster is not None else group is None or group.world.is_first
     signal: str | None = None
-    with _locked(run, group, cluster) as log, _uploading(run, log, is_first=is_first) as ask_upload:
+    with (
+        tracking(run, is_first=is_first) as begin_tracking,
+        _locked(run, group, cluster) as log,
+        _uploading(run, log, is_first=is_first) as ask_upload,
+    ):
+        begin_tracking()
         session: Session | None = None
         if isinstance(stop, StopRequest):
             stop.last_words = lambda: log.append(_unsaved_end(run, began))
