@@ -512,6 +512,11 @@ def test_a_working_folder_that_is_gone_is_told(steady: Callable[..., Said], tmp_
             ModuleNotFoundError("No module named 'torch'", name="torch"),
             "torch is not installed here: pip install torch",
         ),
+        (
+            RuntimeError("operator torchvision::nms does not exist"),
+            r"torchvision does not fit the torch that is installed \(operator torchvision::nms does not exist\):"
+            " install both again",
+        ),
     ],
 )
 def test_what_the_system_lacks_is_one_line(
