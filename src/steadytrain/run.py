@@ -242,7 +242,8 @@ class Run:
         try:
             text = (path / "recipe.json").read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
-            raise RunError(f"{path} is not a run: it has no recipe.json{_runs_within(path)}") from None
+            why = "is not a run: it has no recipe.json" if path.exists() else "does not exist"
+            raise RunError(f"{path} {why}{_runs_within(path)}") from None
         except OSError as error:
             raise RunError(f"cannot read {path / 'recipe.json'}: {error.strerror}") from error
         try:

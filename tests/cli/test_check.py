@@ -167,7 +167,7 @@ def test_shards_of_validation_are_found_beside_those_of_training(
         (["torn.rec", "--workers", "0"], "--workers is 0"),
         ([".", "--index"], "--index and --salvage are for a .rec"),
         (["torn.rec", "torn.rec", "--salvage", "x"], "--salvage takes one record file, and 2 are given"),
-        ([], "requires an argument"),
+        ([], "steady check needs PATH, such as:"),
     ],
 )
 def test_a_wrong_use_is_one_clear_line(

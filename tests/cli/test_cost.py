@@ -110,7 +110,7 @@ def test_a_refresh_says_what_it_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ([], "no run named"),
         (["gone"], "does not exist"),
-        (["run"], "no price is known of run: give --price 2.40"),
+        (["run", "--what-if"], "no price is known of run: give --price 2.40"),
         (["run", "--price", "-1"], "--price is -1"),
         (["run", "--instance", "p3.2xlrge"], "Did you mean p3.2xlarge"),
         (["run", "--instance", "p3.2xlarge", "--price", "1"], "exclude each other"),
@@ -132,3 +132,33 @@ def test_what_cannot_be_is_told_in_a_line(
     assert main(["cost", *words]) == 2
     err = capsys.readouterr().err
     assert complaint in err and err.count("\n") == 1
+
+
+def test_without_a_price_the_hours_and_the_energy_are_shown(tmp_path: Path, capsys: Captured) -> None:
+    run = restarted(tmp_path)
+    assert main(["cost", str(run.directory)]) == 0
+    out = capsys.readouterr().out
+    seconds = st.bill(run, price="1").seconds
+    for what in ("of wall time in 2 attempts", f"{seconds / 3600:.3g} hours of devices, 1 at a time", "energy: "):
+        assert what in out, what
+    assert "no price is known: --price 2.40 (an hour)" in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert main(["cost", str(run.directory), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["price"] is None and document["so_far"] is None
+    assert document["seconds"] == pytest.approx(seconds) and len(document["attempts"]) == 2
+    assert main(["cost", str(run.directory), "--target", "0.9"]) == 2
+    assert "no price is known of" in capsys.readouterr().err
+
+
+def test_runs_with_and_without_a_price_are_shown_together(tmp_path: Path, capsys: Captured) -> None:
+    for name, price in (("a", 3.6), ("b", None)):
+        run = Run.create(tmp_path / name, recipe())
+        known = {
+            "price": {"name": "as given", "per_hour": price, "currency": "USD", "date": "2026-11-24", "spent": 0.0}
+        }
+        begun = replace(started(steps=60), **(known if price else {}))
+        write(run, [begun, *course(0, 60, total=60)], Clock(), end=True)
+    assert main(["cost", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "USD" in out and "no price is known" in out and "2 runs" not in out

@@ -18,6 +18,7 @@ import torch
 from tests.forked import start
 
 from steadytrain.cli import main
+from steadytrain.errors import InputError
 from steadytrain.format import percent
 from steadytrain.run import Run
 
@@ -510,6 +511,11 @@ def test_a_working_folder_that_is_gone_is_told(steady: Callable[..., Said], tmp_
             ModuleNotFoundError("No module named 'torch'", name="torch"),
             "torch is not installed here: pip install torch",
         ),
+        (
+            RuntimeError("operator torchvision::nms does not exist"),
+            r"torchvision does not fit the torch that is installed \(operator torchvision::nms does not exist\):"
+            " install both again",
+        ),
     ],
 )
 def test_what_the_system_lacks_is_one_line(
@@ -522,3 +528,43 @@ def test_what_the_system_lacks_is_one_line(
     output = steady("doctor")
     assert output.code == 1
     assert len(output.lines) == 1 and re.match(f"steady: {part}", output.lines[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("pack", "steady pack needs SOURCE... OUT, such as: steady pack photos/ photos"),
+        ("evaluate", "steady evaluate needs PLACE, such as: steady evaluate runs/a"),
+        ("export runs/a", "steady export needs --output, such as: steady export runs/a -o model.onnx"),
+        ("train x --epochs", "--epochs needs a value: --epochs VALUE"),
+        ("bench", "name the network to measure, such as steady bench resnet20"),
+        ("bench frob --model mlp", "steady bench measures train, or infer, not 'frob'"),
+        ("models --model mlp", "stands without a flag"),
+        ("resume nothing", "nothing does not exist"),
+        ("sweep nothing --over lr=0.1,0.2", "there is no file or folder nothing"),
+        ("sweep nothing", "nothing is to be swept: give --over KEY=VALUE,VALUE, or a table [sweep] in a recipe file"),
+    ],
+)
+def test_what_is_left_out_is_asked_for_in_the_same_words_by_every_verb(
+    steady: Callable[..., Said], words: str, part: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _refused(steady(*words.split()), 2, part)
+
+
+def test_the_network_of_a_benchmark_stands_with_a_flag_or_without(
+    monkeypatch: pytest.MonkeyPatch, steady: Callable[..., Said]
+) -> None:
+    asked: list[object] = []
+
+    def measure(words: object, *_: object, **__: object) -> dict[str, str]:
+        asked.append(words)
+        raise InputError("enough")
+
+    monkeypatch.setattr("steadytrain.cli.machine._bench_in_subprocess", measure)
+    monkeypatch.setattr("steadytrain.export.speed.bench_inference", measure)
+    _refused(steady("bench", "digits"), 2, "enough")
+    _refused(steady("bench", "train", "--model", "digits"), 2, "enough")
+    _refused(steady("bench", "infer", "digits", "mlp"), 2, "enough")
+    _refused(steady("bench", "infer", "--model", "digits", "mlp"), 2, "enough")
+    assert asked[0] == asked[1] and asked[2] == asked[3] == ("digits", "mlp")

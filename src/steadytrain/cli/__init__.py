@@ -120,6 +120,10 @@ SAME_VERBS = {
 SHELLS = ("bash", "zsh", "fish")
 INTERRUPTED = "interrupted: the same command resumes, or starts over"
 
+_TORCHVISION = (
+    "torchvision does not fit the torch that is installed ({}): install both again, in one command and from one index;"
+    " steady doctor says which there are"
+)
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 """Messages of the system's loader for a library that does not fit into memory."""
 
@@ -209,6 +213,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(INTERRUPTED, 130)
     except RuntimeError as error:
+        if str(error).startswith("operator torchvision::"):
+            return _fail(_TORCHVISION.format(error), 1)
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
         return _fail(INTERRUPTED, 130)  # Ctrl-C within a condition's own code, which then misses its lock

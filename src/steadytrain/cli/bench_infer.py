@@ -49,6 +49,7 @@ FORMAT = "steadytrain-inference"
 
 def bench_infer(
     *networks: str,
+    model: Annotated[tuple[str, ...], Parameter(name=("--model", "--network"), consume_multiple=True)] = (),
     engines: Annotated[tuple[EngineName, ...], Parameter(consume_multiple=True)] = (),
     batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "--batch", "-b"), consume_multiple=True)] = (
         1,
@@ -83,6 +84,7 @@ def bench_infer(
     Args:
         networks: Names of the table such as resnet50, timm/NAME, built-in nets, pkg.mod:factory, runs, weights files,
             or NAME=FILE for a network with the weights of a file.
+        model: The same, behind a flag.
         engines: One or several. plain is torch without oneDNN (on a GPU: without cuDNN), eager torch as it is.
             [default: all that are installed but compile, which takes minutes]
         batch_size: The smallest shows latency, the largest throughput.
@@ -103,6 +105,7 @@ def bench_infer(
         steady bench infer --minutes 20 --save inference.json --plot inference.svg
     """
     require_seconds(seconds)
+    networks += model
     for name, value, most in (("--threads", threads, 1024), *(("--batch-size", size, 65536) for size in batch_size)):
         require_range(name, value, most)
     if minutes is not None and not 0 < minutes <= 24 * 60:

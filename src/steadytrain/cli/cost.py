@@ -39,7 +39,8 @@ def cost(
 
     Every attempt is paid from the start of its process to its last sign of life. Checkpoints hold the same sum, so
     neither a kill nor a lost event log loses the bill. The price is that which the run recorded (steady train --price),
-    or the one given here. It only reads, and needs neither torch nor a GPU.
+    or the one given here; without any, the hours and the measured energy are shown. It only reads, and needs neither
+    torch nor a GPU.
 
     steady cost prices lists what instances cost, with the date of each price; words after it select.
 
@@ -98,7 +99,7 @@ def cost(
         raise InputError(f"--wait-minutes is {wait_minutes:g}; it must be 0 or more")
     from steadytrain.cost.prices import find_offer, parse_price
     from steadytrain.interop.logs import LogRun
-    from steadytrain.reports.costs import Question, log_cost, run_cost
+    from steadytrain.reports.costs import Question, RunCost, log_cost, run_cost
     from steadytrain.reports.files import find_all
 
     chosen: Price | None = None
@@ -128,9 +129,10 @@ def cost(
         return
     width = min(100, shutil.get_terminal_size().columns)
     print_text("\n\n".join(run.to_text(width) for run in costs))
-    if len(costs) > 1 and len({run.bill.currency for run in costs}) == 1:
-        total = sum(run.bill.so_far for run in costs)
-        print_text(f"\n{count(len(costs), 'run')}: {money(total)} {costs[0].bill.currency}")
+    bills = [run.bill for run in costs if isinstance(run, RunCost)]
+    if len(bills) > 1 and len({bill.currency for bill in bills}) == 1:
+        total = sum(bill.so_far for bill in bills)
+        print_text(f"\n{count(len(bills), 'run')}: {money(total)} {bills[0].currency}")
 
 
 def _prices(words: Sequence[str], *, refresh: str | None, cloud: str | None, region: str | None, json: bool) -> None:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 Augment = Literal["auto", "resized-crop", "pad-crop", "none"]
 BackendFlag = Literal["auto", "gloo", "nccl"]
-BenchSubject = Literal["train"]
 YesNo = Literal["yes", "no"]
 
 MAX_COLUMNS = 100
@@ -368,10 +367,10 @@ def _feed_text(document: dict[str, Any], steady: Speed, width: int) -> str:
 
 
 def bench(
-    what: BenchSubject,
+    what: str = "train",
     /,
     *,
-    model: Annotated[str, Parameter(name=("--model", "--network"))],
+    model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None,
     batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=True)] = (32,),
     precision: Annotated[tuple[Numbers, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=True)] = (
         "fp32",
@@ -399,7 +398,7 @@ def bench(
     and matrix multiplications, their share of the peak (of a large matrix multiplication here), and peak memory.
 
     Args:
-        what: What to measure.
+        what: train, or the network to measure; steady bench infer measures inference.
         model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory.
         batch_size: One or several.
         precision: One or several.
@@ -419,6 +418,12 @@ def bench(
         steady bench train --model resnet20 --batch-size 32 64 128 256
         steady bench train --model timm/resnet50 --batch-size 64 256 --precision fp32 bf16 --compile none default
     """
+    if model is None and what != "train":
+        what, model = "train", what
+    if what != "train":
+        raise InputError(f"steady bench measures train, or infer, not {what!r}: name one network, by --model {model}")
+    if model is None:
+        raise InputError("name the network to measure, such as steady bench resnet20")
     require_seconds(seconds)
     for name, value, most in (("--size", size, 4096), ("--channels", channels, 1024), ("--classes", classes, 10**6)):
         require_range(name, value, most)

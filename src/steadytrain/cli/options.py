@@ -42,6 +42,9 @@ WhichFlag = Annotated[
 RepeatedFlag = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
 """``--set KEY=VALUE`` and its kin, which may be given several times."""
 
+RECIPES = (".toml", ".json", ".yaml", ".yml")
+"""The extensions of recipe files."""
+
 MAX_SECONDS, MAX_WORKERS = 3600, 1024
 
 HEADINGS = {name: Parameter(group=Group(name, sort_key=order)) for order, name in enumerate(GROUPS)}

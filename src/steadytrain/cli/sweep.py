@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.launch import job_for, read_hosts_file, warn_of_local_folders
-from steadytrain.cli.options import TrainingOptions, key_of, parse_setting, read_table, require_range
+from steadytrain.cli.options import RECIPES, TrainingOptions, key_of, parse_setting, read_table, require_range
 from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for
 from steadytrain.config.factories import FACTORY
 from steadytrain.errors import InputError
@@ -63,7 +63,7 @@ def sweep(
     target (docs: sweep). It takes the flags of steady train for what all runs have in common.
 
     Args:
-        recipe: A recipe file: .toml, .json or .yaml.
+        recipe: A recipe file: .toml, .json or .yaml; or the data alone, with what steady train chooses for them.
         over: KEY=VALUE,VALUE for each key of the recipe that takes several values (with ; between values that hold
             commas); for a search also KEY=1e-3..1e-1, or "KEY=1e-3..1e-1 log".
         seeds: Runs of each case, which differ in their seed. [default: 1]
@@ -81,6 +81,7 @@ def sweep(
 
     Examples:
         steady sweep recipe.toml photos/ --over batch_size=64,256 optim.lr=0.1,0.2 --seeds 3 --run runs/sizes
+        steady sweep photos/ --over lr=0.05,0.1 --seeds 3 --epochs 10
         steady sweep recipe.toml photos/ --over "lr=1e-3..1 log" model=resnet20,mlp --search 20
         steady sweep recipes/cifar10-batches.toml small-train.rec --val test.rec --target 0.5
         steady sweep recipe.toml photos/ --over lr=0.1,0.2 --on slurm --job gpu.toml --run /shared/sizes
@@ -90,12 +91,15 @@ def sweep(
 
     _require_sensible(options, seeds=seeds, search=search, parallel=parallel, target=target)
     texts = dict(_split_over(text) for text in over)
-    spec, space = _read_space(recipe, texts, seeds=seeds, halving=halving, search=search, target=target)
-    folder = Path(options.run or f"runs/{recipe.stem}-sweep")
-    place = _job(on, hosts, job, replace(options, recipe=recipe).value("parallel.procs"))
+    named = recipe.stem or "data"
+    file = None if data is None and recipe.suffix not in RECIPES else recipe
+    data = str(recipe) if file is None else data
+    spec, space = _read_space(file, texts, seeds=seeds, halving=halving, search=search, target=target)
+    folder = Path(options.run or f"runs/{named}-sweep")
+    place = _job(on, hosts, job, replace(options, recipe=file).value("parallel.procs"))
     if place is not None and place[0] == "slurm":
         _require_array(place[1], data, folder, is_search=spec.search is not None)
-    shared = _of_all_runs(options, recipe, is_elsewhere=place is not None)
+    shared = _of_all_runs(options, file, is_elsewhere=place is not None)
     make_recipe = _recipe_maker(data, shared, place and place[1], finetune=finetune)
 
     def create(points: Sequence[Point]) -> list[Case]:
@@ -124,7 +128,7 @@ def _require_array(job: Job, data: str | None, folder: Path, *, is_search: bool)
     warn_of_local_folders(replace(job, inputs=inputs, outputs=(str(folder),)))
 
 
-def _of_all_runs(options: TrainingOptions, recipe: Path, *, is_elsewhere: bool) -> TrainingOptions:
+def _of_all_runs(options: TrainingOptions, recipe: Path | None, *, is_elsewhere: bool) -> TrainingOptions:
     """Return the flags that all runs have in common; ``is_elsewhere``: a job says how many ranks there are."""
     shared = replace(options, recipe=recipe, run=None)
     if not is_elsewhere:
@@ -235,7 +239,7 @@ def _require_sensible(
 
 
 def _read_space(
-    recipe: Path,
+    recipe: Path | None,
     texts: Mapping[str, str],
     *,
     seeds: int | None,
@@ -246,7 +250,7 @@ def _read_space(
     """Read what is swept, and how, from the recipe file and the flags. Raises InputError."""
     from steadytrain.tuning.sweep import read_spec, space_of
 
-    table = read_table(recipe).get("sweep", {})
+    table = {} if recipe is None else read_table(recipe).get("sweep", {})
     flags = {"seeds": seeds, "halving": halving or None, "search": search, "target": target}
     if isinstance(table, Mapping):
         table = {**table, **{name: value for name, value in flags.items() if value is not None}}
@@ -261,7 +265,9 @@ def _read_space(
                 f"{recipe} names the code {code[0]}, which is not imported for a file: --over {key}=... does"
             )
     if not space.over and not space.cases:
-        raise InputError(f"nothing is to be swept: give --over KEY=VALUE,VALUE, or a table [sweep] in {recipe}")
+        raise InputError(
+            f"nothing is to be swept: give --over KEY=VALUE,VALUE, or a table [sweep] in {recipe or 'a recipe file'}"
+        )
     return spec, space
 
 

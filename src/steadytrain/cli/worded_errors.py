@@ -39,6 +39,7 @@ _OTHER_FLAGS = {
     **dict.fromkeys(("conf", "conf-thres", "thresh"), "--threshold, of models with several labels"),
     **dict.fromkeys(("topk", "top-k"), "--top 5"),
     **dict.fromkeys(("checkpoint", "ckpt", "resume"), "the run or the weights stand first, without a flag"),
+    **dict.fromkeys(("model", "network"), "its name, or a part of it, stands without a flag"),
     "format": "the name of the file says it: -o model.onnx, model.xml (OpenVINO), model.pt2 or a folder",
     **dict.fromkeys(("data", "data-dir", "dataset"), "the data stand without a flag: steady evaluate RUN DATA"),
     **dict.fromkeys(("batch", "imgsz-batch"), "--batch-size"),
@@ -91,7 +92,7 @@ def worded_errors(
     except CoercionError as error:
         raise InputError(_wrong_value(error) or str(error)) from None
     except MissingArgumentError as error:
-        raise InputError(_missing(error, function_of(verb))) from None
+        raise InputError(_missing(verb, error, function_of(verb))) from None
     except CycloptsError as error:
         raise InputError(str(error)) from None
 
@@ -180,14 +181,17 @@ def _wrong_value(error: Any) -> str:
     return f"{name} is {value!r}; it must be {' or '.join(kinds)}{meant}{'.' * bool(near)}{near}"
 
 
-def _missing(error: Any, function: Callable[..., object]) -> str:
+def _missing(verb: str, error: Any, function: Callable[..., object]) -> str:
     """Say which argument is missing, with an example of the verb's own."""
-    if error.keyword or error.tokens_so_far:
+    if error.keyword:
+        return f"{error.keyword} needs a value: {error.keyword} VALUE"
+    if error.tokens_so_far:
         return str(error)
     lines = examples(inspect.getdoc(function) or "")[1]
     names = [name for name in error.argument.names if name.startswith("-")]
     fitting = [line for line in lines if not names or set(names) & set(line.split())]
-    return f"{error} Such as: {fitting[0]}" if fitting else str(error)
+    what = f"steady {verb} needs {error.argument.name}"
+    return f"{what}, such as: {fitting[0]}" if fitting else what
 
 
 def examples(docstring: str) -> tuple[str, list[str]]:

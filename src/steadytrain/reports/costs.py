@@ -12,6 +12,7 @@ from typing import Any
 from steadytrain.config.plain import plain
 from steadytrain.cost.bill import (
     Bill,
+    BillPart,
     Energy,
     Habits,
     SpotRow,
@@ -20,7 +21,9 @@ from steadytrain.cost.bill import (
     energy,
     habits,
     make_bill,
+    merge_parts,
     parts_of,
+    saved_parts,
     shares,
     spot_rows,
     what_if,
@@ -34,6 +37,11 @@ from steadytrain.reports.status import current_bill, signs, time_left
 from steadytrain.reports.summary import Reached, reached
 from steadytrain.reports.tables import finite
 from steadytrain.run import Run
+
+HOW_TO_PRICE = (
+    "--price 2.40 (an hour), 0.30 EUR/kWh@450W, or --instance p3.2xlarge; or train with --price, or set"
+    " STEADYTRAIN_PRICE (steady cost prices lists instances)"
+)
 
 MOST_ROWS = 60
 """Of a table of prices on a terminal: a fetched catalogue has tens of thousands."""
@@ -228,13 +236,8 @@ class RunCost:
 
     def _energy_line(self, history: RunHistory) -> str:
         used = energy(history)
-        if used is None:
-            return "energy: nothing could be read (RAPL: /sys/class/powercap; GPUs: NVML)"
-        parts = [] if used.cpu_joules is None else [f"processors {used.cpu_joules / 3.6e6:.3g} kWh"]
-        parts += [] if used.gpu_joules is None else [f"GPUs {used.gpu_joules / 3.6e6:.3g} kWh"]
-        paid = self.energy_money(used)
-        worth = "" if paid is None else f", {money(paid)} {self.bill.currency}"
-        return f"energy: {used.kwh:.3g} kWh{worth} ({', '.join(parts)}; {used.watts:.0f} W in the mean)"
+        paid = None if used is None else self.energy_money(used)
+        return energy_words(used, "" if paid is None else f", {money(paid)} {self.bill.currency}")
 
     def _spot_lines(self, history: RunHistory, width: int) -> Iterator[str]:
         rows, question = self.spot(history), self.question
@@ -292,6 +295,53 @@ class RunCost:
         yield from wrap(error, width, "  ")
 
 
+@dataclass(frozen=True)
+class RunUsage:
+    """The hours and the energy of one run of which no price is known; the fields are those of :class:`RunCost`."""
+
+    run: Run
+    parts: tuple[BillPart, ...]
+    status: str
+    history: RunHistory | None
+    left: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the usage as plain data, ready for JSON: as a cost has it, whose amounts are null."""
+        used = None if self.history is None else energy(self.history)
+        document: dict[str, Any] = {"format": "steadytrain-cost", "version": 1, "run": str(self.run.directory)}
+        document |= {"status": self.status, "so_far": None, "at_end": None, "currency": None, "price": None}
+        document |= {"seconds": sum(part.seconds for part in self.parts), "remaining_seconds": self.left}
+        document["device_seconds"] = sum(part.device_seconds for part in self.parts)
+        document["attempts"] = [
+            {**part.to_dict(), "money": None, "source": part.source, "ended": part.ended} for part in self.parts
+        ]
+        document["energy"] = None if used is None else {**plain(used), "kwh": used.kwh, "money": None}
+        result: dict[str, Any] = finite(document)
+        return result
+
+    def to_text(self, width: int) -> str:
+        """Format the usage in lines of at most ``width`` columns, with what gives it a price."""
+        seconds, devices = sum(part.seconds for part in self.parts), sum(part.device_seconds for part in self.parts)
+        left = "" if self.left is None else f", about {duration(self.left)} until the end"
+        lines = [
+            clean(f"{self.run.directory}: {self.status}"),
+            f"{duration(seconds)} of wall time in {count(len(self.parts), 'attempt')}{left}",
+            f"{devices / 3600:,.3g} hours of devices, {max(part.devices for part in self.parts)} at a time",
+            energy_words(None if self.history is None else energy(self.history)),
+            *wrap(f"no price is known: {HOW_TO_PRICE}", width, "", "  "),
+        ]
+        return "\n".join(lines)
+
+
+def energy_words(used: Energy | None, worth: str = "") -> str:
+    """Say how much energy was measured; ``worth``: what it costs, with a comma before it."""
+    if used is None:
+        return "energy: nothing could be read (RAPL: /sys/class/powercap; GPUs: NVML)"
+    parts = [] if used.cpu_joules is None else [f"processors {used.cpu_joules / 3.6e6:.3g} kWh"]
+    parts += [] if used.gpu_joules is None else [f"GPUs {used.gpu_joules / 3.6e6:.3g} kWh"]
+    return f"energy: {used.kwh:.3g} kWh{worth} ({', '.join(parts)}; {used.watts:.0f} W in the mean)"
+
+
 def bill(run: Run | str | Path, *, price: Price | str | None = None) -> Bill:
     """Return the bill of a run, finished, running or killed: its attempts, their sum, and an estimate for the end.
 
@@ -307,18 +357,25 @@ def bill(run: Run | str | Path, *, price: Price | str | None = None) -> Bill:
     >>> bill("nowhere")
     Traceback (most recent call last):
     ...
-    steadytrain.errors.RunError: nowhere is not a run: it has no recipe.json
+    steadytrain.errors.RunError: nowhere does not exist
     """
     parsed = parse_price(price, name="price") if isinstance(price, str) else price
-    return run_cost(Run.open(run), Question(price=parsed)).bill
+    cost = run_cost(Run.open(run), Question(price=parsed))
+    if isinstance(cost, RunUsage):
+        raise _no_price(cost.run)
+    return cost.bill
 
 
-def run_cost(run: Run, question: Question) -> RunCost:
-    """Read a run and compute its cost.
+def _no_price(run: Run) -> InputError:
+    return InputError(f"no price is known of {run.directory}: give {HOW_TO_PRICE}")
+
+
+def run_cost(run: Run, question: Question) -> RunCost | RunUsage:
+    """Read a run and compute its cost, or what it used where no price is known.
 
     Raises:
         RunError: it has neither events nor a checkpoint.
-        InputError: no price is known, or the prices cannot be used.
+        InputError: the prices cannot be used, or none is known and the question is one of money.
     """
     history: RunHistory | None
     try:
@@ -335,19 +392,26 @@ def run_cost(run: Run, question: Question) -> RunCost:
         total = current_bill(run, history, seen, now, price=question.price)
     if total is not None:
         return RunCost(run, total, status, history, left, question)
-    if history is None:
-        raise RunError(f"{run.directory} has neither events nor a checkpoint: start the run, then try again")
-    raise InputError(
-        f"no price is known of {run.directory}: give --price 2.40 (an hour) or --instance p3.2xlarge, train with"
-        " --price, or set STEADYTRAIN_PRICE (steady cost prices lists instances)"
+    parts = merge_parts(
+        saved_parts(run), () if history is None else parts_of(history, now if status == "running" else None)
     )
+    if not parts:
+        raise RunError(f"{run.directory} has neither events nor a checkpoint: start the run, then try again")
+    return _usage(RunUsage(run, tuple(parts), status, history, left), question)
 
 
-def log_cost(log: LogRun, question: Question) -> RunCost:
+def _usage(usage: RunUsage, question: Question) -> RunUsage:
+    """Return a run's usage, unless money was asked for. Raises InputError."""
+    if question.target is not None or question.what_if:
+        raise _no_price(usage.run)
+    return usage
+
+
+def log_cost(log: LogRun, question: Question) -> RunCost | RunUsage:
     """Compute the cost of another program's log: of the time that it tells of, and of the epochs that are missing.
 
     Raises:
-        InputError: no price is known, or the log says nothing of its time.
+        InputError: the log says nothing of its time, or no price is known and the question is one of money.
     """
     history = RunHistory(log.recipe)
     for event in log.events():
@@ -359,11 +423,11 @@ def log_cost(log: LogRun, question: Question) -> RunCost:
     ended, devices = "finished" if log.is_complete else "log ends", log.num_devices
     parts = [replace(part, devices=devices or part.devices, ended=ended) for part in parts_of(history)]
     total = make_bill(parts, price=question.price or known_price(None), left=log.seconds_left)
-    if total is None:
-        raise InputError(f"no price is known of {log.directory}: give --price 2.40 (an hour) or --instance p3.2xlarge")
-    status = "finished" if log.is_complete else log.ending
+    status = f"{log.title}, {'finished' if log.is_complete else log.ending}"
     run = Run(log.directory, log.recipe)
-    return RunCost(run, total, f"{log.title}, {status}", history, log.seconds_left, question, log)
+    if total is None:
+        return _usage(RunUsage(run, tuple(parts), status, history, log.seconds_left), question)
+    return RunCost(run, total, status, history, log.seconds_left, question, log)
 
 
 def price_table(offers: Sequence[Offer], width: int) -> str:
