@@ -69,11 +69,12 @@ def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -
     overall, steady = number(ledger.images_per_second), number(ledger.steady_images_per_second)
     lines += wrap(f"pace: {overall} images/s overall, {steady} in the steady state", width, "", "  ")
     if ceiling is not None:
-        how = f"estimated from the run{_while_slowed(diagnosis)}; --probe measures it"
-        how = "measured alone" if ceiling.probed else how
+        how = "measured alone" if ceiling.probed else "estimated from the run; --probe measures it"
         rates = (("computing", ceiling.compute), ("the data loader", ceiling.feed))
         both = ", ".join(f"{name} {number(value)}" for name, value in rates if value)
         reaches = f"{number(ceiling.most)} images/s, of which it reaches {percent(ceiling.near)}"
+        if slowed := _slowed_by(diagnosis):
+            reaches = f"more than {number(ceiling.most)} images/s without the {slowed}"
         lines += wrap(f"ceiling: {reaches} ({both}; {how})", width, "", "  ")
         if ceiling.mfu is not None:
             lines.append(f"model FLOPs utilisation (MFU): {percent(ceiling.mfu)} of what the device can compute")
@@ -95,16 +96,17 @@ def ceiling_line(diagnosis: Diagnosis) -> str:
     if ceiling is None or ceiling.most == float("inf"):
         return ""
     part = "computing" if ceiling.limit == "compute" else "the data loader"
-    how = "measured" if ceiling.probed else f"estimated from the run{_while_slowed(diagnosis)}"
+    how = "measured" if ceiling.probed else "estimated from the run"
+    if slowed := _slowed_by(diagnosis):
+        return f"without the {slowed}, {part} alone would allow more than the {rate(ceiling.most)} images/s of this run"
     return f"{percent(ceiling.near)} of the {rate(ceiling.most)} images/s that {part} alone would allow ({how})"
 
 
-def _while_slowed(diagnosis: Diagnosis) -> str:
-    """Say that a ceiling was lowered by what slowed the updates themselves; empty where nothing did."""
+def _slowed_by(diagnosis: Diagnosis) -> str:
+    """Name what slowed the updates that a ceiling was estimated from: it is too low then. Empty where nothing did."""
     slowed = [cause for cause in diagnosis.causes if cause.name in SLOWS_UPDATES and cause.share >= LEAST]
-    return (
-        f", whose updates were slowed by the {_called(slowed[0].name)}: without it more is possible" if slowed else ""
-    )
+    is_estimated = diagnosis.ceiling is not None and not diagnosis.ceiling.probed
+    return _called(slowed[0].name) if slowed and is_estimated else ""
 
 
 def _columns(width: int | None) -> int:
