@@ -19,7 +19,7 @@ what ``tune`` measures depend on time: of those, only that they end well counts.
 read-only, or an operation fails (EIO); and between two starts a file is cut in half, or a bit of it is flipped. The
 command has to end well, or with one line, and the same command on the sound disk comes to the same bits.
 
-It needs a C compiler and Linux. ``--save`` also writes the table in docs/trust.md.
+It needs a C compiler and Linux. ``--save`` also writes the table in docs/laboratory.md.
 
 usage: python benchmarks/kill_matrix.py [--kills 300] [--jobs train ...] [--phases step ...] [--seed 0]
            [--seconds 3600] [--at-once 2] [--disk] [--save]
@@ -63,7 +63,7 @@ from steadytrain.events import EpochTrained, Evaluated, Event, Step, read
 from steadytrain.launch.supervise import free_port, rank_variables
 
 SOURCE = Path(__file__).with_name("file_faults.c")
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "trust.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "laboratory.md"
 IMAGES, CLASSES, BATCH, SAVE_STEPS = 160, 4, 16, 5
 TRAIN = ["--model", "digits", "--epochs", "3", "--batch-size", str(BATCH), "--lr", "0.05", "--device", "cpu"]
 for _setting in ("parallel.compute_threads=1", f"every.save_steps={SAVE_STEPS}", "every.log_steps=3", "optim.ema=0.9"):
@@ -932,7 +932,7 @@ def disk_table(document: Mapping[str, Any]) -> list[str]:
 
 
 def write_tables() -> None:
-    """Put the tables of the saved results into docs/trust.md, between their marks."""
+    """Put the tables of the saved results into docs/laboratory.md, between their marks."""
     text = DOCUMENT.read_text(encoding="utf-8")
     for name, lines_of in (("kill_matrix", kills_table), ("disk_faults", disk_table)):
         path = machine.RESULTS / f"{name}.json"

@@ -62,8 +62,8 @@ def recipe_page() -> str:
         "epochs = 20",
         "```",
         "",
-        f"`steady train` recommends `steady finetune` where classes have fewer than {FEW_IMAGES} images in the mean,",
-        f"the images are larger than {SMALL} pixels, and the user named neither a model nor weights.",
+        f"`steady train` recommends `steady finetune` where classes have fewer than {FEW_IMAGES} images in the mean",
+        f"and the images are larger than {SMALL} pixels. It does not where the user named a model or weights.",
     ]
     part = None
     for row in recipe_keys():
@@ -120,7 +120,8 @@ def page(verb: str, command: App) -> str:
         if rows:
             lines += [*([f"## {name}", ""] if name else []), "| option | meaning |", "|---|---|", *rows, ""]
     if shown_examples:
-        lines += ["```sh", *shown_examples, "```", ""]
+        mark = [] if verb == "help" else ["<!-- not run: examples, on files of yours -->"]
+        lines += [*mark, "```sh", *shown_examples, "```", ""]
     return "\n".join(lines)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
 from steadytrain.cli import _fail, main
 from steadytrain.cli.help import topic_of
-from steadytrain.monitor import Cause
-from steadytrain.reports.verdict import verdict_brief, verdict_line
+from steadytrain.monitor import Cause, Diagnosis
+from steadytrain.monitor.ledger import Ledger, empty
+from steadytrain.monitor.rules.diagnose import Ceiling
+from steadytrain.reports.verdict import ceiling_line, verdict_brief, verdict_line, verdict_text
 
 SLOW = Cause(
     name="noisy_neighbour", share=0.4, sentence="Other processes take 1.4 cores.", change="stop them", saves=0.4
@@ -69,3 +72,15 @@ def test_a_verdict_names_its_explanation_in_words_and_not_in_the_line() -> None:
     assert "more" not in verdict_line(SLOW)
     fine = Cause(name="nothing", share=0.0, sentence="No bottleneck found.")
     assert verdict_brief(fine, width=80) == ["verdict: No bottleneck found."]
+
+
+def test_a_ceiling_that_was_slowed_is_no_praise() -> None:
+    """Beside a cause that slows the updates, "100 % of what is possible" would deny it."""
+    ceiling = Ceiling(images_per_second=17.2, compute=17.2, feed=282.0, limit="compute", probed=False)
+    ledger = Ledger(wall_seconds=10.0, away_seconds=0.0, seconds=empty() | {"forward": 10.0}, steps=4, images=172)
+    slowed = Diagnosis(causes=(SLOW,), ledger=ledger, ceiling=ceiling, not_measurable=())
+    sentence = "without the noisy neighbour, computing alone would allow more than the 17.2 images/s of this run"
+    assert ceiling_line(slowed) == sentence
+    assert "ceiling: more than 17 images/s without the noisy neighbour (" in verdict_text(slowed, "a", width=100)
+    measured = replace(slowed, ceiling=replace(ceiling, probed=True))
+    assert ceiling_line(measured) == "100 % of the 17.2 images/s that computing alone would allow (measured)"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 from cyclopts import CycloptsError
 
 import steadytrain
-from steadytrain.cli import app, join_verb
+from steadytrain.cli import app, join_verb, main
 
 PROJECT = Path(__file__).parents[2]
 # Paths and names of one machine. Written with brackets so that they do not match themselves.
@@ -90,6 +92,36 @@ def test_commands_in_the_documents_are_understood(line: str) -> None:
         app().parse_args(join_verb(words), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         pytest.fail(f"{line}: {error}")
+
+
+SHELLS = "sh bash console shell"
+TRIED_ELSEWHERE = {"README.md", "CONTRIBUTING.md", "docs/start/install.md"}
+"""Pages whose commands install: they are tried in fresh environments."""
+
+
+@pytest.mark.parametrize("block", [row for row in _blocks(SHELLS) if str(row[0]) not in TRIED_ELSEWHERE], ids=_name)
+def test_commands_in_the_documents_run_or_say_why_not(
+    block: tuple[Path, int, str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, _, text, run = block
+    for line in text.splitlines() if run else ():
+        assert main(shlex.split(line, comments=True)[1:]) == 0
+
+
+@pytest.mark.parametrize("page", _pages(), ids=lambda page: page.stem)
+def test_a_block_that_is_not_run_says_why(page: Path) -> None:
+    marks = re.findall(r"<!-- not run(.*?)-->", page.read_text(encoding="utf-8"))
+    assert all(re.match(r": \w", mark) for mark in marks)
+
+
+@pytest.mark.parametrize("block", _blocks("toml json"), ids=_name)
+def test_data_in_the_documents_can_be_read(block: tuple[Path, int, str, bool]) -> None:
+    text = block[2]
+    if text.lstrip().startswith("{"):
+        assert [json.loads(line) for line in text.splitlines() if line.strip()]
+    else:
+        assert tomllib.loads(text)
 
 
 def test_links_between_the_documents_lead_somewhere() -> None:

@@ -52,7 +52,7 @@ def cost(
         cloud: Only this cloud's.
         region: Only this region's, or this zone's.
         spot: Take the spot price of --instance.
-        before: Take the newest price that is not younger than this day: 2018-12-31.
+        before: Take the newest price that is not younger than this day, such as `2018-12-31`.
         target: Also what it cost to reach this top-1, or mAP: 0.9.
         what_if: Also estimate the run on other GPUs, by the ratios of their peaks.
         interruptions: Interruptions an hour to expect on spot. [default: as in the run's own events]

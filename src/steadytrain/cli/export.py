@@ -44,9 +44,9 @@ def export(
     """Write a trained model as a file that other programs run, checked against its checkpoint.
 
     Preprocessing, class names, calibration, licence and provenance are in the file; the batch may have any size. The
-    file is kept if its logits are the checkpoint's, on the run's validation images (or --data, or noise). In
-    other number formats than fp32 it is kept only if it is measured to be faster and to lose no more accuracy than
-    --max-loss; else the exit code is 1. evaluate and predict take exported files.
+    file is kept if its logits are the checkpoint's, on the run's validation images (or --data, or drawn ones). In
+    other number formats than fp32 it must also be faster, and lose no more accuracy than --max-loss. If it is not
+    kept, the exit code is 1. evaluate and predict take exported files.
 
     Args:
         output: What to write: .onnx, .xml (OpenVINO), .pt2 (torch.export), .engine (TensorRT), .safetensors, or a

@@ -601,12 +601,12 @@ def bandwidth(
     Without a launcher it starts ranks on this machine. Started by torchrun, mpirun, srun or steady launch, it measures
     between the ranks of that launch.
 
-    The tensors are exchanged one after another, and in buckets of 25 MB that are sent at the same time, as in
-    training; the buckets also as fp16, bf16 and 2bit. GB/s per rank is MXNet's figure: 2 (n - 1) / n of the gradients'
-    bytes, for n ranks, over the time. Push+pull is twice their bytes over the time. Compressed gradients count with
-    their 32-bit size. The error is relative to a sum that is computed without an exchange.
+    The tensors are exchanged one after another, then in buckets of 25 MB that are sent at the same time, as in
+    training. The buckets are also sent as fp16, bf16 and 2bit. GB/s per rank is MXNet's figure: 2 (n - 1) / n of
+    the gradients' bytes, for n ranks, over the time. Push+pull is twice their bytes over the time. Compressed
+    gradients count with their 32-bit size. The error is relative to a sum that is computed without an exchange.
 
-    From that it predicts how long an update takes with each engine (ddp, its compressions, local), and recommends the
+    From that it predicts how long an update takes with each engine (ddp, its compressions, local). It recommends the
     one that changes training least and is within 10 % of the fastest (docs: engines).
 
     Args:

@@ -46,10 +46,10 @@ def tune(
 ) -> int:
     """Measure how this model trains fastest on these images and this machine, and write a recipe with the reasons.
 
-    It chooses the batch at the knee of the throughput curve, the number format, the memory format, whether to compile,
-    the optimizer's variant and the loader's threads, and scales the learning rate. Everything is measured in processes
-    of their own: one that runs out of memory, crashes or takes too long is a result. What was measured is kept, for
-    this machine, model and data and these versions: the same command resumes after Ctrl-C.
+    It chooses the batch at the knee of the throughput curve, the number format, the memory format, the optimizer's
+    variant, the loader's threads and whether to compile. It scales the learning rate. Everything is measured in
+    processes of their own: one that runs out of memory, crashes or takes too long is a result. What was measured is
+    kept, for this machine, model and data and these versions: the same command resumes after Ctrl-C.
 
     What you choose yourself stays: with --batch-size the batch is kept, in micro-batches where that is needed.
 

@@ -48,11 +48,11 @@ GENTLE_WARMUP, GENTLE_EPOCHS = "power:3", 2.0
 Through the first of two epochs the rate is on average a 32nd of its peak.
 
 A classifier that was fitted is at rest, and Adam's first updates move weights by the rate, however small the gradient:
-at 1e-3 from the start, ten of them took 15 to 80 points from three probes (docs/finetune.md).
+at 1e-3 from the start, ten of them took 15 to 80 points from three probes (docs/laboratory.md).
 """
 
 LEAST_EPOCHS, SHORT_LR = 4, 1e-4
-"""Epochs below which a run is too short for that and stays at this rate of AdamW; docs/finetune.md has the runs."""
+"""Epochs below which a run is too short for that and stays at this rate of AdamW; docs/laboratory.md has the runs."""
 
 PROBE_FIRST, WITHOUT_PROBE = "probe+discriminative", "discriminative"
 """What fine-tuning trains by default; and where no probe can come first: the recipe or the labels exclude it, or there

@@ -343,16 +343,21 @@ What `steady pack`, with its default options, does with files that are not plain
 them before anything is packed. Files that are left out are listed with the reason, in the output and on the card;
 [record files](records.md#what-is-stored) says how many may be. The tests pack every one of these files and generate
 this page.
+
+<!-- not run: needs your images -->
+```sh
+steady check photos/
+```
 """
 
 MEMORY = """## Memory
 
 An image of up to 100 million pixels is read, however small its file is. One with more is refused by its header: scale
 it down first. Decoders of two formats need more memory a pixel, so their limits are lower, at 1 GiB for the decoder: 67
-million pixels for WebP (16 bytes each), 89 million for a CMYK JPEG (12 bytes each). The table has the peak memory in MB
-of a process that packs, checks or reads (as the image loader does) one image of 9,900 x 9,900 pixels, 42 MB of Python
-included. `steady pack` and `steady check` decode as many images at once as they have workers (`--workers`). In training
-and `predict`, PyTorch's memory comes on top.
+million pixels for WebP (16 bytes each), 89 million for a CMYK JPEG (12 bytes each). The table has the peak memory, in
+MB, of a process that handles one image of 9,900 x 9,900 pixels: packs it, checks it, or reads it as the loader does.
+42 MB of Python are included. `steady pack` and `steady check` decode as many images at once as they have workers
+(`--workers`). In training and `predict`, PyTorch's memory comes on top.
 
 | file (size) | pack | check | read |
 |---|---|---|---|
@@ -373,7 +378,7 @@ and `predict`, PyTorch's memory comes on top.
 | JPEG whose header states 65,500 x 65,500 pixels: refused | 43 | | |
 | PNG of 64 x 64 whose profile or text inflates to 1 GB: read without it | 46 | | 51 |
 
-A deflated member of a zip may inflate to 512 MiB, but above 64 MiB to no more than 200 times its bytes; the zip states
+A deflated member of a zip may inflate to 512 MiB, but above 64 MiB to no more than 200 times its bytes. The zip states
 its size, and a larger one is left out unread. A compressed file (`.gz`, `.bz2`, `.xz`, `.zst`), a tar in it included,
 is decompressed to the disk, up to 256 MiB or 200 times its bytes. A line of a CSV or TSV may have 1 MiB.
 """

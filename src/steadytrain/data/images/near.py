@@ -22,7 +22,7 @@ from steadytrain.data.arrays import Ints, Pixels
 
 Hashes = NDArray[np.uint64]  # [N, 2]: of each image, and of it mirrored; zeros where there is none
 
-MOST_BITS = 6  # in which two hashes may differ, at most 7 here; docs/check.md has the measurement
+MOST_BITS = 6  # in which two hashes may differ, at most 7 here; docs/laboratory.md has the measurement
 
 _SIDE, _BANDS, _BAND_BITS = 32, 4, 16
 _FLAT = 1.0  # grey levels of standard deviation, below which rounding decides over the signs
