@@ -13,13 +13,9 @@ from steadytrain.format import clean, number, pairs, percent, rate, wrap
 from steadytrain.monitor import Cause, Diagnosis, Ledger
 from steadytrain.monitor.ledger import INPUT
 from steadytrain.monitor.rules import LEAST
+from steadytrain.monitor.rules.diagnose import Ceiling
 
 MAX_CAUSES, MAX_COLUMNS, MAX_BUCKETS = 3, 100, 6
-SLOWS_UPDATES = (
-    *("noisy_neighbour", "quota", "device_throttled", "device_shared", "oversubscription", "compute_threads"),
-    *("affinity", "memory"),
-)
-"""Causes by which updates take longer, and so also a ceiling that is estimated from them."""
 LEAST_SHOWN = 0.005  # of the time: less rounds to nothing
 _SHORT = {name: name.replace("input_", "waiting for ") for name in INPUT} | {
     "input_storage": "waiting for storage",
@@ -69,8 +65,7 @@ def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -
     overall, steady = number(ledger.images_per_second), number(ledger.steady_images_per_second)
     lines += wrap(f"pace: {overall} images/s overall, {steady} in the steady state", width, "", "  ")
     if ceiling is not None:
-        how = f"estimated from the run{_while_slowed(diagnosis)}; --probe measures it"
-        how = "measured alone" if ceiling.probed else how
+        how = "measured alone" if ceiling.probed else f"{_estimated(ceiling)}; --probe measures it"
         rates = (("computing", ceiling.compute), ("the data loader", ceiling.feed))
         both = ", ".join(f"{name} {number(value)}" for name, value in rates if value)
         reaches = f"{number(ceiling.most)} images/s, of which it reaches {percent(ceiling.near)}"
@@ -95,16 +90,13 @@ def ceiling_line(diagnosis: Diagnosis) -> str:
     if ceiling is None or ceiling.most == float("inf"):
         return ""
     part = "computing" if ceiling.limit == "compute" else "the data loader"
-    how = "measured" if ceiling.probed else f"estimated from the run{_while_slowed(diagnosis)}"
+    how = "measured" if ceiling.probed else _estimated(ceiling)
     return f"{percent(ceiling.near)} of the {rate(ceiling.most)} images/s that {part} alone would allow ({how})"
 
 
-def _while_slowed(diagnosis: Diagnosis) -> str:
-    """Say that a ceiling was lowered by what slowed the updates themselves; empty where nothing did."""
-    slowed = [cause for cause in diagnosis.causes if cause.name in SLOWS_UPDATES and cause.share >= LEAST]
-    return (
-        f", whose updates were slowed by the {_called(slowed[0].name)}: without it more is possible" if slowed else ""
-    )
+def _estimated(ceiling: Ceiling) -> str:
+    """Say that a ceiling is estimated, and what it leaves out."""
+    return f"estimated from the run{f', without the {_called(ceiling.without)}' if ceiling.without else ''}"
 
 
 def _columns(width: int | None) -> int:
