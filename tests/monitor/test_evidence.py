@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from steadytrain.events import (
     MachineStats,
     Stalled,
     StepMeasured,
+    ThreadStats,
 )
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.history import RunHistory
@@ -195,3 +197,56 @@ def test_cores_are_in_use_during_updates_whatever_else_a_run_waits_for() -> None
     assert machine is not None and machine.cpu == pytest.approx(1.8) and machine.idle == pytest.approx(0.2)
     elsewhere = gathered(run, FeedPlaced(step=1, place="process", reason="it was faster"), sample).machine
     assert elsewhere is not None and elsewhere.cpu == 0.9, "a feed in a process of its own computes too"
+
+
+def stopped(**seconds: float) -> ThreadStats:
+    """Looks that found the process stopped, by bucket."""
+    loop = {bucket: {"seconds": 1.0, "stopped": value} for bucket, value in seconds.items()}
+    return ThreadStats(step=1, seconds=1.0, looks=9, cost_seconds=0.0, lock_seconds=0.0, loop=loop)
+
+
+def test_seconds_in_which_the_process_was_stopped_are_no_work_of_its_updates() -> None:
+    run = two_epochs()
+    evidence, sound = gathered(run, stopped(forward=2.0, input=0.5)), gathered(run)
+    assert evidence.stopped == 2.5 and sound.stopped == 0.0
+    assert evidence.ledger.seconds["forward"] == pytest.approx(sound.ledger.seconds["forward"] - 2.0)
+    assert evidence.ledger.share(*INPUT) < sound.ledger.share(*INPUT)
+    assert evidence.ledger.seconds["other"] == pytest.approx(sound.ledger.seconds["other"] + 2.5)
+    assert sum(evidence.ledger.seconds.values()) == pytest.approx(sound.ledger.wall_seconds)
+
+
+def growing(updates: int, forward: Callable[[int], float]) -> Evidence:
+    """A run whose forward passes take as long as told, accounted for every five updates."""
+    run = Recorder()
+    run.start()
+    for number in range(updates):
+        run.update(forward=forward(number), backward=0.2)
+        if number % 5 == 4:
+            run.account()
+    return gathered(run)
+
+
+def test_the_parts_of_updates_are_known_by_stretches_of_an_attempt() -> None:
+    parts = growing(100, lambda number: 0.1 + 0.01 * number).parts
+    assert [part.step for part in parts] == [25, 45, 60, 80, 100]
+    assert sum(part.images for part in parts) == 95 * BATCH
+    forward = [part.seconds["forward"] for part in parts]
+    assert forward == sorted(forward) and forward[0] == pytest.approx(0.1 + 0.01 * 14.5)
+    assert all(part.seconds["backward"] == pytest.approx(0.2) for part in parts)
+    assert growing(20, lambda number: 0.1).parts == (), "too short to be divided"
+
+
+def test_cores_that_change_divide_an_attempt() -> None:
+    run = Recorder()
+    run.start()
+    events = []
+    for cores, seconds in ((2, 0.1), (2, 0.1), (1, 0.2)):
+        for _ in range(10):
+            run.update(forward=seconds)
+        run.account()
+        events.append(MachineStats(seconds=1.0, cores=cores, machine_cores=2, time=run.time, attempt=1))
+    history = RunHistory(RECIPE)
+    for event in sorted([*run.events, *events], key=lambda event: event.time):
+        history.take(event)
+    whole, less = history.evidence().grants
+    assert (whole.cores, less.cores) == (2, 1) and whole.amount == 2.0 and whole.images + less.images == 30 * BATCH

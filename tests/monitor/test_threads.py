@@ -124,3 +124,27 @@ def test_who_calls_torch_is_not_at_work_himself() -> None:
 def test_a_watch_that_has_not_begun_tells_nothing() -> None:
     stats = LoopWatch(Loop()).stats()
     assert stats.seconds == 0 and not stats.places and stats.compute is None
+
+
+def late_look(monkeypatch: pytest.MonkeyPatch, wakes: int) -> ThreadStats:
+    """One look that comes 0.6 s late, after so many wakes of the thread that looks."""
+    watch = LoopWatch(Loop())
+    watch.begin()
+    began, before = time.perf_counter(), threads._wakes()
+    time.sleep(0.62)
+    monkeypatch.setattr(threads, "_wakes", lambda: before + wakes)
+    watch.look(0.02, began)
+    watch.close()
+    return watch.stats()
+
+
+def test_a_pause_in_which_no_thread_woke_was_a_stop_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = late_look(monkeypatch, wakes=1)
+    assert 0.5 <= stats.loop["forward"]["stopped"] <= stats.seconds
+    assert stats.loop["forward"]["seconds"] == pytest.approx(stats.seconds - stats.loop["forward"]["stopped"], abs=0.01)
+    assert stats.lock_seconds == 0.0 and sum(place["seconds"] for place in stats.places) < 0.3
+
+
+def test_a_wait_for_pythons_lock_is_no_stop_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = late_look(monkeypatch, wakes=120)  # it asks for the lock every 5 ms
+    assert "stopped" not in stats.loop["forward"] and stats.lock_seconds > 0.3

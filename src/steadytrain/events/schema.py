@@ -75,6 +75,7 @@ class BucketKeys(TypedDict):
     seconds: float
     ran: NotRequired[float]
     queued: NotRequired[float]
+    stopped: NotRequired[float]
 
 
 class ThreadPlaceKeys(TypedDict):
@@ -411,7 +412,7 @@ class Accounted(Event):
     ``exchange_seconds``: of those of communication, what exchanging takes where all ranks come at once; the rest they
     wait for each other. None where there is one rank. ``warmup_images``: of the first updates, whose computing is in
     ``warmup``; None in logs of an older version. ``launching_measured``: parts of updates whose gaps, in which a device
-    waits for the host, are in ``host``.
+    waits for the host, are in ``host``. ``compute_threads``: that PyTorch computes with at this moment, on a processor.
     """
 
     step: int
@@ -422,6 +423,7 @@ class Accounted(Event):
     exchange_seconds: float | None = None
     warmup_images: int | None = None
     launching_measured: Sequence[str] = field(default_factory=list)
+    compute_threads: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -487,7 +489,8 @@ class MachineStats(Event):
 
     Processor time is in cores: 1.5 is one and a half processors busy all the time. ``cpu``: this process and its
     children; ``ranks``: the run's other ranks on this machine; ``others``: all other processes; ``idle``, ``iowait``,
-    ``steal`` (taken by other virtual machines): of the ``cores`` that this process may use. ``system_share``: of
+    ``steal`` (taken by other virtual machines): of the ``cores`` that this process may use. ``quota``: the cores that
+    its control group may use, 0 where none limits it. ``system_share``: of
     ``cpu``, spent in the kernel. ``throttled_seconds``: held back by a control group's quota. ``pressure``: share of
     the time in which something waited for ``cpu``, ``memory``, ``io``. ``other_processes``: of the others, the
     three busiest on cores and the three busiest on disks: ``pid``, ``name``, ``user`` and ``cores`` of each, and
@@ -499,6 +502,7 @@ class MachineStats(Event):
     seconds: float
     cores: int
     machine_cores: int
+    quota: float = 0.0
     cpu: float | None = None
     children: float | None = None
     system_share: float | None = None
@@ -532,15 +536,15 @@ class ThreadStats(Event):
 
     ``seconds`` were covered by ``looks`` looks, which took ``cost_seconds`` of processor time and waited
     ``lock_seconds`` for Python's lock. ``loop``: of the thread that trains, a bucket of :data:`BUCKETS` -> its
-    ``seconds`` and, of those, ``ran`` (on a processor) and ``queued`` (ready to run, and no processor free).
-    ``places``: what it did longest: ``bucket``, ``what``, ``seconds`` and ``place``, the function, file and line of
-    code that is neither ours nor torch's (empty: none was at work). ``what``: ``computes``; ``computing threads``: it
-    waits for them; ``python``: it runs Python code, or waits for Python's lock or another; ``holds``: Python's lock had
-    been kept for half a millisecond or more; ``runs``: native code that the place called; ``sleeps``; ``waits``: in
-    another system call; ``disk``. ``compute``: ``ran`` and ``queued`` seconds of the busiest of the other computing
-    threads during updates, None where there is none. ``feed``: ``ran`` and ``queued`` seconds of the loader's threads
-    in this process, all together. ``others``: Python threads that are not ours and use a processor: ``name``, ``ran``
-    and ``place``.
+    ``seconds`` and, of those, ``ran`` (on a processor) and ``queued`` (ready to run, and no processor free); besides,
+    ``stopped``: seconds in which no thread of the process ran, was queued or waited for another. ``places``: what it
+    did longest: ``bucket``, ``what``, ``seconds`` and ``place``, the function, file and line of code that is neither
+    ours nor torch's (empty: none was at work). ``what``: ``computes``; ``computing threads``: it waits for them;
+    ``python``: it runs Python code, or waits for Python's lock or another; ``holds``: Python's lock had been kept for
+    half a millisecond or more; ``runs``: native code that the place called; ``sleeps``; ``waits``: in another system
+    call; ``disk``. ``compute``: ``ran`` and ``queued`` seconds of the busiest of the other computing threads during
+    updates, None where there is none. ``feed``: ``ran`` and ``queued`` seconds of the loader's threads in this process,
+    all together. ``others``: Python threads that are not ours and use a processor: ``name``, ``ran`` and ``place``.
     """
 
     step: int

@@ -137,6 +137,7 @@ class Counters:
     at: float
     cores: int
     machine_cores: int
+    quota: float = 0.0
     totals: Mapping[str, float]
     levels: Mapping[str, int]
     processors: Mapping[int, tuple[float, float, float, float]] = field(default_factory=dict)
@@ -215,7 +216,8 @@ class LinuxCounters:
             machine_cores=os.cpu_count() or 1,
             totals={name: value for name, value in totals.items() if value is not None},
             levels={name: level for name, level in levels.items() if level is not None},
-            processors=processor_seconds(root, cgroups.allowed()),
+            quota=cgroups.quota(root) or 0.0,
+            processors=processor_seconds(root, cgroups.allowed(os.getpid())),
             disks=disks,
             others=others,
             others_disk_bytes=self._tree.disk_bytes(others) if busy >= _BUSY_DISK * (now - then) else {},
@@ -299,6 +301,7 @@ def stats_between(before: Counters, after: Counters) -> MachineStats:
         seconds=round(seconds, 6),
         cores=after.cores,
         machine_cores=after.machine_cores,
+        quota=after.quota,
         pressure=pressure,
         other_processes=busiest_between(
             before.others, after.others, seconds, disk_bytes=(before.others_disk_bytes, after.others_disk_bytes)

@@ -7,10 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from steadytrain.events import BUCKETS, UPDATING, Accounted, Ended, Evaluated, Event, FeedStats, Saved, Started, Step
+from steadytrain.events import (
+    BUCKETS,
+    UPDATING,
+    Accounted,
+    Ended,
+    Evaluated,
+    Event,
+    FeedStats,
+    MachineStats,
+    Saved,
+    Started,
+    Step,
+    ThreadStats,
+)
+from steadytrain.monitor.evidence import Grant, PartTimes
 from steadytrain.monitor.samples import STAGES, feed_difference
 
 PARTS = ("transfer", "host", "forward", "backward", "update", "optimizer", "communication", "logging")
+STRETCHES = 5  # that an attempt is divided into, to see whether its updates take longer and longer
 WARM_UPDATES = 2  # the first updates of an attempt, whose computing is recorded as warm-up
 
 Stages = tuple[float, ...]
@@ -133,6 +148,7 @@ class Attempt:
     for nothing (None: all count). ``saved``: step -> wall seconds at which its checkpoint was taken. ``exchange``:
     seconds that exchanging with other ranks took, and ``warmup_images``: images of the updates whose computing is in
     ``warmup``, both where that was recorded. ``launching_measured``: as in :class:`~steadytrain.events.Accounted`.
+    ``stops``: the times at which more seconds became known in which the process was stopped, and all of them by bucket.
     ``process_began`` and ``last_time``, of its newest event, are seconds since 1970.
     """
 
@@ -149,6 +165,8 @@ class Attempt:
     exchange: float | None = None
     warmup_images: int | None = None
     launching_measured: Sequence[str] = ()
+    stops: list[tuple[float, Mapping[str, float]]] = field(default_factory=list)
+    _granted: list[tuple[float, int, float]] = field(default_factory=list)
     _waits: InputWait = field(default_factory=InputWait)
     _is_accounted: bool = False
 
@@ -211,6 +229,13 @@ class Attempt:
                 self._take_account(event)
             case FeedStats():
                 self._waits.add_stats(event)
+            case MachineStats():
+                if not self._granted or self._granted[-1][1:] != (event.cores, event.quota):
+                    self._granted.append((event.time, event.cores, event.quota))
+            case ThreadStats():
+                stopped = {bucket: of["stopped"] for bucket, of in event.loop.items() if of.get("stopped", 0.0) > 0}
+                if stopped and (not self.stops or self.stops[-1][1] != stopped):
+                    self.stops.append((event.time, stopped))
             case Evaluated() | Saved():
                 # What lies after the newest mark, which may be in its middle.
                 seconds = event.pause if isinstance(event, Saved) else event.seconds
@@ -242,6 +267,48 @@ class Attempt:
         end = Mark(self.wall, self._clock, self.step, images, seconds, self._waits.after(tail["input"]))
         end.update_cpu = mark.update_cpu * end.updating / mark.updating if mark.updating else 0.0
         return end
+
+    def stopped(self, time: float = math.inf) -> Mapping[str, float]:
+        """Return the seconds by bucket, up to a moment, in which the process was stopped."""
+        return next((stopped for known, stopped in reversed(self.stops) if known <= time), {})
+
+    def grants(self) -> tuple[Grant, ...]:
+        """Return its stretches with as many cores, oldest first; none where that never changed."""
+        if len(self._granted) < 2:
+            return ()
+        ends = [*(time for time, *_ in self._granted[1:]), math.inf]
+        stretches, before = [], self.marks[0]
+        for (_, cores, quota), until in zip(self._granted, ends, strict=True):
+            after = self.end() if until == math.inf else self._at(lambda mark: mark.time, until)
+            images, seconds = after.images - before.images, self._working(after) - self._working(before)
+            stretches.append(Grant(step=before.step, cores=cores, quota=quota, images=images, seconds=seconds))
+            before = after
+        return tuple(stretches)
+
+    def _working(self, mark: Mark) -> float:
+        """Return the seconds of updates up to a mark, the warm-up and what the process was stopped left out."""
+        stopped = sum(seconds for bucket, seconds in self.stopped(mark.time).items() if bucket in UPDATING)
+        return max(0.0, mark.updating - mark.seconds.get("warmup", 0.0) - stopped)
+
+    def parts(self) -> tuple[PartTimes, ...]:
+        """Return the mean update of :data:`STRETCHES` stretches; nothing where it was accounted for too seldom."""
+        marks = [mark for mark in self.marks if mark.step > self.first_step + WARM_UPDATES]
+        if len(marks) <= STRETCHES:
+            return ()
+        first, last = marks[0].images, marks[-1].images
+        wanted = [first + (last - first) * at / STRETCHES for at in range(STRETCHES + 1)]
+        chosen = [min(marks, key=lambda mark: abs(mark.images - images)) for images in wanted]
+        stretches = []
+        for before, after in pairwise(chosen):
+            images, known = after.images - before.images, (self.stopped(before.time), self.stopped(after.time))
+            if images <= 0:
+                return ()
+            seconds = {name: after.seconds.get(name, 0.0) - before.seconds.get(name, 0.0) for name in PARTS}
+            for name in seconds:
+                seconds[name] -= known[1].get(name, 0.0) - known[0].get(name, 0.0)
+                seconds[name] = max(0.0, seconds[name]) * self.batch_size / images
+            stretches.append(PartTimes(step=after.step, images=images, seconds=seconds))
+        return tuple(stretches)
 
     def at_wall(self, wall: float) -> Mark:
         """Return the totals after so many seconds."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 from steadytrain.config import Recipe
-from steadytrain.events import DeviceStats, Event, FeedStats, MachineStats, ServerStats, Started
+from steadytrain.events import Accounted, DeviceStats, Event, FeedStats, MachineStats, ServerStats, Started
 from steadytrain.monitor.ledger import Ledger
 from steadytrain.monitor.samples import UpdateTimes
 
@@ -43,6 +44,34 @@ class RankShares:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Grant:
+    """A stretch of an attempt in which it might use as many cores: by affinity ``cores``, by a ``quota`` (0: none).
+
+    ``step``: the updates done when it began; ``images``: trained on in it; ``seconds``: of its updates.
+    """
+
+    step: int
+    cores: int
+    quota: float
+    images: int
+    seconds: float
+
+    @property
+    def amount(self) -> float:
+        """Cores' time that it might use."""
+        return min(float(self.cores), self.quota or math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartTimes:
+    """The mean update of a stretch of an attempt, up to ``step``: ``seconds`` by recorded bucket, of ``images``."""
+
+    step: int
+    images: int
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """The facts about a run as far as it has come; None and empty where nothing was recorded.
 
@@ -61,6 +90,9 @@ class Evidence:
         checkpoints: how many, and the seconds in all that training paused for them.
         ranks: all of them, by number.
         servers: what rank 0 exchanged with its servers in all; None: it has none.
+        stopped: seconds in which the process was stopped: nothing of it ran, queued or waited.
+        grants: of the newest attempt, its stretches with as many cores; none where that never changed.
+        parts: of the newest attempt, its stretches of as many updates; none where it is too short.
         attempts: how often the run was started.
         unreadable: lines of its event logs that are no events.
     """
@@ -79,6 +111,9 @@ class Evidence:
     checkpoints: tuple[int, float] = (0, 0.0)
     ranks: Mapping[int, RankShares] = field(default_factory=dict)
     servers: ServerStats | None = None
+    stopped: float = 0.0
+    grants: tuple[Grant, ...] = ()
+    parts: tuple[PartTimes, ...] = ()
     attempts: int = 1
     unreadable: int = 0
 
@@ -108,7 +143,14 @@ class Evidence:
 
     @property
     def compute_threads(self) -> int:
-        """Threads that compute on a processor: one at least."""
+        """Threads that compute on a processor, by the newest word: one at least."""
+        accounted = self.newest(Accounted)
+        newest = accounted.compute_threads if accounted is not None else None
+        return newest or self.compute_threads_begun
+
+    @property
+    def compute_threads_begun(self) -> int:
+        """The same when the attempt began."""
         return int(self.started.machine.get("compute_threads", 1) or 1)
 
     @property

@@ -367,6 +367,9 @@ class RunHistory:
             checkpoints=samples.checkpoints,
             ranks={rank: other._rank_shares() for rank, other in self.ranks.items()},
             servers=samples.servers,
+            stopped=sum(sum(attempt.stopped().values()) for attempt in self.attempts),
+            grants=self.attempts[-1].grants(),
+            parts=self.attempts[-1].parts(),
             attempts=len(self.attempts),
             unreadable=self.unreadable,
         )
@@ -458,8 +461,12 @@ class RunHistory:
         ``usual``: the seconds of an image in the parts of an update, where they are known already.
         """
         usual = self._usual_parts() if usual is None else usual
-        seconds = empty() | {name: value for name, value in mark.seconds.items() if name != "input"}
-        wait, weight = mark.seconds.get("input", 0.0), sum(mark.stages)
+        recorded = dict(mark.seconds)
+        for bucket, stopped in attempt.stopped(mark.time).items():  # nothing of the process ran: it is no bucket's work
+            some = min(stopped, recorded.get(bucket, 0.0))
+            recorded |= {bucket: recorded.get(bucket, 0.0) - some, "other": recorded.get("other", 0.0) + some}
+        seconds = empty() | {name: value for name, value in recorded.items() if name != "input"}
+        wait, weight = recorded.get("input", 0.0), sum(mark.stages)
         for bucket, stage in zip(INPUT, mark.stages, strict=True):
             seconds[bucket] = wait * stage / weight if weight > 0 else 0.0
         if weight <= 0:

@@ -25,7 +25,7 @@ SUMMED = {"seconds", "throttled_seconds", "energy_joules"}
 EXTREMES = {"memory_bytes": max, "threads": max, "temperature": max, "processes": max, "available_bytes": min}
 MAX_NAMED = 3  # other processes that a mean names for each of what it counts
 MAX_PROCESSES = 64  # other processes that a mean remembers
-NEWEST = {"time", "attempt", "rank", "cores", "machine_cores", "index", "name"}
+NEWEST = {"time", "attempt", "rank", "cores", "machine_cores", "quota", "index", "name"}
 NEWEST |= {"memory_limit_bytes", "memory_total_bytes", "power_limit_watts", "power_most_watts", "clock_limit_hertz"}
 
 STAGES = ("read_seconds", "decode_seconds", "augment_seconds", "batch_seconds")

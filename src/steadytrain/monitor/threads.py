@@ -22,6 +22,9 @@ from contextlib import contextmanager, suppress
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
+if sys.platform != "win32":
+    import resource
+
 from steadytrain.errors import SteadyError
 from steadytrain.events import UPDATING, EventLog, Noticed, ThreadStats
 from steadytrain.machine.process_tree import CALLS_ON_FILES, ThreadFiles, read_schedstat, thread_ids, waits_in
@@ -40,6 +43,9 @@ LIBRARIES = frozenset({"steadytrain", "torch", "torchvision", "timm", "functorch
 """Packages in which a training loop is at home: their code is not what slows it down."""
 NEUTRAL = frozenset({"builtins", "math", "typing", "functools", "itertools", "operator", "collections", "einops"})
 """Packages of which lines that compute on tensors make use."""
+STOPPED_SECONDS = 0.5
+"""A look that is so late, was not queued for a processor and did not wait for Python's lock was stopped."""
+WAKES = 0.25  # of the switch intervals that pass: who waits for Python's lock wakes up in more of them
 HELD_SECONDS = 0.0005  # a look that waits longer for Python's lock found a thread that runs Python code
 
 
@@ -66,9 +72,9 @@ def _look(watch: LoopWatch, log: EventLog, ended: threading.Event) -> None:
         chance = random.Random(os.getpid())
         watch.begin()
         while True:
-            pause = watch.pause * chance.uniform(0.5, 1.5)
+            pause, asked = watch.pause * chance.uniform(0.5, 1.5), time.perf_counter()
             is_last = ended.wait(pause)
-            watch.look(0.0 if is_last else pause)
+            watch.look(0.0 if is_last else pause, asked)
             if watch.is_attached and (is_last or watch.seconds >= watch.due):
                 log.append(watch.stats())
                 watch.due = watch.seconds + min(300.0, max(1.0, watch.seconds / 20))
@@ -131,6 +137,7 @@ class LoopWatch:
         self._last = self._surveyed = time.perf_counter()
         self._times = self._files.times()
         self._own_queued = (self._own_files.times() or (0.0, 0.0))[1]
+        self._own_wakes = _wakes()
         read = {tid: read_schedstat(f"/proc/self/task/{tid}") for tid in thread_ids(os.getpid())}
         self._survey = {tid: times[:2] for tid, times in read.items() if times is not None}
 
@@ -139,18 +146,27 @@ class LoopWatch:
         for files in (self._files, self._own_files, *self._compute.values()):
             files.close()
 
-    def look(self, slept: float) -> None:
-        """Sample the threads, after this one had meant to sleep for ``slept`` seconds (0: it was woken)."""
+    def look(self, slept: float, asked: float) -> None:
+        """Sample the threads, after this one had meant to sleep for ``slept`` seconds (0: it was woken).
+
+        ``asked``: when it went to sleep, by ``time.perf_counter()``.
+        """
         began = time.thread_time()
         frames = sys._current_frames()
         now, bucket = time.perf_counter(), self.progress.bucket
         seconds, self._last = now - self._last, now
         self.seconds += seconds
         self._looks += 1
-        self._count_processors(bucket, seconds)
-        times, lock_seconds = self._own_files.times(), 0.0
+        times, lock_seconds, wakes = self._own_files.times(), 0.0, _wakes()
         if times is not None and slept:  # what it is late and was not queued for a processor, it waited for the lock
-            lock_seconds = max(0.0, seconds - slept - (times[1] - self._own_queued))
+            lock_seconds = max(0.0, now - asked - slept - (times[1] - self._own_queued))
+            fewest = WAKES * lock_seconds / sys.getswitchinterval()  # wakes of one that waits for the lock
+            if lock_seconds >= STOPPED_SECONDS and wakes - self._own_wakes < fewest:
+                totals = self._buckets[bucket]
+                totals["stopped"] = totals.get("stopped", 0.0) + lock_seconds
+                seconds, lock_seconds = seconds - lock_seconds, 0.0
+        self._own_wakes = wakes
+        self._count_processors(bucket, seconds)
         self._lock_seconds += lock_seconds
         self._own_queued = 0.0 if times is None else times[1]
         activity, place = self._classify(frames.get(self._loop), is_held=lock_seconds > HELD_SECONDS)
@@ -267,6 +283,11 @@ class LoopWatch:
                 for name, known in others
             ),
         )
+
+
+def _wakes() -> int:
+    """Return how often this thread has waited so far; where the system does not count that, 0."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if sys.platform == "linux" else 0
 
 
 def foreign_frame(frame: FrameType) -> FrameType | None:

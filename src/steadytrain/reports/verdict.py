@@ -65,7 +65,7 @@ def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -
     overall, steady = number(ledger.images_per_second), number(ledger.steady_images_per_second)
     lines += wrap(f"pace: {overall} images/s overall, {steady} in the steady state", width, "", "  ")
     if ceiling is not None:
-        how = _how(ceiling) + ("" if ceiling.probed else "; --probe measures it")
+        how = "measured alone" if ceiling.probed else f"{_estimated(ceiling)}; --probe measures it"
         rates = (("computing", ceiling.compute), ("the data loader", ceiling.feed))
         both = ", ".join(f"{name} {number(value)}" for name, value in rates if value)
         reaches = f"{number(ceiling.most)} images/s, of which it reaches {percent(ceiling.near)}"
@@ -90,17 +90,13 @@ def ceiling_line(diagnosis: Diagnosis) -> str:
     if ceiling is None or ceiling.most == float("inf"):
         return ""
     part = "computing" if ceiling.limit == "compute" else "the data loader"
-    return (
-        f"{percent(ceiling.near)} of the {rate(ceiling.most)} images/s that {part} alone would allow ({_how(ceiling)})"
-    )
+    how = "measured" if ceiling.probed else _estimated(ceiling)
+    return f"{percent(ceiling.near)} of the {rate(ceiling.most)} images/s that {part} alone would allow ({how})"
 
 
-def _how(ceiling: Ceiling) -> str:
-    """Describe how a ceiling is known."""
-    if ceiling.without:
-        is_named = ceiling.without != "unexplained"
-        return f"estimated without the {f'time lost to {_called(ceiling.without)}' if is_named else 'unexplained time'}"
-    return "measured alone" if ceiling.probed else "estimated from the run"
+def _estimated(ceiling: Ceiling) -> str:
+    """Say that a ceiling is estimated, and what it leaves out."""
+    return f"estimated from the run{f', without the {_called(ceiling.without)}' if ceiling.without else ''}"
 
 
 def _columns(width: int | None) -> int:

@@ -237,3 +237,24 @@ def test_code_that_runs_while_the_model_is_built_is_named() -> None:
     cause = find("startup", evidence(ledger=held, started=started(startup={"model": 3.0}), threads=seen))
     assert cause is not None and not cause.is_usual and cause.share == pytest.approx(2.5 / 12)
     assert "make (my/net.py:3): 2.50 s" in cause.evidence
+
+
+def test_a_process_that_was_stopped_says_so() -> None:
+    cause = find("stopped", evidence(ledger=ledger(other=35.0), stopped=30.0))
+    assert cause is not None and cause.share == pytest.approx(0.3)
+    assert cause.sentence.startswith("The process was stopped for 30.0 s, 30 % of the time")
+    throttled = machine(throttled_seconds=50.0)
+    assert find("stopped", evidence(ledger=ledger(other=35.0), stopped=30.0, machine=throttled)) is None
+
+
+def test_a_start_quotes_the_seconds_that_its_share_is_of() -> None:
+    begun = started(startup={"model": 8.0, "process": 2.0}, startup_waits={"model": 1.5})
+    cause = find("startup", evidence(ledger=ledger(startup=10.0), started=begun))
+    assert cause is not None and cause.share == pytest.approx(8 / 75)
+    assert cause.sentence == "Building the model took 8.00 s, 11 % of the time."
+    assert "it waited 1.50 s for a network, a disk or a lock" in cause.evidence
+
+
+def test_a_checkpoint_that_is_being_written_is_not_said_to_be_none() -> None:
+    cause = find("checkpoint", evidence(ledger=ledger(checkpoint=20.0), checkpoints=(0, 0.0)))
+    assert cause is not None and "Writing 1 checkpoint takes" in cause.sentence and cause.evidence == ()

@@ -128,7 +128,7 @@ def test_waiting_below_three_percent_is_not_worth_a_word() -> None:
 
 def test_wait_with_no_busy_thread_is_a_cause_of_its_own() -> None:
     cause = find("waiting", evidence(ledger=ledger(input_other=20.0), feed=feed(decode=5.0)))
-    assert cause is not None and "are not busy" in cause.sentence and "--probe" in cause.change
+    assert cause is not None and "are busy only" in cause.sentence and "--probe" in cause.change
     cause = find("waiting", evidence(ledger=ledger(input_other=20.0), feed=None))
     assert cause is not None and cause.change == ""
 

@@ -14,6 +14,9 @@ from tests.monitor.rules.made import (
     threads,
 )
 
+from steadytrain.events import Accounted
+from steadytrain.monitor.evidence import Grant
+
 
 def test_one_core_of_several_that_is_always_busy_is_affinity() -> None:
     facts = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.99, idle=0.01))
@@ -177,3 +180,63 @@ def test_thousands_of_page_faults_and_a_busy_kernel_point_to_the_allocator() -> 
 @pytest.mark.parametrize("changes", [{"minor_faults": 150_000.0}, {"system_share": 0.3}], ids=["cheap", "few"])
 def test_one_sign_of_the_allocator_is_not_enough(changes: dict[str, float]) -> None:
     assert find("allocator", evidence(machine=machine(**changes))) is None
+
+
+def test_others_that_take_hardly_a_core_are_never_a_cause() -> None:
+    waits = threads(ran=30.0, queued=25.0)
+    facts = evidence(machine=machine(cpu=1.6, others=0.03, idle=0.1), threads=waits)
+    assert find("noisy_neighbour", facts) is None
+    cause = find("noisy_neighbour", changed(facts, machine=machine(cpu=1.6, others=0.2, idle=0.1)))
+    assert cause is not None and "take 0.2 cores" in cause.sentence
+    assert cause.share <= 0.2, "nobody waited longer for others than they had a core"
+
+
+def test_processes_are_called_most_of_it_only_where_they_are() -> None:
+    others = [{"pid": pid, "name": f"job{pid}", "user": "ann", "cores": 0.25} for pid in (1, 2)]
+    facts = evidence(machine=machine(cpu=0.8, others=1.2, idle=0.0, other_processes=others))
+    cause = find("noisy_neighbour", facts)
+    assert cause is not None and "among them job1 (pid 1, user ann), job2" in cause.sentence
+    facts = evidence(machine=machine(cpu=0.8, others=0.6, idle=0.0, other_processes=others))
+    cause = find("noisy_neighbour", facts)
+    assert cause is not None and "mostly job1" in cause.sentence
+
+
+def test_memory_is_not_said_to_be_read_back_where_no_page_is() -> None:
+    cause = find("memory", evidence(machine=machine(pressure={"memory": 0.2}, major_faults=0.0)))
+    assert cause is not None and "processes wait for it 20 % of the time" in cause.sentence
+    cause = find("memory", evidence(machine=machine(pressure={"memory": 0.04}, major_faults=1000.0)))
+    assert cause is not None and "reading evicted pages back" in cause.sentence
+
+
+def grant(step: int, cores: int, seconds: float, quota: float = 0.0) -> Grant:
+    return Grant(step=step, cores=cores, quota=quota, images=500 * 128, seconds=seconds)
+
+
+def test_cores_that_were_taken_away_during_the_run_are_named_with_their_step() -> None:
+    facts = evidence(grants=(grant(0, 2, 20.0), grant(500, 1, 45.0)), machine=machine(cores=1, cpu=0.9, idle=0.1))
+    cause = find("affinity", facts)
+    assert cause is not None and cause.share == pytest.approx(25 / 65)
+    assert "CPU affinity changed while it trained: from step 500 it might use 1 core instead of 2" in cause.sentence
+    assert cause.evidence[0] == "an update takes 90.0 ms with 1 core, 40.0 ms with 2 cores"
+
+
+def test_a_quota_that_was_lifted_during_the_run_is_named_with_its_step() -> None:
+    facts = evidence(grants=(grant(0, 2, 45.0, quota=1.2), grant(500, 2, 20.0)))
+    cause = find("quota", facts)
+    assert cause is not None and "until step 500 it might use 1.2 cores instead of 2" in cause.sentence
+    assert find("affinity", facts) is None
+
+
+def test_cores_that_were_not_missed_are_no_cause() -> None:
+    facts = evidence(grants=(grant(0, 2, 32.0), grant(500, 1, 33.0)))
+    assert find("affinity", facts) is None and find("quota", facts) is None
+
+
+def test_threads_that_the_models_code_has_set_are_named() -> None:
+    accounted = Accounted(step=1000, images=128_000, wall_seconds=65.0, seconds={}, compute_threads=1)
+    facts = evidence(machine=machine(cpu=1.0, idle=1.0), events={Accounted: accounted})
+    cause = find("compute_threads", facts)
+    assert cause is not None and "1 thread computes while 1 core are idle" not in cause.sentence
+    assert cause.evidence[0] == "the run began with 2: its code has called torch.set_num_threads"
+    assert cause.change == "leave torch.set_num_threads(1) out of the model's code"
+    assert find("compute_threads", evidence(machine=machine(cpu=1.0, idle=1.0))) is None

@@ -3,7 +3,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.monitor.rules.made import changed, evidence, find, gpu, ledger, measured, on_gpu, recipe, started, threads
+from tests.monitor.rules.made import (
+    IMAGES,
+    UPDATES,
+    changed,
+    evidence,
+    find,
+    gpu,
+    ledger,
+    measured,
+    on_gpu,
+    recipe,
+    started,
+    threads,
+)
+
+from steadytrain.monitor.evidence import PartTimes
 
 
 def test_a_small_model_is_launch_bound() -> None:
@@ -143,3 +158,45 @@ def test_values_asked_for_in_each_step_cost_on_a_gpu_only() -> None:
     passes_share = ledger().share("forward", "backward")
     assert cause is not None and cause.share == pytest.approx(passes_share / 2), "its gaps lie in the passes"
     assert "GPU 0 was busy 50 % of the time" in cause.evidence
+
+
+def stretches(*forward: float, backward: float = 0.04) -> tuple[PartTimes, ...]:
+    """Of 1,000 updates, as long as told."""
+    each, images = UPDATES // len(forward), IMAGES // len(forward)
+    return tuple(
+        PartTimes(step=each * number, images=images, seconds={"forward": seconds, "backward": backward})
+        for number, seconds in enumerate(forward, 1)
+    )
+
+
+def test_a_forward_pass_that_grows_from_step_to_step_is_named_with_its_steps() -> None:
+    cause = find("growth", evidence(parts=stretches(0.01, 0.013, 0.017, 0.02, 0.023)))
+    assert cause is not None and cause.share == pytest.approx(200 * (0.033 + 5 * 0.0015) / 65)
+    assert "by step 1,000 the forward pass takes 2.3 times as long as by step 200" in cause.sentence
+    assert cause.evidence[0].startswith("the forward pass takes 10.0 ms by step 200, 13.0 ms by step 400")
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [(0.02,) * 5, (0.01, 0.01, 0.04, 0.04, 0.04), (0.01, 0.02, 0.03, 0.02, 0.04), (0.04, 0.03, 0.02, 0.01, 0.01)],
+    ids=["steady", "once", "up and down", "faster"],
+)
+def test_what_does_not_grow_steadily_is_no_growth(forward: tuple[float, ...]) -> None:
+    assert find("growth", evidence(parts=stretches(*forward))) is None
+
+
+def test_growing_waits_for_a_core_are_no_growth_of_the_model() -> None:
+    parts = stretches(0.01, 0.013, 0.017, 0.02, 0.023)
+    waits = threads(ran=30.0, queued=25.0)
+    assert find("growth", evidence(parts=parts, threads=waits)) is not None, "its backward pass does not grow"
+    everything = tuple(
+        replace(part, seconds={"forward": part.seconds["forward"], "backward": 2 * part.seconds["forward"]})
+        for part in parts
+    )
+    assert find("growth", evidence(parts=everything, threads=waits)) is None
+    assert find("growth", evidence(parts=everything)) is not None, "nothing kept a core from it"
+
+
+def test_images_that_grow_by_the_recipe_are_no_growth() -> None:
+    facts = evidence(parts=stretches(0.01, 0.013, 0.017, 0.02, 0.023))
+    assert find("growth", changed(facts, recipe=recipe(data__grow_size=("16@0.5", "32@1")))) is None

@@ -22,15 +22,16 @@ from steadytrain.monitor.rules.interruptions import (
     log_lines,
     lost_work,
     starts,
+    stops,
 )
 from steadytrain.monitor.rules.loader import epoch_gap, feed
 from steadytrain.monitor.rules.processor import compute_threads, cores, memory
 from steadytrain.monitor.rules.servers import servers
-from steadytrain.monitor.rules.update import fixed_costs, precision, sync
+from steadytrain.monitor.rules.update import fixed_costs, growth, precision, sync
 
 RULES: tuple[Callable[[Evidence], Iterator[Cause]], ...] = (
-    *(feed, epoch_gap, cores, compute_threads, memory, host_code, fixed_costs, precision, sync),
-    *(gpu, ranks, servers, evaluations, checkpoints, log_lines, lost_work, starts, compilation),
+    *(feed, epoch_gap, cores, compute_threads, memory, host_code, growth, fixed_costs, precision, sync),
+    *(gpu, ranks, servers, evaluations, checkpoints, log_lines, lost_work, stops, starts, compilation),
 )
 
 

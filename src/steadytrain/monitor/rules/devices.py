@@ -98,7 +98,7 @@ def ranks(evidence: Evidence) -> Iterator[Cause]:
         name="communication",
         share=share,
         sentence=f"{percent(share)} of the time goes into exchanging gradients while nothing is computed.",
-        evidence=(f"{count(max(1, len(evidence.ranks)), 'rank')}, {count(batch, 'image')} per update",),
+        evidence=(*([count(len(waits), "rank")] if len(waits) > 1 else []), f"{count(batch, 'image')} per update"),
         change=f"--batch-size {2 * batch}, with a learning rate to match (--lr): half as many exchanges",
         saves=share / 2,
     )

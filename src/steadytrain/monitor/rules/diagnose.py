@@ -21,17 +21,33 @@ from steadytrain.events import Ceilings, StepMeasured
 from steadytrain.format import count, number, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.history import read_history
-from steadytrain.monitor.ledger import Ledger
+from steadytrain.monitor.ledger import INPUT, PASSES, STEADY, Ledger
 from steadytrain.monitor.rules import LEAST, Cause, find_causes
 from steadytrain.monitor.rules.cause import clip
 from steadytrain.monitor.rules.pace import mean_pace
 from steadytrain.run import Run
 
+SLOWS_UPDATES = frozenset(
+    {
+        "noisy_neighbour",
+        "quota",
+        "affinity",
+        "oversubscription",
+        "compute_threads",
+        "memory",
+        "allocator",
+        "model_waits",
+    }
+    | {"host_code", "busy_thread", "growth", "unexplained", "device_throttled", "device_shared"}
+)
+"""Causes by which updates take longer than computing them alone would."""
+SLOWS_ALL = SLOWS_UPDATES & {"noisy_neighbour", "quota", "affinity", "oversubscription", "memory", "busy_thread"}
+"""Those that slow the loader's threads as well, so that they do not tell what it would do alone."""
 _FEED = ("threads", "decode", "augment", "gather", "waiting", "epoch_gap")
 _UPDATE = ("launch", "batch_size", "optimizer", "allocator")
 EXPLAINS: dict[str, tuple[str, ...]] = {
-    "affinity": (*_FEED, *_UPDATE, "noisy_neighbour", "evaluation", "straggler"),
-    "quota": (*_FEED, *_UPDATE, "noisy_neighbour", "evaluation", "straggler"),
+    "affinity": (*_FEED, *_UPDATE, "noisy_neighbour", "oversubscription", "evaluation", "straggler"),
+    "quota": (*_FEED, *_UPDATE, "noisy_neighbour", "oversubscription", "evaluation", "straggler"),
     "noisy_neighbour": (*_FEED, *_UPDATE, "evaluation", "straggler", "communication"),
     "oversubscription": (*_FEED, *_UPDATE, "evaluation"),
     "memory": (*_FEED, *_UPDATE, "storage", "allocator", "evaluation"),
@@ -46,11 +62,8 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 }
 """A cause, and those that may be no more than what it does to the rest."""
 
-SLOWS_UPDATES = frozenset(
-    {"noisy_neighbour", "quota", "affinity", "oversubscription", "compute_threads", "memory", "allocator", "sync"}
-    | {"device_throttled", "device_shared", "model_waits", "host_code", "busy_thread", "recompile", "unexplained"}
-)
-"""Causes by which updates take longer than computing alone: what is estimated from updates is too low by as much."""
+MOST_SLOWED = 0.95  # of the computing: what a cause took of it, at most
+NEAR = 0.75  # of its ceiling: a run that stays below it has something that holds it back
 ROOT = 0.5  # a cause explains another one where it costs at least this part of what that one costs
 NAMES = {
     "pressure.cpu": "waiting for the processors",
@@ -74,11 +87,12 @@ class Ceiling:
 
     Args:
         images_per_second: in the steady state, now.
-        compute: the updates alone would do, on batches that are there; None where it is not known.
+        compute: the updates alone would do, on batches that are there; None where it is not known. Where it follows
+            from the run, without what slowed the updates.
         feed: the data loader alone would make; None where it is not known.
         limit: what is slower of the two, ``compute`` or ``feed``.
         probed: whether the two were measured alone, or follow from the run itself.
-        without: the name of a cause that slowed the updates, without which the two are estimated; empty: none did.
+        without: the cause that ``compute`` leaves out, the costliest that slowed the updates; empty where none did.
         mfu: model FLOPs utilisation: three forward passes for each image, over what the device can do; None where
             neither was measured.
     """
@@ -185,31 +199,44 @@ def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
 def ceiling(evidence: Evidence, causes: Sequence[Cause] = ()) -> Ceiling | None:
     """Return how close a run is to its limits, measured by the probe or estimated from the run itself.
 
-    What slowed the run may have slowed these as well, so that a verdict of much lost time would stand beside "100 % of
-    what is possible". Without the costliest of ``causes`` that slows updates, the run would be faster by its share.
+    Of an estimate, what updates do besides computing is left out, and what ``causes`` say that slowed them.
     """
     now, pace, measured = evidence.ledger.steady_images_per_second, mean_pace(evidence), evidence.newest(StepMeasured)
-    probed, compute, feed = evidence.newest(Ceilings), 0.0, None
+    probed, compute, feed, without = evidence.newest(Ceilings), 0.0, None, ""
     if probed is not None:
         compute, feed = probed.compute_images_per_second, probed.feed_images_per_second
         now = now or probed.both_images_per_second
     elif pace is None or pace.update <= 0:
         return None
     else:
-        compute = pace.batch_size / pace.update
-        feed = pace.batch_size * pace.threads / pace.busy if pace.busy > 0 else None
+        ledger = evidence.ledger
+        computing, updating = ledger.share(*PASSES, "optimizer"), ledger.share(*STEADY) - ledger.share(*INPUT)
+        slowed = max((c for c in causes if c.name in SLOWS_UPDATES and c.share >= LEAST), key=_share, default=None)
+        left = computing
+        if slowed is not None and computing > 0:
+            left, without = max(computing - slowed.share, (1 - MOST_SLOWED) * computing), slowed.name
+        part = left / updating if computing > 0 and updating > 0 else 1.0
+        compute = pace.batch_size / (pace.update * part)
+        if pace.busy > 0 and without not in SLOWS_ALL:
+            feed = pace.batch_size * pace.threads / pace.busy
     mfu = None
     if measured is not None and measured.forward_flops and measured.peak_flops:
         steady = evidence.ledger.steady_images_per_second
         mfu = clip(3 * measured.forward_flops * steady / measured.peak_flops)
     limit: Literal["compute", "feed"] = "feed" if feed is not None and feed < compute else "compute"
-    limits = Ceiling(images_per_second=now, compute=compute, feed=feed, limit=limit, probed=probed is not None, mfu=mfu)
-    slowing = max((c for c in causes if c.name in SLOWS_UPDATES), key=lambda cause: cause.share, default=None)
-    left = 1 - min(0.99, slowing.share) if slowing is not None else 1.0
-    if slowing is None or slowing.share < LEAST or limits.near <= left:
-        return limits
-    faster = now / limits.most / left
-    return replace(limits, compute=compute * faster, feed=feed and feed * faster, without=slowing.name)
+    return Ceiling(
+        images_per_second=now,
+        compute=compute,
+        feed=feed,
+        limit=limit,
+        probed=probed is not None,
+        without=without,
+        mfu=mfu,
+    )
+
+
+def _share(cause: Cause) -> float:
+    return cause.share
 
 
 def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:
@@ -217,10 +244,11 @@ def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:
     if limits is None:
         return Cause(name="nothing", share=0.0, sentence="No training steps yet, so there is no verdict.")
     limit = "computing alone" if limits.limit == "compute" else "the data loader alone"
-    finding = "No bottleneck found" + ("" if evidence.machine is not None else " in the log")
+    finding = "No bottleneck found" if limits.near >= NEAR else "Nothing that was measured holds it back"
+    finding += "" if evidence.machine is not None else " in the log" if limits.near >= NEAR else ", by the log"
     sentence = (
         f"{finding}: {number(limits.images_per_second)} images/s in the steady state,"
-        f" {percent(limits.near)} of what {limit} would reach."
+        f" {'' if limits.near >= NEAR else 'only '}{percent(limits.near)} of what {limit} would reach."
     )
     how = "measured" if limits.probed else "estimated from the run"
     figures = [f"{number(ledger.images_per_second)} images/s overall, in {ledger.wall_seconds:,.1f} s"]

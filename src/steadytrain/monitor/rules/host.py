@@ -28,7 +28,18 @@ MUCH_LONGER = 0.25  # of an update: what it has to take longer than alone, on a 
 LEAST_UNEXPLAINED = 0.1  # of the time
 EXPLAIN = frozenset(
     {"model_waits", "host_code", "busy_thread", "noisy_neighbour", "threads", "decode", "augment", "gather", "affinity"}
-    | {"quota", "oversubscription", "memory", "allocator", "recompile", "device_throttled", "device_shared", "sync"}
+    | {
+        "growth",
+        "quota",
+        "oversubscription",
+        "compute_threads",
+        "memory",
+        "allocator",
+        "recompile",
+        "device_throttled",
+        "device_shared",
+        "sync",
+    }
 )
 """Causes that make an update take longer than the same passes alone."""
 # Of looks during a backward pass: that find Python's lock kept where nothing is wrong, and beyond that where hooks run.
@@ -192,12 +203,13 @@ def host_code(evidence: Evidence) -> Iterator[Cause]:
         where = max(places, key=lambda place: places[place])
         ranked = sorted(places.items(), key=lambda item: -item[1])[:3]
         figures[:0] = [f"{place}: {percent(part)} of the time" for place, part in ranked if part >= LEAST / 3]
+        mostly = "mostly" if places[where] >= (waits + runs) / 2 else "the most of it"
         if is_wait := waits >= runs:
-            sentence = f"Code on the training thread waits for {percent(share)} of the time, mostly in {where}."
+            sentence = f"Code on the training thread waits for {percent(share)} of the time, {mostly} in {where}."
             change = f"remove the wait (a sleep, a lock, a file, a request) from {where}"
         else:
-            sentence = f"Code outside of torch runs on the training thread for {percent(share)} of the time, mostly in"
-            sentence += f" {where}."
+            sentence = f"Code outside of torch runs on the training thread for {percent(share)} of the time,"
+            sentence += f" {mostly} in {where}."
             change = f"make {where} faster, call it less often, or move it to another process"
         yield Cause(
             name="model_waits" if is_wait else "host_code",
@@ -210,13 +222,16 @@ def host_code(evidence: Evidence) -> Iterator[Cause]:
     thread = busy_thread(evidence)
     if thread is not None:
         busy = rivals(evidence)
-        share = clip(loop.lock + loop.queued * busy["thread"] / max(busy["thread"] + busy["others"], 1e-9))
+        queued = loop.queued * busy["thread"] / max(busy["thread"] + busy["others"], 1e-9)
+        # It keeps nothing from others while it does not run.
+        share = min(clip(loop.lock + queued), busy["thread"])
+        kept = [what for what, part in (("Python's lock", loop.lock), ("a core", queued)) if part >= LEAST / 3]
         lock = threads.lock_seconds / max(1, threads.looks)
         at = f", in {thread['place']}," if thread["place"] else ""
         yield Cause(
             name="busy_thread",
             share=share,
-            sentence=f"Thread {thread['name']} of this process{at} keeps Python's lock or a core from the training "
+            sentence=f"Thread {thread['name']} of this process{at} keeps {' or '.join(kept)} from the training "
             f"thread for {percent(share)} of the time.",
             evidence=(
                 f"it used a processor {percent(thread['ran'] / threads.seconds)} of the time",
@@ -246,8 +261,8 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Cause]:
         share = max(share, loop.unknown)
     if share < LEAST_UNEXPLAINED:
         return
-    figures = []
-    if excess > 0:
+    figures, is_longer = [], excess >= MUCH_LONGER * passes
+    if is_longer:
         figures.append(f"an update takes {duration(mean)}, {name} {duration(references[name])}")
     figures.append(f"the causes that were found explain {percent(explained)} of the time")
     threads, machine = evidence.newest(ThreadStats), evidence.machine
@@ -264,8 +279,9 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Cause]:
     yield Cause(
         name="unexplained",
         share=clip(share),
-        sentence=f"{percent(clip(share))} of the time is unexplained: updates take longer than they need, and"
-        " nothing that was measured says why.",
+        sentence=f"{percent(clip(share))} of the time is unexplained: "
+        + ("updates take longer than they need" if is_longer else "the training thread waits")
+        + ", and nothing that was measured says why.",
         evidence=tuple(figures),
         change="py-spy dump --pid PID while it runs, or steady watch -- and the training command",
     )

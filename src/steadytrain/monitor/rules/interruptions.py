@@ -13,7 +13,7 @@ from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import INPUT, STEADY
 from steadytrain.monitor.rules.cause import LEAST, Cause, clip
 from steadytrain.monitor.rules.loader import nearer_words
-from steadytrain.monitor.rules.pace import mean_pace
+from steadytrain.monitor.rules.pace import is_throttled, mean_pace
 
 USUAL_EVALUATION = 0.10  # of the time: what an evaluation after each epoch may well take
 WANTED = 0.05  # of the time: what evaluations are to take afterwards
@@ -40,7 +40,7 @@ def evaluations(evidence: Evidence) -> Iterator[Cause]:
     if share < (LEAST if every.evaluate_epochs < 1 else USUAL_EVALUATION):
         return
     often = "each epoch" if every.evaluate_epochs == 1 else f"every {every.evaluate_epochs:g} epochs"
-    figures = [f"{count(num, 'evaluation')} of {duration(seconds / max(num, 1))}, one {often}"]
+    figures = [f"{count(num, 'evaluation')} of {duration(seconds / num)}, one {often}"] if num else []
     if num_val := evidence.started.data.get("num_val"):
         figures.append(f"{num_val:,} images each")
     ratio = share / (1 - share) if share < 1 else 1e6
@@ -92,8 +92,8 @@ def checkpoints(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         name="checkpoint",
         share=share,
-        sentence=f"Writing {count(num, 'checkpoint')}{often} takes {percent(share)} of the time{why}.",
-        evidence=(f"{count(num, 'checkpoint')} of {duration(each)}",),
+        sentence=f"Writing {count(max(num, 1), 'checkpoint')}{often} takes {percent(share)} of the time{why}.",
+        evidence=(f"{count(num, 'checkpoint')} of {duration(each)}",) if num else (),
         change="" if is_short else " ".join(changes),
         saves=0.0 if is_short else share * (1 - fewer / num),
         is_usual=is_short and not is_slow,
@@ -131,6 +131,23 @@ def log_lines(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
+def stops(evidence: Evidence) -> Iterator[Cause]:
+    """Find time in which the process was stopped, or its machine was."""
+    machine, wall = evidence.machine, evidence.ledger.wall_seconds
+    if evidence.stopped <= 0 or wall <= 0 or (machine is not None and is_throttled(machine)):
+        return  # a quota stops threads as well, and the kernel counts that nowhere
+    share = clip(evidence.stopped / wall)
+    yield Cause(
+        name="stopped",
+        share=share,
+        sentence=f"The process was stopped for {duration(evidence.stopped)}, {percent(share)} of the time: nothing of"
+        " it ran, or waited for anything.",
+        evidence=("its threads used no processor meanwhile, queued for none, and waited for no lock",),
+        change="find what stops it: Ctrl-Z, SIGSTOP, a frozen container (docker pause), a suspended machine",
+        saves=share,
+    )
+
+
 def lost_work(evidence: Evidence) -> Iterator[Cause]:
     """Find work that was lost when an attempt was killed."""
     ledger, pace = evidence.ledger, mean_pace(evidence)
@@ -155,7 +172,7 @@ def lost_work(evidence: Evidence) -> Iterator[Cause]:
         sentence=f"{percent(share)} of the time was lost: work after the last checkpoint before an interruption.",
         evidence=(
             f"{duration(seconds)} were repeated after {count(restarts, 'restart')}",
-            f"a checkpoint takes {duration(seconds_per_save)} to write",
+            *([f"a checkpoint takes {duration(seconds_per_save)} to write"] if num else []),
         ),
         change=change,
         saves=saves,
@@ -202,13 +219,17 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
     is_long = spent >= LONG_SECONDS and spent / wall >= LEAST
     if max(waiting, sum(code.values())) >= LEAST_WAIT or (is_long and not (name == "data" and is_reading)):
         cost = max(waiting, sum(code.values()), spent if is_long else 0.0)
-        doing = STARTING.get(name, name)
-        sentence = f"{doing} took {duration(spent)}, {percent(clip(cost / wall))} of the time."
-        if waiting >= LEAST_WAIT:
+        part = percent(clip(cost / wall))
+        if waiting >= max(LEAST_WAIT, cost):
             longest = max(waits, key=lambda part: waits[part])
-            doing = STARTING.get(longest, longest)
-            part = percent(clip(cost / wall))
+            doing = STARTING.get(longest, longest) if len(waits) == 1 else "Starting"
             sentence = f"{doing} waited {duration(waiting)}, {part} of the time, for a network, a disk or a lock."
+        elif is_long and spent >= cost:
+            sentence = f"{STARTING.get(name, name)} took {duration(spent)}, {part} of the time."
+        else:
+            sentence = f"Code of the run took {duration(cost)} before the first update, {part} of the time."
+        if LEAST_WAIT <= waiting < cost:
+            figures.append(f"it waited {duration(waiting)} for a network, a disk or a lock")
         figures += [f"{place}: {duration(took)}" for place, took in code.items()]
         yield Cause(name="startup", share=clip(cost / wall), sentence=sentence, evidence=tuple(figures))
     else:
@@ -234,7 +255,7 @@ def add_disk_waits(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
     wall, stored = evidence.ledger.wall_seconds, [cause for cause in causes if cause.name in STORAGE]
     waits = {bucket: _disk_seconds(evidence, bucket) for bucket in evidence.ledger.seconds if bucket not in OF_STORAGE}
     waited = sum(waits.values())
-    if not stored or waited < LEAST_WAIT:
+    if not stored or waited < max(LEAST_WAIT, LEAST / 3 * wall):
         return list(causes)
     first, more = max(stored, key=lambda cause: cause.share), clip(waited / wall)
     parts = ", ".join(f"{bucket} {duration(took)}" for bucket, took in waits.items() if took >= LEAST_SHOWN)

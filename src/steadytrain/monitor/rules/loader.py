@@ -10,6 +10,7 @@ from steadytrain.data.storage.store import is_uri
 from steadytrain.events import MachineStats
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
+from steadytrain.monitor.ledger import INPUT
 from steadytrain.monitor.rules.cause import LEAST, NAMED, Cause, clip, name_process
 from steadytrain.monitor.rules.pace import STAGES, WAITS, Pace, gap_share, paces
 
@@ -26,6 +27,7 @@ USUAL_AUGMENT = (60e-6, 40e-9)  # the same of cutting and resizing, and for each
 FAR_FROM_USUAL = 0.25
 SLEEPS = 0.5  # feed threads that wait for more than this part of their busy time do little else
 MOST_RAW_BYTES = 20e9
+MOSTLY = 0.75  # of the threads' busy time: a stage with so much of it is what they do
 # More threads help where they save the first part of the waiting, and are the cure where they save the second.
 MATTERS, CURES = 0.3, 0.7
 # Where later passes lose no more than this part of what the first loses, storage is the first pass's affair.
@@ -95,29 +97,34 @@ def feed(evidence: Evidence) -> Iterator[Cause]:
             continue
         if name == "waiting":
             is_known = pace.feed is not None
-            why = "the loader's threads are not busy" if is_known else "the log has no figures of the data loader"
+            part = percent(clip(pace.busy / pace.threads / pace.step))
+            why = (
+                f"the loader's threads are busy only {part} of it"
+                if is_known
+                else "the log has no figures of the data loader"
+            )
             sentence = f"{waits}, and {why}."
             change, saves = "steady diagnose --probe RUN" if is_known else "", 0.0
         elif name == "threads":
             stage = max(STAGES, key=pace.stage)
             subject = "the only loader thread spends" if pace.threads == 1 else f"its {pace.threads} threads spend"
             idle = pace.idle
-            free = (
-                ""
-                if idle is None or idle < 0.05
-                else f" while {count(idle, 'core')} {'is' if idle == 1 else 'are'} idle"
-            )
+            free = f" while {count(idle, 'core')} {'is' if idle == 1 else 'are'} idle" if (idle or 0.0) >= 0.05 else ""
+            doing = "working" if stage == "batch" else DOING[stage]
+            if stage != "batch" and pace.stage(stage) < MOSTLY * pace.busy:
+                doing = f"working, the longest at {doing}"
             sentence = (
                 f"{waits}, and {subject} {percent(min(1.0, pace.busy / pace.threads / pace.step))} of the time"
-                f" {'working' if stage == 'batch' else DOING[stage]}{free}."
+                f" {doing}{free}."
             )
         else:
-            sentence, saves = _stage_sentence(pace, name, share), min(saves, share)
+            waited = evidence.ledger.share(*INPUT)
+            sentence, saves = _stage_sentence(pace, name, share, waited), min(saves, share)
         name = "gather" if name == "batch" else name
         yield Cause(name=name, share=share, sentence=sentence, evidence=figures, change=change, saves=saves)
 
 
-def _stage_sentence(pace: Pace, stage: str, share: float) -> str:
+def _stage_sentence(pace: Pace, stage: str, share: float, waited: float) -> str:
     doing = DOING[stage]
     costs = f"{doing.capitalize()} costs {percent(share)} of the time"
     if pace.is_by_loop:
@@ -127,12 +134,13 @@ def _stage_sentence(pace: Pace, stage: str, share: float) -> str:
         )
     part = percent(pace.stage(stage) / max(pace.busy, 1e-12))
     waits = f"The loop waits {percent(share)} of the time for images: the loader's threads spend {part} of it {doing}"
-    if pace.asleep > SLEEPS * pace.busy:
+    if pace.asleep > SLEEPS * pace.busy and share <= waited + LEAST / 3:
         return f"{waits}, and most of that is waiting, not computing."
-    used = pace.step * (pace.machine.cpu or 0.0) if pace.machine else 0.0
-    taken = clip(pace.stage(stage) * pace.on_processor / used) if used else 0.0
-    if taken >= LEAST and (pace.is_saturated or pace.held_up > pace.wait):
-        return f"{costs}: it takes {percent(taken)} of what the cores do, and updates wait for them."
+    if pace.is_saturated or pace.held_up > pace.wait or share > waited + LEAST / 3:
+        used = pace.step * (pace.machine.cpu or 0.0) if pace.machine else 0.0
+        part = clip(pace.stage(stage) * pace.on_processor / used) if used else 0.0
+        takes = f"it takes {percent(part)} of what the cores do, and updates wait for them"
+        return f"{costs}: {takes if part >= LEAST / 3 else 'the loop and its updates wait for it'}."
     return f"{waits}, and more threads would not help."
 
 
@@ -145,7 +153,9 @@ def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cau
     figures = [
         _update_figure(pace),
         f"reading one image of {size(feed.bytes / images)} takes {duration(feed.read_seconds / images)}",
-        f"{percent(pace.stage('read') / max(pace.busy, 1e-12))} of the loader's busy time is reading",
+        f"{percent(pace.asleep / max(pace.busy, 1e-12))} of the loader's busy time is waiting for bytes from a disk"
+        if pace.is_from_disk
+        else f"{percent(pace.stage('read') / max(pace.busy, 1e-12))} of the loader's busy time is reading",
     ]
     if machine is not None:
         if machine.disk_read_bytes is not None:

@@ -135,11 +135,8 @@ class Pace:
     @property
     def is_unexplained(self) -> bool:
         """Return whether the loop's waits are not explained by the feed: its threads are idle most of the time."""
-        each = self.busy / self.threads
-        is_fed_slowly = self.is_by_loop or each >= 0.6 * self.step
-        # On full cores a thread may be late for work that it has not begun.
-        is_late = self.is_saturated and each >= 0.2 * self.wait
-        return self.busy <= 0 or not (is_fed_slowly or is_late)
+        is_fed_slowly = self.is_by_loop or self.busy / self.threads >= 0.6 * self.step
+        return self.busy <= 0 or not (is_fed_slowly or self.is_saturated)
 
     @property
     def granted(self) -> float:

@@ -6,17 +6,17 @@ import math
 from collections.abc import Iterator
 
 from steadytrain.events import MachineStats, StepMeasured, ThreadStats
-from steadytrain.format import count, percent, size
+from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import PASSES
 from steadytrain.monitor.rules.cause import LEAST, NAMED, TRUSTED, Cause, clip, name_process
 from steadytrain.monitor.rules.host import disturbed, loop_time, rivals
 from steadytrain.monitor.rules.pace import IDLE, is_limited_by_quota, mean_pace
 
+LEAST_STOLEN = 0.05  # cores: less is what others take on an idle machine, and "0.0" in words
 PARALLEL = 0.88  # share of the work of training on a CPU that more cores divide among them (Amdahl's law)
 WORKING = (*PASSES, "optimizer", "evaluation", "warmup", "startup")
 
-LEAST_STOLEN = 0.05  # cores that others take: fewer are "0.0 cores", which cost nothing
 TURNS = 0.2  # of an update: threads that take turns wait for a core for as long
 MAJOR_FAULT_SECONDS = 200e-6  # what a page that comes back from a fast disk costs whoever waits for it, at least
 MEMORY_FULL = 0.92  # of what a process may have: above this the kernel takes pages away to give others
@@ -34,7 +34,9 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
     bound = clip(evidence.ledger.share(*WORKING) + pace.exposed) if evidence.on_cpu else pace.exposed
     figures, by_quota = _core_figures(machine), is_limited_by_quota(machine)
     free = max(machine.cores, machine.machine_cores)
-    if pace.is_saturated and not by_quota and machine.cores < free:
+    if (taken := _taken_away(evidence, figures)) is not None:
+        yield taken
+    elif pace.is_saturated and not by_quota and machine.cores < free:
         share = clip(bound * (1 - _time_left(machine.cores, free)))
         are = "it is" if machine.cores == 1 else "they are"
         yield Cause(
@@ -46,9 +48,10 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
             change=f"give it {free} cores: taskset -c 0-{free - 1}, docker run --cpuset-cpus, Slurm's --cpus-per-task",
             saves=share,
         )
-    if pace.is_saturated and by_quota:
+    if pace.is_saturated and by_quota and taken is None:
         used = machine.cpu if machine.cpu is not None else float(machine.cores)
         late = (machine.throttled_seconds or 0.0) / max(machine.seconds, 1e-9)  # of all processors taken together
+        late = min(late, max(0.0, free - used))  # more than the machine has nobody could have used
         running = 1 - late / max(late + used, 1e-9)
         share = clip(bound * (1 - running * _time_left(machine.cores, free)))
         yield Cause(
@@ -56,7 +59,7 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
             share=share,
             sentence=f"A CPU quota (cgroup) limits the run to {used:.1f} of the machine's {count(free, 'core')}: that "
             f"costs {percent(share)} of the time.",
-            evidence=(*figures, f"it was throttled {percent(1 - running)} of the time"),
+            evidence=(*figures, *([f"it was throttled {percent(1 - running)} of the time"] if running < 0.995 else [])),
             change=f"raise the quota to {count(free, 'core')}: docker run --cpus={free}, Kubernetes' limits.cpu, "
             "CPUQuota",
             saves=share,
@@ -65,8 +68,6 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
         return
     steal, is_full = machine.steal or 0.0, pace.idle <= 2 * IDLE * pace.cores
     stolen = steal + (machine.others or 0.0)
-    if stolen < LEAST_STOLEN:
-        return
     part = stolen / max(stolen + machine.cpu + machine.ranks, 1e-9)  # all ranks here are hindered
     loop, threads = loop_time(evidence), evidence.newest(ThreadStats)
     if loop is None or threads is None:
@@ -83,7 +84,9 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
         fed = clip(late * pace.step / pace.busy) if pace.busy > 0 else 0.0
         share = clip(queued + (stolen_share + pace.exposed * fed * part if is_full else 0.0))
         figures += (f"the training thread waited for a core {percent(loop.queued)} of the time",)
-    share = min(share, stolen)  # a thread is queued behind others only while they run
+    share = min(share, stolen)  # whoever waited for a core that others had waited no longer than they had it
+    if stolen < LEAST_STOLEN:
+        return
     sentence = f"take {count(stolen, 'core')} that this run needs: that costs {percent(share)} of the time."
     if steal > stolen / 2:
         sentence = f"Other virtual machines on this host {sentence}"
@@ -92,10 +95,48 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
         busy = [process for process in machine.other_processes if process.get("cores", 0.0) >= 0.05]
         named = [(name_process(process), process["cores"]) for process in busy]
         most = ", ".join(name for name, cores in named if cores >= NAMED * stolen)
-        sentence = f"Other processes{f', mostly {most},' if most else ''} {sentence}"
+        is_most = sum(cores for _, cores in named if cores >= NAMED * stolen) >= stolen / 2
+        who = f", {'mostly' if is_most else 'among them'} {most}," if most else ""
+        sentence = f"Other processes{who} {sentence}"
         figures += tuple(f"{name} used {cores:.1f} of {count(machine.cores, 'core')}" for name, cores in named)
         change = "stop the other processes, wait until they end, or move this run to another machine"
     yield Cause(name="noisy_neighbour", share=share, sentence=sentence, evidence=figures, change=change, saves=share)
+
+
+def _taken_away(evidence: Evidence, figures: tuple[str, ...]) -> Cause | None:
+    """Find a part of the attempt in which it might use fewer cores than in another, by how much slower it was."""
+    grants = [grant for grant in evidence.grants if grant.images > 0 and grant.seconds > 0]
+    most, wall = max((grant.amount for grant in grants), default=0.0), evidence.ledger.wall_seconds
+    best = [grant for grant in grants if grant.amount == most]
+    fewer = [grant for grant in grants if grant.amount < most]
+    if not fewer or wall <= 0:
+        return None
+    usual = sum(grant.seconds for grant in best) / sum(grant.images for grant in best)
+    share = clip(sum(grant.seconds - usual * grant.images for grant in fewer) / wall)
+    if share < LEAST:
+        return None
+    least = min(fewer, key=lambda grant: grant.amount)
+    after = grants[grants.index(least) + 1 :]
+    is_quota = least.quota > 0 and least.quota < least.cores + 1 and least.quota != best[0].quota
+    what = "CPU quota" if is_quota else "CPU affinity"
+    when = f"from step {least.step:,}" if least.step else f"until step {after[0].step:,}" if after else ""
+    if least.step and after:
+        when += f" to step {after[0].step:,}"
+    batch = evidence.recipe.batch_size
+    each = least.seconds / least.images * batch
+    return Cause(
+        name="quota" if is_quota else "affinity",
+        share=share,
+        sentence=f"The run's {what} changed while it trained: {when} it might use {count(least.amount, 'core')} instead"
+        f" of {most:g}, and that costs {percent(share)} of the time.",
+        evidence=(
+            f"an update takes {duration(each)} with {count(least.amount, 'core')}, {duration(usual * batch)} with"
+            f" {count(most, 'core')}",
+            *figures,
+        ),
+        change=f"find what changes it (taskset, a batch system, a container's limits), and leave it at {most:g}",
+        saves=share,
+    )
 
 
 def compute_threads(evidence: Evidence) -> Iterator[Cause]:
@@ -121,7 +162,8 @@ def compute_threads(evidence: Evidence) -> Iterator[Cause]:
             is_full = is_full and not passes and threads >= max(4, 2 * evidence.cores)
             num, left = evidence.cores, math.sqrt(evidence.cores / threads) if is_full else 1.0
         share = clip(evidence.ledger.share(*PASSES) * (1 - left))
-        figures = [f"a pass takes {1 / left:.1f} times as long with {threads} threads as with {num} ({how})"]
+        longer = f"{1 / max(left, 1e-9):.{1 if left <= 0.9 else 2}f}"
+        figures = [f"a pass takes {longer} times as long with {threads} threads as with {num} ({how})"]
         if machine is not None and machine.involuntary_switches is not None:
             figures.append(f"threads are preempted {machine.involuntary_switches:,.0f} times per second")
         yield Cause(
@@ -134,7 +176,13 @@ def compute_threads(evidence: Evidence) -> Iterator[Cause]:
             saves=share,
         )
         return
-    if "threads_seconds" in evidence.started.machine or machine is None or pace is None or pace.idle is None:
+    was_set = threads != evidence.compute_threads_begun
+    if (
+        ("threads_seconds" in evidence.started.machine and not was_set)
+        or machine is None
+        or pace is None
+        or pace.idle is None
+    ):
         return  # it was measured, and more of them take no less time; or nothing is known
     hosts = evidence.started.machine.get("hosts")
     ranks = hosts.count(hosts[0]) if isinstance(hosts, list) and hosts else 1  # of this machine, which share its cores
@@ -144,13 +192,25 @@ def compute_threads(evidence: Evidence) -> Iterator[Cause]:
     if how == "estimated":
         num, left = free, _time_left(threads, free)
     share = clip(evidence.ledger.share(*PASSES) * (1 - left))
-    who = count(threads, "thread computes", "threads compute")
+    who, change, figures = (
+        count(threads, "thread computes", "threads compute"),
+        f"--set parallel.compute_threads={num}",
+        (),
+    )
+    if was_set:
+        figures = (f"the run began with {evidence.compute_threads_begun}: its code has called torch.set_num_threads",)
+        change = f"leave torch.set_num_threads({threads}) out of the model's code"
     yield Cause(
         name="compute_threads",
         share=share,
-        sentence=f"{who} while {count(pace.idle, 'core')} are idle: that costs {percent(share)} of the time.",
-        evidence=(*_core_figures(machine), f"a pass with {num} threads takes {percent(left)} of the time ({how})"),
-        change=f"--set parallel.compute_threads={num}",
+        sentence=f"{who} while {count(pace.idle, 'core')} {'is' if pace.idle == 1 else 'are'} idle: that costs"
+        f" {percent(share)} of the time.",
+        evidence=(
+            *figures,
+            *_core_figures(machine),
+            f"a pass with {num} threads takes {percent(left)} of the time ({how})",
+        ),
+        change=change,
         saves=share,
     )
 
@@ -180,6 +240,8 @@ def memory(evidence: Evidence) -> Iterator[Cause]:
     if limit and (machine.memory_bytes or 0) >= 0.5 * limit and evidence.recipe.batch_size % accumulate == 0:
         change = f"--set optim.accumulate={accumulate}"  # the run itself fills the memory
     sentence = f"Memory is short: {percent(share)} of the time goes into reading evicted pages back."
+    if by_pressure > by_faults:  # it is given up and looked for as well: what is read back may be nothing
+        sentence = f"Memory is short: processes wait for it {percent(share)} of the time."
     yield Cause(name="memory", share=share, sentence=sentence, evidence=tuple(figures), change=change, saves=share)
 
     faults = machine.minor_faults or 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 from steadytrain.config.parts import GRAPH_OPTIMIZERS
 from steadytrain.events import Compiled, StepMeasured, ThreadStats
@@ -19,6 +20,19 @@ WORTH_ANOTHER_BATCH = 0.1  # of the time: with less to gain nobody changes the b
 LARGEST_BATCH = 1024
 FIXED_LEFT = 0.1  # a larger batch is large enough where its fixed cost is this part of its update
 FEWEST_UPDATES = 20  # updates an epoch that a larger batch leaves, at least
+GROWN = 1.3  # times its first fifth: what a part of updates takes in the last, at least
+LEAST_RISE = 0.05  # of that rise: what each fifth adds, at least
+WEIGHTY, EVENLY = 0.1, 0.6  # of an update, a part that counts; of the growth of another, as much
+SHORTEST_PART = 1e-4  # seconds: times of less are no unit
+GROWING = {
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer",
+    "update": "the update",
+    "host": "launching operations",
+    "transfer": "copying batches",
+    "communication": "the exchange of gradients",
+}
 HELD_UP = 0.25  # of a forward pass: for as long the thread that launches it is away, where no wait for a GPU is in it
 # What torch calls the instructions of processors that compute 16 bits by way of 32.
 WITHOUT_16_BITS = ("DEFAULT", "AVX2")
@@ -133,6 +147,47 @@ def _held_up(evidence: Evidence) -> Iterator[str]:
     if "ran" in forward and away >= HELD_UP:
         others = "the loader's threads" if threads.feed else "other threads"  # those of this process alone
         yield f"the training thread waits {percent(away)} of a forward pass for the interpreter's lock ({others})"
+
+
+def growth(evidence: Evidence) -> Iterator[Cause]:
+    """Find parts of the update that take longer and longer: something is kept from step to step."""
+    parts, wall, recipe = evidence.parts, evidence.ledger.wall_seconds, evidence.recipe
+    if len(parts) < 3 or wall <= 0 or recipe.data.grow_size:
+        return
+    lost = dict[str, float]()
+    for name in parts[0].seconds:
+        times = [part.seconds[name] for part in parts]
+        rises, rise = [after - before for before, after in pairwise(times)], times[-1] - times[0]
+        if times[-1] >= GROWN * times[0] and min(rises) >= LEAST_RISE * rise > 0:  # a fault that sets in rises once
+            updates = [part.images / recipe.batch_size for part in parts]
+            began = max(0.0, times[0] - rises[0] / 2)  # a stretch's mean is that of its middle
+            lost[name] = sum((seconds - began) * num for seconds, num in zip(times, updates, strict=True))
+    share = clip(sum(lost.values()) / wall)
+    if share < LEAST:
+        return
+    first, last = parts[0], parts[-1]
+    worst = max(lost, key=lambda name: lost[name])
+    times_longer = last.seconds[worst] / max(first.seconds[worst], 1e-9)
+    is_disturbed = disturbed(evidence) * evidence.ledger.share(*PASSES, "optimizer") >= share / 2
+    whole = sum(first.seconds.values())
+    weighty = [name for name, seconds in first.seconds.items() if seconds >= WEIGHTY * whole]
+    if is_disturbed and all(last.seconds[name] >= EVENLY * times_longer * first.seconds[name] for name in weighty):
+        return  # whoever waits for processors more and more does so in all parts
+    longer = f"{times_longer:.1f} times as long as" if first.seconds[worst] >= SHORTEST_PART else "far longer than"
+    yield Cause(
+        name="growth",
+        share=share,
+        sentence=f"Updates take longer and longer: by step {last.step:,} {GROWING.get(worst, worst)} takes {longer} by"
+        f" step {first.step:,}. That costs {percent(share)} of the time.",
+        evidence=tuple(
+            f"{GROWING.get(name, name)} takes "
+            + ", ".join(f"{duration(part.seconds[name])} by step {part.step:,}" for part in parts)
+            for name in sorted(lost, key=lambda name: -lost[name])
+        ),
+        change="look in the model, its hooks, the loss and the optimizer for what is kept from one step to the next: a"
+        " list or a graph that grows",
+        saves=share,
+    )
 
 
 def precision(evidence: Evidence) -> Iterator[Cause]:

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from steadytrain.events import EpochTrained, Event, FeedStats, Logged
 from steadytrain.training.session.session import Session
 
 
 def accounts(session: Session) -> Iterator[Event]:
     """Yield where the seconds of the attempt went so far, what the loader has done, and what servers have."""
-    yield session.clock.account()
+    threads = torch.get_num_threads() if session.state.engine.device.type == "cpu" else None
+    yield replace(session.clock.account(), compute_threads=threads)
     yield FeedStats(step=session.state.cursor.step, **vars(session.feed.stats()))
     if (exchanged := session.state.engine.account(session.state.cursor.step)) is not None:
         yield exchanged
