@@ -105,7 +105,7 @@ SCREEN = 25
 """Lines of a page that stand on the first screen."""
 
 OF_TABLES = {"events", "exit-codes", "environment", "glossary", "other-tools", "bitwise", "trust", "reproducible"}
-OF_TABLES |= {"ledger-and-verdict", "positions-and-seeds", "run-folder", "index"}
+OF_TABLES |= {"flags-of-other-tools", "ledger-and-verdict", "positions-and-seeds", "run-folder", "index"}
 """Pages to look something up, or to understand it: there is no one command that a reader looks for."""
 
 
