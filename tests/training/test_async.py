@@ -103,11 +103,13 @@ def listening(child: subprocess.Popen[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class Whole:
-    """A run by two workers and two servers from beginning to end, what it printed, and where it listened meanwhile."""
+    """A run by two workers and two servers from beginning to end, what it printed, and meanwhile where it listened and
+    how nice its servers were."""
 
     run: Path
     told: str
     addresses: set[str]
+    niceness: list[int]
 
 
 @pytest.fixture(scope="module")
@@ -115,10 +117,10 @@ def trained_whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Who
     run = tmp_path_factory.mktemp("async") / "whole"
     child = start(digits, run, *ASYNC, "--servers", "2")
     wait_for_step(child, run, 1)
-    addresses = listening(child)
+    addresses, niceness = listening(child), [process.nice() for process in servers(child)]
     output, _ = child.communicate(timeout=240)
     assert child.returncode == 0, output
-    return Whole(run, output, addresses)
+    return Whole(run, output, addresses, niceness)
 
 
 @pytest.fixture
@@ -131,6 +133,10 @@ def test_nothing_listens_beyond_this_machine(trained_whole: Whole) -> None:
     assert {
         ipaddress.ip_address(address.removeprefix("::ffff:")).is_loopback for address in trained_whole.addresses
     } == {True}
+
+
+def test_servers_have_the_priority_of_their_command(trained_whole: Whole) -> None:
+    assert trained_whole.niceness == [psutil.Process().nice()] * 2
 
 
 def test_ray_says_nothing(trained_whole: Whole) -> None:

@@ -36,6 +36,7 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",  # it is 15 by itself: workers would wait for servers that any other process delays
 }
 PASSWORD = "RAY_AUTH_TOKEN"
 """Environment variable with the password by which Ray's processes know each other."""
