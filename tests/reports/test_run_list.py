@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -192,3 +194,18 @@ def test_cleaning_up_leaves_runs_in_use_kept_ones_links_and_what_is_no_run(folde
     left = {path.name for path in folder.iterdir()}
     assert left == {"b", "failed", "photos", "rates"} and (outside / "precious").read_text() == "x"
     assert (folder / "rates" / "lr=0.1" / "seed-0" / "recipe.json").exists()
+
+
+def test_a_running_run_is_listed_as_it_goes_and_never_cleaned_up(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "a", recipe())
+    here = replace(started(), machine={**started().machine, "host": platform.node()})
+    with run.lock(), run.log() as log:
+        for event in (here, *course(0, 40, total=1055)):
+            log.append(event)
+        (row,) = list_runs(tmp_path)
+        assert row.status == "running" and row.epochs_done == pytest.approx(40 / 351.5625)
+        assert main(["runs", str(tmp_path), "--clean", "--whole", "--yes", "--where", "status=running"]) == 0
+        for event in course(40, 60, total=1055):
+            log.append(event)
+        assert list_runs(tmp_path)[0].epochs_done == pytest.approx(60 / 351.5625)
+    assert run.checkpoints.exists()

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.launch import job_for, read_hosts_file, warn_of_local_folders
-from steadytrain.cli.options import TrainingOptions, key_of, parse_setting, read_table, require_range
+from steadytrain.cli.options import TrainingOptions, key_of, parse_setting, read_table, require_range, require_trackers
 from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for
 from steadytrain.config.factories import FACTORY
 from steadytrain.errors import InputError
@@ -89,6 +89,7 @@ def sweep(
     from steadytrain.tuning import sweep_runs
 
     _require_sensible(options, seeds=seeds, search=search, parallel=parallel, target=target)
+    require_trackers(options)
     texts = dict(_split_over(text) for text in over)
     spec, space = _read_space(recipe, texts, seeds=seeds, halving=halving, search=search, target=target)
     folder = Path(options.run or f"runs/{recipe.stem}-sweep")
@@ -103,7 +104,7 @@ def sweep(
 
     cases = [] if spec.search is not None else create(sweeps.points(space.over, space.cases))
     first = cases[0].runs[0].recipe if cases else make_recipe({})
-    allowed = [key for key in CODE if key in shared.changes or key in texts]
+    allowed = [key for key in (*CODE, "every.track") if key in shared.changes or key in texts]
     trainer = _trainer(first, place, job, folder, parallel, allowed)
     if dry_run:
         print_text(_dry_run(trainer, cases, folder))

@@ -277,6 +277,8 @@ def send(run: Run, names: str, *, follow: bool = False, ended: threading.Event |
         for events in _looks(run, follow, progress, ended or threading.Event()):
             for sending in sendings:
                 sending.attempt(lambda each, events=events: each.take(events))  # type: ignore[misc]
+            if all(sending.failure for sending in sendings):
+                break
         for sending in sendings:
             sending.attempt(lambda each: each.close(_status(progress)))
     failures = [f"{sending.name}: {sending.failure}" for sending in sendings if sending.failure]
