@@ -169,8 +169,11 @@ def _clean(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool, yes: bool, j
     else:
         print_text(table)
     question = f"remove {total} of {count(len(removals), 'run')}, for good?"
-    if not yes and not confirmed(question):
-        raise InputError(f"nothing was removed ({total} of {count(len(removals), 'run')}): add --yes to remove it")
+    if not (answer := yes or confirmed(question)):
+        if answer is None:
+            raise InputError(f"nothing was removed ({total} of {count(len(removals), 'run')}): add --yes to remove it")
+        note("nothing was removed")
+        return
     failures = list[str]()
     for removal in removals:
         try:

@@ -99,7 +99,7 @@ class _Follower:
 
     def _say(self, problem: str) -> None:
         again = f"steady report {shlex.quote(str(self._run.directory))} --to {self.name} sends the rest"
-        print_note(f"tracking: {problem}" + ("" if "sends the rest" in problem else f": {again}"))
+        print_note(f"tracking: {problem}" + ("" if "sends the rest" in problem else f"; {again}"))
 
     def _write(self, line: str) -> None:
         assert self._process is not None and self._process.stdin is not None
