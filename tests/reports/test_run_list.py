@@ -69,6 +69,9 @@ def test_a_damaged_or_odd_folder_is_a_row_that_says_so_and_hides_no_other(folder
     (folder / "b" / "events.jsonl").unlink()
     os.mkfifo(folder / "b" / "events.jsonl")
     (folder / "failed" / "events.jsonl").write_text("no line of this is an event\n")
+    checkpoint = folder / "rates" / "lr=0.1" / "seed-0" / "checkpoints" / "step-00000020"
+    checkpoint.mkdir()
+    os.mkfifo(checkpoint / "state.json")
     rows = _rows(folder)
     assert [rows[name].status for name in ("a", "b", "failed")] == ["damaged"] * 3
     assert "events.jsonl is no file" in rows["b"].why and rows["never"].status == "waiting"
