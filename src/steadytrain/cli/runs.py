@@ -231,6 +231,8 @@ def report(
             raise InputError("--serve takes one folder of runs, --port and --seconds: steady report --serve runs/")
         _serve(Path(runs[0] if runs else RUNS), port, seconds)
         return
+    if seconds is not None:
+        raise InputError("--seconds needs --serve: steady report --serve runs/ --seconds 60")
     from steadytrain.reports import accounts
     from steadytrain.reports.files import KINDS, find_all, kind_of, write
     from steadytrain.reports.tables import markdown, to_json, to_text
