@@ -122,6 +122,7 @@ ELSEWHERE: dict[str, object] = {
     "every.stall_minutes": 5.0,
     "every.upload": "s3://bucket/runs/a",
     "every.notices": "file:/run/preempted",
+    "every.track": "tensorboard",
     "every.nonfinite": "skip",
     "every.skip": [120],
     "every.slower": [120, 480],

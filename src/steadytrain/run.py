@@ -9,6 +9,8 @@
     model.safetensors    the last weights, likewise
     tuning.json          how steady tune chose the recipe, where it did
     predictions.csv      what the best weights predict for each validation image
+    notes.json           tags and a note, where the user wrote any (steady runs)
+    tracked-NAME.json    what a tracker was sent, where one was
     lock                 held while a process trains here
 
 >>> import tempfile

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,9 @@ def test_a_damaged_or_odd_folder_is_a_row_that_says_so_and_hides_no_other(folder
     (folder / "b" / "events.jsonl").unlink()
     os.mkfifo(folder / "b" / "events.jsonl")
     (folder / "failed" / "events.jsonl").write_text("no line of this is an event\n")
+    checkpoint = folder / "rates" / "lr=0.1" / "seed-0" / "checkpoints" / "step-00000020"
+    checkpoint.mkdir()
+    os.mkfifo(checkpoint / "state.json")
     rows = _rows(folder)
     assert [rows[name].status for name in ("a", "b", "failed")] == ["damaged"] * 3
     assert "events.jsonl is no file" in rows["b"].why and rows["never"].status == "waiting"
@@ -192,3 +197,18 @@ def test_cleaning_up_leaves_runs_in_use_kept_ones_links_and_what_is_no_run(folde
     left = {path.name for path in folder.iterdir()}
     assert left == {"b", "failed", "photos", "rates"} and (outside / "precious").read_text() == "x"
     assert (folder / "rates" / "lr=0.1" / "seed-0" / "recipe.json").exists()
+
+
+def test_a_running_run_is_listed_as_it_goes_and_never_cleaned_up(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "a", recipe())
+    here = replace(started(), machine={**started().machine, "host": platform.node()})
+    with run.lock(), run.log() as log:
+        for event in (here, *course(0, 40, total=1055)):
+            log.append(event)
+        (row,) = list_runs(tmp_path)
+        assert row.status == "running" and row.epochs_done == pytest.approx(40 / 351.5625)
+        assert main(["runs", str(tmp_path), "--clean", "--whole", "--yes", "--where", "status=running"]) == 0
+        for event in course(40, 60, total=1055):
+            log.append(event)
+        assert list_runs(tmp_path)[0].epochs_done == pytest.approx(60 / 351.5625)
+    assert run.checkpoints.exists()

@@ -14,6 +14,7 @@ from steadytrain.cli import main
 from steadytrain.run import Run
 from steadytrain.training.loop import tracking as module
 from steadytrain.training.loop.tracking import tracking
+from steadytrain.tuning.sweep_runs import resume_command
 
 SERVICES = """
 import json, os, time
@@ -71,8 +72,8 @@ def test_a_service_that_fails_is_named_once_and_another_gets_everything(
     assert [line["step"] for line in told if "step" in line] == [20, 40]
     assert {"text": "recipe"} in told and {"file": "report.html"} in told and told[-1] == {"status": "finished"}
     said = capfd.readouterr()
-    (line,) = [line for line in said.err.splitlines() if "failing" in line]
-    assert "no route to host" in line and f"steady report {run.directory} --to failing sends the rest" in line
+    (line,) = [line for line in said.err.splitlines() if "no route to host" in line]
+    assert "failing: no route to host" in line and f"steady report {run.directory} --to failing sends the rest" in line
     assert "seen by nobody" not in said.out + said.err
 
 
@@ -116,6 +117,16 @@ def test_only_the_first_rank_sends_and_never_because_a_file_says_so(
     assert "not sent to tensorboard: a file asks for it (every.track)" in capsys.readouterr().err
 
 
-def test_a_misspelt_service_is_refused_before_anything_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "photos", "--track", "mlflwo"]) == 2
+@pytest.mark.parametrize("words", [["train", "photos"], ["resume", "{run}"], ["sweep", "{recipe}", "photos"]])
+def test_a_misspelt_service_is_refused_before_anything_is_read(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.create(tmp_path / "a", usual()).directory
+    named = [word.format(run=run, recipe=run / "recipe.json") for word in words]
+    assert main([*named, "--track", "mlflwo"]) == 2
     assert "Did you mean mlflow?" in capsys.readouterr().err
+
+
+def test_the_runs_of_a_sweep_are_sent_where_its_command_says(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "a", usual().with_({"every.track": "tensorboard"}))
+    assert resume_command(run, ["every.track"], None)[2:] == ["--set", 'every.track="tensorboard"']

@@ -88,10 +88,10 @@ def note(text: str) -> None:
     stream.flush()
 
 
-def confirmed(question: str) -> bool:
-    """Ask a question on the terminal; True only for a yes, and never where there is nobody to ask."""
+def confirmed(question: str) -> bool | None:
+    """Ask a question on the terminal; True only for a yes, None where there is nobody to ask."""
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
-        return False
+        return None
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

@@ -316,6 +316,14 @@ def parse_setting(text: str, *, example: str = "optim.lr=0.1") -> tuple[str, Any
     return key, None if value in ("none", "None") and value not in words else value
 
 
+def require_trackers(options: TrainingOptions) -> None:
+    """Refuse an unknown name of a tracker on the command line. Raises InputError."""
+    if track := options.changes.get("every.track"):
+        from steadytrain.reports.trackers import find_trackers
+
+        find_trackers(str(track))
+
+
 def require_range(name: str, value: float | None, most: int, *, least: int = 1) -> None:
     """Refuse a count outside of ``least`` to ``most``; None stands for the default. Raises InputError."""
     if value is not None and not least <= value <= most:

@@ -169,8 +169,11 @@ def _clean(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool, yes: bool, j
     else:
         print_text(table)
     question = f"remove {total} of {count(len(removals), 'run')}, for good?"
-    if not yes and not confirmed(question):
-        raise InputError(f"nothing was removed ({total} of {count(len(removals), 'run')}): add --yes to remove it")
+    if not (answer := yes or confirmed(question)):
+        if answer is None:
+            raise InputError(f"nothing was removed ({total} of {count(len(removals), 'run')}): add --yes to remove it")
+        note("nothing was removed")
+        return
     failures = list[str]()
     for removal in removals:
         try:
@@ -228,6 +231,8 @@ def report(
             raise InputError("--serve takes one folder of runs, --port and --seconds: steady report --serve runs/")
         _serve(Path(runs[0] if runs else RUNS), port, seconds)
         return
+    if seconds is not None:
+        raise InputError("--seconds needs --serve: steady report --serve runs/ --seconds 60")
     from steadytrain.reports import accounts
     from steadytrain.reports.files import KINDS, find_all, kind_of, write
     from steadytrain.reports.tables import markdown, to_json, to_text

@@ -17,7 +17,15 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.launch import job_for, read_hosts_file, warn_of_local_folders
-from steadytrain.cli.options import RECIPES, TrainingOptions, key_of, parse_setting, read_table, require_range
+from steadytrain.cli.options import (
+    RECIPES,
+    TrainingOptions,
+    key_of,
+    parse_setting,
+    read_table,
+    require_range,
+    require_trackers,
+)
 from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for
 from steadytrain.config.factories import FACTORY
 from steadytrain.errors import InputError
@@ -90,6 +98,7 @@ def sweep(
     from steadytrain.tuning import sweep_runs
 
     _require_sensible(options, seeds=seeds, search=search, parallel=parallel, target=target)
+    require_trackers(options)
     texts = dict(_split_over(text) for text in over)
     named = recipe.stem or "data"
     file = None if data is None and recipe.suffix not in RECIPES else recipe
@@ -107,7 +116,7 @@ def sweep(
 
     cases = [] if spec.search is not None else create(sweeps.points(space.over, space.cases))
     first = cases[0].runs[0].recipe if cases else make_recipe({})
-    allowed = [key for key in CODE if key in shared.changes or key in texts]
+    allowed = [key for key in (*CODE, "every.track") if key in shared.changes or key in texts]
     trainer = _trainer(first, place, job, folder, parallel, allowed)
     if dry_run:
         print_text(_dry_run(trainer, cases, folder))

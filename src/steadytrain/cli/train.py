@@ -24,7 +24,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import Console, TerminalStream, confirmed, note, print_text, progress_once_known
 from steadytrain.cli.explain import head_lines, print_explained
-from steadytrain.cli.options import HEADINGS, TrainingOptions, read_table, require_range
+from steadytrain.cli.options import HEADINGS, TrainingOptions, read_table, require_range, require_trackers
 from steadytrain.config import Model, Parallel, Recipe
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.parts import listed_gpus
@@ -179,10 +179,7 @@ def _begin(
     require_range("--repeats", options.repeats, MAX_REPEATS, least=2)
     if until is not None and until <= 0:
         raise InputError(f"--until is {until:g}; it must be above 0: an epoch with an evaluation")
-    if (track := options.value("every.track")) is not None:
-        from steadytrain.reports.trackers import find_trackers
-
-        find_trackers(str(track))
+    require_trackers(options)
     world = world_from_environment(os.environ)
     if options.explain:
         ranks = ranks_of_batch(data, options, world)

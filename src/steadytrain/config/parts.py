@@ -858,9 +858,6 @@ def is_notice_source(text: str) -> bool:
 _UPDATES = ValueLimit(lambda updates: all(step >= 1 for step in updates), "numbers of updates, which begin at 1")
 
 
-_TRACKERS = re.compile(r" *[\w.-]+ *(, *[\w.-]+ *)*")
-
-
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Every:
@@ -916,7 +913,6 @@ class Every:
         None,
         "Trackers that the run is sent to while it trains: tensorboard, mlflow, wandb, trackio, or several between "
         "commas. One that fails, hangs or is not installed is named once, and stops nothing (docs: trackers).",
-        limit=ValueLimit(lambda value: bool(_TRACKERS.fullmatch(value)), "names with commas between, such as mlflow"),
         example="tensorboard",
         flag=Flag(OUTPUT),
     )

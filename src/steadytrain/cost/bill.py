@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -128,7 +129,10 @@ def saved_parts(run: Run) -> list[BillPart]:
     for place in sorted(run.checkpoints.glob("step-*"), reverse=True):
         path = place / "state.json"
         try:
-            parts = _parts_in(path, path.stat().st_mtime_ns)
+            about = path.lstat()
+            if not stat.S_ISREG(about.st_mode):  # a link leads elsewhere, and a pipe never ends
+                continue
+            parts = _parts_in(path, about.st_mtime_ns)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
         if parts:

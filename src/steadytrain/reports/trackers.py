@@ -40,7 +40,7 @@ GROUP = "steadytrain.trackers"
 LOOK_SECONDS = 2.0
 GRACE_SECONDS = 20.0
 """A process that sends a run may take so long to finish once the one that trains it is gone."""
-NICE = 10
+NICE = 5
 """The training comes first."""
 RECORD_BYTES = 400
 MOST_SHOWN = 160
@@ -201,7 +201,10 @@ class Trackio:
         self._trackio.log({name: text})
 
     def file(self, path: Path) -> None:
-        """Leave the file where it is."""
+        """Send the file as an artefact; older versions of the service keep none."""
+        if hasattr(self._trackio, "log_artifact"):
+            kind = "model" if path.suffix == ".safetensors" else "report"
+            self._trackio.log_artifact(path, name=f"{self.id}-{path.stem}", type=kind)
 
     def close(self, status: str) -> None:
         self._trackio.finish()
@@ -274,6 +277,8 @@ def send(run: Run, names: str, *, follow: bool = False, ended: threading.Event |
         for events in _looks(run, follow, progress, ended or threading.Event()):
             for sending in sendings:
                 sending.attempt(lambda each, events=events: each.take(events))  # type: ignore[misc]
+            if all(sending.failure for sending in sendings):
+                break
         for sending in sendings:
             sending.attempt(lambda each: each.close(_status(progress)))
     failures = [f"{sending.name}: {sending.failure}" for sending in sendings if sending.failure]

@@ -51,9 +51,8 @@ def tracking(run: Run, *, is_first: bool) -> Iterator[Callable[[], None]]:
         with ExitStack() as stack:
             for follower in followers:
                 stack.callback(follower.kill)
-            for follower in followers:
-                follower.wait(min(until, time.monotonic() + QUIET_SECONDS))
-            if waiting := [follower.name for follower in followers if follower.is_late]:
+            quiet = min(until, time.monotonic() + QUIET_SECONDS)
+            if waiting := [follower.name for follower in followers if not follower.wait(quiet)]:
                 print_note(f"sending the rest to {', '.join(waiting)}, for at most {seconds:.0f} s")
             for follower in followers:
                 follower.wait(until)
@@ -68,12 +67,11 @@ class _Follower:
 
     Attributes:
         name: of the service.
-        is_late: it had not finished when the last wait was over.
     """
 
     def __init__(self, run: Run, name: str) -> None:
-        self.name, self.is_late = name, False
-        self._run = run
+        self.name = name
+        self._run, self._is_killed = run, False
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._process = start_module(
@@ -92,7 +90,7 @@ class _Follower:
         with self._process.stdout as lines:
             said = lines.read().decode("utf-8", "replace").strip()
         code = self._process.wait()
-        if self.is_late:
+        if self._is_killed:
             said = f"{self.name} had not taken everything when the wait was over"
         elif code and not said:
             said = f"{self.name}: {cause_of_death(code)}"
@@ -101,7 +99,7 @@ class _Follower:
 
     def _say(self, problem: str) -> None:
         again = f"steady report {shlex.quote(str(self._run.directory))} --to {self.name} sends the rest"
-        print_note(f"tracking: {problem}" + ("" if "sends the rest" in problem else f": {again}"))
+        print_note(f"tracking: {problem}" + ("" if "sends the rest" in problem else f"; {again}"))
 
     def _write(self, line: str) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -114,16 +112,18 @@ class _Follower:
         if self._process is not None:
             self._write("")
 
-    def wait(self, until: float) -> None:
-        """Wait for the process to finish, until a moment of the monotonic clock."""
-        if self._process is not None:
-            self._thread.join(max(0.0, until - time.monotonic()))
-            self.is_late = self._thread.is_alive()
+    def wait(self, until: float) -> bool:
+        """Wait for the process to finish, until a moment of the monotonic clock; return whether it has."""
+        if self._process is None:
+            return True
+        self._thread.join(max(0.0, until - time.monotonic()))
+        return not self._thread.is_alive()
 
     def kill(self) -> None:
         """End the process, with all that it started, if it has not finished."""
         if self._process is not None:
             if self._process.poll() is None:
+                self._is_killed = True
                 kill_group(self._process)
             self._thread.join()
             if self._process.stdin is not None:
