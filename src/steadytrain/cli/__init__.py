@@ -202,7 +202,11 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:  # a process of its own: its cores and its environment are ours to set up
         share_cores()
         warnings.filterwarnings("ignore", module=r"PIL\.")  # about strangers' files, of which we say what is wrong
-        for harmless in ("Attempting to run cuBLAS, but there was no current CUDA context", "The given buffer is not"):
+        for harmless in (
+            "Attempting to run cuBLAS, but there was no current CUDA context",
+            "The given buffer is not",
+            "`torch.distributed.all_gather_into_tensor` is deprecated",
+        ):
             warnings.filterwarnings("ignore", message=harmless)  # of torch, about its own threads and files
     try:
         result = _run(sys.argv[1:] if argv is None else argv)
