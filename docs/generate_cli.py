@@ -62,8 +62,8 @@ def recipe_page() -> str:
         "epochs = 20",
         "```",
         "",
-        f"`steady train` recommends `steady finetune` where classes have fewer than {FEW_IMAGES} images in the mean",
-        f"and the images are larger than {SMALL} pixels. It does not where the user named a model or weights.",
+        f"`steady train` recommends `steady finetune` where classes average fewer than {FEW_IMAGES} images and",
+        f"the images are larger than {SMALL} pixels. It does not where the user named a model or weights.",
     ]
     part = None
     for row in recipe_keys():

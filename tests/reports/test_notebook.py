@@ -55,9 +55,10 @@ def test_ipython_is_told_when_a_name_is_used_in_it(monkeypatch: pytest.MonkeyPat
     formatter = SimpleNamespace(for_type_by_name=lambda module, name, view: told.update({(module, name): view}))
     shell = SimpleNamespace(display_formatter=SimpleNamespace(formatters={"text/html": formatter}))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert steadytrain.Run is not None and told == dict(VIEWS)
+    assert issubclass(steadytrain.Run, object)
+    assert told == dict(VIEWS)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
-    assert steadytrain.Run is not None  # IPython is imported, and no shell runs
+    assert issubclass(steadytrain.Run, object)  # IPython is imported, and no shell runs
 
 
 def test_the_notebook_of_the_documents_is_clean() -> None:

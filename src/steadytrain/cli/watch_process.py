@@ -219,6 +219,7 @@ def process_verdict(
         lines += wrap(text, width, "  - ", "    ")
     if first.change:
         lines += wrap(first.change, width, "  change: ", "          ")
+        lines.append(f"  more: steady help {first.name}")
     if others:
         lines += ["", "then:"]
         lines += [line for cause in others for line in wrap(_sentence(cause), width, "  - ", "    ")]
