@@ -148,7 +148,7 @@ def _keep(file: Path, row: drawn.Row) -> None:
     with file.open("a", encoding="utf-8") as out:
         out.write(json.dumps(asdict(row)) + "\n")
     causes = ", ".join(f"{name} {share:.0%}" for name, share in row.causes[:3])
-    right = "" if not row.is_heavy else "right" if row.first == row.place else "WRONG"
+    right = "" if not row.is_heavy else "right" if row.is_right else "WRONG"
     what = f"{row.number:4} {row.place:15} {row.about} ({row.base})" if row.place != "sound" else f"sound {row.base}"
     machine.say(f"{what:100} {row.clean:5.1f} / {row.faulty:5.1f} s  true {row.true:.0%}  told {causes}  {right}")
 

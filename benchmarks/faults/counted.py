@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import zlib
+from collections.abc import Callable
 
 _lock = threading.Lock()
 _counts = {"seconds": 0.0, "training": 0.0}
@@ -52,7 +53,19 @@ def updated() -> None:
 
 def is_between(begin: float, end: float) -> bool:
     """Return whether the share of updates that are done lies between these, from 0 to 1."""
-    return begin <= _updates["done"] / _updates["of"] < end
+    return begin <= progress() < end
+
+
+def progress() -> float:
+    """Return the share of updates that are done."""
+    return _updates["done"] / _updates["of"]
+
+
+def during(act: Callable[[], object]) -> None:
+    """Do something, and count what it takes."""
+    began = time.perf_counter()
+    act()
+    add(time.perf_counter() - began)
 
 
 def add(seconds: float) -> None:
@@ -61,6 +74,13 @@ def add(seconds: float) -> None:
         _counts["seconds"] += seconds
         if threading.current_thread() is threading.main_thread():
             _counts["training"] += seconds
+
+
+def add_training(seconds: float) -> None:
+    """Count seconds that the training thread is going to lose, whatever it does."""
+    with _lock:
+        _counts["seconds"] += seconds
+        _counts["training"] += seconds
 
 
 def so_far() -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from faults.around import missing
 from faults.catalogue import BASES
-from faults.fault import Fault
+from faults.fault import Fault, both
 
 PLACES: dict[str, tuple[str, ...]] = {
     "input": ("threads", "decode", "augment", "gather", "waiting", "epoch_gap"),
@@ -36,10 +36,13 @@ PLACES: dict[str, tuple[str, ...]] = {
     "evaluation": ("evaluation",),
     "checkpoints": ("checkpoint",),
     "ranks": ("straggler", "communication"),
+    "stopped": ("stopped",),
+    "growth": ("growth",),
     "unexplained": ("unexplained",),
 }
 """Where time can go -> the causes that say so."""
 
+TWO = " + "  # between the places of two faults at a time
 COSTS, LEAST_SECONDS, NEAR = 0.10, 1.0, 0.08
 """A draw that truly costs more, and more than a second, is judged by its place; a share is near the truth within so
 much."""
@@ -95,9 +98,21 @@ class Row:
         return next((place for place, names in PLACES.items() if name in names), "")
 
     @property
+    def is_right(self) -> bool:
+        """Return whether the first cause lies at the place of the fault: of two at a time, at one of theirs."""
+        return bool(self.causes) and any(self.causes[0][0] in PLACES.get(place, ()) for place in self.place.split(TWO))
+
+    @property
     def told(self) -> float:
-        """The largest share of a cause at the place of the fault."""
-        return max((share for name, share in self.causes if name in PLACES.get(self.place, ())), default=0.0)
+        """The largest share of a cause at the place of the fault; of two at a time, both."""
+        places = [PLACES.get(place, ()) for place in dict.fromkeys(self.place.split(TWO))]
+        told = [max((share for name, share in self.causes if name in names), default=0.0) for names in places]
+        return min(1.0, sum(told))
+
+    @property
+    def is_near(self) -> bool:
+        """Return whether the share that is told is near the true one."""
+        return abs(self.told - self.true) <= NEAR
 
 
 def draw(seed: int, number: int) -> Draw:
@@ -116,20 +131,21 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     alarms = [row for row in sound if row.first and row.causes[0][0] != "nothing"]
     table = {
         place: {
-            "draws": len(of := [row for row in draws if row.place == place]),
+            "draws": len(of := [row for row in draws if place in (row.place, TWO if TWO in row.place else "")]),
             "heavy": len(heavy_of := [row for row in of if row.is_heavy]),
-            "right": sum(row.first == place for row in heavy_of),
+            "right": sum(row.is_right for row in heavy_of),
             "named_first": dict(Counter(row.first or "nothing" for row in heavy_of)),
-            "share_near": sum(abs(row.told - row.true) <= NEAR for row in of),
+            "share_near": sum(row.is_near for row in of),
         }
-        for place in PLACES
+        for place in (*PLACES, TWO)
     }
+    table["two at once"] = table.pop(TWO)
     return {
         "draws": len(draws),
         "heavy": len(heavy),
-        "right": sum(row.first == row.place for row in heavy),
-        "share_near": sum(abs(row.told - row.true) <= NEAR for row in draws),
-        "heavy_share_near": sum(abs(row.told - row.true) <= NEAR for row in heavy),
+        "right": sum(row.is_right for row in heavy),
+        "share_near": sum(row.is_near for row in draws),
+        "heavy_share_near": sum(row.is_near for row in heavy),
         "sound": len(sound),
         "false_alarms": len(alarms),
         "alarms": dict(Counter(row.causes[0][0] for row in alarms)),
@@ -180,14 +196,14 @@ def _made(place: str, about: str, base: str, truth: str = "wall", **settings: An
 def _slow_input(chance: Random) -> Draw:
     of, how = chance.choice(("decode", "augment", "gather")), chance.choice(("sleep", "burn"))
     base = "small" if of == "gather" else "photos"
-    seconds = _amount(chance, 0.01, 0.2) if of == "gather" else _amount(chance, 0.0015, 0.02)
+    seconds = _amount(chance, 0.005, 0.4) if of == "gather" else _amount(chance, 0.001, 0.04)
     span = _span(chance)
     settings = {"of": of, "how": how, "seconds": seconds, "begin": span[0], "end": span[1]}
     return _made("input", f"{of} {how}s {seconds} s more{_when(span)}", base, patches={"slowed": settings})
 
 
 def _slow_reads(chance: Random) -> Draw:
-    span, seconds = _span(chance), _amount(chance, 0.002, 0.02)
+    span, seconds = _span(chance), _amount(chance, 0.001, 0.04)
     settings = {"of": "read", "how": "sleep", "seconds": seconds, "begin": span[0], "end": span[1]}
     return _made("storage", f"each read takes {seconds} s{_when(span)}", "photos", patches={"slowed": settings})
 
@@ -207,7 +223,7 @@ def _slow_device(chance: Random) -> Draw:
 def _slow_model(chance: Random) -> Draw:
     base, how = chance.choice(("small", "quick", "photos")), chance.choice(("sleep", "burn", "spin"))
     where, span = chance.choice(("forward", "forward", "backward")), _span(chance)
-    seconds = _amount(chance, 0.1, 1.5) * UPDATE_SECONDS[base]
+    seconds = _amount(chance, 0.05, 3.0) * UPDATE_SECONDS[base]
     seconds = float(f"{seconds:.2g}")
     options = {"where": where, "how": how, "seconds": seconds, "span": f"{span[0]}:{span[1]}"}
     settings = {"model": "faults.nets:slowed"} | {f"model.options.{key}": value for key, value in options.items()}
@@ -216,22 +232,22 @@ def _slow_model(chance: Random) -> Draw:
 
 
 def _slow_step(chance: Random) -> Draw:
-    base, how, span = chance.choice(("small", "quick")), chance.choice(("sleep", "spin")), _span(chance)
-    seconds = float(f"{_amount(chance, 0.1, 1.5) * UPDATE_SECONDS[base]:.2g}")
+    base, how, span = chance.choice(("small", "quick", "photos")), chance.choice(("sleep", "spin")), _span(chance)
+    seconds = float(f"{_amount(chance, 0.05, 3.0) * UPDATE_SECONDS[base]:.2g}")
     settings = {"of": "optimizer", "how": how, "seconds": seconds, "begin": span[0], "end": span[1]}
     about = f"a hook of the optimizer {how}s {seconds} s{_when(span)}"
     return _made("host code", about, base, "counted", patches={"slowed": settings})
 
 
 def _busy_thread(chance: Random) -> Draw:
-    base, duty, span = chance.choice(("small", "quick")), _amount(chance, 0.2, 1.0), _span(chance)
+    base, duty, span = chance.choice(("small", "quick", "photos")), _amount(chance, 0.2, 1.0), _span(chance)
     settings = {"how": "spin", "duty": duty, "begin": span[0], "end": span[1]}
     about = f"a thread runs Python code {duty:.0%} of the time{_when(span)}"
     return _made("host code", about, base, patches={"thread": settings})
 
 
 def _slow_log(chance: Random) -> Draw:
-    seconds = _amount(chance, 0.005, 0.1)
+    seconds = _amount(chance, 0.002, 0.2)
     return _made("host code", f"each event takes {seconds} s", "small", "counted", patches={"slow_log": seconds})
 
 
@@ -269,7 +285,7 @@ def _allocator(chance: Random) -> Draw:
 
 
 def _slow_start(chance: Random) -> Draw:
-    how, seconds = chance.choice(("sleep", "burn", "spin")), _amount(chance, 0.7, 8.0)
+    how, seconds = chance.choice(("sleep", "burn", "spin")), _amount(chance, 0.5, 16.0)
     settings = {"model": "faults.nets:late", "model.options.seconds": seconds, "model.options.how": how}
     return _made("start-up", f"making the model {how}s {seconds} s", "small", "counted", settings=settings)
 
@@ -303,6 +319,67 @@ def _slow_rank(chance: Random) -> Draw:
     return _made("ranks", f"the last of two ranks waits {seconds} s more", "ranks", "counted", patches=patches)
 
 
+def _stopped(chance: Random) -> Draw:
+    base, number = chance.choice(("small", "quick", "photos")), chance.choice((1, 1, 2, 4))
+    seconds = _amount(chance, 0.7, 6.0)
+    settings = {"number": number, "seconds": seconds, "apart": round(chance.uniform(0.5, 1.5), 2)}
+    times = "once" if number == 1 else f"{number} times"
+    return _made("stopped", f"stopped {times} for {seconds} s", base, "counted", patches={"stopped": settings})
+
+
+def _growing_code(chance: Random) -> Draw:
+    base, how = chance.choice(("small", "quick", "photos")), chance.choice(("sleep", "burn", "spin"))
+    where, seconds = chance.choice(("forward", "backward")), _amount(chance, 0.2, 2.0) * UPDATE_SECONDS[base]
+    options = {"where": where, "how": how, "seconds": float(f"{seconds:.2g}"), "span": "0:2:grows"}
+    settings = {"model": "faults.nets:slowed"} | {f"model.options.{key}": value for key, value in options.items()}
+    about = f"the model's {where} pass {how}s longer at each update, {seconds:.2g} s on the average"
+    return _made("host code", about, base, "counted", settings=settings)
+
+
+def _keeps_tensors(chance: Random) -> Draw:
+    rows = chance.choice((128, 256, 512, 1024))
+    settings = {"model": "faults.nets:keeping", "model.options.rows": rows}
+    return _made(
+        "growth",
+        f"the model keeps {rows} rows of each batch and computes on all of them",
+        "small",
+        "counted",
+        settings=settings,
+    )
+
+
+def _sets_threads(chance: Random) -> Draw:
+    begin = round(chance.choice((0.0, chance.uniform(0.0, 0.5))), 2)
+    settings = {"model": "faults.nets:threaded", "model.options.threads": 1, "model.options.begin": begin}
+    clean = {"parallel.compute_threads": 2}
+    return _made("compute", f"the model sets one thread, from {begin:.0%} on", "small", settings=settings, clean=clean)
+
+
+def _cores_taken_late(chance: Random) -> Draw:
+    span = _span(chance) if chance.random() < 0.3 else (round(chance.uniform(0.1, 0.5), 2), 2.0)
+    settings = {"cores": 1, "begin": span[0], "end": span[1]}
+    return _made("compute", f"affinity to one core{_when(span)}", "small", patches={"affinity_late": settings})
+
+
+def _two_at_once(chance: Random) -> Draw:
+    """Draw two faults of one base that touch nothing in common."""
+    while True:
+        first, other = chance.choice(_KINDS[:-1])(chance), chance.choice(_KINDS[:-1])(chance)
+        a, b = first.fault, other.fault
+        parts = (a.settings, b.settings), (a.around, b.around), (a.patches, b.patches)
+        shared = [key for one, two in parts for key in one.keys() & two.keys() if key != "expect_updates"]
+        if (
+            a.base == b.base
+            and not shared
+            and not a.clean
+            and not b.clean
+            and "batch_size" not in {*a.settings, *b.settings}
+        ):
+            about = f"{a.about}; {b.about}"
+            fault = replace(both(a, b), name=about, about=about, truth="wall")
+            return Draw(place=f"{first.place}{TWO}{other.place}", fault=fault)
+
+
 _KINDS: tuple[Callable[[Random], Draw], ...] = (
     *(
         _slow_input,
@@ -326,5 +403,6 @@ _KINDS: tuple[Callable[[Random], Draw], ...] = (
         _evaluation,
         _checkpoints,
     ),
-    _slow_rank,
+    *(_stopped, _stopped, _growing_code, _keeps_tensors, _sets_threads, _cores_taken_late, _cores_taken_late),
+    *(_slow_input, _evaluation, _slow_rank, _two_at_once),
 )

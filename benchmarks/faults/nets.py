@@ -42,11 +42,11 @@ class Slowed(Plain):
 
     def __init__(self, num_classes: int, in_chans: int, width: int, where: str, how: str, seconds: float, span: str):
         super().__init__(num_classes, in_chans, width)
-        begin, end = map(float, span.split(":"))
+        begin, end = map(float, span.removesuffix(":grows").split(":"))
 
         def act(*_: object) -> None:
             if counted.is_between(begin, end):
-                counted.WAYS[how](seconds)
+                counted.WAYS[how](seconds * (2 * counted.progress() if span.endswith(":grows") else 1.0))
 
         self.act, self.where = act, where
         if where == "backward":
@@ -67,6 +67,35 @@ class Table(Plain):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return super().forward(images) + self.table[0, 0]
+
+
+class Keeping(Plain):
+    """It keeps something of every batch, and computes on all of it again: in torch alone, nothing that waits."""
+
+    def __init__(self, num_classes: int, in_chans: int, width: int, rows: int, last: float) -> None:
+        super().__init__(num_classes, in_chans, width)
+        self.rows, self.last, self.kept = rows, last, list[torch.Tensor]()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(images)
+        if self.training:
+            if counted.is_between(0.0, self.last):
+                self.kept.append(logits.detach().mean().repeat(self.rows, 256))
+            counted.during(lambda: torch.cat(self.kept).sin().mean())
+        return logits
+
+
+class Threaded(Plain):
+    """Its code sets the number of computing threads in the midst of training."""
+
+    def __init__(self, num_classes: int, in_chans: int, width: int, threads: int, begin: float) -> None:
+        super().__init__(num_classes, in_chans, width)
+        self.threads, self.begin = threads, begin
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training and counted.is_between(self.begin, 2.0) and torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        return super().forward(images)
 
 
 def plain(num_classes: int, in_chans: int, width: int = 32) -> nn.Module:
@@ -101,6 +130,16 @@ def late(num_classes: int, in_chans: int, width: int = 32, seconds: float = 5.0,
     """Build a network that takes ``seconds`` to be made, as where weights are fetched."""
     counted.WAYS[how](seconds)
     return Plain(num_classes, in_chans, width)
+
+
+def keeping(num_classes: int, in_chans: int, width: int = 32, rows: int = 8, last: float = 2.0) -> nn.Module:
+    """Build a network that keeps ``rows`` of each batch, up to a share of the run, and computes on all of them."""
+    return Keeping(num_classes, in_chans, width, rows, last)
+
+
+def threaded(num_classes: int, in_chans: int, width: int = 32, threads: int = 1, begin: float = 0.0) -> nn.Module:
+    """Build a network that computes with ``threads`` from a share of the run on."""
+    return Threaded(num_classes, in_chans, width, threads, begin)
 
 
 def _layer(num_in: int, num_out: int) -> nn.Module:

@@ -6,7 +6,10 @@ patch is given the value that the fault names, and the process's own folder.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -201,6 +204,41 @@ def clocked_optimizer(_: Any) -> None:
     Policy.step = step  # type: ignore[method-assign]
 
 
+def stopped(settings: Mapping[str, Any]) -> None:
+    """Let another process stop this one ``number`` times for ``seconds``, ``apart`` seconds apart, from then on."""
+    code = (
+        "import os, signal, sys, time; pid, number, seconds, apart = map(float, sys.argv[1:])\n"
+        "for _ in range(int(number)):\n"
+        "    time.sleep(apart); os.kill(int(pid), signal.SIGSTOP)\n"
+        "    time.sleep(seconds); os.kill(int(pid), signal.SIGCONT)"
+    )
+    values = map(str, (os.getpid(), settings["number"], settings["seconds"], settings["apart"]))
+    command = [sys.executable, "-c", code, *values]
+
+    def begin() -> None:
+        subprocess.Popen(command)
+        counted.add_training(settings["number"] * settings["seconds"])
+
+    at_first_batch(begin)
+
+
+def affinity_late(settings: Mapping[str, Any]) -> None:
+    """Let all threads use only so many ``cores`` from the share ``begin`` of the updates to ``end``."""
+    everything = os.sched_getaffinity(0)
+    few = set(sorted(everything)[: settings["cores"]])
+
+    def act() -> None:
+        while True:
+            wanted = few if counted.is_between(settings["begin"], settings["end"]) else everything
+            if os.sched_getaffinity(os.getpid()) != wanted:
+                for thread in Path("/proc/self/task").iterdir():
+                    with contextlib.suppress(OSError):
+                        os.sched_setaffinity(int(thread.name), wanted)
+            time.sleep(0.05)
+
+    threading.Thread(target=act, name="steady-bench", daemon=True).start()
+
+
 def affinity(cores: int) -> None:
     """Use only so many cores."""
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]))
@@ -293,6 +331,8 @@ PATCHES: dict[str, Callable[[Any], None]] = {
         of_last_rank,
         clocked_optimizer,
         affinity,
+        affinity_late,
+        stopped,
         cold,
         cold_start,
     )

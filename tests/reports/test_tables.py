@@ -68,6 +68,13 @@ def test_markdown_has_a_column_for_each_run_and_a_row_for_each_epoch(tmp_path: P
     assert all(line.count("|") == 9 for line in rows)
 
 
+def test_markdown_begins_with_what_held_each_run_back(tmp_path: Path) -> None:
+    text = markdown(accounts(finished(tmp_path)))
+    assert "**What held it back:** No bottleneck found" in text.partition("| status |")[0]
+    text = markdown(accounts(finished(tmp_path / "b"), restarted(tmp_path)))
+    assert text.count("**What held baseline back:** ") == 1 == text.count("**What held restarted back:** ")
+
+
 def test_a_name_cannot_break_a_markdown_table(tmp_path: Path) -> None:
     run = finished(tmp_path, "a|b <script>*x*")
     assert r"|  | a\|b \<script\>\*x\* |" in markdown(accounts(run)).splitlines()

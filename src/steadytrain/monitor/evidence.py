@@ -35,12 +35,14 @@ class Stretch:
 class RankShares:
     """One rank: shares of its wall time by bucket, and the images that its feed has made.
 
-    ``exchanging``: the share that exchanging takes by itself; None where that is not recorded.
+    ``exchanging``: the share that exchanging takes by itself; None where that is not recorded. ``stopped``: the share
+    in which its process was stopped.
     """
 
     by_bucket: Mapping[str, float] = field(default_factory=dict)
     exchanging: float | None = None
     images: int = 0
+    stopped: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

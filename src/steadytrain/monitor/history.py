@@ -367,7 +367,7 @@ class RunHistory:
             checkpoints=samples.checkpoints,
             ranks={rank: other._rank_shares() for rank, other in self.ranks.items()},
             servers=samples.servers,
-            stopped=sum(sum(attempt.stopped().values()) for attempt in self.attempts),
+            stopped=self._stopped_seconds,
             grants=self.attempts[-1].grants(),
             parts=self.attempts[-1].parts(),
             attempts=len(self.attempts),
@@ -376,7 +376,17 @@ class RunHistory:
 
     def _rank_shares(self) -> RankShares:
         feed = self.samples.feed(LATER, FIRST, START)
-        return RankShares(by_bucket=self.ledger().shares, exchanging=self.exchanging, images=feed.images if feed else 0)
+        ledger = self.ledger()
+        return RankShares(
+            by_bucket=ledger.shares,
+            exchanging=self.exchanging,
+            images=feed.images if feed else 0,
+            stopped=self._stopped_seconds / ledger.wall_seconds if ledger.wall_seconds > 0 else 0.0,
+        )
+
+    @property
+    def _stopped_seconds(self) -> float:
+        return sum(sum(attempt.stopped().values()) for attempt in self.attempts)
 
     @property
     def exchanging(self) -> float | None:

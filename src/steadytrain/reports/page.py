@@ -19,7 +19,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from steadytrain import __version__
-from steadytrain.errors import RunError
 from steadytrain.events import FeedStats
 from steadytrain.format import (
     NONE,
@@ -35,7 +34,6 @@ from steadytrain.format import (
     size,
     when,
 )
-from steadytrain.monitor import diagnose
 from steadytrain.reports.charts import TEMPLATES, charts, style
 from steadytrain.reports.mistakes import sections
 from steadytrain.reports.status import milestones
@@ -43,7 +41,7 @@ from steadytrain.reports.summary import Account, Repeats, find_repeats, reached
 from steadytrain.reports.tables import MARK, epoch_table, facts, interval_text
 from steadytrain.reports.time_spent import bar, rates_in_words, rows, sentence
 from steadytrain.reports.tuned import section
-from steadytrain.reports.verdict import verdict_sentences
+from steadytrain.reports.verdict import held_back
 
 if TYPE_CHECKING:
     import jinja2
@@ -287,7 +285,7 @@ def _run(index: int, account: Account) -> dict[str, Any]:
         "why": summary.course.why,
         "bar": bar(account.ledger.seconds),
         "spent": sentence(account.ledger),
-        "verdict": _verdict(account),
+        "verdict": held_back(account),
         "rates": rates_in_words(account.ledger),
         "columns": columns,
         "epochs": cells,
@@ -298,19 +296,9 @@ def _run(index: int, account: Account) -> dict[str, Any]:
     }
 
 
-def _verdict(account: Account) -> list[str]:
-    """Say what slowed a run down and what to change, a sentence each; nothing of another program's log."""
-    if account.summary.log:
-        return []
-    try:
-        return verdict_sentences(diagnose(account.run))[:2]
-    except RunError:
-        return []
-
-
 def heroes_and_verdict(account: Account) -> tuple[list[dict[str, str]], list[str]]:
     """Return the figures at the head of a run (``label``, ``value``, ``more``), and the sentences of its verdict."""
-    return _heroes(account), [line[:1].upper() + line[1:] for line in _verdict(account)]
+    return _heroes(account), [line[:1].upper() + line[1:] for line in held_back(account)]
 
 
 def _heroes(account: Account) -> list[dict[str, str]]:

@@ -33,6 +33,7 @@ from steadytrain.monitor.figures import RunScore
 from steadytrain.reports.mistakes import class_figures, class_rows, label_rows
 from steadytrain.reports.summary import Account, Epoch, Repeats, Summary, find_repeats
 from steadytrain.reports.time_spent import rows, to_dict
+from steadytrain.reports.verdict import held_back
 
 MARK = "steadytrain-report"
 
@@ -167,7 +168,7 @@ def epoch_table(account: Account) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(accounts: Sequence[Account]) -> str:
-    """Return a summary and where the time went, with a column for each run, then each run's epochs."""
+    """Return each run's verdict, a summary and where the time went, a column a run, then each run's epochs."""
 
     def escape(text: str) -> str:  # a name as itself in a cell: no markup, no second line
         line = "".join(c if c.isprintable() else " " for c in text)
@@ -184,6 +185,10 @@ def markdown(accounts: Sequence[Account]) -> str:
         for row in rows([account.ledger for account in accounts])
     ]
     parts = [f"<!-- {MARK} -->", f"# {', '.join(names)}"]
+    for name, account in zip(names, accounts, strict=True):
+        if verdict := held_back(account):
+            of = f" {name}" if len(names) > 1 else ""
+            parts.append(f"**What held{of or ' it'} back:** " + " ".join(escape(_sentence(line)) for line in verdict))
     keys = dict.fromkeys(key for run in words for key in run)
     parts.append(table(["", *names], [[key, *(escape(run.get(key, NONE)) for run in words)] for key in keys]))
     if groups := find_repeats([account.summary for account in accounts]):
@@ -205,6 +210,10 @@ def markdown(accounts: Sequence[Account]) -> str:
     of_repeats = "; of repeats: of their mean (Student)" if groups else ""
     parts.append(f"In brackets: the 95 % confidence interval (Wilson 1927){of_repeats}.\n")
     return "\n\n".join(parts)
+
+
+def _sentence(line: str) -> str:
+    return line[:1].upper() + line[1:] + ("" if line.endswith(".") else ".")
 
 
 def comma_separated(accounts: Sequence[Account]) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
+from steadytrain.errors import RunError
 from steadytrain.format import clean, number, pairs, percent, rate, wrap
-from steadytrain.monitor import Cause, Diagnosis, Ledger
+from steadytrain.monitor import Cause, Diagnosis, Ledger, diagnose
 from steadytrain.monitor.ledger import INPUT
 from steadytrain.monitor.rules import LEAST
 from steadytrain.monitor.rules.diagnose import Ceiling
+from steadytrain.reports.summary import Account
 
 MAX_CAUSES, MAX_COLUMNS, MAX_BUCKETS = 3, 100, 6
 LEAST_SHOWN = 0.005  # of the time: less rounds to nothing
@@ -50,6 +52,16 @@ def verdict_sentences(diagnosis: Diagnosis) -> list[str]:
     if first.change:
         lines.append(f"change: {clean(_change(first))}")
     return lines + [f"then: {clean(cause.sentence)}" for cause in others[:2]]
+
+
+def held_back(account: Account) -> list[str]:
+    """Say what slowed a run down and what to change, a sentence each; nothing of another program's log."""
+    if account.summary.log:
+        return []
+    try:
+        return verdict_sentences(diagnose(account.run))[:2]
+    except RunError:
+        return []
 
 
 def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -> str:

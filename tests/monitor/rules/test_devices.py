@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.monitor.rules.made import evidence, find, gpu, ledger, on_gpu, rank
 
@@ -113,3 +115,10 @@ def test_a_rank_with_more_images_is_not_called_slow() -> None:
 def test_one_process_has_neither() -> None:
     assert find("straggler", evidence(ranks={0: rank(communication=0.0)})) is None
     assert find("communication", evidence()) is None
+
+
+def test_a_late_rank_whose_process_was_stopped_says_so() -> None:
+    late = replace(rank(communication=0.02, other=0.4), stopped=0.4)
+    cause = find("straggler", evidence(ranks={0: rank(communication=0.4), 1: late}))
+    assert cause is not None and "Rank 1 is slower" in cause.sentence
+    assert cause.evidence[1] == "its process was stopped 40 % of the time (SIGSTOP, a frozen container or machine)"

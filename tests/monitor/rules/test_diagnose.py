@@ -63,6 +63,15 @@ def test_a_small_root_does_not_explain_a_large_symptom() -> None:
     assert [cause.name for cause in causes] == ["decode", "noisy_neighbour"] and not causes[0].because
 
 
+def test_little_unexplained_time_stands_behind_what_takes_most_of_it() -> None:
+    def order_of(unexplained: float, other: float) -> list[str]:
+        causes = [Cause(name=name, share=share, sentence="") for name, share in [("noisy_neighbour", other)]]
+        return [cause.name for cause in order([*causes, Cause(name="unexplained", share=unexplained, sentence="")])]
+
+    assert order_of(0.3, 0.5) == ["unexplained", "noisy_neighbour"]
+    assert order_of(0.15, 0.65) == ["noisy_neighbour", "unexplained"]
+
+
 def test_the_ceiling_is_the_probes_where_there_was_one() -> None:
     probed = Ceilings(
         step=10,

@@ -144,7 +144,9 @@ def ranks(evidence: Evidence) -> Iterator[Cause]:
         sentence=f"Rank {late} is slower than the others, which wait for it {percent(share)} of the time.",
         evidence=(
             f"rank {late} waits for the others {percent(waits[late])} of the time; they wait {percent(usual)}",
-            f"{spends}, the others {percent(theirs[worst])}",
+            f"{spends}, the others {percent(theirs[worst])}"
+            if (stopped := evidence.ranks[late].stopped) < share / 2
+            else f"its process was stopped {percent(stopped)} of the time (SIGSTOP, a frozen container or machine)",
         ),
         change=f"steady doctor --json on rank {late}'s machine, and steady doctor --against it on another's",
         saves=share,

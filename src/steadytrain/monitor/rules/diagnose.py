@@ -24,6 +24,7 @@ from steadytrain.monitor.history import read_history
 from steadytrain.monitor.ledger import INPUT, PASSES, STEADY, Ledger
 from steadytrain.monitor.rules import LEAST, Cause, find_causes
 from steadytrain.monitor.rules.cause import clip
+from steadytrain.monitor.rules.host import EXPLAINED
 from steadytrain.monitor.rules.pace import mean_pace
 from steadytrain.run import Run
 
@@ -172,10 +173,16 @@ def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
 
 
 def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
-    """Sort causes by cost, each after what explains it; unexplained time first, what every run has last."""
+    """Sort causes by cost, each after what explains it; unexplained time first, what every run has last.
+
+    Unexplained time comes by its share where another cause takes more than twice as much.
+    """
+    causes = tuple(causes)
+    most = max((cause.share for cause in causes if not cause.is_usual), default=0.0)
 
     def rank(cause: Cause) -> tuple[bool, bool, float]:
-        return cause.is_usual, cause.name != "unexplained", -cause.share
+        is_first = cause.name == "unexplained" and cause.share >= (1 - EXPLAINED) / EXPLAINED * most
+        return cause.is_usual, not is_first, -cause.share
 
     def explains(root: Cause, cause: Cause) -> bool:
         return cause.name in EXPLAINS.get(root.name, ()) and root.share >= ROOT * cause.share

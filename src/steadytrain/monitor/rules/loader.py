@@ -108,8 +108,8 @@ def feed(evidence: Evidence) -> Iterator[Cause]:
         elif name == "threads":
             stage = max(STAGES, key=pace.stage)
             subject = "the only loader thread spends" if pace.threads == 1 else f"its {pace.threads} threads spend"
-            idle = pace.idle
-            free = f" while {count(idle, 'core')} {'is' if idle == 1 else 'are'} idle" if (idle or 0.0) >= 0.05 else ""
+            idle = pace.idle or 0.0
+            free = f" while {count(idle, 'core')} {'is' if idle == 1 else 'are'} idle" if idle >= 0.05 else ""
             doing = "working" if stage == "batch" else DOING[stage]
             if stage != "batch" and pace.stage(stage) < MOSTLY * pace.busy:
                 doing = f"working, the longest at {doing}"
@@ -133,14 +133,14 @@ def _stage_sentence(pace: Pace, stage: str, share: float, waited: float) -> str:
             " in memory, and more threads would not help."
         )
     part = percent(pace.stage(stage) / max(pace.busy, 1e-12))
-    waits = f"The loop waits {percent(share)} of the time for images: the loader's threads spend {part} of it {doing}"
+    waits = f"The loop waits {percent(share)} of the time for images: {part} of the loader's work is {doing}"
     if pace.asleep > SLEEPS * pace.busy and share <= waited + LEAST / 3:
         return f"{waits}, and most of that is waiting, not computing."
     if pace.is_saturated or pace.held_up > pace.wait or share > waited + LEAST / 3:
         used = pace.step * (pace.machine.cpu or 0.0) if pace.machine else 0.0
-        part = clip(pace.stage(stage) * pace.on_processor / used) if used else 0.0
-        takes = f"it takes {percent(part)} of what the cores do, and updates wait for them"
-        return f"{costs}: {takes if part >= LEAST / 3 else 'the loop and its updates wait for it'}."
+        cores = clip(pace.stage(stage) * pace.on_processor / used) if used else 0.0
+        takes = f"it takes {percent(cores)} of what the cores do, and updates wait for them"
+        return f"{costs}: {takes if cores >= LEAST / 3 else 'the loop and its updates wait for it'}."
     return f"{waits}, and more threads would not help."
 
 

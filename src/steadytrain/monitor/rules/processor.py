@@ -192,24 +192,19 @@ def compute_threads(evidence: Evidence) -> Iterator[Cause]:
     if how == "estimated":
         num, left = free, _time_left(threads, free)
     share = clip(evidence.ledger.share(*PASSES) * (1 - left))
-    who, change, figures = (
-        count(threads, "thread computes", "threads compute"),
-        f"--set parallel.compute_threads={num}",
-        (),
-    )
+    who, change = count(threads, "thread computes", "threads compute"), f"--set parallel.compute_threads={num}"
+    figures = [*_core_figures(machine), f"a pass with {num} threads takes {percent(left)} of the time ({how})"]
     if was_set:
-        figures = (f"the run began with {evidence.compute_threads_begun}: its code has called torch.set_num_threads",)
+        figures.insert(
+            0, f"the run began with {evidence.compute_threads_begun}: its code has called torch.set_num_threads"
+        )
         change = f"leave torch.set_num_threads({threads}) out of the model's code"
     yield Cause(
         name="compute_threads",
         share=share,
         sentence=f"{who} while {count(pace.idle, 'core')} {'is' if pace.idle == 1 else 'are'} idle: that costs"
         f" {percent(share)} of the time.",
-        evidence=(
-            *figures,
-            *_core_figures(machine),
-            f"a pass with {num} threads takes {percent(left)} of the time ({how})",
-        ),
+        evidence=tuple(figures),
         change=change,
         saves=share,
     )
