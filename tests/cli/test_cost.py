@@ -154,10 +154,8 @@ def test_without_a_price_the_hours_and_the_energy_are_shown(tmp_path: Path, caps
 def test_runs_with_and_without_a_price_are_shown_together(tmp_path: Path, capsys: Captured) -> None:
     for name, price in (("a", 3.6), ("b", None)):
         run = Run.create(tmp_path / name, recipe())
-        known = {
-            "price": {"name": "as given", "per_hour": price, "currency": "USD", "date": "2026-11-24", "spent": 0.0}
-        }
-        begun = replace(started(steps=60), **(known if price else {}))
+        known = {"name": "as given", "per_hour": price, "currency": "USD", "date": "2026-11-24", "spent": 0.0}
+        begun = replace(started(steps=60), price=known if price else None)
         write(run, [begun, *course(0, 60, total=60)], Clock(), end=True)
     assert main(["cost", str(tmp_path)]) == 0
     out = capsys.readouterr().out
