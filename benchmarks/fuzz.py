@@ -716,6 +716,7 @@ class Session:
                 seen, moved = int(self.counts[0]), time.monotonic()
             elif time.monotonic() - moved > STUCK_SECONDS:
                 os.kill(child, signal.SIGKILL)
+        shutil.rmtree(f"/dev/shm/steady-fuzz-{child}", ignore_errors=True)
         size = int.from_bytes(self.current[:8], "little")
         if status and status != 3 << 8 and seen:  # ended by a signal, or by the fuzzer for it
             self.keep(self.current[8 : 8 + size], f"the process ended with status {status}: crash, or no end")

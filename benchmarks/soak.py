@@ -1,0 +1,281 @@
+"""What stays behind: a training that is restarted every minute with its page open; and a run of a million events.
+
+``restarts``  ``steady train`` on small images is stopped by SIGTERM every minute and given again, while ``steady watch
+              --web`` is open, one client follows its events and another loads the page. Memory, threads and open files
+              of both are recorded every two seconds. The slope of memory is a least-squares line over the time: of the
+              page's process, and of the last quarter of each start of the training. What is left after each stop is
+              counted: shared memory, temporary files, and files of the run under temporary names.
+``events``    a log of a million lines, in the proportions of a real run, is read by ``steady report``, by the page and
+              by ``steady watch``: seconds until the first answer, and the largest memory of the process.
+
+usage: python benchmarks/soak.py [restarts] [events] [--seconds 900] [--every 60] [--lines 1000000] [--save]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import linear_regression, median
+from typing import Any
+
+import numpy as np
+import psutil
+from PIL import Image
+
+import machine
+
+BAR_SECONDS, BAR_BYTES = 2.0, 300 * 2**20
+SHARED = set(os.listdir("/dev/shm"))  # noqa: PTH208
+"""What is there of others; another program's may come while this one runs."""
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "run-2026-11" / "run"
+
+
+def get(port: int, path: str) -> Iterator[bytes]:
+    """Ask for a path; yield the answer as it comes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+        while piece := connection.recv(1 << 16):
+            yield piece
+
+
+def start(*words: str, quiet: bool = True) -> subprocess.Popen[str]:
+    """Start a command of steadytrain."""
+    to = subprocess.DEVNULL if quiet else subprocess.PIPE
+    return subprocess.Popen([*machine.STEADY, *words], stdout=to, stderr=subprocess.DEVNULL, text=True)
+
+
+def page_of(run: Path) -> tuple[subprocess.Popen[str], int]:
+    """Open the page of a run; return its process and its port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = start("watch", str(run), "--web", "--port", str(port))
+    while process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            break
+        time.sleep(0.02)
+    return process, port
+
+
+def samples_of(process: psutil.Process) -> dict[str, int]:
+    """Return memory, threads and files of a process and its children."""
+    row = {"rss": 0, "threads": 0, "files": 0, "processes": 0}
+    for each in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            row["rss"] += each.memory_info().rss
+            row["threads"] += each.num_threads()
+            row["files"] += each.num_fds()
+            row["processes"] += 1
+    return row
+
+
+def slope(rows: Sequence[dict[str, Any]]) -> float | None:
+    """Return megabytes an hour."""
+    if len(rows) < 5:
+        return None
+    return linear_regression([row["at"] for row in rows], [row["rss"] / 1e6 for row in rows]).slope * 3600
+
+
+def left(folder: Path, run: Path) -> dict[str, list[str]]:
+    """Return what a stopped command has left."""
+    shared = [name for name in os.listdir("/dev/shm") if name not in SHARED and "fuzz" not in name]  # noqa: PTH208
+    parts = [
+        str(path.relative_to(run)) for path in run.rglob("*") if ".part" in path.name or path.name.endswith(".new")
+    ]
+    return {"shared": shared, "temporary": sorted(path.name for path in (folder / "tmp").iterdir()), "parts": parts}
+
+
+def restarts(folder: Path, seconds: float, every: float) -> dict[str, Any]:
+    """Train, stop and start again, with the page open."""
+    os.environ |= {"TMPDIR": str(folder / "tmp"), "STEADYTRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    (folder / "tmp").mkdir()
+    draw = np.random.default_rng(0)
+    for number in range(400):
+        path = folder / "images" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
+    run = folder / "run"
+    words = ["train", str(folder / "images"), "--val-fraction", "0.1", "--model", "resnet20", "--size", "32"]
+    words += ["--epochs", "100000", "--batch-size", "32", "--device", "cpu", "--run", str(run)]
+    words += ["--set", "every.save_steps=50"]
+    before = left(folder, folder)
+    starts, of_page, codes, lefts = list[list[dict[str, Any]]](), list[dict[str, Any]](), list[int](), list[Any]()
+    page: subprocess.Popen[str] | None = None
+    is_over, loads, follows = threading.Event(), list[float](), [0]
+    threads = list[threading.Thread]()
+
+    def follow(port: int) -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(OSError):
+                for _ in get(port, "/events"):
+                    follows[0] += 1
+                    if is_over.is_set():
+                        break
+            is_over.wait(0.2)
+
+    def load(port: int) -> None:
+        while not is_over.wait(5):
+            since = time.perf_counter()
+            with contextlib.suppress(OSError):
+                if b"".join(get(port, "/")).startswith(b"HTTP/1.1 200"):
+                    loads.append(time.perf_counter() - since)
+
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        process, rows, began = start(*words), list[dict[str, Any]](), time.monotonic()
+        known = psutil.Process(process.pid)
+        while time.monotonic() - began < every and process.poll() is None:
+            if page is None and (run / "events.jsonl").exists():
+                page, port = page_of(run)
+                threads = [threading.Thread(target=task, args=(port,), daemon=True) for task in (follow, load)]
+                for thread in threads:
+                    thread.start()
+            time.sleep(2)
+            rows.append({"at": time.monotonic() - began, **samples_of(known)})
+            if page is not None:
+                of_page.append({"at": time.monotonic(), **samples_of(psutil.Process(page.pid))})
+        if process.poll() is not None and process.returncode != 75:
+            raise SystemExit(f"steady {' '.join(words)} ended with {process.returncode}")
+        process.send_signal(signal.SIGTERM)
+        codes.append(process.wait(120))
+        starts.append(rows)
+        lefts.append(left(folder, run))
+        machine.say(f"start {len(starts)}: exit {codes[-1]}, left {lefts[-1]}, page {of_page[-1] if of_page else None}")
+    is_over.set()
+    if page is not None:
+        page.send_signal(signal.SIGINT)
+        page.wait(60)
+    late = [rows[len(rows) * 3 // 4 :] for rows in starts]
+    steps = (run / "events.jsonl").read_bytes().count(b'"kind":"Step"')
+    ends = [row[-1] for row in starts if row]
+    half = of_page[len(of_page) // 2 :]
+    return {
+        "seconds": seconds,
+        "starts": len(starts),
+        "exits": sorted(set(codes)),
+        "updates": steps,
+        "train": {
+            "rss_mb_at_the_end_of_each_start": [row["rss"] / 1e6 for row in ends],
+            "mb_per_hour_of_the_last_quarter_of_each_start": [slope(rows) for rows in late],
+            "threads": sorted({row["threads"] for row in ends}),
+            "files": sorted({row["files"] for row in ends}),
+        },
+        "page": {
+            "mb_per_hour": slope(of_page),
+            "mb_per_hour_of_the_second_half": slope(half),
+            "rss_mb": [of_page[0]["rss"] / 1e6, of_page[-1]["rss"] / 1e6] if of_page else [],
+            "threads": sorted({row["threads"] for row in of_page}),
+            "files": [min(row["files"] for row in of_page), max(row["files"] for row in of_page)] if of_page else [],
+            "pieces_of_events": follows[0],
+            "loads": len(loads),
+            "median_load_seconds": median(loads) if loads else None,
+        },
+        "left_before": before,
+        "left": {
+            key: sorted({name for each in lefts for name in each[key]}) for key in ("shared", "temporary", "parts")
+        },
+    }
+
+
+def a_long_run(folder: Path, lines: int) -> Path:
+    """Repeat what a kept run wrote between its start and its end until its log has so many lines."""
+    run = folder / "long"
+    run.mkdir()
+    (run / "recipe.json").write_bytes((GOLDEN / "recipe.json").read_bytes())
+    events = [json.loads(line) for line in (GOLDEN / "events.jsonl").read_bytes().splitlines()]
+    last = next(number for number, event in enumerate(events) if event["kind"] == "Ended")
+    first = next(number for number, event in enumerate(events) if event["kind"] == "Step")
+    block = events[first:last]
+    steps, seconds = events[last]["step"], events[last]["time"] - events[first]["time"]
+    repeats = -(-(lines - first - 1) // len(block))
+    events[0]["steps"] = repeats * steps
+
+    def moved(event: dict[str, Any], number: int) -> dict[str, Any]:
+        rises = {"time": seconds, "step": steps, "position": 480 * steps}
+        return event | {key: event[key] + number * rise for key, rise in rises.items() if key in event}
+
+    def line(event: dict[str, Any]) -> str:
+        return json.dumps(event, separators=(",", ":")) + "\n"
+
+    with (run / "events.jsonl").open("w", encoding="utf-8") as log:
+        log.writelines(map(line, events[:first]))
+        for number in range(repeats):
+            log.writelines(line(moved(event, number)) for event in block)
+        log.write(line(moved(events[last], repeats - 1) | {"status": "finished"}))
+    return run
+
+
+def timed(*words: str) -> dict[str, Any]:
+    """Run a command; return its seconds and its largest memory."""
+    since = time.perf_counter()
+    process = start(*words)
+    _, status, usage = os.wait4(process.pid, 0)
+    row = {"seconds": time.perf_counter() - since, "cpu_seconds": usage.ru_utime + usage.ru_stime}
+    return row | {"largest_bytes": usage.ru_maxrss << 10, "exit": os.waitstatus_to_exitcode(status)}
+
+
+def events(folder: Path, lines: int) -> dict[str, Any]:
+    """Let each view read a long log."""
+    run = a_long_run(folder, lines)
+    log = run / "events.jsonl"
+    rows: dict[str, Any] = {"import alone (steady --version)": timed("--version")}
+    rows["steady report"] = timed("report", str(run))
+    rows["steady report -o page.html"] = timed("report", str(run), "-o", str(folder / "page.html"))
+    rows["steady diagnose"] = timed("diagnose", str(run))
+    rows["steady watch"] = timed("watch", str(run))
+    since = time.perf_counter()
+    process, port = page_of(run)
+    known, largest = psutil.Process(process.pid), 0
+    b"".join(get(port, "/"))
+    page_seconds, all_seconds = time.perf_counter() - since, 0.0
+    text = b""
+    for piece in get(port, "/events"):
+        text = text[-200:] + piece
+        largest = max(largest, known.memory_info().rss)
+        if re.search(rb'"(?:status|over)"', text) and b"account" in text:
+            all_seconds = time.perf_counter() - since
+            break
+    rows["steady watch --web"] = {
+        "seconds_to_page": page_seconds,
+        "seconds_to_all": all_seconds,
+        "largest_bytes": largest,
+    }
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    for row in rows.values():
+        slowest = max(value for key, value in row.items() if key.startswith("seconds"))
+        row["holds"] = slowest <= BAR_SECONDS and row["largest_bytes"] <= BAR_BYTES
+    with log.open("rb") as file:
+        return {"lines": sum(1 for _ in file), "bytes": log.stat().st_size, "views": rows}
+
+
+def main() -> None:
+    """Measure, and record."""
+    parser = machine.parser(__doc__)
+    parser.add_argument("parts", nargs="*", choices=["restarts", "events", []], help="default: both")
+    parser.add_argument("--seconds", type=float, default=900)
+    parser.add_argument("--every", type=float, default=60)
+    parser.add_argument("--lines", type=int, default=1_000_000)
+    args = parser.parse_args()
+    chosen = args.parts or ["restarts", "events"]
+    rows = dict[str, Any]()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if "events" in chosen:
+            rows["events"] = events(folder, args.lines)
+        if "restarts" in chosen:
+            rows["restarts"] = restarts(folder, args.seconds, args.every)
+    machine.record(machine.of_cases("soak", chosen, ["restarts", "events"]), rows, save=args.save)
+
+
+if __name__ == "__main__":
+    main()
