@@ -45,7 +45,7 @@ def tracking(run: Run, *, is_first: bool) -> Iterator[Callable[[], None]]:
     finally:
         for follower in followers:
             follower.end()
-        ended = run.progress().ended
+        ended = run.progress().ended if followers else None
         seconds = PREEMPTED_SECONDS if ended is not None and ended.status == "preempted" else END_SECONDS
         until = time.monotonic() + seconds
         with ExitStack() as stack:
