@@ -107,7 +107,7 @@ TOOLS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class FlagAnswer:
-    """What ``steady train`` makes of a flag of another tool.
+    """The answer of ``steady train`` to a flag of another tool.
 
     Args:
         typed: the flag with its value, and others that it needs.

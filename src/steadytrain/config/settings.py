@@ -1,4 +1,4 @@
-"""What is known of a setting of the recipe, once, in the metadata of its field.
+"""Facts about a setting of the recipe, once, in the metadata of its field.
 
 Flags, their help, the words of other trainers, the pages of the recipe and the limits are all made from it: a new
 setting is its field, and the place that uses it.

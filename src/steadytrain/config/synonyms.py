@@ -1,4 +1,4 @@
-"""What users of timm, Lightning, Keras and MXNet ask for that is said otherwise here, or not there.
+"""Words of timm, Lightning, Keras and MXNet for flags that are called otherwise here, or not there.
 
 Words that are exactly a setting of the recipe stand at its field (:mod:`steadytrain.config.parts`). A word is looked up
 without its dashes: ``--weight-decay``, ``weight_decay`` and ``optim.weight_decay`` are one.

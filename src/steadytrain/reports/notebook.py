@@ -1,4 +1,4 @@
-"""What a notebook shows of a run, a verdict, an evaluation or a bill: the figures and curves of the report, in a cell.
+"""Views of a run, a verdict, an evaluation or a bill in a notebook: the figures and curves of the report, in a cell.
 
 IPython is told of them by the package, when a public name is used within IPython; nothing else needs it.
 """

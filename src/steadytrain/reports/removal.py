@@ -27,7 +27,7 @@ WEIGHTS = ("best.safetensors", "model.safetensors")
 
 @dataclass(frozen=True)
 class Removal:
-    """What goes of one run; ``is_whole``: its folder too. ``num_bytes``: of the files, each once."""
+    """The files of one run that go; ``is_whole``: its folder too. ``num_bytes``: of the files, each once."""
 
     row: RunRow
     paths: tuple[Path, ...]

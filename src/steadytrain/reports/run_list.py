@@ -90,7 +90,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class RunNotes:
-    """What a user wrote on a run."""
+    """Tags and a note that a user wrote on a run."""
 
     tags: tuple[str, ...] = ()
     note: str = ""

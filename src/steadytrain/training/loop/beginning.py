@@ -1,4 +1,4 @@
-"""What comes before the first update of an attempt, or of the run: its first events, and the fit of a classifier."""
+"""The beginning of an attempt, before its first update: its first events, and the fit of a classifier."""
 
 from __future__ import annotations
 

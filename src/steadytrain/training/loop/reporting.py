@@ -1,4 +1,4 @@
-"""What a run tells while it trains: losses and speed, epochs, where its time went, and notices."""
+"""Events of a run while it trains: losses and speed, epochs, where its time went, and notices."""
 
 from __future__ import annotations
 

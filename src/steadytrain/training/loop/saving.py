@@ -1,4 +1,4 @@
-"""What is saved after an update, and that only what can be trained on is: checkpoints, weights."""
+"""Save checkpoints and weights after an update, and only what can be trained on."""
 
 from __future__ import annotations
 

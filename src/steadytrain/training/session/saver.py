@@ -1,4 +1,4 @@
-"""What a run keeps on the disk: checkpoints and weights, written in a thread; and when the next checkpoint is due."""
+"""Files that a run keeps on the disk: checkpoints and weights, written in a thread; when the next one is due."""
 
 from __future__ import annotations
 
