@@ -1,4 +1,4 @@
-"""Views of a run, a verdict, an evaluation or a bill in a notebook: the figures and curves of the report, in a cell.
+"""Views of a run, a verdict, a ledger or an evaluation in a notebook: figures and curves of the report, in a cell.
 
 IPython is told of them by the package, when a public name is used within IPython; nothing else needs it.
 """
