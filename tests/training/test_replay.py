@@ -26,7 +26,7 @@ from steadytrain.machine import notices
 from steadytrain.run import Run
 from steadytrain.training import steps, train
 from steadytrain.training.loop import steps as loop_steps
-from steadytrain.training.loop.replay import replay
+from steadytrain.training.loop.replay import _copy_of, replay
 
 NET = """\
 import torch
@@ -296,3 +296,9 @@ def test_a_wish_to_stop_while_an_update_is_replayed_leaves_the_run_to_the_next_a
     events = list(steps(run, allow_import=True, say=said.append, stop=lambda: "SIGTERM" if said else None))
     assert isinstance(events[-1], Ended) and events[-1].status == "preempted"
     assert Run.open(run.directory).recipe.every.skip == () and said == [said[0]]
+
+
+def test_the_copy_that_is_replayed_is_sent_nowhere(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "a", recipe.with_({"every.track": "tensorboard", "every.upload": "s3://bucket/a"}))
+    with _copy_of(run, math.inf, {}) as (copy, _):
+        assert copy.recipe.every.track is None is copy.recipe.every.upload

@@ -40,10 +40,20 @@ def hang(run):
     (run.folder.parent / "hanging").touch()
     time.sleep(600)
 
+def leave(run):
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+
 def fail(run):
     raise ConnectionError("no route to host")
 """
-POINTS = "[steadytrain.trackers]\nkept = our_services:Kept\nhanging = our_services:hang\nfailing = our_services:fail\n"
+POINTS = """[steadytrain.trackers]
+kept = our_services:Kept
+hanging = our_services:hang
+leaving = our_services:leave
+failing = our_services:fail
+"""
 
 
 @pytest.fixture
@@ -88,6 +98,15 @@ def test_a_service_that_hangs_is_given_up_when_the_training_has_ended(
         while not (tmp_path / "hanging").exists():
             time.sleep(0.02)
     assert "hanging had not taken everything when the wait was over" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("_services")
+def test_what_a_service_leaves_behind_ends_with_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "END_SECONDS", 2.0)
+    run = Run.create(tmp_path / "a", usual().with_({"every.track": "leaving"}))
+    with tracking(run, is_first=True) as begin:
+        begin()
+        time.sleep(1)
 
 
 @pytest.mark.usefixtures("_services")

@@ -763,7 +763,7 @@ def _train_visibly(
             if display is not None:
                 display.show(event)
                 if isinstance(event, Started):
-                    for line in head_lines(run.recipe, event):
+                    for line in head_lines(run.recipe.after(event.step), event):
                         note(line)
             if speedometer is not None:
                 for line in speedometer.stamped(event):  # as it is: its tabs are what the old tools split at

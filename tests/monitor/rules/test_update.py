@@ -200,3 +200,8 @@ def test_growing_waits_for_a_core_are_no_growth_of_the_model() -> None:
 def test_images_that_grow_by_the_recipe_are_no_growth() -> None:
     facts = evidence(parts=stretches(0.01, 0.013, 0.017, 0.02, 0.023))
     assert find("growth", changed(facts, recipe=recipe(data__grow_size=("16@0.5", "32@1")))) is None
+
+
+def test_layers_that_are_trained_one_after_another_are_no_growth() -> None:
+    facts = evidence(parts=stretches(0.01, 0.013, 0.017, 0.02, 0.023))
+    assert find("growth", changed(facts, recipe=recipe(model__train="gradual:2"))) is None

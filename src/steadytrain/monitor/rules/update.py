@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from steadytrain.config.parts import GRAPH_OPTIMIZERS
+from steadytrain.config.phases import parse_train
 from steadytrain.events import Compiled, StepMeasured, ThreadStats
 from steadytrain.format import count, duration, percent
 from steadytrain.monitor.evidence import Evidence
@@ -152,8 +153,8 @@ def _held_up(evidence: Evidence) -> Iterator[str]:
 def growth(evidence: Evidence) -> Iterator[Cause]:
     """Find parts of the update that take longer and longer: something is kept from step to step."""
     parts, wall, recipe = evidence.parts, evidence.ledger.wall_seconds, evidence.recipe
-    if len(parts) < 3 or wall <= 0 or recipe.data.grow_size:
-        return
+    if len(parts) < 3 or wall <= 0 or recipe.data.grow_size or parse_train(recipe.model.train).has_phases:
+        return  # larger images, or more layers that are trained, take longer
     lost = dict[str, float]()
     for name in parts[0].seconds:
         times = [part.seconds[name] for part in parts]

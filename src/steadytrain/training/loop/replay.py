@@ -170,7 +170,7 @@ def _require_end(event: Event) -> None:
 def _copy_of(run: Run, before: float, changes: dict[str, object]) -> Iterator[tuple[Run, int]]:
     """Copy recipe and newest intact checkpoint of up to ``before`` updates to a folder that is removed afterwards."""
     quiet: dict[str, object] = {"every.save_minutes": NEVER, "every.save_steps": None, "every.stall_minutes": None}
-    quiet |= {"every.upload": None}
+    quiet |= {"every.upload": None, "every.track": None}
     if not run.recipe.waits_for_evaluations:  # otherwise no weight depends on them
         quiet["every.evaluate_epochs"] = NEVER
     with scratch_beside(run.directory / "replay") as folder:

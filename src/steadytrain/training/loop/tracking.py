@@ -21,7 +21,9 @@ END_SECONDS = 60.0
 QUIET_SECONDS = 3.0
 """After so long the wait is told."""
 PREEMPTED_SECONDS = 5.0
-"""The same where the machine is about to go."""
+"""So long it may take where the machine is about to go."""
+LEFT_SECONDS = 5.0
+"""So long the output of killed processes is read on: one that left their group may hold it open for ever."""
 
 
 @contextmanager
@@ -122,10 +124,10 @@ class _Follower:
     def kill(self) -> None:
         """End the process, with all that it started, if it has not finished."""
         if self._process is not None:
-            if self._process.poll() is None:
-                self._is_killed = True
+            if self._thread.is_alive():  # the process, or one that it started and left with its output open
+                self._is_killed = self._process.poll() is None
                 kill_group(self._process)
-            self._thread.join()
+            self._thread.join(LEFT_SECONDS)
             if self._process.stdin is not None:
                 with suppress(OSError):
                     self._process.stdin.close()
