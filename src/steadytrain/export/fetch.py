@@ -92,7 +92,7 @@ async def fetch(
             raise FetchError(f"{address} is not in this server's list of addresses (--allow-url)")
 
     check(url)
-    connections: list[socket.socket] = []
+    connections = _Connections()
     trusted = None if allow_private else frozenset[Origin]()
     opener = client(
         trusted=trusted,
@@ -120,7 +120,24 @@ async def fetch(
         reason = getattr(error, "reason", error)
         raise FetchError(f"{url} cannot be read: {getattr(reason, 'strerror', None) or reason}") from None
     finally:
-        for connection in connections:  # a thread may still read from one
+        connections.end()  # a thread may still read from one, or only now make one
+
+
+class _Connections(list[socket.socket]):
+    """The connections of a fetch: once it is over, one that a thread makes late ends at once."""
+
+    _is_over = False
+
+    def append(self, connection: socket.socket) -> None:
+        """Add a connection."""
+        super().append(connection)
+        if self._is_over:
+            self.end()
+
+    def end(self) -> None:
+        """End those that there are, and those to come."""
+        self._is_over = True
+        for connection in list(self):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
