@@ -162,7 +162,8 @@ def steps(
             return
 
         hear = stop if group is None else partial(_any_stop, stop, group)
-        find = partial(_remedied, run, problem, allow_import, say, hear, since)
+        explain = partial(_explained, run, problem, allow_import, say, hear, since)
+        find = partial(_remedied, run, problem, explain, say)
         run = find() if group is None else _agreed(run, find, problem, group)
         began, probe = None, False
 
@@ -194,23 +195,19 @@ def _agreed(run: Run, find: Callable[[], Run], problem: DivergedError, group: Gr
 
 
 def _remedied(
-    run: Run,
-    error: DivergedError,
-    allow_import: bool | None,
-    say: Callable[[str], None],
-    stop: Callable[[], str | None],
-    since: float,
+    run: Run, error: DivergedError, explain: Callable[[], tuple[int | None, str]], say: Callable[[str], None]
 ) -> Run:
     """Return a run that is not finite any more with the remedy of its recipe, to go on from its newest checkpoint.
 
-    As it is, if somebody asks to stop: the next attempt hears it, and is to have the same chance.
+    As it is, if somebody asks to stop: the next attempt hears it, and is to have the same chance. ``explain`` finds the
+    update that was not finite first, and says so in a line.
 
     Raises:
         DivergedError: it is to stop, or has no remedy left; with the update, the layer and the images, which are saved.
     """
     every, name = run.recipe.every, run.recipe.every.nonfinite
     try:
-        step, why = _explained(run, error, allow_import, say, stop, since)
+        step, why = explain()
     except ReplayStoppedError as stopped:
         if name == "stop":
             raise DivergedError(f"{error}; which images it was is not known ({stopped})") from None
