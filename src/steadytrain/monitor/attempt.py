@@ -231,7 +231,8 @@ class Attempt:
                 self._waits.add_stats(event)
             case MachineStats():
                 if not self._granted or self._granted[-1][1:] != (event.cores, event.quota):
-                    self._granted.append((event.time, event.cores, event.quota))
+                    since = event.seconds if self._granted else 0.0  # it may have changed just after the sample before
+                    self._granted.append((event.time - since, event.cores, event.quota))
             case ThreadStats():
                 stopped = {bucket: of["stopped"] for bucket, of in event.loop.items() if of.get("stopped", 0.0) > 0}
                 if stopped and (not self.stops or self.stops[-1][1] != stopped):

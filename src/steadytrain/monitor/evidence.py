@@ -84,6 +84,7 @@ class Evidence:
         position: images that the run has come to.
         first: the first pass over the data.
         steady: later passes where there are some, else all after the first figures.
+        whole: the machine's means over all of the run, its start and evaluations included.
         first_part: of the seconds of ``ledger.STEADY``, the share that lies in the first pass.
         updates: how long updates take, warm-up left out.
         events: the newest of each kind: see :meth:`newest`.
@@ -105,6 +106,7 @@ class Evidence:
     position: int = 0
     first: Stretch = Stretch()
     steady: Stretch = Stretch()
+    whole: MachineStats | None = None
     first_part: float = 0.0
     updates: UpdateTimes = field(default_factory=UpdateTimes)
     events: Mapping[type[Event], Event] = field(default_factory=dict)

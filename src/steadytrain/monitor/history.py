@@ -359,6 +359,7 @@ class RunHistory:
                 feed=samples.feed(LATER, FIRST, START),
                 machine=_during_updates(samples.machine(LATER, FIRST, START), cores),
             ),
+            whole=samples.whole.result(),
             first_part=first_part,
             updates=self.step_times.result(),
             events=dict(self._newest),

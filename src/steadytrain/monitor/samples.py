@@ -220,6 +220,7 @@ class RunSamples:
 
     feeds: dict[int, FeedStats] = field(default_factory=dict)
     machines: dict[int, Mean[MachineStats]] = field(default_factory=dict)
+    whole: Mean[MachineStats] = field(default_factory=Mean)
     devices: dict[int, dict[int, Mean[DeviceStats]]] = field(default_factory=dict)
     servers: ServerStats | None = None
     evaluations: tuple[int, float] = (0, 0.0)
@@ -241,6 +242,7 @@ class RunSamples:
                 self._feed = event
             case MachineStats():
                 self.machines.setdefault(phase, Mean()).add(event)
+                self.whole.add(event)
             case DeviceStats():
                 self.devices.setdefault(event.index, {}).setdefault(phase, Mean()).add(event)
                 self._used.add(event.index)

@@ -85,6 +85,16 @@ def test_neighbours_that_take_nothing_from_the_run_are_no_cause() -> None:
     assert find("noisy_neighbour", changed(facts, threads=None)) is not None, "by pressure, where nobody looked"
 
 
+def test_neighbours_of_the_first_pass_alone_are_a_cause_too() -> None:
+    facts = evidence(
+        machine=machine(cpu=1.8, others=0.0, idle=0.2),  # of later passes
+        whole=machine(cpu=1.3, others=0.65, idle=0.05),
+        threads=threads(ran=37.0, queued=20.0),
+    )
+    cause = find("noisy_neighbour", facts)
+    assert cause is not None and "take 0.7 cores" in cause.sentence and "the run uses 1.30" in cause.evidence[0]
+
+
 def test_the_loader_holds_updates_up_no_longer_than_their_threads_wait_for_a_core() -> None:
     facts = evidence(
         feed=feed(seconds=65.0, decode=50.0, bytes_each=1000),
@@ -202,6 +212,21 @@ def test_explained_time_is_not_reported_as_unexplained() -> None:
         threads=threads(ran=33.0, queued=31.0),
     )
     assert find("unexplained", facts) is None and first(facts) == "noisy_neighbour"
+
+
+def test_neighbours_that_leave_it_its_cores_may_slow_the_run_all_the_same() -> None:
+    facts = evidence(
+        measured=measured(full=0.03, fixed=0.001),
+        machine=machine(cpu=1.0, others=0.9),
+        threads=threads(ran=64.0, compute=(63.0, 0.0)),
+    )
+    cause = find("noisy_neighbour", facts)
+    assert cause is not None and cause.share == pytest.approx(30 / 65, abs=0.01) and find("unexplained", facts) is None
+    assert "Other processes use 0.9 cores, and updates take longer beside it" in cause.sentence
+    alone = changed(facts, machine=machine(cpu=1.0, others=0.0))
+    unexplained = find("unexplained", alone)
+    assert find("noisy_neighbour", alone) is None and unexplained is not None
+    assert any("the processor was slower" in figure for figure in unexplained.evidence)
 
 
 def test_waiting_for_a_core_is_explained_even_where_nothing_can_be_done() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.monitor.rules.made import changed, evidence, feed, find, ledger, machine, started, times
+from tests.monitor.rules.made import changed, evidence, feed, find, ledger, machine, started, threads, times
 
 from steadytrain.monitor import Evidence
 from steadytrain.monitor.evidence import Stretch
@@ -77,6 +77,16 @@ def test_a_stage_that_waits_needs_more_threads_and_no_cores() -> None:
     assert cause is not None and "waiting, not computing" in cause.sentence
     assert cause.change == "--threads 3" and cause.saves == pytest.approx(135 / 200, abs=0.03)
     assert find("threads", facts) is None
+
+
+def test_a_stage_that_waits_for_a_core_is_slow_and_not_asleep() -> None:
+    # The one thread decodes all the time, a fifth of it without a core: that is no waiting which more threads hide.
+    slow = feed(seconds=160.0, decode=158.0, asleep=0.2)
+    held, busy = ledger(input_decode=95.0), machine(cpu=1.5, others=0.25, idle=0.25)
+    queued = threads(ran=40.0, queued=20.0, feed={"ran": 126.0, "queued": 31.0})
+    cause = find("decode", evidence(ledger=held, feed=slow, machine=busy, threads=queued))
+    asleep = find("decode", evidence(ledger=held, feed=slow, machine=busy, threads=threads(ran=40.0, queued=20.0)))
+    assert cause is not None and asleep is not None and cause.share > 0.5 > 2 * asleep.share
 
 
 def test_photographs_far_larger_than_needed_are_packed_smaller() -> None:

@@ -176,10 +176,21 @@ def test_a_forward_pass_that_grows_from_step_to_step_is_named_with_its_steps() -
     assert cause.evidence[0].startswith("the forward pass takes 10.0 ms by step 200, 13.0 ms by step 400")
 
 
+def test_growth_may_begin_slowly() -> None:
+    cause = find("growth", evidence(parts=stretches(0.0401, 0.0406, 0.0494, 0.0589, 0.0654)))
+    assert cause is not None and "the forward pass takes 1.6 times as long" in cause.sentence
+
+
 @pytest.mark.parametrize(
     "forward",
-    [(0.02,) * 5, (0.01, 0.01, 0.04, 0.04, 0.04), (0.01, 0.02, 0.03, 0.02, 0.04), (0.04, 0.03, 0.02, 0.01, 0.01)],
-    ids=["steady", "once", "up and down", "faster"],
+    [
+        (0.02,) * 5,
+        (0.01, 0.01, 0.04, 0.04, 0.04),
+        (0.01, 0.0105, 0.03, 0.04, 0.041),
+        (0.01, 0.02, 0.03, 0.02, 0.04),
+        (0.04, 0.03, 0.02, 0.01, 0.01),
+    ],
+    ids=["steady", "once", "once, in the middle of a fifth", "up and down", "faster"],
 )
 def test_what_does_not_grow_steadily_is_no_growth(forward: tuple[float, ...]) -> None:
     assert find("growth", evidence(parts=stretches(*forward))) is None

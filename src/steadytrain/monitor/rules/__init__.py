@@ -38,6 +38,6 @@ RULES: tuple[Callable[[Evidence], Iterator[Cause]], ...] = (
 def find_causes(evidence: Evidence) -> list[Cause]:
     """Return the causes that are worth a person's time, and those that would be on another device."""
     causes = add_disk_waits(evidence, [cause for rule in RULES for cause in rule(evidence)])
-    causes += unexplained(evidence, causes)
+    causes = unexplained(evidence, causes)
     least = max(LEAST, LEAST_SECONDS / evidence.ledger.wall_seconds if evidence.ledger.wall_seconds > 0 else LEAST)
     return [cause for cause in causes if cause.share >= least or cause.name == "sync"]

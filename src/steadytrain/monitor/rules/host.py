@@ -26,6 +26,8 @@ AT_WORK = 0.1  # of a core: another Python thread that uses more is one to speak
 EXPLAINED = 2 / 3  # of what updates take too long: where the causes explain less, the rest is told first
 MUCH_LONGER = 0.25  # of an update: what it has to take longer than alone, on a machine that is never quite still
 LEAST_UNEXPLAINED = 0.1  # of the time
+RAN = 0.9  # of an update: a training thread that was on a processor for so long waited for nothing
+BESIDE = 0.3  # cores: other processes that use as many may slow this run though none of its threads waits for a core
 EXPLAIN = frozenset(
     {"model_waits", "host_code", "busy_thread", "noisy_neighbour", "threads", "decode", "augment", "gather", "affinity"}
     | {
@@ -180,7 +182,7 @@ def _locked(evidence: Evidence, bucket: str) -> float:
 
 def rivals(evidence: Evidence) -> dict[str, float]:
     """Return the cores that ``others`` take from this process, and a busy ``thread`` of its own beside the training."""
-    machine, thread = evidence.machine, busy_thread(evidence)
+    machine, thread = evidence.whole or evidence.machine, busy_thread(evidence)
     others = (machine.others or 0.0) if machine is not None else 0.0
     threads = evidence.newest(ThreadStats)
     seconds = threads.seconds if threads is not None else 0.0
@@ -243,8 +245,13 @@ def host_code(evidence: Evidence) -> Iterator[Cause]:
         )
 
 
-def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Cause]:
-    """Find time in updates that no cause explains: more than the same passes take alone, or unknown waits."""
+def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
+    """Return the causes with one more for time in updates that none explains: more than the same passes take alone.
+
+    Where updates take longer while another thread or other processes are at work, it is put down to those: they share
+    Python's lock, or caches and memory, where nobody is seen to wait. Else it is ``unexplained``, and so are waits for
+    which there is no place.
+    """
     loop, mean = loop_time(evidence), evidence.mean_seconds(*PASSES, "optimizer")
     references = dict(_references(evidence))
     name = min(references, key=lambda name: references[name], default="")
@@ -257,17 +264,23 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Cause]:
     share = 0.0
     if excess >= MUCH_LONGER * passes and explained < EXPLAINED * excess:
         share = excess - explained
-    if loop is not None and evidence.on_cpu and not evidence.takes_turns:  # threads that take turns wait for each other
-        share = max(share, loop.unknown)
-    if share < LEAST_UNEXPLAINED:
-        return
+    unknown = 0.0 if loop is None or not evidence.on_cpu or evidence.takes_turns else loop.unknown
+    if max(share, unknown) < LEAST_UNEXPLAINED:  # threads that take turns wait for each other
+        return list(causes)
     figures, is_longer = [], excess >= MUCH_LONGER * passes
     if is_longer:
         figures.append(f"an update takes {duration(mean)}, {name} {duration(references[name])}")
     figures.append(f"the causes that were found explain {percent(explained)} of the time")
-    threads, machine = evidence.newest(ThreadStats), evidence.machine
+    threads, machine, thread = evidence.newest(ThreadStats), evidence.whole or evidence.machine, busy_thread(evidence)
+    if share > unknown and (thread is not None or rivals(evidence)["others"] >= BESIDE):
+        return _beside(evidence, share, causes, figures)
     if loop is not None and threads is not None:
         figures.append(f"the training thread waited {percent(loop.unknown)} of the time, and nothing tells for what")
+        if is_longer and loop.ran >= RAN * loop.passes:
+            figures.append(
+                f"it was on a processor {percent(loop.ran)} of the time: it did more, or the processor was slower (its"
+                " clock, or other guests of this host)"
+            )
         figures.append(f"a look waited {duration(threads.lock_seconds / max(1, threads.looks))} for Python's lock")
         figures += [
             f"thread {other['name']} ran for {duration(other['ran'])}, in {other['place']}" for other in threads.others
@@ -276,15 +289,38 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Cause]:
         figures.append(f"threads were preempted {machine.involuntary_switches:,.0f} times per second")
     if machine is not None and machine.minor_faults is not None:
         figures.append(f"{machine.minor_faults + (machine.major_faults or 0.0):,.0f} page faults per second")
-    yield Cause(
+    share = clip(max(share, unknown))
+    cause = Cause(
         name="unexplained",
-        share=clip(share),
-        sentence=f"{percent(clip(share))} of the time is unexplained: "
+        share=share,
+        sentence=f"{percent(share)} of the time is unexplained: "
         + ("updates take longer than they need" if is_longer else "the training thread waits")
         + ", and nothing that was measured says why.",
         evidence=tuple(figures),
         change="py-spy dump --pid PID while it runs, or steady watch -- and the training command",
     )
+    return [*causes, cause]
+
+
+def _beside(evidence: Evidence, share: float, causes: Sequence[Cause], figures: Sequence[str]) -> list[Cause]:
+    """Put the excess of updates down to a busy thread of this process, or else to other processes."""
+    thread, others = busy_thread(evidence), rivals(evidence)["others"]
+    name = "busy_thread" if thread is not None else "noisy_neighbour"
+    known = [cause for cause in causes if cause.name == name]
+    share = clip(share + sum(cause.share for cause in known))
+    costs = f"updates take longer beside it: that costs {percent(share)} of the time."
+    if thread is not None:
+        sentence = (
+            f"Thread {thread['name']} of this process runs Python code at {thread['place'] or 'its work'}, and {costs}"
+        )
+        change = "let it do less, sleep in between, or move it to another process"
+    else:
+        sentence = f"Other processes use {count(others, 'core')}, and {costs}"
+        change = "stop the other processes, wait until they end, or move this run to another machine"
+        figures = [*figures, "what is left to share are caches, memory, and cores with two hardware threads"]
+    seen = [figure for cause in known for figure in cause.evidence]
+    cause = Cause(name=name, share=share, sentence=sentence, evidence=(*figures, *seen), change=change, saves=share)
+    return [*(other for other in causes if other.name != name), cause]
 
 
 def _references(evidence: Evidence) -> Iterator[tuple[str, float]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from steadytrain.events import FeedStats, MachineStats
+from steadytrain.events import FeedStats, MachineStats, ThreadStats
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import INPUT, STEADY
 from steadytrain.monitor.rules.host import THROTTLED, loop_time, rivals
@@ -44,6 +44,7 @@ class Pace:
         compute_threads: that compute the updates; 0 where a device does.
         queued: share of an update without its wait in which its threads wait for a processor; None: not looked at.
         ran: the same in which the one that runs least is on a processor.
+        feed_queued: seconds for each one that the feed's threads ran in which they waited for a processor.
         others: cores that other processes, and threads that are neither the update's nor the feed's, take.
     """
 
@@ -57,6 +58,7 @@ class Pace:
     compute_threads: int
     queued: float | None = None
     ran: float = 1.0
+    feed_queued: float = 0.0
     others: float = 0.0
 
     @property
@@ -116,11 +118,11 @@ class Pace:
 
     @property
     def asleep(self) -> float:
-        """Seconds of :attr:`busy` that the threads are on no processor though there are idle ones: they wait.
+        """Seconds of :attr:`busy` that the threads neither run nor wait for a processor: they wait for something else.
 
         On full cores any stage may wait for its turn; only reading, which computes nothing, waits for what it reads.
         """
-        off = self.busy * (1 - self.on_processor)
+        off = max(0.0, self.busy * (1 - self.on_processor * (1 + self.feed_queued)))
         return min(off, self.stage("read")) if self.is_saturated else off
 
     @property
@@ -312,7 +314,8 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
     feed, other = (evidence.first.feed, evidence.feed) if is_first else (evidence.feed, evidence.first.feed)
     if feed is None or (feed.images <= 0 and other is not None):
         feed = other
-    thread = loop_time(evidence)
+    thread, threads = loop_time(evidence), evidence.newest(ThreadStats)
+    fed = (threads.feed if threads is not None else None) or {}
     return Pace(
         loop=loop,
         step=step,
@@ -324,5 +327,6 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
         compute_threads=evidence.compute_threads if evidence.on_cpu else 0,
         queued=None if thread is None else thread.queued / thread.passes,
         ran=1.0 if thread is None else thread.ran / thread.passes,
+        feed_queued=fed.get("queued", 0.0) / fed["ran"] if fed.get("ran") else 0.0,
         others=sum(rivals(evidence).values()),
     )

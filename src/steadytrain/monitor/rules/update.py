@@ -21,8 +21,8 @@ WORTH_ANOTHER_BATCH = 0.1  # of the time: with less to gain nobody changes the b
 LARGEST_BATCH = 1024
 FIXED_LEFT = 0.1  # a larger batch is large enough where its fixed cost is this part of its update
 FEWEST_UPDATES = 20  # updates an epoch that a larger batch leaves, at least
-GROWN = 1.3  # times its first fifth: what a part of updates takes in the last, at least
-LEAST_RISE = 0.05  # of that rise: what each fifth adds, at least
+GROWN = 1.4  # times its first fifth: what a part of updates takes in the last, at least
+LEAST_RISE = 0.12  # of that rise: what three of the fifths add, at least; and no fifth takes away so much
 WEIGHTY, EVENLY = 0.1, 0.6  # of an update, a part that counts; of the growth of another, as much
 SHORTEST_PART = 1e-4  # seconds: times of less are no unit
 GROWING = {
@@ -159,7 +159,8 @@ def growth(evidence: Evidence) -> Iterator[Cause]:
     for name in parts[0].seconds:
         times = [part.seconds[name] for part in parts]
         rises, rise = [after - before for before, after in pairwise(times)], times[-1] - times[0]
-        if times[-1] >= GROWN * times[0] and min(rises) >= LEAST_RISE * rise > 0:  # a fault that sets in rises once
+        third, least = sorted(rises)[-3], LEAST_RISE * rise  # a fault that sets in rises in two of them at most
+        if times[-1] >= GROWN * times[0] and third >= least > 0 and min(rises) >= -least:
             updates = [part.images / recipe.batch_size for part in parts]
             began = max(0.0, times[0] - rises[0] / 2)  # a stretch's mean is that of its middle
             lost[name] = sum((seconds - began) * num for seconds, num in zip(times, updates, strict=True))

@@ -42,7 +42,7 @@ FEW = 32
 TIMES = 4
 
 LEAST_UPDATES = 20
-SHARE, SUSPECT_SHARE = 0.01, 0.05
+SHARE, SUSPECT_SHARE = 0.01, 0.07
 """Of the seconds that updates will take: the most that measuring may take, of any run, and of a short one that is set
 up in a way which often costs several times as much."""
 SHORT_RUN_SECONDS, LEAST_RUN_SECONDS, SUSPECT_SECONDS = 0.6, 15.0, 2.0
@@ -59,8 +59,8 @@ def allowed_seconds(step_seconds: float, updates_left: int, *, is_suspect: bool 
 
     >>> [allowed_seconds(step, left) for step, left in ((0.01, 200_000), (0.01, 2_000), (0.01, 100), (1.0, 300))]
     [20.0, 0.6, 0.01, 3.0]
-    >>> allowed_seconds(0.01, 2_000, is_suspect=True), allowed_seconds(1.0, 300, is_suspect=True)
-    (1.0, 3.0)
+    >>> allowed_seconds(0.01, 1_000, is_suspect=True), allowed_seconds(1.0, 300, is_suspect=True)
+    (0.7, 3.0)
     """
     seconds = step_seconds * updates_left
     short = min(SUSPECT_SHARE * seconds, SUSPECT_SECONDS) if is_suspect else 0.0
