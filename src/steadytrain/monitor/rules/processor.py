@@ -280,6 +280,6 @@ def _time_left(before: int, after: int) -> float:
     """Return what is left of the time with ``after`` cores in place of ``before``: Amdahl's law.
 
     >>> _time_left(2, 2), round(_time_left(1, 2), 2)
-    (1.0, 0.56)
+    (1.0, 0.6)
     """
     return (1 - PARALLEL + PARALLEL / after) / (1 - PARALLEL + PARALLEL / before)
