@@ -187,6 +187,20 @@ def test_work_is_taken_up_to_the_last_mark_before_a_flipped_bit(tmp_path: Path, 
         assert path.with_suffix(suffix).read_bytes() == (tmp_path / "whole" / f"a{suffix}").read_bytes()
 
 
+@pytest.mark.parametrize("lines", [(0, 1, 1), (0, 2), (0, 2, 1)], ids=["twice", "missing", "in another order"])
+def test_marks_count_only_in_their_order(tmp_path: Path, lines: tuple[int, ...]) -> None:
+    path, journal = tmp_path / "a.rec", tmp_path / ".a.rec.journal"
+    with pytest.raises(KeyboardInterrupt), RecordWriter(path, work="photos") as writer:
+        for key in range(2):
+            writer.write(RECORDS[key], key)
+            writer.mark(key)
+        raise KeyboardInterrupt
+    written = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(written[line] for line in lines))
+    with RecordWriter(path, work="photos") as writer:
+        assert writer.notes == [0][: lines[1] % 2]
+
+
 @pytest.mark.parametrize("other", ["cats", None])
 def test_other_work_starts_over(tmp_path: Path, other: str | None) -> None:
     path = tmp_path / "a.rec"

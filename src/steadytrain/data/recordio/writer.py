@@ -126,7 +126,7 @@ class RecordWriter:
             self._flush()
             os.fsync(self._file.fileno())
             keys, offsets = encode_numbers(self._keys[new]), encode_numbers(self._offsets[new])
-            values = {"bytes": self.num_bytes, "keys": keys, "offsets": offsets, "note": note}
+            values = {"first": new.start, "bytes": self.num_bytes, "keys": keys, "offsets": offsets, "note": note}
             _append_line(self._journal, {**values, "sum": _mark_sum(self._sha256, values)})
         self._num_marked = len(self)
 
@@ -220,7 +220,7 @@ class RecordWriter:
         digest, keys, offsets = self._sha256.copy(), array("Q"), array("Q")
         try:
             mark = json.loads(line)
-            written, end, note = mark.pop("sum"), int(mark["bytes"]), mark["note"]
+            written, first, end, note = mark.pop("sum"), mark["first"], int(mark["bytes"]), mark["note"]
             append_numbers(mark["keys"], keys)
             append_numbers(mark["offsets"], offsets)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -228,7 +228,8 @@ class RecordWriter:
         self._file.seek(self.num_bytes)
         while block := self._file.read(min(_BLOCK, max(0, end - self._file.tell()))):
             digest.update(block)
-        if not line.endswith(b"\n") or self._file.tell() != end or _mark_sum(digest, mark) != written:
+        is_whole = line.endswith(b"\n") and first == len(self) and self._file.tell() == end
+        if not is_whole or _mark_sum(digest, mark) != written:
             return False  # a kill left it half written, or the disk has changed it
         self._keys.extend(keys)
         self._offsets.extend(offsets)
