@@ -6,7 +6,8 @@ bytes flipped, numbers replaced by extreme ones, stretches removed, repeated, sw
 with ``--plain``, they are drawn from a seed alone. An input fails that ends the process, takes more than 10 seconds of
 the processor or 1 GiB more memory, or raises anything but an error of steadytrain's own tree (images:
 ``BadImageError``; a server: an answer of status 500, or an exception in its log). It is kept in ``--work``, and
-``--replay FILE --only TARGET`` shows it again with its traceback.
+``--replay FILE --only TARGET`` shows it again with its traceback. What ``--work`` holds of commands before counts: its
+corpus is used with and without atheris, and the figures go on from its ``figures.json``.
 
 usage: python benchmarks/fuzz.py --work FOLDER [--seconds 600] [--slice 20] [--only TARGET ...] [--plain] [--save]
 """
@@ -63,6 +64,7 @@ with atheris.instrument_imports(include=["steadytrain"]) if GUIDED else contextl
     from steadytrain.data.loader.decode import probe
     from steadytrain.data.packing.pack import pack
     from steadytrain.data.recordio.reader import Records
+    from steadytrain.data.recordio.writer import RecordWriter
     from steadytrain.data.results.predictions import ImageResult, read_predictions
     from steadytrain.data.sources.find import find
     from steadytrain.data.sources.unpacked import Unpacked
@@ -74,15 +76,18 @@ with atheris.instrument_imports(include=["steadytrain"]) if GUIDED else contextl
     from steadytrain.interop.mxnet.params import read_params, write_params
     from steadytrain.interop.mxnet.states import read_states
     from steadytrain.interop.mxnet.symbol import read_symbol
-    from steadytrain.models.weights import read_weights
+    from steadytrain.models.exported import Description
+    from steadytrain.models.weights import Input, read_weights
     from steadytrain.monitor.history import read_history
     from steadytrain.reports import live
     from steadytrain.reports.page import page
+    from steadytrain.reports.run_list import list_runs
     from steadytrain.reports.summary import Account
+    from steadytrain.reports.tuned import evidence_of
     from steadytrain.reports.watch import Watch
     from steadytrain.run import Run
     from steadytrain.training import checkpoints
-    from steadytrain.training.inference.trained import Trained, restore
+    from steadytrain.training.inference.trained import Trained, read_class_file, restore
 
 SECONDS_EACH, MEMORY_EACH, STUCK_SECONDS, MOST_BYTES = 10, 2**30, 120, 1 << 16
 NUMBERS = (0, 1, 2, 127, 128, 255, 256, 32767, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1)
@@ -468,14 +473,19 @@ def make_recipe(folder: Path) -> tuple[Sequence[bytes], Read]:
     return [b"0" + recipe.to_json().encode(), b"1" + toml, b"2" + yaml], read
 
 
+def kept_run(folder: Path) -> Path:
+    """Copy a run that the tests keep; of its two ranks the first one's log."""
+    kept = Path(__file__).parents[1] / "tests" / "golden" / "run-2026-11" / "run"
+    shutil.copytree(kept, folder, ignore=shutil.ignore_patterns("events-1.jsonl", "checkpoints"))
+    return folder
+
+
 def make_events(folder: Path) -> tuple[Sequence[bytes], Read]:
     """Return the events of a run, read as reports and the live page do."""
-    kept = Path(__file__).parents[1] / "tests" / "golden" / "run-2026-11" / "run"
-    shutil.copytree(kept, folder / "run")
-    run = Run.open(folder / "run")
+    run = Run.open(kept_run(folder / "run"))
     log = run.log_path()
     lines = log.read_bytes().splitlines(keepends=True)
-    few = {json.loads(line).get("event"): line for line in reversed(lines)}  # the first of each kind
+    few = {json.loads(line)["kind"]: line for line in reversed(lines)}  # the first of each kind
 
     def read(data: bytes) -> None:
         log.write_bytes(data)
@@ -486,6 +496,70 @@ def make_events(folder: Path) -> tuple[Sequence[bytes], Read]:
             page([account], now=1.8e9)
 
     return [b"".join(line for line in lines if line in few.values())], read
+
+
+RUN_FILES = {
+    "recipe.json": b"",
+    "events.jsonl": b"",
+    "notes.json": b'{"tags": ["baseline", "a"], "note": "cosine"}',
+    "tuning.json": b'{"batch_size": 8, "precision": "fp32", "channels_last": true, "choices": [{"key": "optim.lr",'
+    b' "value": 0.1, "why": "x"}], "tuned_rate": 1.5, "seconds": 3.0}',
+    "predictions.csv": PREDICTIONS,
+}
+
+
+def make_run(folder: Path) -> tuple[Sequence[bytes], Read]:
+    """Return the files of a run, read as lists of runs and reports do; the first byte says which."""
+    run = kept_run(folder / "runs" / "run")
+    log = (run / "events.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "events.jsonl").write_bytes(b"".join([*log[:6], log[-1]]))
+    names = list(RUN_FILES)
+    sound = {name: data or (run / name).read_bytes() for name, data in RUN_FILES.items()}
+
+    def read(data: bytes) -> None:
+        name = names[data[0] % len(names)] if data else names[0]
+        (run / name).write_bytes(data[1:])
+        try:
+            list_runs(run.parent)
+            opened = Run.open(run)
+            evidence_of(opened)
+            Account.of(opened)
+        finally:
+            (run / name).write_bytes(sound[name])
+
+    return [bytes([number]) + data for number, data in enumerate(sound.values())], read
+
+
+def make_description(folder: Path) -> tuple[Sequence[bytes], Read]:
+    """Return what an exported file says of itself."""
+    text = Description(model="digits", input=Input(size=8, channels=1), classes=("0", "1")).to_json()
+
+    def read(data: bytes) -> None:
+        Description.from_json(data.decode("utf-8", "replace"), where="a file")
+
+    return [text.encode()], read
+
+
+def make_journal(folder: Path) -> tuple[Sequence[bytes], Read]:
+    """Return the journal of records that a kill cut short, and their part, a length before the first."""
+    path = folder / "half.rec"
+    journal, part = folder / ".half.rec.journal", folder / ".half.rec.part"
+    with contextlib.suppress(KeyboardInterrupt), RecordWriter(path, work="x") as writer:
+        for key in range(6):
+            writer.write(bytes([key]) * 40, key)
+            writer.mark({"next": key})
+        raise KeyboardInterrupt
+    first, second = journal.read_bytes(), part.read_bytes()
+
+    def read(data: bytes) -> None:
+        size = int.from_bytes(data[:4], "little")
+        journal.write_bytes(data[4 : 4 + size])
+        part.write_bytes(data[4 + size :])
+        with contextlib.suppress(KeyboardInterrupt), RecordWriter(path, work="x") as writer:
+            assert list(writer.index_lines()) == [f"{key}\t{48 * key}\n" for key in range(len(writer))]
+            raise KeyboardInterrupt
+
+    return [struct.pack("<I", len(first)) + first + second], read
 
 
 def make_image(folder: Path) -> tuple[Sequence[bytes], Read]:
@@ -625,6 +699,10 @@ TARGETS = (
     Target("predictions", of_file("p.csv", lambda path: list(read_predictions(path)), PREDICTIONS)),
     Target("recipes", make_recipe),
     Target("events", make_events),
+    Target("run folders", make_run),
+    Target("class lists", of_file("c.txt", read_class_file, b"cat\ndog\n", b"cat\tn01\ndog\tn02\n")),
+    Target("descriptions of exported files", make_description),
+    Target("journals of packing", make_journal),
     Target("images", make_image, (SteadyError, BadImageError)),
     Target("safetensors", make_safetensors),
     Target("pickled weights", make_pickle),
@@ -643,8 +721,8 @@ def _is_late(number: int, frame: FrameType | None) -> None:
 
 def fault_of(target: Target, read: Read, data: bytes) -> str:
     """Read an input; return what is wrong: empty, or a line and a traceback. ``refused`` for an error of ours."""
-    before, since = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    if not GUIDED:  # what a signal raises within atheris ends the process: there whoever started it looks at the clock
+    since = time.process_time()
+    if not GUIDED:  # what a signal raises within atheris ends the process: there the clock is looked at afterwards
         signal.setitimer(signal.ITIMER_PROF, SECONDS_EACH)
     try:
         read(data)
@@ -658,10 +736,25 @@ def fault_of(target: Target, read: Read, data: bytes) -> str:
         fault = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    if time.process_time() - since > SECONDS_EACH and not fault.startswith("more"):
+    spent = time.process_time() - since
+    if spent > SECONDS_EACH and not fault.startswith("more"):
         fault = f"more than {SECONDS_EACH} s"
-    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    # Asking costs milliseconds, and so much memory is not had in less time than this.
+    more = more_memory() if spent > 0.05 else 0
     return f"{more >> 20} MiB more memory" if more > MEMORY_EACH else fault
+
+
+_MOST = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
+
+
+def more_memory() -> int:
+    """Return by how many bytes the largest memory of this process has grown since the call before."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    more, _MOST[0] = most - _MOST[0], most
+    return more << 10
+
+
+COUNTED = ("inputs", "refused", "guided", "ended", "seconds")
 
 
 class Session:
@@ -673,9 +766,12 @@ class Session:
         self.corpus.mkdir(parents=True, exist_ok=True)
         self.counts = np.frombuffer(mmap.mmap(-1, 32), np.int64)  # inputs, refused, faults
         self.current = mmap.mmap(-1, 8 + 5 * MOST_BYTES)
-        self.inputs = self.refused = 0
+        self.inputs = self.refused = self.guided = self.ended = 0
         self.seconds = 0.0
-        self.faults: dict[str, str] = {}
+
+    def go_on_from(self, row: dict[str, Any]) -> None:
+        """Begin with the figures of commands before."""
+        self.inputs, self.refused, self.guided, self.ended, self.seconds = (row[name] for name in COUNTED)
 
     def read(self, read: Read, data: bytes) -> None:
         """Read an input, and keep it where it fails."""
@@ -718,11 +814,13 @@ class Session:
                 os.kill(child, signal.SIGKILL)
         shutil.rmtree(f"/dev/shm/steady-fuzz-{child}", ignore_errors=True)
         size = int.from_bytes(self.current[:8], "little")
+        self.ended += bool(status)
         if status and status != 3 << 8 and seen:  # ended by a signal, or by the fuzzer for it
             self.keep(self.current[8 : 8 + size], f"the process ended with status {status}: crash, or no end")
         elif status:
             machine.say(f"{self.target.name}: the harness failed, status {status}")
         self.inputs, self.refused = self.inputs + int(self.counts[0]), self.refused + int(self.counts[1])
+        self.guided += GUIDED * int(self.counts[0])
         self.seconds += time.monotonic() - began
 
     def _fuzz(self, seconds: float, seed: int) -> None:
@@ -731,8 +829,10 @@ class Session:
         folder = Path(f"/dev/shm/steady-fuzz-{os.getpid()}")
         folder.mkdir()
         os.chdir(folder)
+        os.environ["STEADYTRAIN_CACHE"] = str(folder / "cache")
         try:
             seeds, read = self.target.make(folder)
+            more_memory()
             draw = random.Random(seed)
             for data in seeds:
                 self.read(read, data)
@@ -741,6 +841,7 @@ class Session:
             if GUIDED:
                 self._guided(seconds, seeds, read)
                 return
+            seeds = [*seeds, *(path.read_bytes() for path in sorted(self.corpus.iterdir()))]
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 self.read(read, mutate(draw.choice(seeds), draw, seeds))
@@ -758,9 +859,6 @@ class Session:
             value = atheris.Mutate(data, max_size) if draw.random() < 0.3 else mutate(data or b"0", draw, seeds)
             return bytes(value[:max_size])
 
-        class Over(BaseException):
-            pass
-
         def one(data: bytes) -> None:
             if time.monotonic() > end:
                 os.chdir("/")
@@ -768,8 +866,10 @@ class Session:
                 os._exit(0)
             self.read(read, data)
 
-        words = ["fuzz", str(self.corpus), f"-max_len={MOST_BYTES}", "-timeout=0", "-rss_limit_mb=0", "-verbosity=0"]
-        atheris.Setup([*words, "-handle_segv=0", "-len_control=0"], one, custom_mutator=mutated)
+        words = ["fuzz", str(self.corpus), f"-max_len={MOST_BYTES}", "-rss_limit_mb=0", "-verbosity=0"]
+        # Not 0: atheris then ends the process, by exit code 77, at the first input that takes a second of the clock.
+        words += [f"-timeout={STUCK_SECONDS}", "-handle_segv=0", "-len_control=0"]
+        atheris.Setup(words, one, custom_mutator=mutated)
         atheris.Fuzz()
 
 
@@ -778,9 +878,9 @@ def figures(sessions: Sequence[Session]) -> dict[str, Any]:
     rows = []
     for session in sessions:
         texts = [path.read_text(encoding="utf-8").splitlines()[0][:160] for path in sorted(session.kept.glob("*.txt"))]
-        row = {"target": session.target.name, "inputs": session.inputs, "refused": session.refused}
-        rows.append({**row, "seconds": round(session.seconds), "faults": texts})
-    return {"guided": GUIDED, "inputs": sum(session.inputs for session in sessions), "targets": rows}
+        row = {"target": session.target.name, **{name: round(getattr(session, name)) for name in COUNTED}}
+        rows.append({**row, "faults": texts})
+    return {name: sum(row[name] for row in rows) for name in COUNTED} | {"targets": rows}
 
 
 def main() -> None:
@@ -803,12 +903,18 @@ def main() -> None:
         return
     work = words.work.resolve()
     sessions, end, turn = [Session(target, work) for target in chosen], time.monotonic() + words.seconds, 0
+    before, path = dict[str, Any](), work / "figures.json"
+    if path.exists():
+        before = {row["target"]: row for row in json.loads(path.read_text())["targets"]}
+    for session in sessions:
+        if session.target.name in before:
+            session.go_on_from(before[session.target.name])
     while time.monotonic() < end:
         for session in sessions:
             if time.monotonic() < end:
-                session.run(min(words.slice, max(1.0, end - time.monotonic())), words.seed + turn)
+                session.run(min(words.slice, max(1.0, end - time.monotonic())), words.seed + turn + session.inputs)
         turn += 1
-        (work / "figures.json").write_text(json.dumps(figures(sessions), indent=1))
+        path.write_text(json.dumps(figures(sessions), indent=1))
         machine.say(f"turn {turn}: {sum(session.inputs for session in sessions):,} inputs")
     machine.record("fuzz", figures(sessions), save=words.save)
 

@@ -330,6 +330,34 @@ def test_files_that_cannot_be_used_say_so_in_one_line(tmp_path: Path) -> None:
         require_library("tensorrt")
 
 
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_flipped_bit_of_the_weights_in_an_exported_file_is_refused(suffix: str, tmp_path: Path) -> None:
+    need(suffix)
+    path, net = tmp_path / f"net{suffix}", nn.Sequential(nn.Flatten(), nn.Linear(108, 50)).eval()
+    write: Any = {".onnx": formats.write_onnx, ".xml": formats.write_openvino, ".pt2": formats.write_torch_export}
+    write[suffix](net, torch.zeros(2, 3, 6, 6), path, metadata={"name": "net"})
+    assert open_module(path).metadata["name"] == "net"
+    weights = path.with_suffix(".bin") if suffix == ".xml" else path
+    content = bytearray(weights.read_bytes())
+    content[content.index(net[1].weight.detach().numpy().tobytes()[:16]) + 2] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ModelError, match=rf"^{path} is damaged: .*: export it again$"):
+        open_module(path)
+
+
+def test_an_onnx_file_that_another_program_has_changed_is_opened(tmp_path: Path) -> None:
+    need(".onnx")
+    onnx, path = require_library("onnx"), tmp_path / "net.onnx"
+    onnx_net(path)
+    formats.add_metadata(path, {"name": "net"})
+    network = onnx.load(str(path))
+    onnx.checker.check_model(network)
+    network.graph.initializer[0].raw_data = bytes(len(network.graph.initializer[0].raw_data))
+    network.producer_name = "another program"
+    onnx.save(network, str(path))
+    assert open_module(path).metadata["name"] == "net"
+
+
 def test_a_file_that_is_code_is_called_so_before_it_is_opened(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

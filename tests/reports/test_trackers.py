@@ -84,6 +84,16 @@ def test_what_was_sent_is_not_sent_again_and_the_rest_goes_on_under_the_same_id(
     assert (Kept.all[1].run.id, Kept.all[1].run.step) == ("kept-1", last)
 
 
+@pytest.mark.parametrize(
+    "text", ['{"id": "x", "time": "soon", "step": 1}', '{"id": "x"}', "[1]", '{"a":' * 100_000], ids=len
+)
+def test_a_damaged_record_of_what_was_sent_counts_for_none(tmp_path: Path, text: str) -> None:
+    run = finished(tmp_path, "a", epochs=1)
+    (run.directory / "tracked-kept.json").write_text(text)
+    send(run, "kept")
+    assert (Kept.all[0].run.id, Kept.all[0].run.step, Kept.all[0].status) == ("", -1, "finished")
+
+
 def test_a_service_that_fails_is_named_and_the_others_are_served(tmp_path: Path) -> None:
     run = finished(tmp_path, "a")
     with pytest.raises(FailedError, match="broken: no route to host"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import re
 import signal
 import time
 import weakref
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +22,9 @@ from tests.forked import start
 
 from steadytrain import files
 from steadytrain.config import Budget, Data, Model, Recipe
-from steadytrain.errors import CheckpointError, RunError, StorageError
+from steadytrain.errors import CheckpointError, ModelError, RunError, StorageError
 from steadytrain.events import Ended
+from steadytrain.models import read_weights
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps
 from steadytrain.training.session.opening import _newest_checkpoint
@@ -193,15 +198,15 @@ def test_a_kill_while_saving_leaves_the_one_before_intact(tmp_path: Path) -> Non
     assert [place.name for place in tmp_path.iterdir()] == ["step-00001000"]
 
 
-def _die_before_the_header_is_sorted(path: Path) -> None:
-    vars(checkpoints)["_sort_header"] = lambda part: os.kill(os.getpid(), signal.SIGKILL)
+def _die_before_the_file_is_sealed(path: Path) -> None:
+    vars(checkpoints)["seal"] = lambda part: os.kill(os.getpid(), signal.SIGKILL)
     checkpoints.write_weights(path, {"w": torch.ones(4)}, {})
 
 
 def test_what_a_killed_writer_of_weights_left_goes_with_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "best.safetensors"
     checkpoints.write_weights(path, {"w": torch.zeros(4)}, {})
-    child = start(_die_before_the_header_is_sorted, path)
+    child = start(_die_before_the_file_is_sealed, path)
     child.join()
     assert child.exitcode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 2
@@ -228,6 +233,37 @@ def test_weights_and_what_they_are_come_back(tmp_path: Path) -> None:
     assert tensors["w"].tolist() == [1.0, 1.0]
     assert about == {"classes": ["a", "b"]}
     assert [each.name for each in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9, 1])
+def test_a_flipped_bit_of_weights_is_refused_by_file_checksums_and_the_other_weights(
+    place: float, tmp_path: Path
+) -> None:
+    best, last = tmp_path / "best.safetensors", tmp_path / "model.safetensors"
+    for path in (best, last):
+        checkpoints.write_weights(path, {"w": torch.ones(1000)}, {"input": {"mean": [0.485] * 40}})
+    content = bytearray(best.read_bytes())
+    written = re.search(rb'"steadytrain_sha256":"([0-9a-f]{12})', content)
+    assert written is not None
+    at = content.index(b"0.485") + 2 if place == 0.1 else round(place * (len(content) - 1))  # a digit of the header
+    content[at] ^= 1
+    best.write_bytes(content)
+    for read, name in itertools.product((checkpoints.read_weights, read_weights), ("best", "alone")):
+        path = tmp_path / f"{name}.safetensors"
+        path.write_bytes(content)
+        remedy = f"take {last}, the last weights" if name == "best" else "take another copy of it"
+        bytes_now = rf"its bytes have the SHA-256 [0-9a-f]{{12}}\.\.\., and it was written with {written[1].decode()}"
+        with pytest.raises(ModelError, match=rf"^{path} is damaged: {bytes_now}\.\.\.: {remedy}$"):
+            read(path)
+
+
+def test_weights_of_other_programs_are_read_without_a_checksum_and_ours_by_them(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    checkpoints.write_weights(ours, {"w": torch.arange(5.0)}, {"classes": ["a"]})
+    safetensors.torch.save_file(safetensors.torch.load_file(ours), theirs, metadata={"format": "pt"})
+    for path in (ours, theirs):
+        assert read_weights(path).tensors["w"].tolist() == checkpoints.read_weights(path)[0]["w"].tolist()
+        assert timm.models.load_state_dict(str(path))["w"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def test_equal_weights_are_equal_files(tmp_path: Path) -> None:

@@ -227,6 +227,23 @@ def test_validation_data_may_change_since_no_weight_depends_on_them(
     assert weights(whole.directory) == weights(parts.directory)
 
 
+@pytest.mark.parametrize("harm", ["flipped bit", "empty"])
+def test_damaged_best_weights_are_said_and_chosen_again(
+    harm: str, recipe: Recipe, tmp_path: Path, write_digits: Callable[[Path, int, int], Path]
+) -> None:
+    pack(write_digits(tmp_path / "val-images", 60, 10), tmp_path / "val")
+    run = Run.create(tmp_path / "run", recipe.with_({"data.val": str(tmp_path / "val.rec")}))
+    best = run.directory / "best.safetensors"
+    _stop_after(run, 15)
+    content = bytearray(best.read_bytes())
+    content[len(content) // 2] ^= 1
+    best.write_bytes(b"" if harm == "empty" else content)
+    notices = [event.message for event in _of(Noticed, list(steps(run)))]
+    [notice] = [notice for notice in notices if "chosen again" in notice]
+    assert str(best) in notice
+    assert checkpoints.read_weights(best)[1]["step"] > 0
+
+
 def test_a_checkpoint_of_another_run_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "one", recipe)
     _stop_after(run, 4)

@@ -6,7 +6,6 @@ import json as json_module
 import os
 import shutil
 import sys
-import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -313,19 +312,20 @@ def _print_estimate(
     from steadytrain.data.sources.columns import ColumnNames
     from steadytrain.data.sources.find import find_all
     from steadytrain.data.sources.select import Selection
+    from steadytrain.data.storage.scratch import temporary_scratch
     from steadytrain.data.storage.sources import local_sources
     from steadytrain.machine import facts
 
     subject, chosen = " ".join(sources), PackSettings(**settings)
     classes = None if lookup["classes"] is None else read_classes(lookup["classes"])
     with (
-        tempfile.TemporaryDirectory(prefix="steadytrain-") as scratch,
+        temporary_scratch() as scratch,
         local_sources(sources, note) as places,
         progress("trying", 0, unit="steps") as advance,
     ):
         named = ColumnNames.of(*(lookup.pop(f"{kind}_column") for kind in ("path", "label", "split")))
         lookup |= {"classes": classes, "columns": named}
-        listings = find_all(places, **lookup, scratch=Path(scratch), say=note)
+        listings = find_all(places, **lookup, scratch=scratch, say=note)
         sampled = trial.draw_sample(Selection(**selection).of(listings, note))
         shorter, largest = trial.measure_sides(sampled)
         size = max(1, shorter) if largest <= SMALL else 224

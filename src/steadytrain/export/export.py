@@ -11,7 +11,6 @@ import copy
 import hashlib
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 
 from steadytrain.data.arrays import Ints
 from steadytrain.data.loader import Batch
+from steadytrain.data.storage.scratch import temporary_scratch
 from steadytrain.errors import DataError, FailedError, InputError, ModelError, RunError, storage_error
 from steadytrain.export import formats
 from steadytrain.export.hub import model_card, timm_config
@@ -171,7 +171,7 @@ def export_model(
         FailedError: the file computes something else than its checkpoint; it is removed.
         StorageError: it cannot be written.
 
-    >>> import timm
+    >>> import tempfile, timm
     >>> folder = Path(tempfile.mkdtemp())
     >>> torch.save(timm.create_model("test_resnet").state_dict(), folder / "stock.pth")
     >>> outcome = export_model(
@@ -276,8 +276,8 @@ class _Job:
 
     def _quantize(self, path: Path, data: str | Path | None) -> None:
         images = _calibration_images(self.trained, data)
-        with tempfile.TemporaryDirectory() as folder:
-            exact, quantized = Path(folder, "exact.onnx"), Path(folder, "quantized.onnx")
+        with temporary_scratch() as folder:
+            exact, quantized = folder / "exact.onnx", folder / "quantized.onnx"
             formats.write_onnx(self.module, self.example, exact)
             formats.quantize_onnx(exact, path if self.kind == "onnx" else quantized, images)
             if self.kind == "xml":
@@ -322,8 +322,8 @@ def _export_exactly(job: _Job, path: Path) -> Exportation:
 
 def _export_faster(job: _Job, path: Path, data: str | Path | None, max_loss: float, say: Say) -> Exportation:
     """Write a file with other numbers; keep it if it is faster than the same in fp32, and about as accurate."""
-    with tempfile.TemporaryDirectory() as folder:
-        exact, other = Path(folder, "exact", path.name), Path(folder, "other", path.name)
+    with temporary_scratch() as folder:
+        exact, other = folder / "exact" / path.name, folder / "other" / path.name
         exact.parent.mkdir()
         other.parent.mkdir()
         job.write(exact, "fp32")

@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from steadytrain.errors import ModelError, SteadyError, first_line
 from steadytrain.files import replacing
-from steadytrain.models.exported import require_library
+from steadytrain.models.exported import require_library, seal, seal_onnx
 from steadytrain.training.precision import DTYPES, store
 
 Metadata = Mapping[str, str]
@@ -315,11 +315,12 @@ def add_metadata(path: Path, metadata: Metadata | None) -> None:
         network = onnx.load(str(path))
         onnx.helper.set_model_props(network, dict(metadata))
         onnx.save(network, str(path))
+        seal_onnx(path)
     elif path.suffix == ".xml":
         tree = ElementTree.parse(path)
         about = tree.getroot().find("rt_info")
         about = ElementTree.SubElement(tree.getroot(), "rt_info") if about is None else about
-        for name, value in metadata.items():
+        for name, value in seal(path, metadata).items():
             ElementTree.SubElement(about, name, value=value)
         tree.write(path, encoding="utf-8", xml_declaration=True)
     elif path.suffix == ".pt2":
@@ -328,7 +329,7 @@ def add_metadata(path: Path, metadata: Metadata | None) -> None:
             for name, value in metadata.items():
                 archive.writestr(f"{root}/extra/{name}", value)
     else:
-        path.with_name(f"{path.name}.json").write_text(json.dumps(dict(metadata)), encoding="utf-8")
+        path.with_name(f"{path.name}.json").write_text(json.dumps(dict(seal(path, metadata))), encoding="utf-8")
 
 
 def _inputs(

@@ -15,6 +15,7 @@ Open those that you trust. The other files hold data alone.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import sys
@@ -42,6 +43,13 @@ KEY = "steadytrain"
 
 StoredNumbers = Literal["fp32", "fp16", "bf16", "int8"]
 RuntimeName = Literal["onnxruntime", "openvino", "torch.export", "aotinductor", "tensorrt"]
+
+CHECKSUM = "steadytrain_sha256"
+"""Under which a file's metadata has the checksum of its weights. A ``.pt2`` file, which is a zip, has those of zips."""
+
+_SEAL = b"\x72\x6b\x0a\x12" + CHECKSUM.encode() + b"\x12\x55"
+"""The last entry of an ``.onnx`` file's metadata, in the bytes of protobuf, up to its text of 85 bytes."""
+_SEAL_BYTES = len(_SEAL) + 85
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -250,6 +258,8 @@ def open_module(
     chosen = engine or _engine_of(file)
     threads = threads or facts.cores()
     try:
+        if file.suffix == ".onnx":
+            _verify_onnx(file)
         if chosen == "onnxruntime":
             return _open_onnxruntime(file, device, threads)
         if chosen == "openvino":
@@ -261,6 +271,65 @@ def open_module(
         raise
     except Exception as error:
         raise ModelError(f"{file} is damaged or of another version ({first_line(error)}): export it again") from error
+
+
+def seal(path: Path, metadata: Mapping[str, str]) -> Mapping[str, str]:
+    """Return metadata with the checksum of an ``.xml`` file's weights, which lie beside it, or of an ``.engine``."""
+    return {**metadata, CHECKSUM: _digest(_weights_of(path))}
+
+
+def seal_onnx(path: Path) -> None:
+    """Append the size and the checksum of a complete ``.onnx`` file to it, as one more text of its metadata."""
+    size = path.stat().st_size
+    text = f"{size:020} {_digest(path, size)}"
+    with path.open("ab") as file:
+        file.write(_SEAL + text.encode())
+
+
+def _verify(path: Path, metadata: Mapping[str, str]) -> None:
+    """Refuse a file whose weights are not those that its metadata tell of; it may tell nothing. Raises ModelError."""
+    if path.suffix in (".xml", ".engine") and CHECKSUM in metadata:
+        _require_same(path, _digest(_weights_of(path)), metadata[CHECKSUM])
+
+
+def _verify_onnx(path: Path) -> None:
+    """Refuse an ``.onnx`` file that is not as it was sealed. One that another program has written anew passes."""
+    size = path.stat().st_size - _SEAL_BYTES
+    with path.open("rb") as file:
+        file.seek(max(0, size))
+        last = file.read()
+    stated, _, written = last.removeprefix(_SEAL).decode("ascii", "replace").partition(" ")
+    if last.startswith(_SEAL) and stated == f"{size:020}":
+        _require_same(path, _digest(path, size), written)
+
+
+def _verify_zip(path: Path) -> None:
+    """Refuse a ``.pt2`` file of which a member's checksum does not match: torch does not look at them."""
+    with zipfile.ZipFile(path) as archive:
+        if (name := archive.testzip()) is not None:
+            raise ModelError(f"{path} is damaged: {name} in it has not the checksum that was written: export it again")
+
+
+def _weights_of(path: Path) -> Path:
+    return path.with_suffix(".bin") if path.suffix == ".xml" else path
+
+
+def _digest(path: Path, size: int | None = None) -> str:
+    """Return the SHA-256 of a file, or of its first ``size`` bytes."""
+    digest, left = hashlib.sha256(), path.stat().st_size if size is None else size
+    with path.open("rb") as file:
+        while block := file.read(min(1 << 20, left)):
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()
+
+
+def _require_same(path: Path, found: str, written: str) -> None:
+    if found != written:
+        raise ModelError(
+            f"{path} is damaged: its weights have the SHA-256 {found[:12]}..., and were written with {written[:12]}...:"
+            " export it again"
+        )
 
 
 def require_library(name: str) -> Any:
@@ -407,6 +476,7 @@ def _open_openvino(path: Path, device: str, threads: int, numbers: StoredNumbers
     else:
         values = {name: getattr(value, "value", value) for name, value in network.get_rt_info().items()}
         metadata = {name: value for name, value in values.items() if isinstance(value, str)}
+        _verify(path, metadata)
     if numbers is None and KEY in metadata:
         numbers = Description.from_json(metadata[KEY], where=str(path)).numbers
     # Left alone, it computes in bf16 where the processor can, whatever numbers the file has.
@@ -425,6 +495,7 @@ def _open_openvino(path: Path, device: str, threads: int, numbers: StoredNumbers
 
 def _open_torch(path: Path, device: str, engine: RuntimeName) -> OpenedModule:
     """Open a program of torch.export, or a package of AOTInductor, which is for the device that it was compiled for."""
+    _verify_zip(path)
     metadata = _archived_metadata(path)
     if engine == "aotinductor":
         from torch._inductor import aoti_load_package
@@ -465,6 +536,7 @@ def _open_tensorrt(path: Path, device: str) -> OpenedModule:
         raise _no_device(path, "TensorRT", device, "it needs an NVIDIA GPU")
     sidecar = path.with_name(f"{path.name}.json")
     metadata = json.loads(sidecar.read_text(encoding="utf-8")) if sidecar.exists() else {}
+    _verify(path, metadata)
     with torch.cuda.device(where):
         network = trt.Runtime(trt.Logger(trt.Logger.ERROR)).deserialize_cuda_engine(path.read_bytes())
         context = network.create_execution_context()

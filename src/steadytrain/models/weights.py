@@ -7,7 +7,6 @@ classifier stays fresh where the file's is for other classes.
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import re
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -32,6 +31,7 @@ from steadytrain.errors import ModelError, first_line
 from steadytrain.format import few
 from steadytrain.interop.mxnet.files import PREFIX, require_content
 from steadytrain.models.class_names import OutputNames, imagenet_names, match_classes
+from steadytrain.models.tensor_file import read_tensors
 
 NETWORK_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, AttributeError, ArithmeticError)
 """Errors that networks and their constructors raise for options, images and weights that they cannot take."""
@@ -516,9 +516,7 @@ def read_weights(path: Path) -> WeightsFile:
 
 def _read_safetensors(path: Path) -> WeightsFile:
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("steadytrain", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors, about = read_tensors(path)
         about = about if isinstance(about, Mapping) else {}
         plain, input = about.get("input"), None
         if isinstance(plain, Mapping):
@@ -531,7 +529,9 @@ def _read_safetensors(path: Path) -> WeightsFile:
         licence, symbol = str(about.get("licence", "unknown")), str(about.get("symbol", ""))
         names = OutputNames(*(tuple(map(str, about.get(key) or ())) for key in ("classes", "synsets")))
         return WeightsFile(tensors, None, input, licence, str(name or ""), symbol, names)
-    except (SafetensorError, OSError, ValueError) as error:
+    except ModelError:
+        raise
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} is damaged or no weights file ({error}): fetch it again") from error
 
 

@@ -101,7 +101,7 @@ class RunNotes:
 
 def read_notes(folder: Path) -> RunNotes:
     """Read a run's tags and note; none where there are none, or none that can be read."""
-    with suppress(RunError, RecipeError, OSError, ValueError):
+    with suppress(RunError, RecipeError, OSError, ValueError, RecursionError):
         if _stamp(folder / NOTES):
             return build(RunNotes, json.loads((folder / NOTES).read_text(encoding="utf-8")))
     return RunNotes()

@@ -378,11 +378,11 @@ class _Sending:
         elif not lock_at_once(self._file):
             raise FailedError("another process is sending it there now")
         sent = self._sent()
-        self._last = self._sent_until = float(sent.get("time", 0.0))
-        self._step = int(sent.get("step", -1))
+        self._last = self._sent_until = sent.get("time", 0.0)
+        self._step = sent.get("step", -1)
         recipe = dict(leaves(run.recipe.to_dict()))
         folder = run.directory.resolve()
-        about = TrackedRun(run.name, folder, folder.parent.name, recipe, str(sent.get("id", "")), self._step)
+        about = TrackedRun(run.name, folder, folder.parent.name, recipe, sent.get("id", ""), self._step)
         self._tracker = begin(about)
         if not sent:
             self._tracker.text("recipe", json.dumps(run.recipe.to_dict(), indent=1))
@@ -414,9 +414,9 @@ class _Sending:
 
     def _sent(self) -> dict[str, Any]:
         """Return what was sent before; empty where that is unknown or unreadable."""
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError, TypeError, LookupError, OverflowError):
             found = json.loads(self._file.read())
-            return found if isinstance(found, dict) else {}
+            return {"id": str(found["id"]), "time": float(found["time"]), "step": int(found["step"])}
         return {}
 
     def _remember(self) -> None:

@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from steadytrain.errors import CheckpointError, storage_error
+from steadytrain.errors import CheckpointError, ModelError, storage_error
 from steadytrain.files import create, replacing, sync
+from steadytrain.models.tensor_file import CHECKSUM, NO_CHECKSUM, read_tensors, seal
 
 VERSION = 1
 _TENSORS, _REST = "state.safetensors", "state.json"
@@ -163,15 +164,15 @@ def write_weights(path: Path, tensors: dict[str, torch.Tensor], about: Mapping[s
     Args:
         path: the file; replaced if it is there.
         tensors: a module's ``state_dict``, as :func:`stage` returns it.
-        about: plain values that go into the file's header, under ``steadytrain``.
+        about: plain values that go into the file's header, under ``steadytrain``; a checksum goes there, too.
 
     Raises:
         StorageError: the disk is full or not writable; a file that was there is untouched.
     """
     try:
         with replacing(path) as part:  # in a folder of its own: what the library leaves there when it is killed goes
-            _write_tensors(tensors, part, {"format": "pt", "steadytrain": json.dumps(about)})
-            _sort_header(part)
+            _write_tensors(tensors, part, {"format": "pt", "steadytrain": json.dumps(about), CHECKSUM: NO_CHECKSUM})
+            seal(part)
     except SafetensorError as error:
         raise storage_error(_os_error(error), path) from error
 
@@ -181,15 +182,17 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
     Raises:
         CheckpointError: it cannot be read.
+        ModelError: its checksum does not match.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("steadytrain", "{}"))
-            if not isinstance(about, dict):
-                raise ValueError("its header holds no dictionary under steadytrain")
-            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
+        tensors, about = read_tensors(path)
+        if not isinstance(about, dict):
+            raise ValueError("its header holds no dictionary under steadytrain")
+    except ModelError:
+        raise
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"cannot read the weights in {path}: {error}") from error
+    return tensors, about
 
 
 def split(state: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -262,21 +265,6 @@ def _write_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[
     save_file(tensors, path, metadata=metadata)
     with contextlib.suppress(OSError):  # a file system without modes
         path.chmod(mode)
-
-
-def _sort_header(path: Path) -> None:
-    """Put the keys of a safetensors file's header in order, in place: equal weights give equal files.
-
-    The library writes its metadata in the random order of a hash table.
-    """
-    with path.open("r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        assert len(text) <= size, "the same header in another order is longer"
-        file.seek(8)
-        file.write(text.ljust(size))
 
 
 def _checksum(path: Path) -> str:

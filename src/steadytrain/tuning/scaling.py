@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from steadytrain.config import Recipe
+from steadytrain.data.storage.scratch import temporary_scratch
 from steadytrain.errors import FailedError, InputError
 from steadytrain.format import count, duration, fold, number, percent, rate, size, text_table
 from steadytrain.launch.supervise import keep_ranks
@@ -106,8 +106,8 @@ def measure(
 
 def _ask_ranks(recipe: Recipe, request: Request, ranks: int, say: Callable[[str], None]) -> dict[str, Any] | int:
     """Start ranks that answer a request; return the answer, or their exit code if they failed and printed why."""
-    with tempfile.TemporaryDirectory(prefix="steadytrain-scale-") as folder:
-        question, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
+    with temporary_scratch() as folder:
+        question, answer = folder / "request.json", folder / "answer.json"
         # What a flag or the user's own file names may be imported.
         values = {**asdict(request), "recipe": recipe.to_dict(), "allow_import": True}
         question.write_text(json.dumps(values), encoding="utf-8")
@@ -137,7 +137,7 @@ def read_document(path: Path) -> dict[str, Any]:
         list(document["ranks"])
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a document of steady scale --json: measure again") from error
     return document
 

@@ -328,7 +328,7 @@ class ArrayTrainer:
         """Return the number of the newest array job; empty if there is none."""
         try:
             return str(json.loads(path.read_text(encoding="utf-8"))["job"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
 
     @property

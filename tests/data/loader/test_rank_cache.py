@@ -11,8 +11,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.data.loader.pictures import small_pngs
 
-from steadytrain.data.loader import rank_cache
+from steadytrain import files
+from steadytrain.data.loader import Crop, ImageLoader, rank_cache
 from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory, find_local_ranks, remove_left_files
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
@@ -130,6 +132,21 @@ def test_what_a_killed_process_left_is_neither_trusted_nor_kept(folder: Path) ->
     assert len(names(folder)) == 1, "one that is used stays"
     del del_me
     assert names(folder) == []
+
+
+def test_a_loader_that_shares_nothing_removes_what_killed_ranks_left_and_leaves_what_others_have(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = RankMemory(FIRST, "images", MB)
+    in_use = names(folder)
+    (folder / f"steadytrain-{os.getuid()}-{32 * '0'}").touch()
+    with ImageLoader(small_pngs(3), Crop(kind="none", size=8), batch_size=2):
+        assert names(folder) == in_use
+    (folder / f"steadytrain-{os.getuid()}-{32 * '1'}").touch()
+    monkeypatch.setattr(files, "fcntl", None)  # as where nobody can know whether it is in use
+    remove_left_files()
+    assert len(names(folder)) == 2
+    del common
 
 
 def test_a_forked_process_that_ends_takes_nothing_away(folder: Path) -> None:

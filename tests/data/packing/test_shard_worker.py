@@ -596,6 +596,7 @@ def test_a_plan_says_what_it_is(photos: Path, tmp_path: Path) -> None:
     assert ShardPlan.from_json(text, "x.plan.json") == plan
     assert plan.counts == {"": (40, 31, 30)}
     assert np.sum([shard.num_images for shard in plan.shards]) == plan.num_images == 100
-    for wrong in (b"", b"[]", b'{"kind": "steadytrain.card"}', text.replace(b'"version": 1', b'"version": 9')):
+    other, version = b'{"kind": "steadytrain.card"}', text.replace(b'"version": 1', b'"version": 9')
+    for wrong in (b"", b"[]", b"[" * 100_000, other, version):
         with pytest.raises(DataError, match=r"x\.plan\.json is no plan of this version of steadytrain"):
             ShardPlan.from_json(wrong, "x.plan.json")

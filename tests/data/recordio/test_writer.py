@@ -165,6 +165,42 @@ def test_a_mark_that_a_kill_cut_short_counts_for_nothing(tmp_path: Path) -> None
         assert writer.num_bytes == sum(len(frame(record)) for record in RECORDS[:14])
 
 
+@pytest.mark.parametrize("name", [".a.rec.journal", ".a.rec.part"])
+@pytest.mark.parametrize("place", [0.05, 0.4, 0.9])
+def test_work_is_taken_up_to_the_last_mark_before_a_flipped_bit(tmp_path: Path, name: str, place: float) -> None:
+    assert work(tmp_path / "whole" / "a.rec", -1) == 0
+    path = tmp_path / "a.rec"
+    with pytest.raises(KeyboardInterrupt), RecordWriter(path, work="photos") as writer:
+        for key in range(21):
+            writer.write(RECORDS[key], key)
+            if key % 7 == 6:
+                writer.mark(key)
+        raise KeyboardInterrupt
+    content = bytearray((tmp_path / name).read_bytes())
+    content[round(place * len(content))] ^= 1
+    (tmp_path / name).write_bytes(content)
+    with RecordWriter(path, work="photos") as writer:
+        assert writer.notes in ([], [6], [6, 13])
+        for key in range(len(writer), len(RECORDS)):
+            writer.write(RECORDS[key], key)
+    for suffix in (".rec", ".idx"):
+        assert path.with_suffix(suffix).read_bytes() == (tmp_path / "whole" / f"a{suffix}").read_bytes()
+
+
+@pytest.mark.parametrize("lines", [(0, 1, 1), (0, 2), (0, 2, 1)], ids=["twice", "missing", "in another order"])
+def test_marks_count_only_in_their_order(tmp_path: Path, lines: tuple[int, ...]) -> None:
+    path, journal = tmp_path / "a.rec", tmp_path / ".a.rec.journal"
+    with pytest.raises(KeyboardInterrupt), RecordWriter(path, work="photos") as writer:
+        for key in range(2):
+            writer.write(RECORDS[key], key)
+            writer.mark(key)
+        raise KeyboardInterrupt
+    written = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(written[line] for line in lines))
+    with RecordWriter(path, work="photos") as writer:
+        assert writer.notes == [0][: lines[1] % 2]
+
+
 @pytest.mark.parametrize("other", ["cats", None])
 def test_other_work_starts_over(tmp_path: Path, other: str | None) -> None:
     path = tmp_path / "a.rec"

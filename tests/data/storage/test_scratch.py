@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from steadytrain.data.storage.scratch import scratch_beside
+from steadytrain.data.storage.scratch import scratch_beside, temporary_scratch
 from steadytrain.errors import StorageError
 
 HOLD = """
@@ -63,6 +63,17 @@ def test_leftovers_of_a_kill_are_removed_and_folders_in_use_stay(tmp_path: Path)
     with scratch_beside(tmp_path / "a[1].rec") as scratch:
         assert sorted(tmp_path.iterdir()) == sorted([scratch, used])
     alive.communicate()
+    assert not list(tmp_path.iterdir())
+
+
+def test_temporary_files_of_a_killed_command_go_with_the_next_and_those_in_use_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / ".steadytrain.scratch-left"
+    left.mkdir()
+    with temporary_scratch() as first, temporary_scratch() as second:
+        assert sorted(tmp_path.iterdir()) == sorted([first, second])
     assert not list(tmp_path.iterdir())
 
 

@@ -345,7 +345,7 @@ def _validator(notes: Path, url: str) -> str:
     """
     try:
         document = json.loads(notes.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return ""
     if not isinstance(document, Mapping) or document.get("url") != url:
         return ""

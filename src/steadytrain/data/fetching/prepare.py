@@ -26,6 +26,7 @@ from steadytrain.data.fetching.download import Patience, download
 from steadytrain.data.packing.pack import PackedFile, mute, pack
 from steadytrain.data.recordio.card import Card, card_path
 from steadytrain.data.sources import imagenet
+from steadytrain.data.sources.archives import TAR_ERRORS
 from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import DataError, InputError, RunError, storage_errors
 from steadytrain.files import lock_at_once, open_lock, replacing
@@ -265,7 +266,9 @@ def _read_members(archive: Path, names: Iterable[str], limit: int = MAX_LIST_BYT
                 missing.remove(name)
                 if not missing:
                     return contents
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    except DataError:
+        raise
+    except (*TAR_ERRORS, EOFError, zlib.error, OSError) as error:
         raise DataError(f"{archive} is damaged ({error}): delete it, and run the same command again") from error
     raise DataError(f"{archive} holds no {', '.join(sorted(missing))}: it is another file than it should be")
 

@@ -254,6 +254,7 @@ class ImageLoader:
             read_ahead=read_ahead,
             ranks=find_local_ranks(launch, os.environ),
         )
+        remove_left_files()
         self._pin = pin
         self._on_placed = on_placed
         self._buffers = BufferPool(self._task.shape, keep=max(self.depth, MOST_BATCHES) + 2, pinned=pin)

@@ -8,8 +8,8 @@ the launch and what is kept in it. What holds, whatever happens:
 - as soon as all processes of the launch have it, it loses its name: whatever ends them then leaves nothing behind. If
   they never all come, the last one that ends in order removes it;
 - each process that has it holds a lock on it (``flock``), which falls with the process. A file that nobody holds was
-  left by processes that were killed: it is not looked into, and emptied or removed by the next process of this user
-  that shares.
+  left by processes that were killed: it is not looked into, and emptied or removed by the next loader of this user,
+  whether that shares or not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.files import lock, lock_at_once
+from steadytrain.files import lock, lock_at_once, lock_surely
 
 try:
     import fcntl
@@ -154,12 +154,14 @@ class RankMemory:
 
 
 def remove_left_files() -> None:
-    """Remove what killed processes of this user have left."""
+    """Remove what killed processes of this user have left; what a process holds, or may hold, stays."""
+    if not hasattr(fcntl, "F_OFD_SETLKW"):  # nothing is shared here
+        return
     for path in _folder().glob(f"steadytrain-{os.getuid()}-*"):
         with suppress(OSError):
             file = _open(path)
             try:
-                if lock_at_once(file):
+                if lock_surely(file):
                     _unlink(path, file)
             finally:
                 os.close(file)

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +40,7 @@ from steadytrain.data.sources.labels import require_zero_or_one
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.select import Selection
 from steadytrain.data.storage.object_cache import open_objects
-from steadytrain.data.storage.scratch import scratch_beside
+from steadytrain.data.storage.scratch import scratch_beside, temporary_scratch
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, StorageError, TooManyBadError, did_you_mean, storage_error
@@ -267,7 +266,7 @@ class _Request:
             except StorageError as error:
                 if not self.place.is_dir():
                     raise self._no_cache(error) from error
-                scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="steadytrain-")))
+                scratch = stack.enter_context(temporary_scratch())
             yield scratch
 
     def _make(self, listings: list[Listing], folder: Path, scratch: Path) -> None:

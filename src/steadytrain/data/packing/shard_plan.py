@@ -125,7 +125,7 @@ class ShardPlan:
             for name in ("classes", "label_names"):
                 members[name] = tuple(members[name])
             return ShardPlan(**members)
-        except (ValueError, KeyError, AttributeError, TypeError):
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise DataError(
                 f"{where} is no plan of this version of steadytrain: remove it, or choose another name than OUT"
             ) from None

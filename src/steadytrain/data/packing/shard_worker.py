@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from steadytrain.data.packing.shared_folder import BEATS, LEASE_SECONDS, THREADS
 from steadytrain.data.recordio.card import Card
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.listing import Listing
-from steadytrain.data.storage.scratch import scratch_beside
+from steadytrain.data.storage.scratch import scratch_beside, temporary_scratch
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import ObjectPlace, is_uri, local_name
 from steadytrain.errors import DataError, SteadyError, StorageError
@@ -221,14 +220,14 @@ class _Worker:
             is_due = self.rank == 0 or "plan.lease-0" in names or time.monotonic() - began > LEASE_SECONDS / BEATS
             if is_due and self.leases.take("plan", names):
                 try:
-                    with tempfile.TemporaryDirectory(prefix="steadytrain-") as scratch:
+                    with temporary_scratch() as scratch:
                         plan = make_plan(
                             self.request,
                             self.stem,
                             self.out,
                             self.notes,
                             shards=self.shards,
-                            scratch=Path(scratch),
+                            scratch=scratch,
                             on_disk=self.on_disk,
                             say=self.say,
                         )

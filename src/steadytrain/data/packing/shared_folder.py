@@ -280,5 +280,5 @@ def _has_ended(lease: bytes | None) -> bool:
         return psutil.Process(owner["pid"]).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False

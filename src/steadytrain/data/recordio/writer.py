@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -126,7 +126,8 @@ class RecordWriter:
             self._flush()
             os.fsync(self._file.fileno())
             keys, offsets = encode_numbers(self._keys[new]), encode_numbers(self._offsets[new])
-            _append_line(self._journal, {"bytes": self.num_bytes, "keys": keys, "offsets": offsets, "note": note})
+            values = {"first": new.start, "bytes": self.num_bytes, "keys": keys, "offsets": offsets, "note": note}
+            _append_line(self._journal, {**values, "sum": _mark_sum(self._sha256, values)})
         self._num_marked = len(self)
 
     def complete(self) -> None:
@@ -198,7 +199,6 @@ class RecordWriter:
         if work is None:
             self._journal_path.unlink(missing_ok=True)
         else:
-            size = os.fstat(self._file.fileno()).st_size
             is_same = _is_journal(self._journal_path, work)
             journal = self._journal = self._journal_path.open("r+b") if is_same else create(self._journal_path)
             if not is_same:
@@ -206,27 +206,36 @@ class RecordWriter:
                 journal.seek(0)
             num_whole = len(journal.readline())
             for line in journal:
-                try:
-                    mark = json.loads(line)
-                except ValueError:
-                    break
-                if not line.endswith(b"\n"):  # a kill left it half written
+                if not self._take_mark(line):
                     break
                 num_whole += len(line)
-                if mark["bytes"] <= size:
-                    append_numbers(mark["keys"], self._keys)
-                    append_numbers(mark["offsets"], self._offsets)
-                    self.num_bytes = mark["bytes"]
-                    self.notes.append(mark["note"])
             journal.seek(num_whole)
             journal.truncate()
         self._file.truncate(self.num_bytes)
-        with os.fdopen(os.dup(self._file.fileno()), "rb", buffering=0) as written:
-            written.seek(0)
-            while block := written.read(_BLOCK):
-                self._sha256.update(block)
-        self._file.seek(0, os.SEEK_END)  # the two share a position
+        self._file.seek(0, os.SEEK_END)
         self._num_marked = len(self)
+
+    def _take_mark(self, line: bytes) -> bool:
+        """Restore one mark of the journal; return False where it, or a byte before it, is not as it was written."""
+        digest, keys, offsets = self._sha256.copy(), array("Q"), array("Q")
+        try:
+            mark = json.loads(line)
+            written, first, end, note = mark.pop("sum"), mark["first"], int(mark["bytes"]), mark["note"]
+            append_numbers(mark["keys"], keys)
+            append_numbers(mark["offsets"], offsets)
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+            return False
+        self._file.seek(self.num_bytes)
+        while block := self._file.read(min(_BLOCK, max(0, end - self._file.tell()))):
+            digest.update(block)
+        is_whole = line.endswith(b"\n") and first == len(self) and self._file.tell() == end
+        if not is_whole or _mark_sum(digest, mark) != written:
+            return False  # a kill left it half written, or the disk has changed it
+        self._keys.extend(keys)
+        self._offsets.extend(offsets)
+        self._sha256, self.num_bytes = digest, end
+        self.notes.append(note)
+        return True
 
     def place(self) -> None:
         """Put all files under their names; leaving the context does this.
@@ -269,6 +278,13 @@ def _is_journal(path: Path, work: str) -> bool:
             return file.readline() == _line({"work": work})
     except OSError:
         return False
+
+
+def _mark_sum(before: Any, values: Mapping[str, Any]) -> str:
+    """Return the checksum of a mark and of all bytes before it, of which the digest is given."""
+    digest = before.copy()
+    digest.update(json.dumps(values).encode())
+    return str(digest.hexdigest())
 
 
 def _append_line(file: IO[bytes], values: dict[str, Any]) -> None:

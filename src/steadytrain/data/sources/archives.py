@@ -387,6 +387,10 @@ class _BoundedReads:
         return data
 
 
+TAR_ERRORS = (tarfile.TarError, ValueError, ArithmeticError, LookupError, RecursionError)
+"""Errors that ``tarfile`` raises for headers which it cannot read: it documents the first."""
+
+
 def walk_tar(file: BinaryIO, of: str, *, start: int = 0, end: int | None = None) -> Iterator[Member]:
     """Every member of the tar that lies in ``file`` from byte ``start`` to ``end``, by default all of the file.
 
@@ -421,7 +425,7 @@ def walk_tar(file: BinaryIO, of: str, *, start: int = 0, end: int | None = None)
                     return
                 at = next_tar
                 continue
-            except (tarfile.HeaderError, ValueError) as error:
+            except TAR_ERRORS as error:
                 raise DataError(
                     f"{of} is damaged at byte {at:,} (no tar header there): copy or make it again"
                 ) from error

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +28,7 @@ from steadytrain.data.recordio.reader import Extents
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece
-from steadytrain.data.storage.scratch import scratch_beside
+from steadytrain.data.storage.scratch import scratch_beside, temporary_scratch
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.errors import DataError, StorageError
 from steadytrain.format import Say, print_note, printable
@@ -198,7 +197,7 @@ def _scratch() -> Iterator[Path]:
         try:
             yield stack.enter_context(scratch_beside(require_cache_folder() / "unpacked" / "images"))
         except StorageError:
-            yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="steadytrain-")))
+            yield stack.enter_context(temporary_scratch())
 
 
 def upright(data: bytes, *, shorter_side: int | None = None) -> bytes:

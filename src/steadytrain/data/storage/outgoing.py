@@ -118,10 +118,10 @@ class Outgoing:
 
     def _read_note(self) -> dict[str, Any]:
         try:
-            note: dict[str, Any] = json.loads(self._note.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            note = json.loads(self._note.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
             return {}
-        return note
+        return note if isinstance(note, dict) else {}
 
     def _write_note(self, note: dict[str, Any]) -> None:
         with storage_errors(self.folder):

@@ -1,4 +1,4 @@
-"""Hidden folders for what has to be decompressed; those that a killed process left are removed."""
+"""Hidden folders for what lasts no longer than a command; those that a killed process left are removed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from steadytrain.errors import storage_error
@@ -43,6 +43,11 @@ def scratch_beside(path: Path) -> Iterator[Path]:
             with suppress(OSError):
                 for parent in missing:
                     parent.rmdir()
+
+
+def temporary_scratch() -> AbstractContextManager[Path]:
+    """Make such a folder among the temporary files (``TMPDIR``)."""
+    return scratch_beside(Path(tempfile.gettempdir()) / "steadytrain")
 
 
 def new_path(scratch: Path, name: str) -> Path:

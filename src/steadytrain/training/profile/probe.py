@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Literal
 
 from steadytrain.data.loader import ImageLoader
+from steadytrain.data.storage.scratch import temporary_scratch
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
 from steadytrain.events import Ceilings, Event, FeedPlaced, Noticed, StepMeasured
@@ -107,8 +106,8 @@ def probe_run(
         recipe = recipe.with_({"parallel.compute_threads": threads})
     placed = past.newest(FeedPlaced)
     place: Place = "process" if placed is not None and placed.place == "process" else "threads"
-    with tempfile.TemporaryDirectory(prefix="steadytrain-probe-") as folder:
-        aside = Run(Path(folder), recipe)
+    with temporary_scratch() as folder:
+        aside = Run(folder, recipe)
         with aside.log() as log, open_session(aside, log, allow_import=allow_import) as session:
             session.state.cursor.step, session.state.cursor.position = past.step, past.position
             try:

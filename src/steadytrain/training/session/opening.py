@@ -25,7 +25,7 @@ from steadytrain.distributed.asynchronous.engine import AsyncEngine
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
-from steadytrain.errors import CheckpointError, RunError
+from steadytrain.errors import CheckpointError, RunError, SteadyError
 from steadytrain.events import Compiled, Event, EventLog, FeedPlaced, Halved, Noticed, Saved
 from steadytrain.models import Built, Input, first_epochs
 from steadytrain.optim import set_lr, set_momentum
@@ -490,11 +490,23 @@ def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], No
     with nullcontext() if group is None else group.all_or_none():
         if (group is None or group.world.is_first) and (place := checkpoints.newest(run.checkpoints, notice)):
             saved = checkpoints.load(place)
+            _require_best(run, saved, notice)
             checkpoints.remove_old(place, run.recipe.every.keep)  # where a kill came before that was done
     if group is None:
         return saved
     plain, tensors = group.broadcast(*((None, {}) if saved is None else checkpoints.split(saved)))
     return None if plain is None else checkpoints.join(plain, tensors)
+
+
+def _require_best(run: Run, saved: dict[str, Any], notice: Callable[[str], None]) -> None:
+    """Have the best weights chosen again where the file of those before the checkpoint is damaged."""
+    path = run.directory / "best.safetensors"
+    try:
+        if path.exists() and not misfit(saved):
+            checkpoints.read_weights(path)
+    except SteadyError as error:
+        notice(f"{error}; the best weights are chosen again, from here on")
+        saved["best"] = -1.0
 
 
 def _open_data(attempt: _Attempt) -> DataSets:
