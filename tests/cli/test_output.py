@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -207,3 +208,21 @@ def test_bash_completes_commands_and_flags(capsys: pytest.CaptureFixture[str]) -
     ]
     assert main(["--completion", "csh"]) == 2
     assert "bash, zsh, fish" in capsys.readouterr().err
+
+
+def test_bash_completes_files_where_no_word_of_ours_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--completion", "bash"]) == 0
+    script = f"{capsys.readouterr().out}\ncomplete -p steady"
+    assert " -o default " in subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+
+
+def test_zsh_reads_the_script_and_completes_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--completion", "zsh"]) == 0
+    script = capsys.readouterr().out
+    cases = re.findall(r"^        (\S.*)\)$", script, re.MULTILINE)
+    assert "finetune" in cases and not [case for case in cases if " " in case]  # zsh would not read the file
+    assert re.search(r"'\*--val\[.*\]:val:_files' \\$", script, re.MULTILINE)
+    assert re.search(r"\*--precision\[.*\]:precision:\(", script) and not re.search(r":\(.*\):_files", script)
+    assert re.search(r"^_steady\(\) \{$.*^_steady \"\$@\"$", script, re.MULTILINE | re.DOTALL)
+    if shutil.which("zsh"):
+        subprocess.run(["zsh", "-n"], input=script, text=True, check=True)

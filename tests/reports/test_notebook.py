@@ -16,8 +16,19 @@ import pytest
 from tests.reports.runs import finished
 
 import steadytrain
+from steadytrain.cost.bill import BillPart, make_bill
+from steadytrain.cost.prices import Price
 from steadytrain.monitor import diagnose, ledger
-from steadytrain.reports.notebook import VIEWS, diagnosis_html, evaluation_html, ledger_html, run_html
+from steadytrain.reports.notebook import (
+    VIEWS,
+    bill_html,
+    diagnosis_html,
+    evaluation_html,
+    ledger_html,
+    prediction_html,
+    run_html,
+)
+from steadytrain.training.inference.inference import Prediction
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "guides" / "first-steps.ipynb"
 
@@ -43,6 +54,21 @@ def test_an_evaluation_shows_its_figures_and_no_arrays() -> None:
     evaluation = SimpleNamespace(n=1000, loss=0.5, top1=0.87, score=0.87, top5=0.99, mean_ap=None, outputs=[[0.25]])
     html = evaluation_html(evaluation)
     assert "87.00 %" in html and "1,000" in html and "0.25" not in html
+
+
+def test_a_bill_shows_its_amount_its_price_and_each_attempt() -> None:
+    parts = [BillPart(began=0.0, seconds=1800.0, ended="killed"), BillPart(began=9e3, seconds=3600.0, ended="finished")]
+    bill = make_bill(parts, price=Price(name="a<b", per_hour=2.0))
+    assert bill is not None
+    html = bill_html(bill)
+    assert "Cost: 3.00 USD" in html and "a&lt;b" in html
+    assert "1.00 USD for 30 min 00 s (killed)" in html and "2.00 USD for 1 h 00 min (finished)" in html
+
+
+def test_a_prediction_shows_its_classes_or_why_there_are_none() -> None:
+    hat = Prediction(Path("photos/1.jpg"), ("hat", "<b>"), (0.93, 0.05))
+    assert "1.jpg" in prediction_html(hat) and "93.0 %" in prediction_html(hat) and "&lt;b&gt;" in prediction_html(hat)
+    assert "no image" in prediction_html(Prediction(Path("2.txt"), error="2.txt: no image"))
 
 
 @pytest.mark.parametrize("place", VIEWS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.reports.runs import Clock, course, finished, logged, recipe, started,
 
 from steadytrain.cli import main
 from steadytrain.errors import FailedError, InputError
-from steadytrain.events import Evaluated, Logged
+from steadytrain.events import Evaluated, Failed, Logged
 from steadytrain.files import lock
 from steadytrain.machine.children import run_program, run_steady
 from steadytrain.reports import trackers
@@ -99,6 +100,41 @@ def test_a_service_that_fails_is_named_and_the_others_are_served(tmp_path: Path)
     with pytest.raises(FailedError, match="broken: no route to host"):
         send(run, "broken,kept")
     assert Kept.all[0].status == "finished"
+
+
+def test_a_run_is_followed_over_the_pause_between_two_attempts_of_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "LOOK_SECONDS", 0.01)
+    run, clock, ended = Run.create(tmp_path / "a", recipe()), Clock(), threading.Event()
+    failed = Failed(error="DivergedError", message="the loss is nan", step=40)
+    write(run, [started(), *course(0, 40, total=1055), failed], clock)
+    sending = threading.Thread(target=send, args=(run, "kept"), kwargs={"follow": True, "ended": ended})
+    sending.start()
+    sending.join(0.3)  # the process that trains it looks for what was not finite
+    clock.now += 60
+    write(run, [started(20), *course(20, 60, total=1055)], clock, end=True)
+    ended.set()
+    sending.join(60)
+    (kept,) = Kept.all
+    assert [step for step, _ in kept.values["train/loss"]] == [20, 40, 40, 60] and kept.status == "finished"
+
+
+def test_what_was_taken_before_a_service_failed_is_not_sent_again(tmp_path: Path) -> None:
+    class Failing(Kept):
+        def scalars(self, values: Mapping[str, float], step: int, seconds: float) -> None:
+            if step > 400:
+                raise ConnectionError("no route to host")
+            super().scalars(values, step, seconds)
+
+    run = finished(tmp_path, "a")
+    trackers.TRACKERS["kept"] = ("json", Failing)
+    with pytest.raises(FailedError, match="--to kept sends the rest"):
+        send(run, "kept")
+    trackers.TRACKERS["kept"] = ("json", Kept)
+    send(run, "kept")
+    steps = [step for kept in Kept.all for step, _ in kept.values["train/loss"]]
+    assert steps == [event.step for event in run.events() if isinstance(event, Logged)]
 
 
 def test_an_unknown_or_missing_service_is_refused_before_anything_is_sent(tmp_path: Path) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.reports.runs import Clock, course, started, write
 from tests.reports.runs import recipe as usual
 
 from steadytrain.cli import main
+from steadytrain.errors import DivergedError
 from steadytrain.run import Run
+from steadytrain.training.loop import steps as loop
 from steadytrain.training.loop import tracking as module
 from steadytrain.training.loop.tracking import tracking
 from steadytrain.tuning.sweep_runs import resume_command
@@ -120,6 +124,27 @@ def test_a_resumed_run_goes_on_with_the_curves_that_it_began(tmp_path: Path) -> 
     told = _told(tmp_path)
     assert [line["begun"] for line in told if "begun" in line] == [["", -1], ["kept-1", 40]]
     assert [line["step"] for line in told if "step" in line] == [20, 40, 40, 60]
+
+
+def test_the_attempts_of_a_run_are_sent_by_one_process_that_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    did = list[str]()
+    follower = SimpleNamespace(name="kept", end=lambda: did.append("ended"), wait=lambda until: True, kill=lambda: None)
+    monkeypatch.setattr(module, "_Follower", lambda run, name: did.append(f"begun {name}") or follower)
+    run = Run.create(tmp_path / "a", usual().with_({"every.track": "kept"}))
+
+    def attempts(run: Run, *, on_locked: Callable[[], None], **_: object) -> Iterator[None]:
+        did.append("attempt")
+        on_locked()
+        yield
+        if did.count("attempt") < 3:
+            raise DivergedError("the loss is nan")
+
+    monkeypatch.setattr(loop, "attempts", attempts)
+    monkeypatch.setattr(loop, "_remedied", lambda run, *_: run)
+    list(loop.steps(run, explains=True))
+    assert did == ["attempt", "begun kept", "attempt", "attempt", "ended"]
 
 
 def test_only_the_first_rank_sends_and_never_because_a_file_says_so(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import re
 import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -92,6 +93,9 @@ MODULES = {
 }
 """The module of each verb's function."""
 TRAINING_VERBS = ("train", "finetune", "resume")
+_ZSH_WITHOUT_VALUES = r"""^(\s+(['"])(?:\*?\d*|\*?-[^[]*\[.*\]):(?:[^:\\]|\\.)*)(\2 \\)$"""
+"""A word or the value of a flag of which the script for zsh only says what it is."""
+
 RECIPE_VERBS = (*TRAINING_VERBS, "sweep", "schedule")
 """Those that take the flags of a recipe."""
 SAME_VERBS = {
@@ -130,7 +134,12 @@ _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate 
 
 @cache
 def app() -> App:
-    """Build the command line; the parser is imported here, as ``steady --help`` does without it."""
+    """Build the command line, with all its verbs."""
+    return _build_app(VERBS)
+
+
+def _build_app(verbs: Iterable[str]) -> App:
+    """Build a command line; the parser is imported here, as ``steady --help`` does without it."""
     from cyclopts import App, Parameter, convert
 
     def convert_exactly(kind: Any, tokens: Sequence[Any]) -> Any:
@@ -151,9 +160,23 @@ def app() -> App:
             allow_repeating=True, converter=convert_exactly, negative="", show_default=default_text
         ),
     )
-    for order, (verb, summary) in enumerate(VERBS.items()):
-        command.command(f"{MODULES[verb]}:{verb.replace(' ', '_')}", name=verb, help=summary, sort_key=order)
+    for order, verb in enumerate(verbs):
+        command.command(f"{MODULES[verb]}:{verb.replace(' ', '_')}", name=verb, help=VERBS[verb], sort_key=order)
     return command
+
+
+def _completion(shell: str) -> str:
+    """Return the script by which a shell completes verbs of one word, flags, and otherwise files."""
+    with _help_of("train"):
+        command = _build_app(verb for verb in VERBS if " " not in verb)
+        script = command.generate_completion(shell=shell)  # type: ignore[arg-type]
+    if shell == "bash":
+        return script.replace("complete -F", "complete -o default -F")
+    if shell == "zsh":
+        # The file _steady is the body of a function of that name, and has to call the one that it defines.
+        script = script.replace("_cyclopts_steady()", "_steady()") + '\n_steady "$@"'
+        return re.sub(_ZSH_WITHOUT_VALUES, r"\1:_files\3", script, flags=re.MULTILINE)
+    return script  # fish completes files by itself
 
 
 def default_text(value: object) -> str | None:
@@ -255,7 +278,7 @@ def _run(words: Sequence[str]) -> object:
     if words[0] == "--completion":
         if len(words) != 2 or words[1] not in SHELLS:
             raise InputError(f"--completion takes the name of a shell: {', '.join(SHELLS)}")
-        print(app().generate_completion(shell=words[1]))  # type: ignore[arg-type]
+        print(_completion(words[1]))
         return 0
     words = join_verb(words)
     verb = words[0]

@@ -1,4 +1,4 @@
-"""Views of a run, a verdict, a ledger or an evaluation in a notebook: figures and curves of the report, in a cell.
+"""Views of results in a notebook: a run with its curves, verdict, ledger and bill; an evaluation; a prediction.
 
 IPython is told of them by the package, when a public name is used within IPython; nothing else needs it.
 """
@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from steadytrain.format import duration, number, percent, score_name
+from steadytrain.cost.bill import Bill
+from steadytrain.format import duration, money, number, percent, score_name
 from steadytrain.monitor import Diagnosis, Ledger
 from steadytrain.reports.charts import charts
 from steadytrain.reports.page import heroes_and_verdict, render
@@ -53,10 +54,29 @@ def evaluation_html(evaluation: Any) -> str:
     return _html("Evaluation", facts={"images": number(evaluation.n), **figures}, is_open=True)
 
 
+def bill_html(bill: Bill) -> str:
+    """Return what a run cost as HTML: the amount, the price, and each attempt."""
+    attempts = {
+        f"attempt {k}": f"{money(part.money)} {bill.currency} for {duration(part.seconds)} ({part.ended or 'saved'})"
+        for k, part in enumerate(bill.parts, 1)
+    }
+    figures = {"an hour": f"{money(bill.per_hour)} {bill.currency}", "wall time": duration(bill.seconds), **attempts}
+    return _html(f"Cost: {bill}", lines=[f"Price: {bill.price}"], facts=figures, is_open=True)
+
+
+def prediction_html(prediction: Any) -> str:
+    """Return the classes of a ``training.inference.inference.Prediction`` as HTML, or why there are none."""
+    chances = zip(prediction.classes, prediction.probabilities, strict=True)
+    facts = {name: percent(chance, 1) for name, chance in chances}
+    return _html(prediction.path.name, lines=[prediction.error] if prediction.error else (), facts=facts, is_open=True)
+
+
 VIEWS: Mapping[tuple[str, str], Callable[[Any], str]] = {
     ("steadytrain.run", "Run"): run_html,
     ("steadytrain.training.loop.steps", "Outcome"): lambda outcome: run_html(outcome.run),
     ("steadytrain.training.evaluation", "Evaluation"): evaluation_html,
+    ("steadytrain.training.inference.inference", "Prediction"): prediction_html,
+    ("steadytrain.cost.bill", "Bill"): bill_html,
     ("steadytrain.monitor.rules.diagnose", "Diagnosis"): diagnosis_html,
     ("steadytrain.monitor.ledger", "Ledger"): ledger_html,
 }

@@ -274,7 +274,7 @@ def send(run: Run, names: str, *, follow: bool = False, ended: threading.Event |
     with ExitStack() as stack:
         for sending in sendings:
             sending.attempt(lambda each: each.begin(begins[each.name], stack, waits=ended is not None))
-        for events in _looks(run, follow, progress, ended or threading.Event()):
+        for events in _looks(run, follow, progress, ended):
             for sending in sendings:
                 sending.attempt(lambda each, events=events: each.take(events))  # type: ignore[misc]
             if all(sending.failure for sending in sendings):
@@ -382,21 +382,23 @@ class _Sending:
         self._step = sent.get("step", -1)
         recipe = dict(leaves(run.recipe.to_dict()))
         folder = run.directory.resolve()
-        about = TrackedRun(run.name, folder, folder.parent.name, recipe, sent.get("id", ""), self._step)
+        about = TrackedRun(run.name, folder, folder.parent.name or "runs", recipe, sent.get("id", ""), self._step)
         self._tracker = begin(about)
-        if not sent:
+        self._remember()
+        if not self._last:
             self._tracker.text("recipe", json.dumps(run.recipe.to_dict(), indent=1))
-            self._remember()
 
     def take(self, events: Sequence[Event]) -> None:
         before = self._last
-        for event in events:
-            if event.time > self._sent_until and (values := scalars_of(event)):
-                self._tracker.scalars(values, event.step, event.time)  # type: ignore[attr-defined]
-                self._last, self._step = event.time, event.step  # type: ignore[attr-defined]
+        try:
+            for event in events:
+                if event.time > self._sent_until and (values := scalars_of(event)):
+                    self._tracker.scalars(values, event.step, event.time)  # type: ignore[attr-defined]
+                    self._last, self._step = event.time, event.step  # type: ignore[attr-defined]
+        finally:
+            if self._last != before:
+                self._remember()
         self._sent_until = 0.0  # what the next look finds is new
-        if self._last != before:
-            self._remember()
 
     def close(self, status: str) -> None:
         from steadytrain.reports import report
@@ -426,9 +428,14 @@ class _Sending:
         self._file.write(f"{text:<{RECORD_BYTES}}\n".encode())
 
 
-def _looks(run: Run, follow: bool, progress: RunProgress, ended: threading.Event) -> Iterator[list[Event]]:
-    """Yield the events of a run as they come, which ``progress`` takes in; the last time after it has ended."""
+def _looks(run: Run, follow: bool, progress: RunProgress, ended: threading.Event | None) -> Iterator[list[Event]]:
+    """Yield the events of a run as they come, which ``progress`` takes in; the last time after it has ended.
+
+    The process that trains it may make several attempts, with a pause between: only ``ended`` says that it is the last.
+    """
     reader = LogReader(run.log_path(), condensed=True)
+    told = ended is not None
+    ended = ended or threading.Event()
     idle_since = time.monotonic()
     while True:
         is_last = ended.is_set() or not follow
@@ -438,9 +445,9 @@ def _looks(run: Run, follow: bool, progress: RunProgress, ended: threading.Event
             progress.take(event)
         yield events
         is_over = progress.started is not None and not progress.is_open
-        if is_last or (is_over and not is_held and not events):
+        if is_last or (is_over and not is_held and not events and not told):
             return
-        if is_held or events:
+        if is_held or events or told:
             idle_since = time.monotonic()
         elif time.monotonic() - idle_since > IDLE_SECONDS:
             return

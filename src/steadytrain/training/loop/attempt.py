@@ -38,7 +38,6 @@ from steadytrain.training.device import sampled_gpus
 from steadytrain.training.loop.reporting import notice_faults, pending_notices
 from steadytrain.training.loop.saving import written
 from steadytrain.training.loop.stopping import Stopping, stopping
-from steadytrain.training.loop.tracking import tracking
 from steadytrain.training.loop.updates import NUMBERS, Events, run_updates
 from steadytrain.training.memory import is_out_of_memory
 from steadytrain.training.session.opening import open_session
@@ -59,6 +58,7 @@ def attempts(
     group: Group | None = None,
     cluster: Cluster | None = None,
     opened: OpenedData | None = None,
+    on_locked: Callable[[], None] = lambda: None,
 ) -> Events:
     """Take a run from where it stands to its end, yielding each event after it was written.
 
@@ -67,6 +67,7 @@ def attempts(
     Args:
         run, stop, allow_import, began, probe, group, cluster, opened: as of :func:`.steps.steps`.
         since: seconds since 1970; an older file is no notice that the machine goes. None: the beginning of the attempt.
+        on_locked: called in each attempt, once the run is locked for it.
 
     Raises:
         DivergedError: loss or weights are not finite any more; on all ranks after the same update.
@@ -85,6 +86,7 @@ def attempts(
             group=group,
             cluster=cluster,
             opened=opened,
+            on_locked=on_locked,
         )
         began, probe = None, False
     return signal
@@ -101,6 +103,7 @@ def _attempt(
     group: Group | None,
     cluster: Cluster | None,
     opened: OpenedData | None,
+    on_locked: Callable[[], None],
 ) -> Events:
     """Make one attempt; return the signal that ended it, or :data:`NUMBERS`, None where the run is finished."""
     before = run.progress()
@@ -108,14 +111,13 @@ def _attempt(
     if is_finished if group is None else group.all_gather_json(is_finished)[0]:
         return None
     began = time.perf_counter() if began is None else began
-    is_first = not cluster.rank if cluster is not None else group is None or group.world.is_first
+    is_first = is_first_rank(group, cluster)
     signal: str | None = None
     with (
-        tracking(run, is_first=is_first) as begin_tracking,
         _locked(run, group, cluster) as log,
         _uploading(run, log, is_first=is_first) as ask_upload,
     ):
-        begin_tracking()
+        on_locked()
         session: Session | None = None
         if isinstance(stop, StopRequest):
             stop.last_words = lambda: log.append(_unsaved_end(run, began))
@@ -173,6 +175,11 @@ def _attempt(
             finally:
                 del error
     return signal
+
+
+def is_first_rank(group: Group | None, cluster: Cluster | None) -> bool:
+    """Return whether this process is the only one, the first rank, or the first worker."""
+    return not cluster.rank if cluster is not None else group is None or group.world.is_first
 
 
 def _ran_out(session: Session) -> bool:

@@ -17,8 +17,9 @@ from steadytrain.events import Evaluated, Event
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import OpenedData
-from steadytrain.training.loop.attempt import attempts
+from steadytrain.training.loop.attempt import attempts, is_first_rank
 from steadytrain.training.loop.replay import ReplayStoppedError, replay
+from steadytrain.training.loop.tracking import tracking
 from steadytrain.training.progress import show_progress, wants_progress
 
 LONGEST_SECONDS = 600.0
@@ -141,31 +142,33 @@ def steps(
     """
     run = Run.open(run)
     since = time.time() - (0.0 if began is None else time.perf_counter() - began)
-    while True:
-        try:
-            yield from attempts(
-                run,
-                stop=stop,
-                allow_import=allow_import,
-                began=began,
-                since=since,
-                probe=probe,
-                group=group,
-                cluster=cluster,
-                opened=opened,
-            )
-        except DivergedError as error:
-            if cluster is not None or (run.recipe.every.nonfinite == "stop" and not explains):
-                raise
-            problem = error.with_traceback(None)  # which holds the session, and so the memory of its device
-        else:
-            return
+    with tracking(run, is_first=is_first_rank(group, cluster)) as begin_tracking:
+        while True:
+            try:
+                yield from attempts(
+                    run,
+                    stop=stop,
+                    allow_import=allow_import,
+                    began=began,
+                    since=since,
+                    probe=probe,
+                    group=group,
+                    cluster=cluster,
+                    opened=opened,
+                    on_locked=begin_tracking,
+                )
+            except DivergedError as error:
+                if cluster is not None or (run.recipe.every.nonfinite == "stop" and not explains):
+                    raise
+                problem = error.with_traceback(None)  # which holds the session, and so the memory of its device
+            else:
+                return
 
-        hear = stop if group is None else partial(_any_stop, stop, group)
-        explain = partial(_explained, run, problem, allow_import, say, hear, since)
-        find = partial(_remedied, run, problem, explain, say)
-        run = find() if group is None else _agreed(run, find, problem, group)
-        began, probe = None, False
+            hear = stop if group is None else partial(_any_stop, stop, group)
+            explain = partial(_explained, run, problem, allow_import, say, hear, since)
+            find = partial(_remedied, run, problem, explain, say)
+            run = find() if group is None else _agreed(run, find, problem, group)
+            began, probe = None, False
 
 
 def _any_stop(stop: Callable[[], str | None], group: Group) -> str | None:

@@ -30,20 +30,25 @@ LEFT_SECONDS = 5.0
 def tracking(run: Run, *, is_first: bool) -> Iterator[Callable[[], None]]:
     """Yield what begins to send a run to the services of ``every.track``, of the first rank; at the end wait for them.
 
-    What fails is printed once, in a line, and ends only the sending.
+    Only its first call does something: a run may take several attempts. What fails is printed once, in a line, and ends
+    only the sending.
     """
     every = run.recipe.every
-    names = _names(every)
-    if names and "track" in every.from_file:
-        if is_first:
+    names = _names(every) if is_first else []
+    followers = list[_Follower]()
+
+    def begin() -> None:
+        if names and "track" in every.from_file:
             print_note(
                 f"not sent to {every.track}: a file asks for it (every.track), and this command does not; to send it"
                 f" there, add --track {every.track}"
             )
-        names = []
-    followers = list[_Follower]()
+        else:
+            followers.extend(_Follower(run, name) for name in names)
+        names.clear()
+
     try:
-        yield lambda: followers.extend(_Follower(run, name) for name in (names if is_first else ()))
+        yield begin
     finally:
         for follower in followers:
             follower.end()
