@@ -32,7 +32,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from steadytrain.errors import CheckpointError, storage_error
-from steadytrain.files import create, replacing, sync
+from steadytrain.files import create, open_regular, read_text, replacing, require_regular, sync
 
 VERSION = 1
 _TENSORS, _REST = "state.safetensors", "state.json"
@@ -135,7 +135,7 @@ def newest(directory: Path, notice: Callable[[str], None] = lambda message: None
 def damage(place: Path) -> str | None:
     """Return what is wrong with a checkpoint, or None if every byte is as it was written."""
     try:
-        content = json.loads((place / _REST).read_text(encoding="utf-8"))
+        content = json.loads(read_text(place / _REST, most=None))
         if content["version"] != VERSION:
             return f"version {content['version']}, this program reads {VERSION}"
         if content["checksum"] != _checksum(place / _TENSORS):
@@ -150,7 +150,7 @@ def damage(place: Path) -> str | None:
 def load(place: Path) -> dict[str, Any]:
     """Read what was saved: the same tensors (on the CPU), values and structure. Raises CheckpointError on damage."""
     try:
-        content = json.loads((place / _REST).read_text(encoding="utf-8"))
+        content = json.loads(read_text(place / _REST, most=None))
         state: dict[str, Any] = join(content["state"], load_file(place / _TENSORS))
         return state
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
@@ -183,6 +183,7 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         CheckpointError: it cannot be read.
     """
     try:
+        require_regular(path)
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("steadytrain", "{}"))
             if not isinstance(about, dict):
@@ -280,7 +281,7 @@ def _sort_header(path: Path) -> None:
 
 
 def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
