@@ -107,21 +107,26 @@ def open_regular(path: Path, *, most: int | None = None) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, is something else, or has more bytes.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    found = os.fstat(descriptor)
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    found = os.fstat(file.fileno())
     kind = kind_of_file(found.st_mode)
     if not kind and (most is None or found.st_size <= most):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    if kind == "a folder":
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        return file
+    file.close()
     why = f"it is {kind}" if kind else f"it has {found.st_size:,} bytes, more than {most:,}"
     raise OSError(errno.EINVAL, why, str(path))
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for the other end of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def require_regular(path: Path) -> None:
-    """Raise OSError where a file cannot be opened, or is no regular one, before a library opens it by its name."""
-    open_regular(path).close()
+    """Raise OSError where there is no file, or no regular one, before a library opens it by its name."""
+    if kind := kind_of_file(path.stat().st_mode):
+        number = errno.EISDIR if kind == "a folder" else errno.EINVAL
+        raise OSError(number, os.strerror(number) if kind == "a folder" else f"it is {kind}", str(path))
 
 
 MOST_TEXT_BYTES = 10_000_000
