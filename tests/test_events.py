@@ -37,6 +37,7 @@ from steadytrain.events import (
     read,
     repair,
 )
+from steadytrain.events import log as event_log
 from steadytrain.events.log import encode
 
 
@@ -182,6 +183,19 @@ def test_a_folder_in_place_of_the_log_is_told_in_one_line(tmp_path: Path) -> Non
     (tmp_path / "events.jsonl").mkdir()
     with pytest.raises(RunError, match=r"^cannot read .*events\.jsonl: Is a directory; a run's log is a file$"):
         list(read(tmp_path / "events.jsonl"))
+
+
+def test_a_line_without_end_is_passed_over_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_log, "_CHUNK_BYTES", 50)
+    monkeypatch.setattr(event_log, "_MOST_LINE_BYTES", 300)
+    path, line = tmp_path / "events.jsonl", json.dumps(_step(1).to_dict()).encode() + b"\n"
+    reader = LogReader(path)
+    path.write_bytes(line + b"x" * 1000)
+    assert [event.kind for event in reader.read()] == ["Step"]
+    with path.open("ab") as file:
+        file.write(b"x" * 1000 + b"\n" + line)
+    assert [event.kind for event in reader.read()][-1] == "Step"
+    assert [event.kind for event in read(path)] == ["Step", "Unreadable", "Step"]
 
 
 def test_every_kind_is_in_the_table_of_kinds() -> None:

@@ -201,6 +201,10 @@ def test_links_in_a_run_from_elsewhere_lead_to_no_file_of_the_user(run: Run, tmp
     refused("events.jsonl", run.log)
     refused("events.jsonl", run.log_beside)
     refused("events-3.jsonl", lambda: run.log(3, 1))
+    (run.directory / "events-2.jsonl").hardlink_to(mine)
+    with pytest.raises(RunError, match=r"events-2\.jsonl is a hard link: the file has 1 more names.*cp -a RUN COPY"):
+        run.log(2, 1)
+    assert mine.read_bytes() == b"ssh-rsa mine\nno newline at the end"
     missing = run.directory / "events.jsonl"
     missing.symlink_to(tmp_path / "new")
     with pytest.raises(RunError, match="is a link"):

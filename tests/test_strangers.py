@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
 
+from steadytrain.cli import main
 from steadytrain.config import Budget, Data, Model, Recipe
 from steadytrain.config.strangers import GATES, Gate
-from steadytrain.errors import RecipeError
+from steadytrain.cost.prices import known_price
+from steadytrain.data.recordio.reader import Records
+from steadytrain.data.storage.pages import PagedFile, origin_path, pages_path
+from steadytrain.data.storage.remote_file import remote_file_of
+from steadytrain.data.storage.store import ObjectFacts
+from steadytrain.errors import DataError, RecipeError, RunError
 from steadytrain.machine.web import is_inner
+from steadytrain.run import Run
 from steadytrain.training.data import open_data
 
 RECIPE = Recipe(data=Data(train="a.rec"), model=Model("mlp"), budget=Budget(epochs=1))
@@ -20,6 +29,8 @@ VALUES = {
     "optim.name": "pkg.mod:optimizer",
     "optim.loss": "pkg.mod:loss",
     "data.transforms": ["pkg.mod:transform"],
+    "model.weights": "/weights.pth",
+    "model.pretrained": True,
     "every.upload": "s3://bucket/run",
     "every.notices": "aws",
     "parallel.ray_address": "192.0.2.2:6379",
@@ -34,7 +45,7 @@ def test_the_page_has_the_rows_of_the_table() -> None:
     assert [Gate(*row) for row in rows] == list(GATES)
 
 
-@pytest.mark.parametrize("gate", GATES, ids=lambda gate: f"{gate.part}.{gate.key}")
+@pytest.mark.parametrize("gate", GATES, ids=lambda gate: f"{gate.part}.{gate.key} {gate.does.split()[-1]}")
 def test_a_value_of_a_file_is_known_as_one_until_the_command_names_it(gate: Gate) -> None:
     name = f"{gate.part}.{gate.key}"
     value = VALUES.get(name, INNER)
@@ -60,6 +71,110 @@ def test_several_sources_of_a_file_are_each_looked_at(tmp_path: Path) -> None:
     values = {**RECIPE.to_dict(), "data": {"train": f"{tmp_path}/a.rec,{INNER}"}}
     with pytest.raises(RecipeError, match="leads to http://169"):
         open_data(Recipe.from_json(json.dumps(values)).data, seed=0)
+
+
+def test_a_run_names_what_it_reads_outside_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("linked").symlink_to(tmp_path)
+    values = {"data.train": "linked/x.rec", "data.val": f"{tmp_path}/here/val.rec", "data.root": "../photos"}
+    values |= {"data.labels": "s3://bucket/labels.csv", "data.classes": "a.json", "model.weights": "/etc/weights.pth"}
+    named = RECIPE.with_(values)
+    Run.create("run", named)
+    run = Run.open("run")
+    assert run.elsewhere_words() == (
+        "reading what the recipe file names outside of this folder: model.weights /etc/weights.pth, data.train"
+        " linked/x.rec, data.root ../photos, data.labels s3://bucket/labels.csv"
+    )
+    assert not Run(run.directory, named).elsewhere_words(), "the command names them"
+    network = Recipe.from_json(RECIPE.with_({"model.name": "mxnet:/etc/resnet"}).to_json())
+    assert Run(run.directory, network).elsewhere_words().endswith(": model.name mxnet:/etc/resnet")
+
+
+def test_a_resumed_run_says_what_it_reads_elsewhere_before_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here" / "photos").mkdir(parents=True)
+    (tmp_path / "val.rec").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    Run.create("run", RECIPE.with_({"data.train": "../val.rec"}))
+    Path("theirs.toml").write_text('[data]\nval = "../val.rec"\n[model]\nname = "mlp"\n')
+    for words in (["resume", "run"], ["train", "photos", "--recipe", "theirs.toml"]):
+        assert main(words) == 2
+        first, *rest = capsys.readouterr().err.splitlines()
+        assert first.startswith("reading what the recipe file names outside of this folder: data.") and rest
+
+
+def test_records_that_claim_to_be_an_object_of_a_store_are_an_ordinary_file(tmp_path: Path) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "x.rec"
+    mine.write_bytes(bytes(70_000))
+    PagedFile.create(theirs, INNER, ObjectFacts(size=70_000, etag="a", modified=""))
+    for place in (theirs, tmp_path / "linked.rec"):
+        if place != theirs:
+            place.symlink_to(mine)
+            for companion in (origin_path, pages_path):
+                companion(place).hardlink_to(companion(theirs))
+        assert remote_file_of(place) is None
+        with pytest.raises(DataError, match=re.escape(str(place))):
+            Records.open(place)
+    assert mine.read_bytes() == bytes(70_000)
+
+
+SWEPT = {
+    "every.upload": "the run is sent to a store",
+    "every.track": "the run is sent to a service",
+    "every.notices": "a cloud's metadata, or a file, is asked",
+    "parallel.ray_address": "a Ray cluster is joined",
+    "data.val": "leads to http://169.254.169.254/latest/x.rec",
+    "data.transforms": "names the code pkg.mod:factory",
+    "optim.loss": "names the code pkg.mod:factory",
+}
+
+
+@pytest.mark.parametrize("key", SWEPT)
+def test_a_sweep_of_a_file_varies_nothing_that_leads_out(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = {"data.val": INNER, "data.transforms": ["vflip", "pkg.mod:factory"]}.get(key, "pkg.mod:factory")
+    file = tmp_path / "recipe.toml"
+    for table in (
+        f"[sweep.over]\n{json.dumps(key)} = {json.dumps([value])}\n",
+        f"[sweep.cases.a]\n{key} = {json.dumps(value)}\n",
+    ):
+        file.write_text(table)
+        assert main(["sweep", str(file), "nowhere", "--run", str(tmp_path / "sweep")]) == 2
+        assert SWEPT[key] in capsys.readouterr().err
+
+
+def test_the_price_that_a_recipe_names_is_looked_up_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "socket")
+    read = Recipe.from_json(RECIPE.with_({"parallel.price": "p3.2xlarge"}).to_json())
+    assert known_price(read.parallel.price)
+
+
+def test_a_sweep_writes_through_no_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").symlink_to(tmp_path / "mine")
+    assert main(["sweep", "nowhere", "--over", "lr=0.1", "--run", str(tmp_path / "sweep")]) == 2
+    assert "sweep.json is a link" in capsys.readouterr().err and not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "events.jsonl", "lock"])
+def test_a_pipe_in_a_run_keeps_no_command_waiting(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.create(tmp_path / "run", RECIPE)
+    (run.directory / name).unlink(missing_ok=True)
+    os.mkfifo(run.directory / name)
+    assert main(["resume", str(run.directory)]) == 2
+    assert "it is a pipe" in capsys.readouterr().err or name == "lock"
+    assert main(["runs", str(tmp_path)]) == 0
+    if name == "lock":
+        assert not run.is_held() and run.holder() is None
+        with pytest.raises(RunError, match="lock is a pipe, not a file: remove it"), run.lock():
+            pass
 
 
 @pytest.mark.parametrize(

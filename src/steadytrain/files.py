@@ -12,6 +12,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -79,6 +80,63 @@ def unlock(file: IO[Any] | int) -> None:
 
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
 """Flags that open no symbolic link, and no file as text."""
+
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    **dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device"),
+}
+
+
+def kind_of_file(mode: int) -> str:
+    """Return what a file is by its mode, where it is no regular one: a folder, a pipe, a socket, a device; else empty.
+
+    >>> kind_of_file(stat.S_IFIFO | 0o644), kind_of_file(stat.S_IFREG | 0o644)
+    ('a pipe', '')
+    """
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no file")
+
+
+def open_regular(path: Path, *, most: int | None = None) -> BinaryIO:
+    """Open a regular file for reading: a pipe, a socket or a device may keep a reader for ever.
+
+    ``most``: bytes that it may have; None: any number.
+
+    Raises:
+        OSError: it cannot be opened, is something else, or has more bytes.
+    """
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    found = os.fstat(file.fileno())
+    kind = kind_of_file(found.st_mode)
+    if not kind and (most is None or found.st_size <= most):
+        return file
+    file.close()
+    why = f"it is {kind}" if kind else f"it has {found.st_size:,} bytes, more than {most:,}"
+    raise OSError(errno.EINVAL, why, str(path))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for the other end of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def require_regular(path: Path) -> None:
+    """Raise OSError where there is no file, or no regular one, before a library opens it by its name."""
+    if kind := kind_of_file(path.stat().st_mode):
+        number = errno.EISDIR if kind == "a folder" else errno.EINVAL
+        raise OSError(number, os.strerror(number) if kind == "a folder" else f"it is {kind}", str(path))
+
+
+MOST_TEXT_BYTES = 10_000_000
+"""The most that a recipe or a note may have."""
+
+
+def read_text(path: Path, *, most: int | None = MOST_TEXT_BYTES, errors: str = "strict") -> str:
+    """Read a regular file of UTF-8 as text. Raises OSError as :func:`open_regular` does, and UnicodeDecodeError."""
+    with open_regular(path, most=most) as file:
+        return file.read().decode("utf-8", errors)
 
 
 def create(path: Path) -> BinaryIO:

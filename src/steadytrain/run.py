@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.config import Data, Recipe
+from steadytrain.config.strangers import FILE_KEYS, elsewhere_words
 from steadytrain.errors import InputError, RecipeError, RunError, storage_error, storage_errors
 from steadytrain.events import (
     Accounted,
@@ -54,7 +55,7 @@ from steadytrain.events import (
     read,
     refuse_link,
 )
-from steadytrain.files import HAS_LOCKS, lock_at_once, lock_surely, replacing, sync
+from steadytrain.files import HAS_LOCKS, lock_at_once, lock_surely, open_regular, read_text, replacing, sync
 from steadytrain.format import count, percent
 
 REPEAT = "seed-"
@@ -242,7 +243,7 @@ class Run:
             return directory
         path = Path(directory)
         try:
-            text = (path / "recipe.json").read_text(encoding="utf-8", errors="replace")
+            text = read_text(path / "recipe.json", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             why = "is not a run: it has no recipe.json" if path.exists() else "does not exist"
             raise RunError(f"{path} {why}{_runs_within(path)}") from None
@@ -261,7 +262,7 @@ class Run:
     def locate(self, path: str | Path) -> Path:
         """Find a path of the recipe: from here, else from a folder above the run, as it was started in one of them."""
         places = [Path(path), *(folder / path for folder in self.directory.resolve().parents)]
-        return next((place for place in places if place.exists()), Path(path))
+        return next((place for place in places if os.path.exists(place)), Path(path))  # noqa: PTH110 - of any length
 
     @property
     def data(self) -> Data:
@@ -274,6 +275,12 @@ class Run:
             if path is not None
         }
         return replace(data, **values)
+
+    def elsewhere_words(self) -> str:
+        """Say what only recipe.json names outside of the working folder, before it is read; empty for nothing."""
+        parts = {part: getattr(self.recipe, part) for part in FILE_KEYS}
+        values = {f"{name}.{key}": getattr(part, key) for name, part in parts.items() for key in part.from_file}
+        return elsewhere_words(values, self.locate)
 
     @property
     def checkpoints(self) -> Path:
@@ -334,6 +341,11 @@ class Run:
                 self._progress.take(event)
         return replace(self._progress)
 
+    def refuse_links(self) -> None:
+        """Raise RunError where a checkpoint is a link, or what lies in it: it may lead out of the run's folder."""
+        for place in (self.checkpoints, *self.checkpoints.glob("*"), *self.checkpoints.glob("*/*")):
+            refuse_link(place)
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
         """Hold the run for this process; the system lets go of it however the process ends.
@@ -345,8 +357,7 @@ class Run:
             StorageError: the directory cannot be written.
         """
         path = self.directory / "lock"
-        for place in (self.checkpoints, *self.checkpoints.glob("*"), *self.checkpoints.glob("*/*")):
-            refuse_link(place)
+        self.refuse_links()
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context(open_no_follow(path, "a+b"))
@@ -369,7 +380,7 @@ class Run:
     def is_held(self) -> bool:
         """Return whether a process holds the run now, on a file system whose locks this machine sees; write nothing."""
         try:
-            with (self.directory / "lock").open("rb") as file:
+            with open_regular(self.directory / "lock") as file:
                 return not lock_at_once(file, shared=True)
         except OSError:
             return False
@@ -377,6 +388,6 @@ class Run:
     def holder(self) -> int | None:
         """The id of the process that holds the run, or held it last; None where none ever did."""
         try:
-            return int((self.directory / "lock").read_text(encoding="ascii"))
+            return int(read_text(self.directory / "lock"))
         except (OSError, ValueError):
             return None

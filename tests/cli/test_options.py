@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from steadytrain.cli import parse
-from steadytrain.cli.options import FLAGS, TrainingOptions
+from steadytrain.cli.options import FLAGS, TrainingOptions, read_recipe
 from steadytrain.cli.train import num_procs
+from steadytrain.config import Data, Model, Parallel, Recipe
 from steadytrain.config.plain import plain
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.config.reference import recipe_keys
-from steadytrain.errors import RecipeError
+from steadytrain.errors import InputError, RecipeError
+from steadytrain.run import Run
 
 BESIDE = {"budget.epochs": {"budget.steps"}, "model.weights": {"model.pretrained"}}
 """Keys that a flag sets with its own."""
@@ -71,9 +73,45 @@ def test_a_recipe_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert replace(options, run="b").value("optim.lr") == 0.25, "another content is read again"
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+            f"{c}: &{c} [{','.join(['*' + chr(ord(c) - 1)] * 10)}]\n" for c in "bcdefghi"
+        ), "holds more than 100,000 values, those that an anchor repeats included"),
+        ("a.yaml", "data: &a {train: *a}\n", "has tables or lists more than 20 deep within each other"),
+        ("a.json", '{"a":' * 400 + "1" + "}" * 400, "has tables or lists more than 20 deep within each other"),
+        ("a.json", f'{{"a": "{"x" * 10_000_000}"}}', "cannot read .*: it has 10,000,009 bytes, more than 10,000,000"),
+    ],
+)  # fmt: skip
+def test_a_recipe_file_without_end_is_refused(name: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RecipeError, match=message):
+        read_recipe(tmp_path / name)
+
+
+def test_a_pipe_for_a_recipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.toml")
+    with pytest.raises(RecipeError, match=r"cannot read .*: it is a pipe"):
+        read_recipe(tmp_path / "a.toml")
+
+
 def test_ranks_beyond_the_limit_are_refused_before_any_is_started() -> None:
     with pytest.raises(RecipeError, match=r"^parallel.procs is 257; it must be 1 to 256, or auto$"):
         num_procs("data", TrainingOptions(flags={"procs": 257}))
+
+
+def test_a_file_does_not_start_more_ranks_than_this_machine_has_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadytrain.cli.train.cores", lambda: 2)
+    recipe = Recipe(data=Data(train="a.rec"), model=Model("mlp"), parallel=Parallel(procs=9, device="cpu"))
+    run = str(Run.create(tmp_path / "run", recipe).directory)
+    (tmp_path / "a.json").write_text('{"parallel": {"procs": 200}}')
+    for options in (TrainingOptions(run=run), TrainingOptions(recipe=tmp_path / "a.json")):
+        with pytest.raises(InputError, match=r"asks for \d+ ranks, and this machine has 2 cores: --procs N says"):
+            num_procs(None, options)
+    assert num_procs(None, TrainingOptions(run=run, flags={"procs": 9})) == 9
 
 
 def test_every_setting_says_what_it_means_in_the_documentation_of_its_part() -> None:

@@ -22,10 +22,12 @@ from tests.launch.sshd import Sshd, sshd  # noqa: F401
 
 from steadytrain.cli import main, sweep, train
 from steadytrain.config import Data, Model, Recipe
+from steadytrain.errors import RunError
 from steadytrain.events import Ended, Evaluated, Resumed, Started
 from steadytrain.reports import spread
 from steadytrain.run import Run
-from steadytrain.tuning.sweep_runs import LOG, ProcessTrainer, Slot
+from steadytrain.tuning.sweep import Range
+from steadytrain.tuning.sweep_runs import LOG, ProcessTrainer, Slot, _point_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = """
@@ -204,6 +206,15 @@ def test_a_search_goes_on_where_it_was_and_tries_what_it_would_have(
     rates = [row["changes"]["optim.lr"] for row in table(whole)]
     assert len(set(rates)) == 3 and all(1e-3 <= rate <= 1e-1 for rate in rates)
     assert {row["changes"]["batch_size"] for row in table(whole)} <= {16, 32}
+
+
+@pytest.mark.parametrize(
+    "params", [{"model.name": '"own:net"'}, {"model.name": '"mlp"', "optim.loss": '"own:loss"'}, {"optim.lr": 5.0}, {}]
+)
+def test_values_that_only_the_journal_of_a_search_has_are_refused(params: dict[str, Any]) -> None:
+    over = {"optim.lr": Range(0.1, 1.0)} if "optim.lr" in params else {"model.name": ["mlp", "resnet20"]}
+    with pytest.raises(RunError, match=r"the journal of the search has .*, which is none of its values"):
+        _point_of(SimpleNamespace(params=params, number=3), over)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("in_process")

@@ -38,6 +38,16 @@ def build(name: str, *, classes: int = 10, channels: int = 3, size: int | None =
         ("timm/resnet10t", {"options": {"pad_typ": "same"}}, "unexpected keyword argument 'pad_typ'"),
         ("timm/resnet10t", {"options": {"act_layer": "swsh"}}, "timm/resnet10t cannot be built: KeyError: 'swsh'"),
         ("timm/resnet10t", {"options": {"block": "big"}}, "cannot be built: 'str' object has no attribute 'expansion'"),
+        (
+            "timm/resnet10t",
+            {"options": {"cache_dir": "/a"}},
+            "model.options.cache_dir cannot be set: weights come from",
+        ),
+        (
+            "torchvision/resnet18",
+            {"options": {"weights": "DEFAULT"}},
+            "model.options.weights cannot be set: weights come",
+        ),
         ("timm/inception_v3", {"size": 32}, "cannot take images of 32x32 pixels and 3 channels (Calculated padded"),
         ("torchvision.models:resnet18", {"channels": 1}, "32x32 pixels and 1 channel (Given groups=1, weight of size"),
         ("torchvision.models:resnet18", {"options": {"zero": 1}}, "unexpected keyword argument 'zero'"),

@@ -72,7 +72,7 @@ def test_a_damaged_or_odd_folder_is_a_row_that_says_so_and_hides_no_other(folder
     checkpoint = folder / "rates" / "lr=0.1" / "seed-0" / "checkpoints" / "step-00000020"
     checkpoint.mkdir()
     os.mkfifo(checkpoint / "state.json")
-    (folder / "never" / "notes.json").write_text('{"tags":' * 100_000)
+    (folder / "never" / "notes.json").write_text("[" * 100_000)
     rows = _rows(folder)
     assert [rows[name].status for name in ("a", "b", "failed")] == ["damaged"] * 3
     assert "events.jsonl is no file" in rows["b"].why and rows["never"].status == "waiting"

@@ -171,6 +171,9 @@ def test_a_link_is_neither_sent_nor_written_through(tmp_path: Path) -> None:
     (run.directory / "tracked-broken.json").symlink_to(secret)
     with pytest.raises(FailedError, match=r"tracked-broken\.json is a link"):
         send(run, "broken")
+    (run.directory / "kept").symlink_to(tmp_path)
+    with pytest.raises(FailedError, match=r"a/kept is a link"):
+        send(run, "kept")
 
 
 def test_two_processes_do_not_send_a_run_to_the_same_service(tmp_path: Path) -> None:

@@ -166,6 +166,20 @@ def test_a_damaged_newest_one_falls_back_to_the_one_before(name: str, harm: str,
     assert "step-00000002" in messages[0]
 
 
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors"])
+def test_a_pipe_in_a_checkpoint_is_damage(name: str, tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoints.save(tmp_path, step, *checkpoints.split({"x": torch.ones(2)}))
+    (tmp_path / "step-00000002" / name).unlink()
+    os.mkfifo(tmp_path / "step-00000002" / name)
+    notices = list[str]()
+    assert checkpoints.newest(tmp_path, notices.append) == tmp_path / "step-00000001"
+    assert "it is a pipe" in notices[0]
+    os.mkfifo(tmp_path / "best.safetensors")
+    with pytest.raises(CheckpointError, match="it is a pipe"):
+        checkpoints.read_weights(tmp_path / "best.safetensors")
+
+
 def test_when_all_are_damaged_it_says_so_and_how_to_start_afresh(tmp_path: Path) -> None:
     save(tmp_path, 1, {"w": torch.ones(4)})
     _damage(tmp_path / "step-00000001" / "state.safetensors", "flip")

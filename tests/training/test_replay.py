@@ -26,7 +26,7 @@ from steadytrain.machine import notices
 from steadytrain.run import Run
 from steadytrain.training import steps, train
 from steadytrain.training.loop import steps as loop_steps
-from steadytrain.training.loop.replay import _copy_of, replay
+from steadytrain.training.loop.replay import ReplayedUpdate, _copy_of, _write, replay
 
 NET = """\
 import torch
@@ -296,6 +296,29 @@ def test_a_wish_to_stop_while_an_update_is_replayed_leaves_the_run_to_the_next_a
     events = list(steps(run, allow_import=True, say=said.append, stop=lambda: "SIGTERM" if said else None))
     assert isinstance(events[-1], Ended) and events[-1].status == "preempted"
     assert Run.open(run.directory).recipe.every.skip == () and said == [said[0]]
+
+
+def test_what_a_replay_saves_is_written_through_no_link(tmp_path: Path) -> None:
+    values = {"step": 1, "loss": 0.5, "lr": 0.1, "ids": (7,), "names": ("a",), "positions": (0,), "labels": (0,)}
+    found = ReplayedUpdate(**values, layer="", samples=(), gradients=(), images=("7.png",))  # type: ignore[arg-type]
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    folder = tmp_path / "replay" / "step-00000001"
+    folder.mkdir(parents=True)
+    for name in ("7.png", "batch.json"):
+        (folder / name).symlink_to(mine)
+    _write(found, torch.zeros(1, 4, 4, 3), folder)
+    assert mine.read_text() == "mine" and json.loads((folder / "batch.json").read_text())["ids"] == [7]
+    assert Image.open(folder / "7.png").size == (4, 4)
+
+
+def test_a_run_whose_replay_is_a_link_writes_nowhere_else(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    (tmp_path / "mine").mkdir()
+    (run.directory / "replay").symlink_to(tmp_path / "mine")
+    with pytest.raises(RunError, match="replay is a link to"):
+        replay(run, 1)
+    assert not any((tmp_path / "mine").iterdir())
 
 
 def test_the_copy_that_is_replayed_is_sent_nowhere(recipe: Recipe, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from steadytrain.config.settings import GROUPS, MODEL, OPTIMIZER, OUTPUT, RANKS,
 from steadytrain.config.transforms import split_transforms
 from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError, RecipeError, did_you_mean
+from steadytrain.files import read_text
 
 Json = Annotated[bool, Parameter(help="Print one JSON document.")]
 Root = Annotated[str | None, Parameter(help=flag_help("data.root"))]
@@ -46,6 +47,8 @@ RECIPES = (".toml", ".json", ".yaml", ".yml")
 """The extensions of recipe files."""
 
 MAX_SECONDS, MAX_WORKERS = 3600, 1024
+MAX_VALUES, MAX_DEPTH = 100_000, 20
+"""The most values that a recipe file may hold, and tables or lists within each other."""
 
 HEADINGS = {name: Parameter(group=Group(name, sort_key=order)) for order, name in enumerate(GROUPS)}
 """What puts a flag under its heading in ``--help``."""
@@ -269,14 +272,29 @@ def _read_table(path: Path, what: str, version: tuple[int, int] | None) -> dict[
         near = did_you_mean(path.suffix, readers)
         raise RecipeError(f"{path} has the extension {path.suffix!r}; {what} is .toml, .json or .yaml.{near}")
     try:
-        values = readers[path.suffix](path.read_text(encoding="utf-8"))
+        values = readers[path.suffix](read_text(path))
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} cannot be parsed: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"{path} holds {type(values).__name__}; {what} is a table of keys and values")
+    _require_few(values, path)
     return values
+
+
+def _require_few(values: dict[str, Any], path: Path) -> None:
+    """Refuse values without end: an anchor of YAML may hold itself, or others many times over. Raises RecipeError."""
+    waiting: list[tuple[Any, int]] = [(values, 0)]
+    for _ in range(MAX_VALUES):
+        if not waiting:
+            return
+        value, depth = waiting.pop()
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if inner and depth == MAX_DEPTH:
+            raise RecipeError(f"{path} has tables or lists more than {MAX_DEPTH} deep within each other")
+        waiting += [(item, depth + 1) for item in inner]
+    raise RecipeError(f"{path} holds more than {MAX_VALUES:,} values, those that an anchor repeats included")
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

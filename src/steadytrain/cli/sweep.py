@@ -28,7 +28,9 @@ from steadytrain.cli.options import (
 )
 from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for
 from steadytrain.config.factories import FACTORY
+from steadytrain.config.strangers import GATES
 from steadytrain.errors import InputError
+from steadytrain.events import refuse_link
 from steadytrain.format import count
 from steadytrain.machine.facts import accelerators
 from steadytrain.run import MAX_REPEATS
@@ -105,6 +107,8 @@ def sweep(
     data = str(recipe) if file is None else data
     spec, space = _read_space(file, texts, seeds=seeds, halving=halving, search=search, target=target)
     folder = Path(options.run or f"runs/{named}-sweep")
+    for name in (sweeps.TABLE_FILE, sweeps.PAGE_FILE, sweep_runs.SEARCH_FILE, sweep_runs.ARRAY_FILE):
+        refuse_link(folder / name)
     place = _job(on, hosts, job, replace(options, recipe=file).value("parallel.procs"))
     if place is not None and place[0] == "slurm":
         _require_array(place[1], data, folder, is_search=spec.search is not None)
@@ -116,7 +120,8 @@ def sweep(
 
     cases = [] if spec.search is not None else create(sweeps.points(space.over, space.cases))
     first = cases[0].runs[0].recipe if cases else make_recipe({})
-    allowed = [key for key in (*CODE, "every.track") if key in shared.changes or key in texts]
+    in_file = {key for key, _ in _of_file(space, texts)}
+    allowed = [key for key in (*CODE, "every.track") if key in texts or (key in shared.changes and key not in in_file)]
     trainer = _trainer(first, place, job, folder, parallel, allowed)
     if dry_run:
         print_text(_dry_run(trainer, cases, folder))
@@ -265,19 +270,43 @@ def _read_space(
         table = {**table, **{name: value for name, value in flags.items() if value is not None}}
     spec = read_spec(table)
     space = space_of(spec, texts, lambda key, text: parse_setting(f"{key}={text}")[1])
-    in_file = [(key, value) for key, value in space.over.items() if key not in texts]
-    in_file += [pair for changes in space.cases.values() for pair in changes.items()]
-    for key, value in in_file:
-        items = value if isinstance(value, list) else [value]
-        if key in CODE and (code := [item for item in items if isinstance(item, str) and FACTORY.fullmatch(item)]):
-            raise InputError(
-                f"{recipe} names the code {code[0]}, which is not imported for a file: --over {key}=... does"
-            )
+    for key, value in _of_file(space, texts):
+        _refuse_what_leads_out(key, value, recipe)
     if not space.over and not space.cases:
         raise InputError(
             f"nothing is to be swept: give --over KEY=VALUE,VALUE, or a table [sweep] in {recipe or 'a recipe file'}"
         )
     return spec, space
+
+
+def _of_file(space: Space, texts: Mapping[str, str]) -> list[tuple[str, Any]]:
+    """List the keys of a space, with their values, that only the recipe file names."""
+    named = [(key, value) for key, value in space.over.items() if key not in texts]
+    return named + [pair for changes in space.cases.values() for pair in changes.items()]
+
+
+def _refuse_what_leads_out(key: str, value: Any, recipe: Path | None) -> None:
+    """Refuse a value of a key that acts outside of the runs, where only a file names it. Raises InputError."""
+    gate = next((gate for gate in GATES if f"{gate.part}.{gate.key}" == key), None)
+    words = [word for word in _words(value) if word != "none"]
+    if key in CODE and (code := next(filter(FACTORY.fullmatch, words), None)):
+        raise InputError(f"{recipe} names the code {code}, which is not imported for a file: --over {key}=... does")
+    if gate is None or key in CODE or not words:
+        return
+    if gate.part == "data":
+        from steadytrain.training.data import refuse_inner_addresses
+
+        for word in words:
+            refuse_inner_addresses({gate.key: word}, frozenset([gate.key]))
+    elif gate.part != "model":
+        raise InputError(f"{recipe} varies {key} ({words[0]}): {gate.does}, which a file alone does not; leave it out")
+
+
+def _words(value: Any) -> list[str]:
+    """List the texts in a value, those of lists within it too."""
+    if isinstance(value, list | tuple):
+        return [word for item in value for word in _words(item)]
+    return [value] if isinstance(value, str) else []
 
 
 def _split_over(text: str) -> tuple[str, str]:

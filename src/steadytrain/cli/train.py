@@ -31,6 +31,7 @@ from steadytrain.config.parts import listed_gpus
 from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.config.settings import OUTPUT
+from steadytrain.config.strangers import elsewhere_words
 from steadytrain.cost.prices import known_price
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import (
@@ -44,7 +45,7 @@ from steadytrain.errors import (
 from steadytrain.events import Ended, Evaluated, Noticed, Started
 from steadytrain.format import count
 from steadytrain.interop.mxnet.speedometer import Speedometer
-from steadytrain.machine.facts import accelerators
+from steadytrain.machine.facts import accelerators, cores
 from steadytrain.machine.process import (
     grow_segments,
     lasting_imports,
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
 
 AUTO_SECONDS = 60.0
 """Seconds that ``--batch-size auto`` and its like may take."""
+MOST_RANKS_A_CORE = 4
+"""Ranks for each core that a file may ask for: each takes some hundred megabytes before it has read an image."""
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 Until = Annotated[
     float | None,
@@ -242,6 +245,12 @@ def num_procs(data: str | None, options: TrainingOptions, world: World = World()
         procs = recorded.procs
     if procs is None or procs == "auto":
         procs = len(listed_gpus(device)) or (1 if procs is None else len(accelerators()))
+    most = MOST_RANKS_A_CORE * max(cores(), len(accelerators()))
+    if procs > most and "parallel.procs" not in options.changes:
+        raise InputError(
+            f"{options.run if is_resumed else options.recipe} asks for {procs} ranks, and this machine has"
+            f" {count(cores(), 'core')}: --procs N says how many to start (--procs {procs} starts them all)"
+        )
     if is_resumed and procs > 1 and options.value("parallel.procs") is None:
         note(f"{options.run}: {procs} ranks, as it was begun with (--procs says otherwise)")
     return int(procs)
@@ -586,7 +595,9 @@ def open_draft(
 
     train = data or options.value("data.train")
     if train is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
-        return DraftRun(Run.open(options.run).recipe.with_(options.changes), Path(options.run), None)
+        run = Run(Path(options.run), Run.open(options.run).recipe.with_(options.changes))
+        _note_if_any(run.elsewhere_words())
+        return DraftRun(run.recipe, run.directory, None)
     if isinstance(train, str) and (Path(train) / "recipe.json").exists() and (Path(train) / "events.jsonl").exists():
         raise InputError(
             f"{train} is a run, not data: steady resume {train} (or steady train --run {train}) resumes it"
@@ -603,6 +614,8 @@ def open_draft(
             siblings = [path.name for path in folder.iterdir()] if folder.is_dir() else []
             near = did_you_mean(Path(file).name, siblings)
             raise InputError(f"{flag} is {file}: there is no such file or folder.{near}")
+    of_file = {key: value for key, value in leaves(options.file_values) if key not in options.changes}
+    _note_if_any(elsewhere_words({key: value for key, value in of_file.items() if not (data and key == "data.train")}))
     note(f"reading {train}{_size_words(Path(train))}")  # before torch and timm are imported, which takes seconds
     with lasting_imports():
         from steadytrain.training.loop.defaults import choose_recipe
@@ -624,6 +637,11 @@ def open_draft(
         recipe = _keep_batch(recipe, folder, options) if keeps_batch else recipe
         stack.pop_all()
     return DraftRun(recipe, folder, choice.opened)
+
+
+def _note_if_any(words: str) -> None:
+    if words:
+        note(words)
 
 
 def _keep_batch(recipe: Recipe, folder: Path, options: TrainingOptions) -> Recipe:

@@ -6,7 +6,10 @@ folder, computed and trained with; a value of the keys below counts only where t
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -21,24 +24,64 @@ class Gate:
 
 _IMPORT = "a `pkg.mod:factory` runs code"
 _NOT_IMPORTED = "refused; the flag, or `--set`, that names it allows it"
-_ADDRESS = "an address is asked for data"
-_NOT_ASKED = "refused where it is of this machine or its network; elsewhere it is read"
+_READ = "a file, a folder or an address is read"
+_SHOWN = "read; a line names it before, where it lies outside of the working folder"
+_NOT_ASKED = f"{_SHOWN}; refused where it is an address of this machine or its network"
+_MXNET = "mxnet:"
 
 GATES = (
     Gate("model", "name", _IMPORT, _NOT_IMPORTED),
+    Gate("model", "name", f"an `{_MXNET}FILE` is read", _SHOWN),
+    Gate("model", "weights", "a file is read, without running code", _SHOWN),
+    Gate("model", "pretrained", "the weights of a model of timm's are fetched from its hub", "fetched, once"),
     Gate("optim", "name", _IMPORT, _NOT_IMPORTED),
     Gate("optim", "loss", _IMPORT, _NOT_IMPORTED),
     Gate("data", "transforms", _IMPORT, _NOT_IMPORTED),
     Gate("every", "upload", "the run is sent to a store", "not sent, and noted; `--set every.upload=URI` allows it"),
     Gate("every", "track", "the run is sent to a service", "not sent, and noted; `--track` allows it"),
     Gate("every", "notices", "a cloud's metadata, or a file, is asked", "not asked, and noted; `--notices` allows it"),
-    Gate("parallel", "ray_address", "a Ray cluster is joined", "refused; `--ray-address HOST:PORT` allows it"),
-    Gate("data", "train", _ADDRESS, _NOT_ASKED),
-    Gate("data", "val", _ADDRESS, _NOT_ASKED),
-    Gate("data", "root", _ADDRESS, _NOT_ASKED),
-    Gate("data", "labels", _ADDRESS, _NOT_ASKED),
-    Gate("data", "classes", _ADDRESS, _NOT_ASKED),
+    Gate(
+        "parallel",
+        "ray_address",
+        "a Ray cluster is joined",
+        "not joined, and noted; `--ray-address HOST:PORT` allows it",
+    ),
+    Gate("data", "train", _READ, _NOT_ASKED),
+    Gate("data", "val", _READ, _NOT_ASKED),
+    Gate("data", "root", _READ, _NOT_ASKED),
+    Gate("data", "labels", _READ, _NOT_ASKED),
+    Gate("data", "classes", _READ, _NOT_ASKED),
 )
 """Every key of a recipe that acts outside of it; ``from_file`` of its part holds those whose values are a file's."""
 
-FILE_KEYS = {part: tuple(gate.key for gate in GATES if gate.part == part) for part in sorted({g.part for g in GATES})}
+FILE_KEYS = {
+    part: tuple(dict.fromkeys(gate.key for gate in GATES if gate.part == part))
+    for part in sorted({g.part for g in GATES})
+}
+
+_READ_KEYS = tuple(f"{gate.part}.{gate.key}" for gate in GATES if gate.rule.startswith(_SHOWN))
+
+
+def elsewhere_words(values: Mapping[str, object], locate: Callable[[str], Path] = Path) -> str:
+    """Say what a file names outside of the working folder, before it is read; empty where there is nothing.
+
+    Args:
+        values: keys of the recipe -> values that only a file says.
+        locate: returns where a path leads.
+
+    >>> elsewhere_words({"data.train": "photos", "data.val": "s3://bucket/val.rec", "model.weights": "/w.pth"})
+    'reading what the recipe file names outside of this folder: model.weights /w.pth, data.val s3://bucket/val.rec'
+    """
+    here = Path.cwd().resolve()
+    named = {key: str(value) for key in _READ_KEYS if (value := values.get(key)) is not None}
+    if not named.get("model.name", "").startswith(_MXNET):
+        named.pop("model.name", None)
+    shown = [
+        f"{key} {text}"
+        for key, text in named.items()
+        if any(
+            "://" in word or not Path(os.path.realpath(locate(word))).is_relative_to(here)
+            for word in text.removeprefix(_MXNET).split(",")
+        )
+    ]
+    return f"reading what the recipe file names outside of this folder: {', '.join(shown)}" if shown else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from steadytrain.errors import RunError, storage_error
 from steadytrain.events import schema
 from steadytrain.events.schema import VERSION, Event, Step, Unknown, Unreadable
 from steadytrain.events.soundness import is_sound
-from steadytrain.files import NO_FOLLOW
+from steadytrain.files import NO_FOLLOW, kind_of_file, open_regular
 
 KINDS: dict[str, type[Event]] = {
     name: kind
@@ -29,6 +30,7 @@ _FIELDS = {name: frozenset(f.name for f in fields(kind)) for name, kind in KINDS
 _STARTED, _STEP, _ACCOUNTED = (f'{{"v":1,"kind":"{kind}",'.encode() for kind in ("Started", "Step", "Accounted"))
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 256
+_MOST_LINE_BYTES = 32 << 20  # of an event: of a million classes, say
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 E = TypeVar("E", bound=Event)
@@ -107,13 +109,14 @@ _FLAGS = {"ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "a+b": os.O_RDWR | os.O_
 
 
 def open_no_follow(path: Path, mode: Literal["ab", "a+b", "r+b"]) -> BinaryIO:
-    """Open a file of a run for writing, unbuffered, unless it is a link, which may lead out of the run's folder.
+    """Open a file of a run for writing, unbuffered, unless that would write elsewhere: into a link or a pipe.
 
     Raises:
-        RunError: it is a link.
+        RunError: it is a link, symbolic or hard, or no file.
         OSError: it cannot be opened.
     """
     refuse_link(path)
+    refuse_no_file(path)
     return os.fdopen(os.open(path, _FLAGS[mode] | NO_FOLLOW, 0o666), mode, buffering=0)
 
 
@@ -124,6 +127,21 @@ def refuse_link(path: Path) -> None:
             f"{path} is a link to {path.readlink()}: a run writes only into its own folder; remove the link, or put"
             " there what it leads to, and run the same command again"
         )
+
+
+def refuse_no_file(path: Path) -> None:
+    """Raise RunError where what has a file's name is a pipe, a socket, or a file that has another name as well."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
+        raise RunError(
+            f"{path} is a hard link: the file has {found.st_nlink - 1} more names, and writing to it would change it"
+            " under those as well; make a copy of its own (cp -a RUN COPY), and run the command on that"
+        )
+    if (kind := kind_of_file(found.st_mode)) in ("a pipe", "a socket"):
+        raise RunError(f"{path} is {kind}, not a file: remove it, and run the same command again")
 
 
 def repair(path: Path) -> int:
@@ -199,14 +217,21 @@ class LogReader:
             RunError: the file is there and cannot be read.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 self.size = file.seek(0, os.SEEK_END)
                 file.seek(0)
                 if self.size < self.offset or file.read(len(self._head)) != self._head:
                     self._restart()
                 file.seek(self.offset)
-                torn = b""
+                torn, is_too_long = b"", False
                 while data := file.read(_CHUNK_BYTES):
+                    if is_too_long:  # its rest is passed over
+                        rest, newline, data = data.partition(b"\n")
+                        self.offset += len(rest) + len(newline)
+                        if not newline:
+                            continue
+                        is_too_long = False
+                        yield [Unreadable()]
                     complete, newline, torn = (torn + data).rpartition(b"\n")
                     if newline:
                         if not self.offset:
@@ -215,6 +240,9 @@ class LogReader:
                         lines = complete.split(b"\n")
                         lines = _condense(lines) if self.condensed else lines
                         yield [from_json(line) or Unreadable() for line in lines if line.strip()]
+                    if len(torn) > _MOST_LINE_BYTES:
+                        self.offset += len(torn)
+                        torn, is_too_long = b"", True
         except FileNotFoundError:
             if self.offset:
                 self._restart()

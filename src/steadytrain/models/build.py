@@ -47,6 +47,8 @@ from steadytrain.models.weights import (
 
 RESERVED = ("num_classes", "channels", "in_chans", "pretrained", "checkpoint_path", "features_only")
 """Options that follow from the data and the recipe's own keys, so that ``model.options`` may not set them."""
+_FETCHED = ("weights", "weights_backbone", "cache_dir", "pretrained_cfg", "pretrained_cfg_overlay")
+"""Options of timm and torchvision that say what is fetched from a network, and to where."""
 
 LARGE, LARGE_SIDE = 100_000_000, 256
 """Parameters and side in pixels from which shapes are checked on ``meta``, which imports torch's compiler (seconds)."""
@@ -430,7 +432,7 @@ def _make_torchvision(source: ModelSource, model: Model, *, num_classes: int, ch
     has_two = source.inner in ("googlenet", "inception_v3")
     shape = {"num_classes": num_classes} | ({"aux_logits": False, "init_weights": True} if has_two else {})
     factory = torchvision.models.get_model_builder(source.inner)
-    module: nn.Module = _call_factory(source.name, factory, model.options, shape)
+    module: nn.Module = _call_factory(source.name, factory, model.options, shape, refused=_FETCHED)
     preset: Any = torchvision.models.get_model_weights(source.inner)
     side = int(next(iter(preset)).transforms.keywords["crop_size"])
     input = Input(size=side, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
@@ -469,10 +471,20 @@ def _make(
 
 
 def _call_factory(
-    name: str, factory: Callable[..., Any], options: Mapping[str, Scalar], arguments: Mapping[str, object]
+    name: str,
+    factory: Callable[..., Any],
+    options: Mapping[str, Scalar],
+    arguments: Mapping[str, object],
+    *,
+    refused: Sequence[str] = (),
 ) -> Any:
-    """Call a factory. Raises ModelError for an option that it does not know, or a value that it refuses."""
+    """Call a factory. Raises ModelError for an option that it does not know or may not have, or a value it refuses."""
     for option in options:
+        if option in refused:
+            raise ModelError(
+                f"model.options.{option} cannot be set: weights come from --weights FILE, or the hub (model.pretrained)"
+                " by way of its cache; drop it"
+            )
         if option in RESERVED:
             raise ModelError(f"model.options.{option} cannot be set: it follows from the data and the recipe; drop it")
     try:
@@ -553,7 +565,7 @@ def _make_timm(
     if model.pretrained:
         arguments |= {"pretrained": True, "pretrained_cfg_overlay": _cached_weights(name, config)}
     try:
-        module: nn.Module = _call_factory(name, timm.create_model, model.options, arguments)
+        module: nn.Module = _call_factory(name, timm.create_model, model.options, arguments, refused=_FETCHED)
     except OSError as error:
         raise _unreachable(name, error) from error
     except SafetensorError as error:

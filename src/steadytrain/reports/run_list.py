@@ -26,7 +26,7 @@ from steadytrain import __version__
 from steadytrain.config.plain import build, check_types, leaves
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.errors import InputError, RecipeError, RunError, SteadyError, did_you_mean, first_line
-from steadytrain.files import replace_file
+from steadytrain.files import MOST_TEXT_BYTES, read_text, replace_file
 from steadytrain.format import clean, count, duration, epoch, money, percent, rate
 from steadytrain.machine.facts import cache_folder
 from steadytrain.monitor import RunHistory
@@ -41,7 +41,6 @@ NOTE_COLUMNS = 48
 """Of a note in a table; JSON has the whole."""
 DEPTH = 3
 """Folders below the one that is listed: a sweep's runs are at sweep/case/seed-0."""
-MOST_RECIPE_BYTES = 10_000_000
 ODD_LOG = (SteadyError, ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 """Errors that one run's damaged files may cause; they must not hide the other runs."""
 DAMAGED = "damaged"
@@ -103,7 +102,7 @@ def read_notes(folder: Path) -> RunNotes:
     """Read a run's tags and note; none where there are none, or none that can be read."""
     with suppress(RunError, RecipeError, OSError, ValueError, RecursionError):
         if _stamp(folder / NOTES):
-            return build(RunNotes, json.loads((folder / NOTES).read_text(encoding="utf-8")))
+            return build(RunNotes, json.loads(read_text(folder / NOTES)))
     return RunNotes()
 
 
@@ -225,8 +224,8 @@ def _stamps(folder: Path) -> list[list[int] | None]:
     recipe, log, lock = (_stamp(folder / name) for name in ("recipe.json", "events.jsonl", "lock"))
     for other in folder.glob("events-*.jsonl"):
         _stamp(other)
-    if recipe and recipe[1] > MOST_RECIPE_BYTES:
-        raise RunError(f"recipe.json has {recipe[1]:,} bytes; a recipe has at most {MOST_RECIPE_BYTES:,}")
+    if recipe and recipe[1] > MOST_TEXT_BYTES:
+        raise RunError(f"recipe.json has {recipe[1]:,} bytes; a recipe has at most {MOST_TEXT_BYTES:,}")
     return [recipe, log, lock]
 
 

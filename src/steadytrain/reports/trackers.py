@@ -370,6 +370,7 @@ class _Sending:
     def begin(self, begin: Begin, stack: ExitStack, *, waits: bool) -> None:
         """Begin, or go on with, the service's own run, while no other process sends this one to it."""
         run, path = self._run, self._run.directory / f"tracked-{self.name}.json"
+        refuse_link(run.directory / self.name)  # the folder of a service that writes into the run's
         with storage_errors(path):
             open_no_follow(path, "ab").close()
             self._file = stack.enter_context(open_no_follow(path, "r+b"))

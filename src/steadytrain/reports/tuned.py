@@ -14,7 +14,8 @@ from typing import Any
 from steadytrain.config.plain import build, check_types, leaves, plain, to_toml
 from steadytrain.config.settings import require
 from steadytrain.errors import RecipeError
-from steadytrain.files import replace_file
+from steadytrain.events import refuse_link
+from steadytrain.files import read_text, replace_file
 from steadytrain.format import clean, count, percent, rate, size, text_table, wrap
 from steadytrain.reports.plots import Panel, svg
 from steadytrain.run import Run
@@ -160,13 +161,14 @@ def _with_nothing(kind: type[Any], values: Any) -> Any:
 def evidence_of(run: Run) -> TuningEvidence | None:
     """Read the evidence for a run's recipe; None if it was not tuned, or the file cannot be read."""
     try:
-        return TuningEvidence.from_dict(json.loads(run.tuning.read_text(encoding="utf-8")))
+        return TuningEvidence.from_dict(json.loads(read_text(run.tuning)))
     except (OSError, ValueError, RecursionError):  # RecipeError is a ValueError
         return None
 
 
 def keep_evidence(run: Run, evidence: TuningEvidence) -> None:
-    """Write the evidence for a run's recipe into its folder. Raises StorageError."""
+    """Write the evidence for a run's recipe into its folder. Raises StorageError, and RunError where it is a link."""
+    refuse_link(run.tuning)
     replace_file(run.tuning, json.dumps(plain(evidence), indent=2) + "\n")
 
 

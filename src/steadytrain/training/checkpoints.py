@@ -32,7 +32,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from steadytrain.errors import CheckpointError, ModelError, storage_error
-from steadytrain.files import create, replacing, sync
+from steadytrain.files import create, open_regular, read_text, replacing, require_regular, sync
 from steadytrain.models.tensor_file import CHECKSUM, NO_CHECKSUM, read_tensors, seal
 
 VERSION = 1
@@ -136,7 +136,7 @@ def newest(directory: Path, notice: Callable[[str], None] = lambda message: None
 def damage(place: Path) -> str | None:
     """Return what is wrong with a checkpoint, or None if every byte is as it was written."""
     try:
-        content = json.loads((place / _REST).read_text(encoding="utf-8"))
+        content = json.loads(read_text(place / _REST, most=None))
         if content["version"] != VERSION:
             return f"version {content['version']}, this program reads {VERSION}"
         if content["checksum"] != _checksum(place / _TENSORS):
@@ -151,7 +151,7 @@ def damage(place: Path) -> str | None:
 def load(place: Path) -> dict[str, Any]:
     """Read what was saved: the same tensors (on the CPU), values and structure. Raises CheckpointError on damage."""
     try:
-        content = json.loads((place / _REST).read_text(encoding="utf-8"))
+        content = json.loads(read_text(place / _REST, most=None))
         state: dict[str, Any] = join(content["state"], load_file(place / _TENSORS))
         return state
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
@@ -185,6 +185,7 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         ModelError: its checksum does not match.
     """
     try:
+        require_regular(path)
         tensors, about = read_tensors(path)
         if not isinstance(about, dict):
             raise ValueError("its header holds no dictionary under steadytrain")
@@ -268,7 +269,7 @@ def _write_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[
 
 
 def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

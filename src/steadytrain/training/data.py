@@ -178,7 +178,7 @@ def open_named(
         RecipeError: an address within this machine or its network, which only a file names.
     """
     timer = StartTimer()
-    _refuse_inner_addresses(
+    refuse_inner_addresses(
         {key: getattr(data, key) for key in ("train", "val", "root", "labels", "classes")}, data.from_file
     )
     remarks: list[str] = []
@@ -569,7 +569,7 @@ def _load_ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, cloc
         yield loaded
 
 
-def _refuse_inner_addresses(values: dict[str, str | Path | None], from_file: frozenset[str]) -> None:
+def refuse_inner_addresses(values: dict[str, str | Path | None], from_file: frozenset[str]) -> None:
     """Refuse an address within this machine or its network that only a file names: what answers there trusts us.
 
     Args:

@@ -96,7 +96,7 @@ def _open_parts(recipe: Recipe, world: World, *, trains: bool) -> Iterator[_RunP
     with closing(open_data(recipe.data, seed=recipe.seed)) as data:
         machine = set_up_machine(recipe, device, None, _drop, ranks=world.size, sharing=world.local_size)
         torch.manual_seed(recipe.seed)
-        built, input = build.model(recipe, data, allow_import=not recipe.model.from_file)
+        built, input = build.model(recipe, data, allow_import="name" not in recipe.model.from_file)
         parts = _RunParts(recipe, world, device, machine, data, built, input, build.clock(device, time.perf_counter()))
         if trains:
             state = build.state(recipe, built, Engine(device), num_train=data.num_train, input=input)

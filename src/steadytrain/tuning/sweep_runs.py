@@ -564,10 +564,22 @@ def search(
 
 def _point_of(trial: FrozenTrial, over: Mapping[str, Values]) -> Point:
     values: dict[str, Any] = {
-        key: value if isinstance(over[key], Range) else json.loads(value) for key, value in trial.params.items()
+        key: json.loads(value) if isinstance(over.get(key), list) else value for key, value in trial.params.items()
     }
+    for key in over.keys() | values.keys():  # the journal may be a stranger's: what it says becomes flags of a command
+        if not _is_one_of(value := values.get(key), over.get(key, [])):
+            raise RunError(
+                f"the journal of the search has {key}={value!r} in trial {trial.number}, which is none of its values:"
+                " it was edited, or is of another search; name another folder with --run"
+            )
     [point] = points({key: [values[key]] for key in over})
     return Point(f"{trial.number:03d},{point.name}", values)
+
+
+def _is_one_of(value: Any, values: Values) -> bool:
+    if isinstance(values, Range):
+        return isinstance(value, int | float) and values.low <= value <= values.high
+    return value in values
 
 
 def _distribution(values: Values) -> BaseDistribution:

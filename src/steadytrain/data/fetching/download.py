@@ -211,8 +211,9 @@ def _fetch_from(
     opener = client(trusted=trusted, on_redirect=partial(_check_redirect, trusted), max_redirects=MAX_REDIRECTS)
     part, notes = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.part.json")
     failures, is_whole, is_second = 0, True, False
-    if part.is_symlink():  # not ours: what is fetched would be written where it leads
-        part.unlink()
+    for left in (part, notes):
+        if left.is_symlink():  # not ours: what is fetched would be written where it leads
+            left.unlink()
     while True:
         before = part.stat().st_size if part.exists() else 0
         is_whole &= not before

@@ -27,6 +27,7 @@ from steadytrain.config.plain import build, check_types, plain
 from steadytrain.data import filenames
 from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.errors import DataError, RecipeError
+from steadytrain.files import open_regular, read_text
 
 KIND = "steadytrain.card"
 VERSION = 1
@@ -268,7 +269,7 @@ def card_of(records: Path) -> Card | None:
     """
     path = card_path(records)
     try:
-        text = read_patiently(partial(path.read_text, encoding="utf-8", errors="replace"), str(path))
+        text = read_patiently(partial(read_text, path, most=None, errors="replace"), str(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -291,7 +292,7 @@ def card_of(records: Path) -> Card | None:
 def companion_fault(path: Path, checksum: str) -> str:
     """Say what is wrong with a file beside a ``.rec`` whose checksum its card has; empty: nothing."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             is_same = hashlib.file_digest(file, "sha256").hexdigest() == checksum
     except OSError as error:
         return f"cannot read {path}: {error.strerror or error}"
@@ -304,7 +305,7 @@ def damage_of(records: Path) -> str:
         card = card_of(records)
         if card is None:
             return f"{card_path(records)} is gone, or no card"
-        with records.open("rb") as file:
+        with open_regular(records) as file:
             if card.spots and card.spots != digest_of_spots(partial(_read_part, file), card.bytes):
                 return f"{records} has changed since it was packed"
     except (OSError, DataError) as error:
@@ -328,7 +329,7 @@ def read_classes(path: str | Path) -> tuple[str, ...]:
     file = Path(path)
     file = card_path(file) if file.suffix == ".rec" else file
     try:
-        card = Card.from_json(file.read_text(encoding="utf-8"))
+        card = Card.from_json(read_text(file, most=None))
     except OSError as error:
         raise DataError(f"cannot read the card {file}: {error.strerror}: give the .json that pack wrote") from error
     except (DataError, UnicodeDecodeError) as error:

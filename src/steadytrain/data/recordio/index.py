@@ -28,7 +28,7 @@ from steadytrain.data.recordio.framing import (
 )
 from steadytrain.data.storage.local_files import LocalFile, read_patiently
 from steadytrain.errors import DataError
-from steadytrain.files import replace_file
+from steadytrain.files import replace_file, require_regular
 
 Offsets = NDArray[np.int64]
 
@@ -57,6 +57,7 @@ def read_index(path: Path) -> Offsets:
 
 
 def _load_offsets(path: Path) -> Offsets:
+    require_regular(path)
     return np.loadtxt(path, dtype=np.int64, delimiter="\t", usecols=1, comments=None, ndmin=1)
 
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from steadytrain.data.names import Names
 from steadytrain.data.recordio.index import RecordColumns
 from steadytrain.errors import DataError
+from steadytrain.files import open_regular, require_regular
 from steadytrain.format import printable
 
 LARGEST_LABEL = float(np.finfo(np.float32).max)
@@ -126,6 +127,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, ListLine | ValueError]]:
     Raises:
         OSError: the file cannot be read.
     """
+    require_regular(path)
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
         for number, text in enumerate(file, 1):
             if text.strip():
@@ -149,7 +151,7 @@ def read_list_columns(path: Path, count: int, width: int) -> RecordColumns | Non
     """
     ids, labels = array("q"), array("f")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for line in file:
                 index, *texts, _ = line.split(b"\t", width + 1)
                 ids.append(int(index))

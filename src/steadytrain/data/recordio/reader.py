@@ -67,7 +67,7 @@ from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import RemoteFile, is_remote_file, remote_file_of
 from steadytrain.data.storage.store import MOST_REQUESTS, faults_words, is_uri
 from steadytrain.errors import DataError, SteadyError
-from steadytrain.files import lock_at_once
+from steadytrain.files import lock_at_once, open_regular
 from steadytrain.format import count, printable
 from steadytrain.machine.process import allow_open_files
 
@@ -304,7 +304,7 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
         compares: of an object with a card, whose size is compared in any case, fetch blocks to compare them as well.
     """
     try:
-        with read_patiently(partial(path.open, "rb"), str(path)) as file:
+        with read_patiently(partial(open_regular, path), str(path)) as file:
             # It keeps the lock: as long as it is open, nobody takes the file for one that nobody needs.
             with contextlib.suppress(OSError):
                 lock_at_once(file, shared=True)

@@ -7,7 +7,6 @@ archives, shards and arrays; whoever reads them reads those files in place, so n
 from __future__ import annotations
 
 import os
-import stat
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from steadytrain.data.images.near import perceptual_hash
 from steadytrain.data.names import Names
 from steadytrain.data.storage.local_files import read_patiently, read_range, require_all
 from steadytrain.errors import DataError
+from steadytrain.files import kind_of_file
 
 Labels = NDArray[np.int64] | NDArray[np.float32]
 """int64[N] class numbers, or float32[N, L] label vectors."""
@@ -36,7 +36,6 @@ _FREE_OF_RATIO = 64 << 20  # bytes out that any deflated image may have
 
 _PORTION_BYTES = 1 << 19
 _LARGEST_FILE = 1 << 30
-_NO_FILE = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 class PixelShape(NamedTuple):
@@ -323,8 +322,8 @@ def _read_whole(path: str) -> bytes:
         status = os.stat(path)  # noqa: PTH116
     except ValueError as error:  # a byte of zero, or half a surrogate pair
         raise BadImageError(f"no file can have this name: {error}") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise BadImageError(f"{_NO_FILE.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file")
+    if kind := kind_of_file(status.st_mode):
+        raise BadImageError(f"{kind}, not a file")
     if status.st_size > _LARGEST_FILE:
         raise BadImageError(f"{status.st_size:,} bytes, more than {_LARGEST_FILE:,}")
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times

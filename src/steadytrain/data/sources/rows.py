@@ -18,6 +18,7 @@ from pathlib import Path
 
 from steadytrain.data.filenames import is_image
 from steadytrain.errors import DataError
+from steadytrain.files import require_regular
 
 DELIMITERS = "\t,;|"
 LAST_BLANK, FIRST_BLANK, BLANKS, LINE, JSON_LINES = " ", "first blank", "blanks", "\n", "json lines"
@@ -199,6 +200,7 @@ def _cell(fields: dict[str, object], key: str) -> str:
 def read_text(stored_at: Path, path: Path) -> Iterator[str]:
     """The lines of a text, of bounded length."""
     try:
+        require_regular(stored_at)
         with stored_at.open(encoding="utf-8-sig", newline="") as file:
             for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), ""), 1):
                 if len(line) == _LONGEST_LINE:

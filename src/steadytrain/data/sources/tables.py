@@ -41,6 +41,7 @@ from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
 from steadytrain.data.sources.rows import JSON_LINES, find_delimiter, read_rows, read_text
 from steadytrain.data.sources.several import Cells, multi_hot, read_cells
 from steadytrain.errors import DataError
+from steadytrain.files import require_regular
 from steadytrain.format import Say, few
 
 _MOST_ERRORS = 5
@@ -53,6 +54,7 @@ _NO_CLASSES = "has label vectors or labels that are not class numbers: --classes
 def is_of_paths(path: Path) -> bool:
     """Return whether a ``.lst`` is no more than paths, whose folders are classes."""
     try:
+        require_regular(path)
         with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
             first = next((line for line in islice(file, _SAMPLE) if line.strip()), "").strip()
     except OSError as error:

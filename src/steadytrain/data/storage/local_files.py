@@ -24,6 +24,7 @@ import numpy as np
 
 from steadytrain.data.arrays import Ints, Pixels
 from steadytrain.errors import DataError, StorageError
+from steadytrain.files import require_regular
 
 PAUSES_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Between the tries of a read; after the last of them it is given up."""
@@ -103,6 +104,7 @@ class _PatientFile(io.RawIOBase):
         self._file = read_patiently(self._open, str(path))
 
     def _open(self) -> io.FileIO:
+        require_regular(self._path)
         return self._path.open("rb", buffering=0)
 
     def readable(self) -> bool:

@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 
 from steadytrain.data.arrays import Ints, Pixels
 from steadytrain.data.storage.local_files import ByteRanges
-from steadytrain.data.storage.object_cache import LEAST_LIMIT, limit_bytes, make_room, used_bytes
+from steadytrain.data.storage.object_cache import (
+    LEAST_LIMIT,
+    limit_bytes,
+    make_room,
+    objects_folder,
+    used_bytes,
+)
 from steadytrain.data.storage.pages import PagedFile, origin_path, pages_path, runs
 from steadytrain.data.storage.store import MOST_REQUESTS, ObjectPlace, Store
 from steadytrain.errors import SteadyError, StorageError, storage_error
@@ -36,8 +42,14 @@ _IDLE_SECONDS = 2.0
 
 
 def is_remote_file(file: Path) -> bool:
-    """Return whether a file of the cache stands for an object, of which not all bytes may be there."""
-    return pages_path(file).exists() and origin_path(file).exists()
+    """Return whether a file of the cache stands for an object, of which not all bytes may be there.
+
+    Elsewhere it is an ordinary file, whatever lies beside it: a stranger's folder could name any object, and a link in
+    it any file to put the object's bytes into.
+    """
+    if not (pages_path(file).exists() and origin_path(file).exists()):
+        return False
+    return os.path.realpath(file.parent.parent) == os.path.realpath(objects_folder()) and not file.is_symlink()
 
 
 def remote_file_of(file: Path) -> RemoteFile | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Protocol, cast
 
 from steadytrain.errors import DataError
+from steadytrain.files import open_regular
 from steadytrain.format import count
 from steadytrain.interop.logs.dllogger import DLLoggerLines
 from steadytrain.interop.logs.mlperf import MLPerfLines
@@ -68,7 +69,7 @@ def read_log(path: str | Path) -> list[LogRun]:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             runs = _read(file)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
@@ -83,7 +84,7 @@ def read_log(path: str | Path) -> list[LogRun]:
 def may_be_log(path: Path) -> bool:
     """Return whether a file begins with text, perhaps gzipped: whether it is worth reading as a log."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(4096)
             if start[:2] == b"\x1f\x8b":
                 file.seek(0)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from steadytrain.errors import ModelError, first_line
+from steadytrain.files import require_regular
 from steadytrain.interop.mxnet.params import Array, read_array
 
 _MAX_BYTES = 8 << 30
@@ -70,6 +71,7 @@ def read_states(path: Path) -> dict[int, Array | None]:
         ModelError: no such file, damaged, or states of another optimizer, which are refused by name.
     """
     try:
+        require_regular(path)
         size = path.stat().st_size
         if size > _MAX_BYTES:
             raise ModelError(f"{path} has {size:,} bytes: at most {_MAX_BYTES:,} are read")

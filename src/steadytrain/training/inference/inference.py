@@ -220,6 +220,8 @@ def open_evaluation_data(
             run = Run.open(trained.path.parent)
         except RunError as error:
             raise DataError(f"{trained.path} belongs to no run: name the data to evaluate on") from error
+        if words := run.elsewhere_words():
+            say(words)
         sets = open_data(run.data, seed=run.recipe.seed)
         if sets.val is None:
             sets.close()

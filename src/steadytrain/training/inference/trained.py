@@ -170,7 +170,9 @@ def restore(
         spec = replace(spec, name=model)
     elif model is not None and len({models.find(name, allow_import=True).name for name in (model, spec.name)}) > 1:
         raise ModelError(f"{path} holds weights of {spec.name}, not of {model}: drop --model")
-    is_named = isinstance(place, Run) and not place.recipe.model.from_file and place.recipe.model.name == spec.name
+    is_named = (
+        isinstance(place, Run) and "name" not in place.recipe.model.from_file and place.recipe.model.name == spec.name
+    )
     built = models.build(
         spec,
         num_classes=len(stored),

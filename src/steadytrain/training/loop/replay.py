@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from steadytrain.data.loader import Batch
 from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import DivergedError, InputError, RunError, storage_errors
-from steadytrain.events import Ended, Event, Step
+from steadytrain.events import Ended, Event, Step, refuse_link
+from steadytrain.files import create
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import load
@@ -133,6 +134,10 @@ def replay(
         )
     if step is not None and step < 1:
         raise InputError(f"--step is {step}; updates are counted from 1")
+    if output is None:
+        refuse_link(run.directory / FOLDER)
+    if words := run.elsewhere_words():
+        say(words)
     train = partial(attempts, allow_import=allow_import, since=since)
     number = _first_not_finite(run, train, say, stop) if step is None else step
     try:
@@ -173,7 +178,8 @@ def _copy_of(run: Run, before: float, changes: dict[str, object]) -> Iterator[tu
     quiet |= {"every.upload": None, "every.track": None}
     if not run.recipe.waits_for_evaluations:  # otherwise no weight depends on them
         quiet["every.evaluate_epochs"] = NEVER
-    with scratch_beside(run.directory / "replay") as folder:
+    run.refuse_links()
+    with scratch_beside(run.directory / FOLDER) as folder:
         saved = (
             place for place in reversed(checkpoints.saved(run.checkpoints)) if checkpoints.step_of(place) <= before
         )
@@ -216,6 +222,8 @@ def _replay(
             if step > session.timeline.steps:
                 raise InputError(f"--step is {step}; {run.directory} has {session.timeline.steps} updates")
             folder = run.directory / FOLDER / f"step-{step:08d}" if output is None else Path(output)
+            if output is None:
+                refuse_link(folder)
             return _compute(session, step, folder)
 
 
@@ -303,6 +311,8 @@ def _write(found: ReplayedUpdate, images_BHWC: Tensor, folder: Path) -> None:
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, image in zip(found.images, pixels, strict=True):
-            Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(folder / name)
+            with create(folder / name) as file:  # a link of that name is not followed
+                Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(file, "PNG")
         text = json.dumps(asdict(found) | {"loss": found.loss if math.isfinite(found.loss) else str(found.loss)})
-        (folder / "batch.json").write_text(f"{text}\n", encoding="utf-8")
+        with create(folder / "batch.json") as file:
+            file.write(f"{text}\n".encode("utf-8", "backslashreplace"))

@@ -271,7 +271,8 @@ def _build_network(attempt: _Attempt, place: _Place, images: _Images) -> _Networ
     """Build the network, with the preprocessing that its run was begun with."""
     recipe, data, rank = attempt.recipe, images.data, attempt.world.rank
     torch.manual_seed(recipe.seed)
-    allow_import = not recipe.model.from_file if attempt.allow_import is None else attempt.allow_import
+    allow_import = attempt.allow_import
+    allow_import = "name" not in recipe.model.from_file if allow_import is None else allow_import
     built, input = build.model(recipe, data, allow_import=allow_import)
     begun = None if place.saved is None else _begun_input(attempt.run, attempt.log, attempt.group)
     if begun is not None and begun != input:  # as under a name of timm's that meant another preprocessing
