@@ -30,7 +30,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from steadytrain.config import Data, Recipe
 from steadytrain.errors import InputError, RecipeError, RunError, storage_error, storage_errors
 from steadytrain.events import (
     Accounted,
+    Ceilings,
     Ended,
     Evaluated,
     Event,
@@ -49,6 +50,7 @@ from steadytrain.events import (
     MachineStats,
     Started,
     Step,
+    StepMeasured,
     Unreadable,
     open_no_follow,
     read,
@@ -96,6 +98,10 @@ def _is_only_begun(path: Path) -> bool:
         )
 
     return path.is_dir() and all(map(is_left, path.iterdir()))
+
+
+PROGRESS_KINDS = (Started, Ended, Failed, Halved, Evaluated, Ceilings, StepMeasured)
+"""Events that a run's progress is told by; of the others the newest of an attempt are enough."""
 
 
 @dataclass
@@ -170,7 +176,7 @@ class Run:
 
     @functools.cached_property
     def _reader(self) -> LogReader:
-        return LogReader(self.log_path(), condensed=True)
+        return LogReader(self.log_path(), only=PROGRESS_KINDS)
 
     @functools.cached_property
     def _progress(self) -> RunProgress:
@@ -295,12 +301,12 @@ class Run:
         """The file of the trained weights' predictions for each validation image, once the run has finished."""
         return self.directory / "predictions.csv"
 
-    def events(self, rank: int = 0, *, condensed: bool = False) -> Iterator[Event]:
+    def events(self, rank: int = 0, *, only: Collection[type[Event]] | None = None) -> Iterator[Event]:
         """Yield every event that one rank wrote, oldest first, also while the run goes on.
 
-        ``condensed``: without the steps that a later account sums up, much faster (see :func:`events.read`).
+        ``only``: the kinds that are wanted, much faster (see :class:`events.LogReader`).
         """
-        return read(self.log_path(rank), condensed=condensed)
+        return read(self.log_path(rank), only=only)
 
     def log_path(self, rank: int = 0) -> Path:
         """The event log of one rank."""

@@ -34,7 +34,7 @@ from steadytrain.events import EpochTrained, Evaluated, Event, Logged, LogReader
 from steadytrain.files import lock, lock_at_once
 from steadytrain.format import clean
 from steadytrain.monitor import diagnose
-from steadytrain.run import Run, RunProgress
+from steadytrain.run import PROGRESS_KINDS, Run, RunProgress
 
 GROUP = "steadytrain.trackers"
 LOOK_SECONDS = 2.0
@@ -428,7 +428,7 @@ class _Sending:
 
 def _looks(run: Run, follow: bool, progress: RunProgress, ended: threading.Event) -> Iterator[list[Event]]:
     """Yield the events of a run as they come, which ``progress`` takes in; the last time after it has ended."""
-    reader = LogReader(run.log_path(), condensed=True)
+    reader = LogReader(run.log_path(), only=(*PROGRESS_KINDS, Logged, EpochTrained))
     idle_since = time.monotonic()
     while True:
         is_last = ended.is_set() or not follow
