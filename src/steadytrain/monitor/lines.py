@@ -16,6 +16,9 @@ MAX_LINES = 8192
 RECENT_LINES = 1024
 """Of the newest, which are kept whatever comes: a restart may take some of them back."""
 
+MOST_EPOCHS = 100_000
+"""Epochs that a report has rows of."""
+
 DRAWN = ("loss", "top1", "images_per_second", "wait_share")
 
 
@@ -123,19 +126,16 @@ class LogLines:
         return chosen if bad is None else chosen | {bad}
 
     def _join(self, epoch_of: Callable[[int], int]) -> None:
-        """Join older neighbours of one epoch, to stretches of a 2048th of all updates at most."""
+        """Join older neighbours of one epoch, or beyond those reported, to a 2048th of all updates at most."""
         most = self.spans[-1].step / (MAX_LINES // 4)
         joined = list[LogSpan]()
         for span in self.spans[:-RECENT_LINES]:
             before = joined[-1] if joined else None
-            if (
-                before is not None
-                and before.step == span.first
-                and before.steps + span.steps <= most
-                and epoch_of(before.first + 1) == epoch_of(span.step)
-            ):
-                joined[-1] = before.join(span)
-            else:
-                joined.append(span)
+            if before is not None and before.step == span.first and before.steps + span.steps <= most:
+                epoch = epoch_of(before.first + 1)
+                if epoch > MOST_EPOCHS or epoch == epoch_of(span.step):
+                    joined[-1] = before.join(span)
+                    continue
+            joined.append(span)
         self.spans = joined + self.spans[-RECENT_LINES:]
         self._most_spans = max(MAX_LINES, 2 * len(self.spans))

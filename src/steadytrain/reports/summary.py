@@ -20,11 +20,9 @@ from steadytrain.interop.logs import LogRun
 from steadytrain.intervals import Spread, spread
 from steadytrain.monitor import Interruption, Ledger, RunHistory, goodput, read_history
 from steadytrain.monitor.figures import RunReach, RunScore
+from steadytrain.monitor.lines import MOST_EPOCHS
 from steadytrain.reports.status import Status, current_bill, outcome, signs
 from steadytrain.run import REPEAT, Run
-
-MOST_EPOCHS = 100_000
-"""Epochs that a report has rows of."""
 
 MOST_EPOCHS_A_LINE = 1_000
 """A log line of more is damaged: it would take longer to split than to train."""
@@ -444,7 +442,7 @@ def epochs(history: RunHistory) -> tuple[Epoch, ...]:
         begin, end = epoch_of(span.first + 1), epoch_of(span.step) + 1
         if is_averaged and end - begin > 1:
             continue
-        for index in range(begin, end if end - begin <= MOST_EPOCHS_A_LINE else begin):
+        for index in range(begin, min(end, last_epoch + 1) if end - begin <= MOST_EPOCHS_A_LINE else begin):
             last = min(span.step, updates(index))
             weight = last - max(span.first, updates(index - 1))
             if weight > 0:
