@@ -5,8 +5,9 @@
               of both are recorded every two seconds. The slope of memory is a least-squares line over the time: of the
               page's process, and of the last quarter of each start of the training. What is left after each stop is
               counted: shared memory, temporary files, and files of the run under temporary names.
-``events``    a log of a million lines, in the proportions of a real run, is read by ``steady report``, by the page and
-              by ``steady watch``: seconds until the first answer, and the largest memory of the process.
+``events``    a log of a million lines, in the proportions of a real run, is read by each view of it: wall and processor
+              seconds until it has answered in full, and its largest memory: once of a log that was never read, then of
+              one that was, as it is after the end of its training.
 
 usage: python benchmarks/soak.py [restarts] [events] [--seconds 900] [--every 60] [--lines 1000000] [--save]
 """
@@ -17,13 +18,15 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any
@@ -37,6 +40,9 @@ import machine
 BAR_SECONDS, BAR_BYTES = 2.0, 300 * 2**20
 SHARED = set(os.listdir("/dev/shm"))  # noqa: PTH208
 """What is there of others; another program's may come while this one runs."""
+IMAGES, EPOCH_BLOCKS = 480, 3
+"""Of the long log: images of an update; an epoch is so many times what is repeated."""
+PROGRESS = "import sys; from steadytrain.run import Run; assert Run.open(sys.argv[1]).progress().finished"
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "run-2026-11" / "run"
 
 
@@ -54,11 +60,11 @@ def start(*words: str, quiet: bool = True) -> subprocess.Popen[str]:
     return subprocess.Popen([*machine.STEADY, *words], stdout=to, stderr=subprocess.DEVNULL, text=True)
 
 
-def page_of(run: Path) -> tuple[subprocess.Popen[str], int]:
-    """Open the page of a run; return its process and its port."""
+def page_of(*words: str) -> tuple[subprocess.Popen[str], int]:
+    """Start a command that serves a page; return its process and its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = start("watch", str(run), "--web", "--port", str(port))
+    process = start(*words, "--port", str(port))
     while process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             break
@@ -135,7 +141,7 @@ def restarts(folder: Path, seconds: float, every: float) -> dict[str, Any]:
         known = psutil.Process(process.pid)
         while time.monotonic() - began < every and process.poll() is None:
             if page is None and (run / "events.jsonl").exists():
-                page, port = page_of(run)
+                page, port = page_of("watch", str(run), "--web")
                 threads = [threading.Thread(target=task, args=(port,), daemon=True) for task in (follow, load)]
                 for thread in threads:
                     thread.start()
@@ -196,12 +202,24 @@ def a_long_run(folder: Path, lines: int) -> Path:
     first = next(number for number, event in enumerate(events) if event["kind"] == "Step")
     block = events[first:last]
     steps, seconds = events[last]["step"], events[last]["time"] - events[first]["time"]
-    repeats = -(-(lines - first - 1) // len(block))
-    events[0]["steps"] = repeats * steps
+    repeats = -(-(lines - first - 1) * EPOCH_BLOCKS // (len(block) * EPOCH_BLOCKS + 1))
+    per_epoch = EPOCH_BLOCKS * steps  # the kept run's network sees its few images five times in an update
+    events[0] |= {"steps": repeats * steps, "steps_per_epoch": float(per_epoch), "batch_size": IMAGES}
+    events[0]["data"] |= {"num_train": IMAGES * per_epoch}
 
     def moved(event: dict[str, Any], number: int) -> dict[str, Any]:
-        rises = {"time": seconds, "step": steps, "position": 480 * steps}
-        return event | {key: event[key] + number * rise for key, rise in rises.items() if key in event}
+        rises = {"time": seconds, "step": steps, "position": IMAGES * steps, "images": IMAGES * steps}
+        if event["kind"] == "FeedStats":
+            rises |= {key: event[key] for key in event if key.endswith("seconds") or key in ("asked", "starved")}
+        event = event | {key: event[key] + number * rise for key, rise in rises.items() if key in event}
+        if event["kind"] == "Accounted":
+            event["wall_seconds"] += number * seconds
+            event["seconds"] = event["seconds"] | {"update": event["seconds"].get("update", 0.0) + number * seconds}
+        return event | ({"epoch": event["step"] / per_epoch} if "epoch" in event else {})
+
+    def trained(at: dict[str, Any], number: int) -> dict[str, Any]:
+        epoch = {"epoch": number // EPOCH_BLOCKS, "n": IMAGES * per_epoch, "loss": 1.0, "top1": 0.5}
+        return {**at, "v": 1, "kind": "EpochTrained", "step": number * steps, **epoch, "images_per_second": 2000.0}
 
     def line(event: dict[str, Any]) -> str:
         return json.dumps(event, separators=(",", ":")) + "\n"
@@ -210,50 +228,89 @@ def a_long_run(folder: Path, lines: int) -> Path:
         log.writelines(map(line, events[:first]))
         for number in range(repeats):
             log.writelines(line(moved(event, number)) for event in block)
+            if number and number % EPOCH_BLOCKS == 0:
+                at = moved(block[-1], number)
+                log.write(line(trained({key: at[key] for key in ("time", "attempt", "rank")}, number)))
         log.write(line(moved(events[last], repeats - 1) | {"status": "finished"}))
     return run
 
 
-def timed(*words: str) -> dict[str, Any]:
+def timed(*words: str, program: Sequence[str] = machine.STEADY) -> dict[str, Any]:
     """Run a command; return its seconds and its largest memory."""
     since = time.perf_counter()
-    process = start(*words)
+    process = subprocess.Popen([*program, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
     row = {"seconds": time.perf_counter() - since, "cpu_seconds": usage.ru_utime + usage.ru_stime}
-    return row | {"largest_bytes": usage.ru_maxrss << 10, "exit": os.waitstatus_to_exitcode(status)}
+    return row | {"largest_bytes": usage.ru_maxrss << 10, "exit": process.returncode}
 
 
-def events(folder: Path, lines: int) -> dict[str, Any]:
-    """Let each view read a long log."""
-    run = a_long_run(folder, lines)
-    log = run / "events.jsonl"
-    rows: dict[str, Any] = {"import alone (steady --version)": timed("--version")}
-    rows["steady report"] = timed("report", str(run))
-    rows["steady report -o page.html"] = timed("report", str(run), "-o", str(folder / "page.html"))
-    rows["steady diagnose"] = timed("diagnose", str(run))
-    rows["steady watch"] = timed("watch", str(run))
+def served(words: Sequence[str], is_answered: Callable[[int], bool]) -> dict[str, Any]:
+    """Start a server; return the seconds until it has answered in full, and its largest memory until then."""
     since = time.perf_counter()
-    process, port = page_of(run)
+    process, port = page_of(*words)
     known, largest = psutil.Process(process.pid), 0
+    answered = threading.Event()
+
+    def ask() -> None:
+        while not is_answered(port):
+            time.sleep(0.05)
+        answered.set()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    while not answered.wait(0.05):
+        largest = max(largest, known.memory_info().rss)
+    row = {"seconds": time.perf_counter() - since, "cpu_seconds": sum(known.cpu_times()[:2])}
+    row["largest_bytes"] = max(largest, known.memory_info().rss)
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    return row
+
+
+def has_the_run(port: int) -> bool:
+    """Follow the events of a run's page until all points and the account have come."""
     b"".join(get(port, "/"))
-    page_seconds, all_seconds = time.perf_counter() - since, 0.0
     text = b""
     for piece in get(port, "/events"):
         text = text[-200:] + piece
-        largest = max(largest, known.memory_info().rss)
         if re.search(rb'"(?:status|over)"', text) and b"account" in text:
-            all_seconds = time.perf_counter() - since
-            break
-    rows["steady watch --web"] = {
-        "seconds_to_page": page_seconds,
-        "seconds_to_all": all_seconds,
-        "largest_bytes": largest,
+            return True
+    return False
+
+
+def has_the_list(port: int) -> bool:
+    """Ask for the list of runs; say whether it has been read."""
+    return b'"reading":false' in b"".join(get(port, "/runs.json"))
+
+
+def events(folder: Path, lines: int) -> dict[str, Any]:
+    """Let each view show a run with a long log."""
+    os.environ["STEADYTRAIN_CACHE"] = str(folder / "cache")
+    run = a_long_run(folder, lines)
+    log, page = run / "events.jsonl", str(folder / "page.html")
+    other = folder / "other"
+    shutil.copytree(run, other)
+    view: dict[str, Callable[[], dict[str, Any]]] = {
+        "steady report": lambda: timed("report", str(run), "-o", "-"),
+        "steady report -o page.html": lambda: timed("report", str(run), "-o", page),
+        "steady report of two": lambda: timed("report", str(run), str(other), "-o", page),
+        "steady diagnose": lambda: timed("diagnose", str(run)),
+        "steady cost": lambda: timed("cost", str(run)),
+        "steady runs": lambda: timed("runs", str(run)),
+        "steady watch": lambda: timed("watch", str(run), "--seconds", "0"),
+        "steady watch --web": lambda: served(["watch", str(run), "--web"], has_the_run),
+        "steady report --serve": lambda: served(["report", "--serve", str(folder)], has_the_list),
+        "what a restart reads": lambda: timed("-c", PROGRESS, str(run), program=[sys.executable]),
     }
-    process.send_signal(signal.SIGINT)
-    process.wait(60)
-    for row in rows.values():
-        slowest = max(value for key, value in row.items() if key.startswith("seconds"))
-        row["holds"] = slowest <= BAR_SECONDS and row["largest_bytes"] <= BAR_BYTES
+    rows: dict[str, Any] = {"import alone (steady --version)": timed("--version")}
+    rows["steady report, of a log that was never read"] = timed("report", str(run), "-o", "-")
+    timed("diagnose", str(other))
+    for name, look in view.items():
+        row = look()
+        row["holds"] = row["seconds"] <= BAR_SECONDS and row["largest_bytes"] <= BAR_BYTES
+        rows[name] = row
+        machine.say(f"{name}: {row}")
     with log.open("rb") as file:
         return {"lines": sum(1 for _ in file), "bytes": log.stat().st_size, "views": rows}
 

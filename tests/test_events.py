@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.reports.runs import course, finished, started
 
@@ -379,3 +379,47 @@ def test_a_long_log_comes_in_pieces_and_it_is_known_how_far_reading_is(tmp_path:
     assert len(shares) >= 3
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
+
+
+kept_lines = (Path(__file__).parent / "golden" / "run-2026-11" / "run" / "events.jsonl").read_bytes().splitlines()
+odd_lines = [
+    *(b"", b" \t", b"\xc2\xa0", b"null", b"[1]", b'"kind"', b"{}", b'{"kind":1}', b'{"v":1,"kind":["Step"]}', b"\xff"),
+    *(b'{"v":1,"kind":"Step"}', b'{"v":1,"kind":"Noticed","time":1,"attempt":1,"rank":0,"message":"\xed\xa0\x80"}'),
+    *(b'\xef\xbb\xbf{"v":1,"kind":"Noticed","message":"a"}', b'  {"kind":"Noticed","message":"a"}\r'),
+    *(b'{"v":1,"kind":"Noticed","time":1.0,"attempt":1,"rank":0,"message":"a","step":0} x', b"[" * 9000, b"{" * 9000),
+    b'{"kind":"Noticed","v":2,"time":1.0,"attempt":1,"rank":0,"message":"a","step":0,"more":[1]}',
+]
+lines_of_a_log = st.one_of(
+    st.sampled_from(kept_lines),
+    st.sampled_from(odd_lines),
+    st.tuples(st.sampled_from(kept_lines), st.integers(0, 200), st.binary(max_size=2)).map(
+        lambda drawn: (drawn[0][: drawn[1]] + drawn[2] + drawn[0][drawn[1] + 1 :]).replace(b"\n", b"")
+    ),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(lines_of_a_log, max_size=8))
+def test_a_log_is_read_as_each_of_its_lines_is(lines: list[bytes]) -> None:
+    expected = [from_json(line) or Unreadable() for line in lines if line.strip()]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+        found = list(read(path))
+    assert list(map(repr, found)) == list(map(repr, expected))  # a NaN is no equal of itself
+    assert [vars(event).keys() for event in found] == [vars(event).keys() for event in expected]
+
+
+def test_of_kinds_that_are_not_wanted_the_newest_of_each_attempt_comes(tmp_path: Path) -> None:
+    for attempt in (1, 2):
+        with EventLog(tmp_path / "events.jsonl", attempt=attempt) as log:
+            log.append(started())
+            for number in range(1, 51):
+                log.append(_step(number))
+                log.append(Noticed(message=f"{attempt}-{number}"))
+    found = list(read(tmp_path / "events.jsonl", only=(Noticed,)))
+    assert [event.message for event in found if isinstance(event, Noticed)] == [
+        f"{attempt}-{number}" for attempt in (1, 2) for number in range(1, 51)
+    ]
+    others = [(event.kind, event.attempt, getattr(event, "step", 0)) for event in found if event.kind != "Noticed"]
+    assert others == [("Started", 1, 0), ("Step", 1, 50), ("Started", 2, 0), ("Step", 2, 50)]

@@ -30,7 +30,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from steadytrain.config.strangers import FILE_KEYS, elsewhere_words
 from steadytrain.errors import InputError, RecipeError, RunError, storage_error, storage_errors
 from steadytrain.events import (
     Accounted,
+    Ceilings,
     Ended,
     Evaluated,
     Event,
@@ -50,6 +51,7 @@ from steadytrain.events import (
     MachineStats,
     Started,
     Step,
+    StepMeasured,
     Unreadable,
     open_no_follow,
     read,
@@ -97,6 +99,10 @@ def _is_only_begun(path: Path) -> bool:
         )
 
     return path.is_dir() and all(map(is_left, path.iterdir()))
+
+
+PROGRESS_KINDS = (Started, Ended, Failed, Halved, Evaluated, Ceilings, StepMeasured)
+"""Events that a run's progress is told by; of the others the newest of an attempt are enough."""
 
 
 @dataclass
@@ -171,7 +177,7 @@ class Run:
 
     @functools.cached_property
     def _reader(self) -> LogReader:
-        return LogReader(self.log_path(), condensed=True)
+        return LogReader(self.log_path(), only=PROGRESS_KINDS)
 
     @functools.cached_property
     def _progress(self) -> RunProgress:
@@ -302,12 +308,12 @@ class Run:
         """The file of the trained weights' predictions for each validation image, once the run has finished."""
         return self.directory / "predictions.csv"
 
-    def events(self, rank: int = 0, *, condensed: bool = False) -> Iterator[Event]:
+    def events(self, rank: int = 0, *, only: Collection[type[Event]] | None = None) -> Iterator[Event]:
         """Yield every event that one rank wrote, oldest first, also while the run goes on.
 
-        ``condensed``: without the steps that a later account sums up, much faster (see :func:`events.read`).
+        ``only``: the kinds that are wanted, much faster (see :class:`events.LogReader`).
         """
-        return read(self.log_path(rank), condensed=condensed)
+        return read(self.log_path(rank), only=only)
 
     def log_path(self, rank: int = 0) -> Path:
         """The event log of one rank."""

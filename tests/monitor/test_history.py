@@ -24,7 +24,6 @@ from steadytrain.events import (
     Started,
     StepMeasured,
     from_json,
-    read,
 )
 from steadytrain.monitor import ledger, read_history
 from steadytrain.monitor.history import RunHistory, goodput
@@ -432,20 +431,6 @@ def eventful(*, accounts: bool = True) -> Recorder:
                 run.evaluate(0.4)
                 run.save(0.2)
     return run
-
-
-@pytest.mark.parametrize("accounts", [True, False])
-def test_the_quick_reading_tells_the_same_ledger(tmp_path: Path, accounts: bool) -> None:
-    run = written(tmp_path / "run", eventful(accounts=accounts).events)
-    quick, whole = ledger(run), read_history(run).ledger()
-    assert quick.seconds == pytest.approx(whole.seconds)
-    assert (quick.steps, quick.images, quick.away_seconds) == (whole.steps, whole.images, whole.away_seconds)
-
-
-def test_steps_that_are_summed_up_are_not_read(tmp_path: Path) -> None:
-    run = written(tmp_path / "run", eventful().events)
-    steps = [event for event in read(run.directory / "events.jsonl", condensed=True) if event.kind == "Step"]
-    assert len(steps) <= 2 * 5 + 2
 
 
 def test_torn_line_is_skipped_and_the_rest_is_read(tmp_path: Path) -> None:

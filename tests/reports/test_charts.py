@@ -9,12 +9,13 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.reports.runs import BEGAN, Clock, evaluated, finished, logged, recipe, restarted, started, step, write
+from tests.reports.runs import Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.events import DeviceStats, EpochTrained, Event, FeedStats, MachineStats
 from steadytrain.intervals import wilson
-from steadytrain.monitor import RunHistory, Slice, read_history
-from steadytrain.reports.charts import COLOURS, COLUMNS, LIVE_CHARTS, MAX_POINTS, TEMPLATES, charts, points, style, thin
+from steadytrain.monitor import Slice, read_history
+from steadytrain.monitor.series import COLUMNS, MAX_POINTS, points_of, thin
+from steadytrain.reports.charts import COLOURS, LIVE_CHARTS, TEMPLATES, charts, style
 from steadytrain.reports.plots import speeds_page
 from steadytrain.reports.summary import Account
 from steadytrain.reports.time_spent import stacked
@@ -109,9 +110,7 @@ def feed(asked: int, starved: int, ready: float, attempt: int = 1) -> FeedStats:
 
 def rows_of(event: Event, before: FeedStats | None = None) -> list[dict[str, float | None]]:
     """The rows that an event adds, a second after its run began, by their columns."""
-    history = RunHistory(recipe())
-    history.take(replace(started(), time=BEGAN, attempt=1))
-    rows = points(replace(event, time=BEGAN + 1.0), history, before)
+    rows = points_of(event, 1.0, images=0, is_multi_label=False, feed_before=before)
     return [dict(zip(COLUMNS[point.series.partition("-")[0]], point.row, strict=True)) for point in rows]
 
 

@@ -14,7 +14,7 @@ from steadytrain.errors import DataError, InputError
 from steadytrain.events import Ended, Evaluated
 from steadytrain.format import NONE
 from steadytrain.monitor import read_history
-from steadytrain.reports.charts import charts, points
+from steadytrain.reports.charts import charts
 from steadytrain.reports.comparison import compare
 from steadytrain.reports.mistakes import mistakes_section
 from steadytrain.reports.page import page
@@ -82,9 +82,7 @@ def test_page_lists_labels_and_draws_only_measured_curves(run: Run) -> None:
     train, val = figure["traces"]
     assert figure["title"] == "mAP" and train["y"] == [] and val["y"] == [0.61, 0.72, 0.65]
     assert "low" not in val, "there is no interval of mAP"
-    history = read_history(run)
-    event = next(event for event in run.events() if isinstance(event, Evaluated))
-    [point] = points(event, history, None)
+    point = next(point for point in read_history(run).points if point.series == "val")
     assert point.row[-3:] == (0.61, None, None)
 
 

@@ -54,7 +54,7 @@ def test_followed_piece_by_piece_it_comes_to_the_same(tmp_path: Path) -> None:
         watched.read()
     at_once = Watch(whole)
     at_once.read()
-    assert watched.points == at_once.points
+    assert watched.history.points == at_once.history.points
     assert watched.generation == at_once.generation
     assert watched.history.ledger() == at_once.history.ledger()
 
@@ -79,7 +79,7 @@ def test_replaced_log_is_read_from_its_start(tmp_path: Path) -> None:
     watched.read()
     assert watched.generation > generation
     assert snapshot(watched).progress.step == 100
-    assert len([point for point in watched.points if point.series == "train"]) == 5
+    assert len([point for point in watched.history.points if point.series == "train"]) == 5
 
 
 def test_after_a_restart_the_steps_taken_back_are_gone_and_the_pause_is_not_counted(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_after_a_restart_the_steps_taken_back_are_gone_and_the_pause_is_not_coun
     at_times(run, [(BEGAN + 9000, started(100)), (BEGAN + 9020, logged(120))], attempt=2)
     watched.read()
     assert watched.generation == generation + 1
-    assert [point.row[2] for point in watched.points if point.series == "train"] == [20, 40, 60, 80, 100, 120]
+    assert [point.row[2] for point in watched.history.points if point.series == "train"] == [20, 40, 60, 80, 100, 120]
     assert watched.history.elapsed() == pytest.approx(220)
     assert watched.history.away_seconds == pytest.approx(8800)
 
@@ -194,4 +194,12 @@ def test_the_newest_warning_is_kept(tmp_path: Path) -> None:
 def test_attempts_of_all_kinds_fill_every_series(tmp_path: Path) -> None:
     watched = Watch(measured(tmp_path, steps=400, gpus=2))
     watched.read()
-    assert set(watched.newest) == {"train", "val", "rate", "feed", "machine", "device-0", "device-1"}
+    assert {point.series for point in watched.history.points} == {
+        "train",
+        "val",
+        "rate",
+        "feed",
+        "machine",
+        "device-0",
+        "device-1",
+    }

@@ -813,7 +813,7 @@ def _print_verdict(run: Run) -> None:
     from steadytrain.reports.verdict import verdict_brief, verdict_line
 
     try:
-        first = diagnose(read_history(run, condensed=True).evidence()).causes[0]
+        first = diagnose(read_history(run).evidence()).causes[0]
     except Exception as error:  # noqa: BLE001 - whatever a log holds, the run is well, and its end is told next
         note(f"no verdict: {error}")
         return

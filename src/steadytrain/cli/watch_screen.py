@@ -16,7 +16,7 @@ from steadytrain.cli.console import TerminalStream, bar_line, truncate
 from steadytrain.cli.render import shorten_name
 from steadytrain.format import clean, clock, duration, epoch, percent, rate, score_name, size, text_table, time_of_day
 from steadytrain.monitor.process_watch import Moment, Reading
-from steadytrain.reports.charts import COLUMNS
+from steadytrain.monitor.series import COLUMNS
 from steadytrain.reports.time_spent import BUCKETS_SHOWN
 from steadytrain.reports.verdict import verdict_sentences
 from steadytrain.reports.watch import RunSnapshot, Watch
@@ -159,7 +159,7 @@ class RunDrawing:
         self, label: str, value: str, series: str, column: int, *, zero: bool = False, high: float | None = None
     ) -> Text:
         """Draw a label, a figure, and what it was before as a line of blocks."""
-        values = [point.row[column] for point in self.watched.points if point.series == series]
+        values = [point.row[column] for point in self.watched.history.points if point.series == series]
         known = [value for value in values if value is not None]
         room = self.width - LABEL_COLUMNS - VALUE_COLUMNS - 3
         blocks = ""

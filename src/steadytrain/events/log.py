@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
@@ -26,12 +27,14 @@ KINDS: dict[str, type[Event]] = {
     if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, Unknown, Unreadable)
 }
 _FIELDS = {name: frozenset(f.name for f in fields(kind)) for name, kind in KINDS.items()}
+_KEYS = {name: names | {"v", "kind"} for name, names in _FIELDS.items()}
 # The beginnings of lines as EventLog writes them.
-_STARTED, _STEP, _ACCOUNTED = (f'{{"v":1,"kind":"{kind}",'.encode() for kind in ("Started", "Step", "Accounted"))
+_BEGINNING, _STARTED = b'{"v":1,"kind":"', b'{"v":1,"kind":"Started",'
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 256
 _MOST_LINE_BYTES = 32 << 20  # of an event: of a million classes, say
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_decode = json.JSONDecoder().raw_decode
 
 E = TypeVar("E", bound=Event)
 
@@ -162,15 +165,14 @@ def repair(path: Path) -> int:
     return size - end
 
 
-def read(path: Path, *, condensed: bool = False) -> Iterator[Event]:
+def read(path: Path, *, only: Collection[type[Event]] | None = None) -> Iterator[Event]:
     """Yield the events of a file, oldest first, also while another process writes it; none where there is no file.
 
     Args:
         path: the ``.jsonl`` file.
-        condensed: leave out steps that a later ``Accounted`` sums up: many times faster on a long log, which has
-            little but steps in it, and :class:`~steadytrain.monitor.RunHistory` gives the same ledger.
+        only: as in :class:`LogReader`.
     """
-    for chunk in LogReader(path, condensed=condensed).chunks():
+    for chunk in LogReader(path, only=only).chunks():
         yield from chunk
 
 
@@ -185,7 +187,8 @@ class LogReader:
 
     Args:
         path: the ``.jsonl`` file; it need not be there yet.
-        condensed: leave out steps that a later ``Accounted`` sums up.
+        only: kinds of which every event is wanted, many times faster on a long log; of another kind come at least the
+            newest of each attempt, and the others may not even be looked at. None: all.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "events.jsonl"
@@ -197,13 +200,38 @@ class LogReader:
     ['Noticed']
     """
 
-    def __init__(self, path: Path, *, condensed: bool = False) -> None:
+    def __init__(self, path: Path, *, only: Collection[type[Event]] | None = None) -> None:
         self.path = path
-        self.condensed = condensed
+        self._only = None if only is None else {kind.__name__.encode() for kind in only}
         self.generation = 0
         self.offset = 0  # after the last whole line that was read
         self.size = 0  # of the file when it was last opened
         self._head = b""  # its first bytes: another file of the same name begins differently
+        self._digest = hashlib.sha256()  # of what was read
+
+    @property
+    def digest(self) -> str:
+        """The digest of all bytes up to :attr:`offset`."""
+        return self._digest.hexdigest()
+
+    def go_on(self, offset: int, digest: str) -> bool:
+        """Go on after ``offset`` bytes if the file still begins with those that had this digest; else do nothing."""
+        known, left = hashlib.sha256(), offset
+        try:
+            with open_regular(self.path) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(0)
+                head = file.read(min(_HEAD_BYTES, offset))
+                file.seek(0)
+                while left and (data := file.read(min(left, _CHUNK_BYTES))):
+                    known.update(data)
+                    left -= len(data)
+        except OSError:
+            return False
+        if left or known.hexdigest() != digest:
+            return False
+        self.offset, self.size, self._head, self._digest = offset, size, head, known
+        return True
 
     def read(self) -> Iterator[Event]:
         """Yield the events since the last call, oldest first. To stop halfway, use :meth:`chunks`."""
@@ -228,20 +256,22 @@ class LogReader:
                     if is_too_long:  # its rest is passed over
                         rest, newline, data = data.partition(b"\n")
                         self.offset += len(rest) + len(newline)
+                        self._digest.update(rest + newline)
                         if not newline:
                             continue
                         is_too_long = False
                         yield [Unreadable()]
                     complete, newline, torn = (torn + data).rpartition(b"\n")
                     if newline:
+                        complete += newline
                         if not self.offset:
-                            self._head = (complete + newline)[:_HEAD_BYTES]
-                        self.offset += len(complete) + 1
-                        lines = complete.split(b"\n")
-                        lines = _condense(lines) if self.condensed else lines
-                        yield [from_json(line) or Unreadable() for line in lines if line.strip()]
+                            self._head = complete[:_HEAD_BYTES]
+                        self.offset += len(complete)
+                        self._digest.update(complete)
+                        yield _parse(complete if self._only is None else _choose(complete, self._only))
                     if len(torn) > _MOST_LINE_BYTES:
                         self.offset += len(torn)
+                        self._digest.update(torn)
                         torn, is_too_long = b"", True
         except FileNotFoundError:
             if self.offset:
@@ -253,31 +283,70 @@ class LogReader:
         self.generation += 1
         self.offset = 0
         self._head = b""
+        self._digest = hashlib.sha256()
 
 
-def _condense(lines: list[bytes]) -> list[bytes]:
-    """Drop the steps that an ``Accounted`` of the same attempt follows."""
-    condensed, is_summed = [], False
-    for line in reversed(lines):
-        if line.startswith(_ACCOUNTED):
-            is_summed = True
-        elif line.startswith(_STARTED):
-            is_summed = False
-        if not (is_summed and line.startswith(_STEP)):
-            condensed.append(line)
-    return condensed[::-1]
+def _choose(lines: bytes, only: Collection[bytes]) -> bytes:
+    """Drop the lines of other kinds that a later one of their kind and attempt follows."""
+    chosen, seen = [], set[bytes]()
+    for line in reversed(lines.split(b"\n")):
+        if line.startswith(_BEGINNING):
+            kind = line[len(_BEGINNING) : line.find(b'"', len(_BEGINNING))]
+            if kind not in only:
+                if kind in seen:
+                    continue
+                seen.add(kind)
+        if line.startswith(_STARTED):
+            seen.clear()
+        chosen.append(line)
+    return b"\n".join(reversed(chosen))
+
+
+def _parse(lines: bytes) -> list[Event]:
+    """Parse lines as :func:`from_json` does, those as EventLog writes them in a third of its time."""
+    try:
+        texts = lines.decode().split("\n")
+    except UnicodeDecodeError:  # a damaged byte: each line by itself
+        return [from_json(line) or Unreadable() for line in lines.split(b"\n") if line.strip()]
+    events = list[Event]()
+    for text in texts:
+        event = _quick(text)
+        if event is None:
+            line = text.encode()
+            if not line.strip():
+                continue
+            event = from_json(line) or Unreadable()
+        events.append(event)
+    return events
+
+
+def _quick(line: str) -> Event | None:
+    """Parse a line that is nothing but a JSON object; None for any other."""
+    try:
+        document, end = _decode(line)
+    except (ValueError, RecursionError):
+        return None
+    return _event_of(document) if end == len(line) else None
 
 
 def from_json(line: str | bytes) -> Event | None:
     """Parse one line as an event; None where it is no JSON object, or a value is not of its field's type."""
     try:
-        document = json.loads(line)
+        return _event_of(json.loads(line))
     except (ValueError, RecursionError):
         return None
+
+
+def _event_of(document: object) -> Event | None:
     if not isinstance(document, dict):
         return None
     name = str(document.get("kind"))
     event: Event
+    if document.keys() == _KEYS.get(name):
+        del document["v"], document["kind"]
+        event = object.__new__(KINDS[name])
+        object.__setattr__(event, "__dict__", document)  # as its constructor would, in a fifth of its time
+        return event if is_sound(event) else None
     try:
         event = KINDS[name](**{key: value for key, value in document.items() if key in _FIELDS[name]})
     except KeyError:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
+from steadytrain.config.batches import Batches
 from steadytrain.events import (
     BUCKETS,
     UPDATING,
@@ -22,7 +25,7 @@ from steadytrain.events import (
     ThreadStats,
 )
 from steadytrain.monitor.evidence import Grant, PartTimes
-from steadytrain.monitor.samples import STAGES, feed_difference
+from steadytrain.monitor.samples import MAX_KEPT, STAGES, STORED, Evenly, feed_difference
 
 PARTS = ("transfer", "host", "forward", "backward", "update", "optimizer", "communication", "logging")
 STRETCHES = 5  # that an attempt is divided into, to see whether its updates take longer and longer
@@ -39,7 +42,8 @@ class Mark:
     """An attempt's totals up to a moment, counted from the start of the attempt.
 
     ``time``: seconds since 1970; ``seconds``: by recorded bucket, ``update`` for updates of unknown parts; ``stages``:
-    of the input wait; ``update_cpu``: processor time of the updates.
+    of the input wait; ``update_cpu``: processor time of the updates. ``pending``: seconds of the wait that ``stages``
+    may still divide in another way.
     """
 
     wall: float
@@ -49,6 +53,7 @@ class Mark:
     seconds: Mapping[str, float]
     stages: Stages = NO_STAGES
     update_cpu: float = 0.0
+    pending: float | None = None
 
     @property
     def updating(self) -> float:
@@ -73,6 +78,7 @@ class Mark:
         )
 
 
+@dataclass
 class InputWait:
     """Splits an attempt's wait for batches by the work of the feed's threads between two ``FeedStats``.
 
@@ -81,25 +87,24 @@ class InputWait:
     have made more, and the wait comes from elsewhere: ``input_other``.
     """
 
-    def __init__(self) -> None:
-        self._settled: Stages = NO_STAGES
-        self._pending = 0.0
-        self._unsettled: list[tuple[Mark, float]] = []
-        self._base: FeedStats | None = None
-        self._newest: FeedStats | None = None
+    unsettled: list[Mark] = field(default_factory=list, metadata={STORED: False})
+    _settled: Stages = NO_STAGES
+    _pending: float = 0.0
+    _base: FeedStats | None = None
+    _newest: FeedStats | None = None
 
     def add_wait(self, mark: Mark, seconds: float) -> None:
         """Take in the seconds waited since the mark before; sets the stages of ``mark``."""
         self._pending += max(0.0, seconds)
-        self._unsettled.append((mark, self._pending))
-        mark.stages = self.after(0.0)
-        if self._newest is not None and self._newest is not self._base and self._newest.step == mark.step:
+        self.unsettled.append(mark)
+        mark.pending, mark.stages = self._pending, self.after(0.0)
+        if self._newest is not None and self._newest != self._base and self._newest.step == mark.step:
             self._settle()
 
     def add_stats(self, stats: FeedStats) -> None:
         """Add the feed's totals; they come a moment before or after the mark that they belong to."""
         self._newest = stats
-        if self._unsettled and self._unsettled[-1][0].step == stats.step:
+        if self.unsettled and self.unsettled[-1].step == stats.step:
             self._settle()
 
     def after(self, seconds: float) -> Stages:
@@ -107,18 +112,18 @@ class InputWait:
         return _add_scaled(self._settled, self._shares(), self._pending + seconds)
 
     def _shares(self) -> Stages:
-        if self._newest is not None and self._newest is not self._base:
+        if self._newest is not None and self._newest != self._base:
             return stage_shares(self._base, self._newest)
         total = sum(self._settled)
         return tuple(seconds / total for seconds in self._settled) if total > 0 else UNKNOWN_STAGES
 
     def _settle(self) -> None:
         shares = self._shares()
-        for mark, pending in self._unsettled:
-            mark.stages = _add_scaled(self._settled, shares, pending)
+        for mark in self.unsettled:
+            mark.stages, mark.pending = _add_scaled(self._settled, shares, mark.pending or 0.0), None
         self._settled = _add_scaled(self._settled, shares, self._pending)
         self._base, self._pending = self._newest, 0.0
-        self._unsettled.clear()
+        self.unsettled.clear()
 
 
 def stage_shares(before: FeedStats | None, after: FeedStats) -> Stages:
@@ -149,7 +154,8 @@ class Attempt:
     seconds that exchanging with other ranks took, and ``warmup_images``: images of the updates whose computing is in
     ``warmup``, both where that was recorded. ``launching_measured``: as in :class:`~steadytrain.events.Accounted`.
     ``stops``: the times at which more seconds became known in which the process was stopped, and all of them by bucket.
-    ``process_began`` and ``last_time``, of its newest event, are seconds since 1970.
+    ``process_began`` and ``last_time``, of its newest event, are seconds since 1970. Of many ``marks`` and ``stops``
+    only some are kept, evenly.
     """
 
     number: int
@@ -169,6 +175,14 @@ class Attempt:
     _granted: list[tuple[float, int, float]] = field(default_factory=list)
     _waits: InputWait = field(default_factory=InputWait)
     _is_accounted: bool = False
+    process_began: float = 0.0
+    last_time: float = 0.0
+    first_position: int = 0
+    _clock: float = 0.0
+    _tail: dict[str, float] = field(default_factory=dict)
+    _late: dict[int, float] = field(default_factory=dict)  # of ``saved``, what came after the newest mark
+    _few_marks: Evenly = field(default_factory=Evenly)
+    _few_stops: Evenly = field(default_factory=Evenly)
 
     def __post_init__(self) -> None:
         startup = sum(_positive(self.started.startup).values()) if self.started else 0.0
@@ -182,7 +196,17 @@ class Attempt:
         self._clock = self.began
         self._tail = _empty_tail()
 
-    @property
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take up a stored state: marks whose wait is not divided for good are those of the wait again."""
+        vars(self).update(state)
+        self._waits.unsettled = [mark for mark in self.marks if mark.pending is not None]
+
+    @cached_property
+    def batches(self) -> Batches | None:
+        """Images of each update; None where they are not known."""
+        return self.started.batches if self.started else None
+
+    @cached_property
     def first_step(self) -> int:
         """Updates done before this attempt."""
         return self.started.step if self.started else 0
@@ -215,16 +239,13 @@ class Attempt:
 
     def take(self, event: Event) -> None:
         """Absorb an event of this attempt; every kind at least moves the clock."""
-        self._tail["other"] += max(0.0, event.time - self._clock)  # a clock that was set back stands still
+        if isinstance(event, Step):
+            self.take_step(event)
+            return
+        self._tail["other"] += max(0.0, event.time - self._clock)
         self._clock = event.time
         self.last_time = max(self.last_time, event.time)
         match event:
-            case Step():
-                seconds, wait = max(0.0, event.seconds), max(0.0, min(event.wait_seconds, event.seconds))
-                self._explain("input", wait)
-                self._explain("update", seconds - wait)
-                self.step = event.step
-                self.images += event.n
             case Accounted():
                 self._take_account(event)
             case FeedStats():
@@ -236,7 +257,7 @@ class Attempt:
             case ThreadStats():
                 stopped = {bucket: of["stopped"] for bucket, of in event.loop.items() if of.get("stopped", 0.0) > 0}
                 if stopped and (not self.stops or self.stops[-1][1] != stopped):
-                    self.stops.append((event.time, stopped))
+                    self._few_stops.add(self.stops, (event.time, stopped))
             case Evaluated() | Saved():
                 # What lies after the newest mark, which may be in its middle.
                 seconds = event.pause if isinstance(event, Saved) else event.seconds
@@ -244,11 +265,26 @@ class Attempt:
                 self._explain("evaluation" if isinstance(event, Evaluated) else "checkpoint", max(0.0, seconds))
                 if isinstance(event, Saved):  # what was done while it was written is not in it
                     since = max(0.0, event.time - event.began - event.pause) if event.began else 0.0
-                    self.saved[event.step] = max(0.0, self.wall - since)
+                    self.saved[event.step] = self._late[event.step] = max(0.0, self.wall - since)
             case Ended():
                 self.ended = event
                 if not self._is_accounted:
                     self._complete(event)
+
+    def take_step(self, event: Step) -> None:
+        """Absorb an update, as :meth:`take` does."""
+        tail, time = self._tail, event.time
+        other = tail["other"] + max(0.0, time - self._clock)  # a clock that was set back stands still
+        self._clock = time
+        if time > self.last_time:
+            self.last_time = time
+        seconds, wait = max(0.0, event.seconds), max(0.0, min(event.wait_seconds, event.seconds))
+        tail["input"] += wait
+        tail["update"] += seconds - wait
+        other = max(0.0, other - wait)
+        tail["other"] = max(0.0, other - (seconds - wait))
+        self.step = event.step
+        self.images += event.n
 
     def _explain(self, bucket: str, seconds: float) -> None:
         """Move measured seconds from ``other`` to a bucket; a measured duration counts even if the clock disagrees."""
@@ -376,11 +412,14 @@ class Attempt:
             self.warmup_images = max(0, event.warmup_images)
         if isinstance(event.launching_measured, (list, tuple)):
             self.launching_measured = event.launching_measured
-        self.marks.append(mark)
+        self._few_marks.add(self.marks, mark)
+        if len(self._waits.unsettled) > 2 * len(self.marks) + MAX_KEPT:  # no figures of a feed ever come
+            self._waits.unsettled = [mark for mark in self.marks if mark.pending is not None]
         self._waits.add_wait(mark, seconds.get("input", 0.0) - before.seconds.get("input", 0.0))
         self._clock, self._tail = event.time, _empty_tail()
-        late = {step: wall for step, wall in self.saved.items() if wall > mark.wall}
+        late = {step: wall for step, wall in self._late.items() if wall > mark.wall}
         self.saved.update(dict.fromkeys(late, mark.wall))  # a clock that was set forward
+        self._late.clear()
 
     def _complete(self, event: Ended) -> None:
         """Complete the wall time of a log without accounts from the total in its ``Ended`` event."""
@@ -391,6 +430,7 @@ class Attempt:
             base.wall, base.seconds = missing, {"startup": missing}
             self.marks[0].time = base.time - missing
             self.saved = {step: wall + missing for step, wall in self.saved.items()}
+            self._late = {step: wall + missing for step, wall in self._late.items()}
         else:
             self._tail["other"] = max(0.0, self._tail["other"] + missing)
 

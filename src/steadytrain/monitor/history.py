@@ -12,11 +12,10 @@ lost, so each ``Started`` takes back the figures after the step it goes on from.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import cast
 
 from steadytrain.config import Recipe
@@ -32,6 +31,7 @@ from steadytrain.events import (
     Event,
     Failed,
     FeedPlaced,
+    FeedStats,
     Logged,
     MachineStats,
     Noticed,
@@ -42,13 +42,13 @@ from steadytrain.events import (
     StepMeasured,
     Unreadable,
 )
-from steadytrain.format import count
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.evidence import E, Evidence, RankShares, Stretch
 from steadytrain.monitor.figures import RunReach, RunScore
 from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, STEADY, Ledger, Slice, empty, merge_slices, slices
-from steadytrain.monitor.samples import FIRST, LATER, START, RunSamples, StepTimes
-from steadytrain.run import Run
+from steadytrain.monitor.lines import LogLines
+from steadytrain.monitor.samples import FIRST, LATER, START, STORED, Evenly, RunSamples, StepTimes
+from steadytrain.monitor.series import DRAWN, MAX_POINTS, TAKEN_BACK, ChartPoint, points_of, thin_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +97,12 @@ MAX_RECENT = 2000
 MAX_RATES = 8000
 
 
+@dataclass(eq=False, repr=False)
 class RunHistory:
     """One run, folded from the events of all ranks; those of each rank must come in their order.
+
+    It takes little memory whatever the length of the run: of what comes with every update, log line, account or sample
+    it holds sums, and some thousand for curves. Evaluations, epochs, checkpoints and notices are all there.
 
     Args:
         recipe: of the run.
@@ -108,9 +112,12 @@ class RunHistory:
         attempts: the starts of the run.
         ended: how the newest attempt ended; None while it goes on or if it was killed.
         endings: how each attempt ended that did not die.
-        logged, evaluated: without those that a restart took back; so, too,
+        lines: the log lines without those that a restart took back; so, too,
+        evaluated: all evaluations, and
         trained: what each epoch came to, by its number.
-        rates: the learning rates of steps, of a long run those of some, and the log lines' where steps were not read.
+        rates: steps, of a long run some, and log lines, for the learning rate.
+        points: of the live charts, oldest first; of many the extremes of each stretch. ``redrawn`` counts up where
+            points before no longer hold: a restart took steps back, or there were too many.
         saved, noticed, stalls: all of them.
         devices: the newest sample of each GPU, by its index.
         stalled: the newest standstill, until an update is made again.
@@ -121,42 +128,86 @@ class RunHistory:
         unreadable: lines of the logs, of any rank, that are no events.
     """
 
-    def __init__(self, recipe: Recipe, rank: int = 0) -> None:
-        self.recipe = recipe
-        self.rank = rank
-        self.attempts: list[Attempt] = []
-        self.away_seconds = 0.0
-        self.ended: Ended | Failed | None = None
-        self.endings: list[Ended | Failed] = []
-        self.logged: list[Logged] = []
-        self.evaluated: list[Evaluated] = []
-        self.trained: dict[int, EpochTrained] = {}
-        self.rates: list[Step | Logged] = []
-        self.saved: list[Saved] = []
-        self.noticed: list[Noticed] = []
-        self.stalls: list[Stalled] = []
-        self.stalled: Stalled | None = None
-        self.devices: dict[int, DeviceStats] = {}
-        self._newest: dict[type[Event], Event] = {}
-        self.recent: deque[Step] = deque(maxlen=MAX_RECENT)
-        self.repeated_steps = 0
-        self.last_time = 0.0
-        self.num_facts = 0
-        self.unreadable = 0
-        self.samples = RunSamples()
-        self.step_times = StepTimes()
-        self.ranks: dict[int, RunHistory] = {rank: self}
+    recipe: Recipe = field(metadata={STORED: False})
+    rank: int = 0
+    attempts: list[Attempt] = field(default_factory=list)
+    away_seconds: float = 0.0
+    ended: Ended | Failed | None = None
+    endings: list[Ended | Failed] = field(default_factory=list)
+    lines: LogLines = field(default_factory=LogLines)
+    evaluated: list[Evaluated] = field(default_factory=list)
+    trained: dict[int, EpochTrained] = field(default_factory=dict)
+    rates: list[Step | Logged] = field(default_factory=list)
+    saved: list[Saved] = field(default_factory=list)
+    noticed: list[Noticed] = field(default_factory=list)
+    stalls: list[Stalled] = field(default_factory=list)
+    stalled: Stalled | None = None
+    devices: dict[int, DeviceStats] = field(default_factory=dict)
+    recent: deque[Step] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
+    repeated_steps: int = 0
+    last_time: float = 0.0
+    num_facts: int = 0
+    samples: RunSamples = field(default_factory=RunSamples)
+    step_times: StepTimes = field(default_factory=StepTimes)
+    points: list[ChartPoint] = field(default_factory=list)
+    redrawn: int = 0
+    _num_points: dict[str, int] = field(default_factory=dict)
+    _newest: dict[type[Event], Event] = field(default_factory=dict)
+    _few_rates: Evenly = field(default_factory=lambda: Evenly(MAX_RATES))
+    _others: dict[int, RunHistory] = field(default_factory=dict)
+    _unreadable: int = 0
+    _joined: list[RunHistory] = field(default_factory=list, metadata={STORED: False})
+
+    @property
+    def logged(self) -> list[Logged]:
+        """The log lines to draw, without those that a restart took back; the newest are all there."""
+        return self.lines.kept
+
+    @property
+    def ranks(self) -> dict[int, RunHistory]:
+        """The history of each rank, by its number."""
+        others = {rank: history for joined in self._joined for rank, history in joined._others.items()}
+        return {self.rank: self, **self._others, **others}
+
+    @property
+    def unreadable(self) -> int:
+        """Lines of the logs, of any rank, that are no events."""
+        return self._unreadable + sum(joined._unreadable for joined in self._joined)
+
+    def join(self, others: Sequence[RunHistory]) -> None:
+        """Show the other ranks of histories that were folded from the logs of those."""
+        self._joined = list(others)
 
     def take(self, event: Event) -> None:
         """Fold in one event; every kind at least moves the clock."""
         if isinstance(event, Unreadable):
-            self.unreadable += 1
-            return
-        if event.rank != self.rank:
-            if event.rank not in self.ranks:
-                self.ranks[event.rank] = RunHistory(self.recipe, event.rank)
-            self.ranks[event.rank].take(event)
-            return
+            self._unreadable += 1
+        elif event.rank != self.rank:
+            if event.rank not in self._others:
+                self._others[event.rank] = RunHistory(self.recipe, event.rank)
+            self._others[event.rank].take(event)
+        elif isinstance(event, Step) and self.attempts and event.attempt == self.attempts[-1].number:
+            self._take_step(event)
+        else:
+            feed = self.newest(FeedStats)
+            self._take_fact(event)
+            if isinstance(event, DRAWN) and not self.rank and self.attempts:
+                self._draw(event, feed)
+
+    def _take_step(self, event: Step) -> None:
+        """Fold in an update of the newest attempt: most events are one, so that each call counts."""
+        attempt = self.attempts[-1]
+        if event.time > self.last_time:
+            self.last_time = event.time
+        self.recent.append(event)
+        self.stalled = None
+        if not self.rates or event.step != self.rates[-1].step:
+            self._few_rates.add(self.rates, event)
+        attempt.take_step(event)
+        if event.step > attempt.first_step + WARM_UPDATES:
+            self.step_times.add(event.step, event.seconds, event.wait_seconds)
+
+    def _take_fact(self, event: Event) -> None:
         is_new = not self.attempts or event.attempt != self.attempts[-1].number
         if isinstance(event, Started) or (is_new and isinstance(event, Accounted)):
             self._begin(Attempt(event.attempt, event if isinstance(event, Started) else None, event.time))
@@ -176,7 +227,9 @@ class RunHistory:
                 self.stalled = None
                 self._take_rate(event)
             case Logged():
-                self.logged.append(event)
+                started = self.attempts[-1].started
+                may_thin = started is not None and bool(started.digest) and started.steps_per_epoch > 0
+                self.lines.add(event, self.attempts[-1].batches, self.epoch_of if may_thin else None)
                 self._take_rate(event)
             case EpochTrained():
                 self.trained[event.epoch] = event
@@ -199,11 +252,32 @@ class RunHistory:
         attempt = self.attempts[-1]
         attempt.take(event)
         is_warm, length = attempt.updates > WARM_UPDATES, attempt.num_train
-        if not isinstance(event, Step):
-            is_first = not length or attempt.position <= length + attempt.batch_size
-            self.samples.take(event, START if not is_warm else FIRST if is_first else LATER)
-        elif is_warm:
-            self.step_times.add(event.step, event.seconds, event.wait_seconds)
+        is_first = not length or attempt.position <= length + attempt.batch_size
+        self.samples.take(event, START if not is_warm else FIRST if is_first else LATER)
+
+    def _draw(self, event: Event, feed: FeedStats | None) -> None:
+        """Add an event's points to the live charts; of a series of too many the extremes of each stretch stay."""
+        seconds = self.elapsed(event.time)
+        for point in points_of(
+            event, seconds, images=self.images, is_multi_label=self.is_multi_label, feed_before=feed
+        ):
+            self.points.append(point)
+            self._num_points[point.series] = number = self._num_points.get(point.series, 0) + 1
+            if number > MAX_POINTS:
+                rows = iter(thin_rows(point.series, [p.row for p in self.points if p.series == point.series]))
+                row, kept = next(rows, None), list[ChartPoint]()
+                for other in self.points:
+                    if other.series != point.series:
+                        kept.append(other)
+                    elif other.row is row:
+                        kept.append(other)
+                        row = next(rows, None)
+                self._show(kept)
+
+    def _show(self, points: list[ChartPoint]) -> None:
+        if len(points) < len(self.points):
+            self.points, self._num_points = points, dict(Counter(point.series for point in points))
+            self.redrawn += 1
 
     def _begin(self, attempt: Attempt) -> None:
         if self.attempts and attempt.started:
@@ -213,10 +287,11 @@ class RunHistory:
             for earlier in reversed(self.attempts):
                 if earlier.lose_after(step):
                     break
-            self.logged = [line for line in self.logged if line.step <= step]
+            self.lines.take_back(step)
             self.evaluated = [score for score in self.evaluated if score.step <= step]
             self.trained = {epoch: means for epoch, means in self.trained.items() if means.step <= step}
             self.rates = [event for event in self.rates if event.step <= step]
+            self._show([p for p in self.points if p.series not in TAKEN_BACK or (p.row[2] or 0) <= step])
         if self.attempts:
             before = self.attempts[-1]
             attempt.process_began = max(attempt.process_began, before.last_time)  # no time counts twice
@@ -230,14 +305,16 @@ class RunHistory:
     def _take_rate(self, event: Step | Logged) -> None:
         if self.rates and event.step == self.rates[-1].step:
             return
-        self.rates.append(event)
-        if len(self.rates) > MAX_RATES:
-            del self.rates[1::2]
+        self._few_rates.add(self.rates, event)
 
     @property
     def started(self) -> Started | None:
         """The ``Started`` event of the newest attempt; None before the first."""
-        return next((attempt.started for attempt in reversed(self.attempts) if attempt.started), None)
+        return None if self._begun is None else self._begun.started
+
+    @property
+    def _begun(self) -> Attempt | None:
+        return next((attempt for attempt in reversed(self.attempts) if attempt.started), None)
 
     @property
     def finished(self) -> bool:
@@ -271,10 +348,16 @@ class RunHistory:
 
     def epoch(self, step: float) -> float:
         """Return how many times the training set has been seen after so many updates: no more than was asked for."""
-        per_epoch = self.started.steps_per_epoch if self.started else 0.0
-        if self.started is None or per_epoch <= 0:
+        begun = self._begun
+        if begun is None or begun.started is None or begun.batches is None or begun.started.steps_per_epoch <= 0:
             return 0.0
-        return min(self.started.batches.progress(step) / per_epoch, self.recipe.budget.epochs or math.inf)
+        return min(begun.batches.progress(step) / begun.started.steps_per_epoch, self.recipe.budget.epochs or math.inf)
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch, from 1, that an update belongs to: that of its first image."""
+        begun = self._begun
+        assert begun is not None and begun.started is not None and begun.batches is not None
+        return 1 + max(0, math.floor(begun.batches.progress(step - 1) / begun.started.steps_per_epoch + 1e-9))
 
     @property
     def progress(self) -> RunReach:
@@ -309,6 +392,8 @@ class RunHistory:
             return 0.0
         newest = self.attempts[-1]
         time = newest.last_time if time is None else time
+        if newest.process_began <= time:
+            return newest.before + (time - newest.process_began)
         attempts = [attempt for attempt in self.attempts if attempt.process_began <= time]
         attempt = attempts[-1] if attempts else self.attempts[0]
         until = time if attempt is newest else min(time, attempt.last_time)
@@ -523,37 +608,3 @@ def _during_updates(machine: MachineStats | None, used: float | None) -> Machine
         return machine
     cores = machine.cpu + machine.idle
     return replace(machine, cpu=min(used, cores), idle=max(0.0, cores - used))
-
-
-def read_history(run: Run, *, condensed: bool = False, all_ranks: bool = True) -> RunHistory:
-    """Read a run's history; the run may still be going on.
-
-    Args:
-        run: to read.
-        condensed: without the steps that were summed up: the same ledger much faster, but no quantiles of step time.
-        all_ranks: False: rank 0 alone.
-
-    Raises:
-        RunError: nothing was started in it yet.
-    """
-    history = RunHistory(run.recipe)
-    for rank in run.ranks() if all_ranks else [0]:
-        for event in run.events(rank, condensed=condensed):
-            history.take(event)
-    if history.started is not None:
-        return history
-    if isinstance(history.ended, Failed):
-        raise RunError(f"{run.directory} never started: {history.ended.error}: {history.ended.message}")
-    if history.unreadable:
-        damaged = count(history.unreadable, "line")
-        raise RunError(f"{run.directory}: no start of the run can be read in its event log ({damaged} damaged)")
-    raise RunError(f"{run.directory} has no events yet: start the run, then try again")
-
-
-def ledger(run: Run | str | Path) -> Ledger:
-    """Return the ledger of a run, or of the run in a folder: of its first rank, so far.
-
-    Raises:
-        RunError: nothing was started in it yet.
-    """
-    return read_history(Run.open(run), condensed=True, all_ranks=False).ledger()

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from steadytrain.events import DeviceStats, EpochTrained, Evaluated, Event, FeedStats, Logged, MachineStats, Step
+from steadytrain.events import EpochTrained, Evaluated, Logged, Step
 from steadytrain.intervals import wilson
 from steadytrain.monitor import RunHistory
+from steadytrain.monitor.series import six_digits, thin
 
 TEMPLATES = Path(__file__).parent / "templates"
-MAX_POINTS = 4000
 # Distinct for people with any colour vision, and at least 3:1 against both a white and a near-black page.
 COLOURS = ("#3d7dd6", "#d4691e", "#2f9169", "#b5559b", "#8a77d8", "#94800f", "#2f93a8", "#cf5454")
 DASHES = ("solid", "dash", "dot", "dashdot")
 LAYOUTS = {"channels-last": "NHWC", "channels-first": "NCHW"}
 """Of images in memory, in short."""
-
-ChartRow = tuple[float | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,19 +29,12 @@ class Curve:
         label: what it is, in the chart's key; before its values where a chart has several curves.
         colour: of ``live.css``.
         look: ``area``: filled to the axis; ``limit``: a dashed line.
-        value: reads it off an event, where it is not computed in :func:`points`; None: the field of that name.
     """
 
     column: str
     label: str = ""
     colour: str = "a"
     look: Literal["line", "area", "limit"] = "line"
-    value: Callable[[Any], float | None] | None = None
-
-    def of(self, event: Event) -> float | None:
-        """Return the value that an event has for it."""
-        value: float | None = self.value(event) if self.value else getattr(event, self.column)
-        return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +66,6 @@ class LiveChart:
     range: tuple[float, float] | None = None
     stacked: bool = False
     now: bool = False
-
-
-def _pressure(of: str) -> Callable[[MachineStats], float | None]:
-    return lambda event: event.pressure.get(of)
 
 
 LIVE_CHARTS = (
@@ -137,9 +123,9 @@ LIVE_CHARTS = (
         title="Pressure",
         description="Share of the time in which processes waited for processors, memory or disks",
         curves=(
-            Curve(column="pressure_cpu", label="processors", value=_pressure("cpu")),
-            Curve(column="pressure_memory", label="memory", colour="b", value=_pressure("memory")),
-            Curve(column="pressure_io", label="disks", colour="c", value=_pressure("io")),
+            Curve(column="pressure_cpu", label="processors"),
+            Curve(column="pressure_memory", label="memory", colour="b"),
+            Curve(column="pressure_io", label="disks", colour="c"),
         ),
         hover=".1%",
         ticks=".0%",
@@ -149,7 +135,7 @@ LIVE_CHARTS = (
         series="machine",
         title="Memory of the run",
         description="Memory of the run",
-        curves=(Curve(column="memory", look="area", value=lambda event: event.memory_bytes),),
+        curves=(Curve(column="memory", look="area"),),
         hover=".3s",
         ticks=".2s",
         suffix="B",
@@ -164,42 +150,17 @@ LIVE_CHARTS = (
             Curve(column="utilisation", label="busy"),
             Curve(column="sm_active", label="multiprocessors", colour="c"),
             Curve(column="tensor_active", label="tensor cores", colour="b"),
-            Curve(
-                column="memory",
-                label="memory",
-                colour="d",
-                value=lambda event: _share(event.memory_bytes, event.memory_total_bytes),
-            ),
-            Curve(
-                column="power",
-                label="power",
-                colour="e",
-                value=lambda event: _share(event.power_watts, event.power_limit_watts),
-            ),
+            Curve(column="memory", label="memory", colour="d"),
+            Curve(column="power", label="power", colour="e"),
         ),
         hover=".0%",
         ticks=".0%",
         range=(0, 1.04),
     ),
 )
-"""The charts of the live page beside loss, accuracy and ledger; each GPU has one of the last. A row of a series of
-machines or GPUs has the curves' columns: a further field is drawn by a further :class:`Curve`."""
+"""The charts of the live page beside loss, accuracy and ledger; each GPU has one of the last. A further column of
+:data:`~steadytrain.monitor.series.COLUMNS` is drawn by a further :class:`Curve`."""
 
-
-def _curves(series: str) -> list[Curve]:
-    return [curve for chart in LIVE_CHARTS if chart.series == series for curve in chart.curves]
-
-
-COLUMNS = {
-    "train": ("seconds", "epoch", "step", "loss", "top1"),
-    "val": ("seconds", "epoch", "step", "loss", "top1", "low", "high"),
-    "rate": ("seconds", "epoch", "step", "steady", "overall"),
-    "feed": ("seconds", "ready", "depth", "starved"),
-    **{series: ("seconds", *(curve.column for curve in _curves(series))) for series in ("machine", "device")},
-}
-"""What the rows of the live charts hold, by series."""
-# The column by which a series is thinned is the one whose spikes are to be seen.
-THINNED_BY = {"train": 3, "val": 3, "rate": 3}
 
 Trace = dict[str, Any]
 Drawn = Step | Logged | EpochTrained | Evaluated
@@ -209,31 +170,6 @@ E = TypeVar("E", bound=Drawn)
 def style(index: int) -> dict[str, str]:
     """Return the colour and the dash by which the run of that index is known everywhere on a page."""
     return {"colour": COLOURS[index % len(COLOURS)], "dash": DASHES[index // len(COLOURS) % len(DASHES)]}
-
-
-def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:
-    """Choose which points of a long curve to draw: the extremes of each stretch, so that no spike is lost.
-
-    Args:
-        values: the y of each point; None is a gap.
-        limit: points to keep at most.
-
-    Returns:
-        Rising indices, the first and the last point among them; all of them where there are few.
-
-    >>> thin([0.0, 9.0, 1.0, 2.0, -5.0, 3.0, 4.0, 2.5], limit=6)
-    [0, 1, 2, 4, 6, 7]
-    """
-    count = len(values)
-    if count <= limit:
-        return list(range(count))
-    indices = {0, count - 1}
-    stretches = max(1, (limit - 2) // 2)
-    for k in range(stretches):
-        stretch = range(1 + k * (count - 2) // stretches, 1 + (k + 1) * (count - 2) // stretches)
-        known = [(value, i) for i in stretch if (value := values[i]) is not None]
-        indices |= {min(known)[1], max(known)[1]} if known else {stretch[0]}
-    return sorted(indices)
 
 
 def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
@@ -252,7 +188,7 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
             "epoch": [round(histories[run].epoch(event.step), 4) for event in events],
             "seconds": [round(histories[run].elapsed(event.time), 2) for event in events],
             "step": [event.step for event in events],
-            "y": [_six_digits(value) for value in values],
+            "y": [six_digits(value) for value in values],
         }
 
     def curve(role: str, events: Callable[[RunHistory], Sequence[E]], value: Callable[[E], float]) -> list[Trace]:
@@ -260,7 +196,7 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
         for run, history in enumerate(histories):
             shown = events(history)
             values = [value(event) for event in shown]
-            indices = thin([_six_digits(y) for y in values])
+            indices = thin([six_digits(y) for y in values])
             traces.append(trace(run, role, [shown[i] for i in indices], [values[i] for i in indices]))
         return traces
 
@@ -273,8 +209,7 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
         return curve("train", lambda history: _most_means(history) if history in of else [], value)
 
     def evaluated(value: Callable[[Evaluated], float]) -> list[Trace]:
-        scores = [history.evaluated for history in histories]
-        return [trace(run, "val", events, [value(event) for event in events]) for run, events in enumerate(scores)]
+        return curve("val", lambda history: history.evaluated, value)
 
     top1 = evaluated(lambda event: event.score)
     single = [history for history in histories if not history.is_multi_label]  # nothing of a training has an mAP
@@ -284,9 +219,10 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
             continue
         if not any(event.n for event in history.evaluated):  # a log that does not say of how many images
             continue
-        intervals = [wilson(event.top1, event.n) for event in history.evaluated]
-        scores["low"] = [_six_digits(interval.low) for interval in intervals]
-        scores["high"] = [_six_digits(interval.high) for interval in intervals]
+        drawn = thin([six_digits(event.score) for event in history.evaluated])
+        intervals = [wilson(event.top1, event.n) for event in (history.evaluated[i] for i in drawn)]
+        scores["low"] = [six_digits(interval.low) for interval in intervals]
+        scores["high"] = [six_digits(interval.high) for interval in intervals]
     figures = (
         (
             "top1",
@@ -321,73 +257,3 @@ def _most_means(history: RunHistory) -> Sequence[Logged | EpochTrained]:
 
 def _alternate(first: Sequence[Trace], second: Sequence[Trace]) -> list[Trace]:
     return [trace for pair in zip(first, second, strict=True) for trace in pair]
-
-
-@dataclass(frozen=True)
-class ChartPoint:
-    """One row of a live chart: ``series`` is ``train``, ``val``, ``rate``, ``feed``, ``machine`` or ``device-0``, ...
-
-    A row begins with the seconds of the run's own wall time. Shares are fractions, processors in cores, what is not
-    known or not finite is None.
-    """
-
-    series: str
-    row: ChartRow
-
-
-def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> list[ChartPoint]:
-    """Return what an event adds to the live charts.
-
-    Args:
-        event: newest in the history.
-        history: of the run.
-        feed_before: the ``FeedStats`` before this one.
-    """
-    seconds = history.elapsed(event.time)
-
-    def point(series: str, *values: float | None) -> ChartPoint:
-        return ChartPoint(series, (round(seconds, 3), *(_six_digits(value) for value in values)))
-
-    match event:
-        case Logged():
-            overall = history.images / seconds if seconds > 0 else None
-            return [
-                point("train", event.epoch, event.step, event.loss, None if history.is_multi_label else event.top1),
-                point("rate", event.epoch, event.step, event.images_per_second, overall),
-            ]
-        case Evaluated():
-            interval = wilson(event.top1, event.n)
-            low, high = (None, None) if event.mean_ap is not None else (interval.low, interval.high)
-            return [point("val", event.epoch, event.step, event.loss, event.score, low, high)]
-        case FeedStats():  # its figures are sums since the feed was made
-            before = feed_before
-            if before is not None and (before.attempt != event.attempt or before.asked > event.asked):
-                before = None
-            requests = event.asked - (before.asked if before else 0)
-            if requests <= 0:
-                return []
-            ready = (event.ready * event.asked - (before.ready * before.asked if before else 0.0)) / requests
-            starved = (event.starved - (before.starved if before else 0)) / requests
-            return [point("feed", max(0.0, ready), event.depth, min(1.0, max(0.0, starved)))]
-        case MachineStats():
-            return [point("machine", *(curve.of(event) for curve in _curves("machine")))]
-        case DeviceStats():
-            return [point(f"device-{event.index}", *(curve.of(event) for curve in _curves("device")))]
-    return []
-
-
-def thin_rows(series: str, rows: Sequence[ChartRow]) -> list[ChartRow]:
-    """Return at most :data:`MAX_POINTS` rows: of each stretch those least and greatest in its :data:`THINNED_BY`."""
-    column = THINNED_BY.get(series, 1)
-    return [rows[i] for i in thin([row[column] for row in rows], MAX_POINTS)] if len(rows) > MAX_POINTS else list(rows)
-
-
-def _share(part: float | None, total: float | None) -> float | None:
-    return part / total if part is not None and total else None
-
-
-def _six_digits(value: float | None) -> float | None:
-    """Round to six digits, more than a screen can show; what is not finite is a gap."""
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value if isinstance(value, int) else float(f"{value:.6g}")

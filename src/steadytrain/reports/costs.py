@@ -379,7 +379,7 @@ def run_cost(run: Run, question: Question) -> RunCost | RunUsage:
     """
     history: RunHistory | None
     try:
-        history = read_history(run, condensed=True, all_ranks=False)
+        history = read_history(run, all_ranks=False)
     except RunError:
         history = None  # its checkpoints may tell of it
     now = time.time()

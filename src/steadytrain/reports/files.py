@@ -10,7 +10,7 @@ from pathlib import Path
 from steadytrain.errors import DataError, InputError, RunError, did_you_mean
 from steadytrain.files import replace_file
 from steadytrain.interop.logs import LogRun, may_be_log, read_log
-from steadytrain.monitor import RunHistory
+from steadytrain.monitor.reading import read_any
 from steadytrain.reports.page import page
 from steadytrain.reports.status import SILENT_SECONDS, is_held, signs
 from steadytrain.reports.summary import Account
@@ -156,10 +156,7 @@ def pick(path: str | Path) -> Picked:
     def goes_on(run: Run) -> bool:
         if not is_held(run) and time.time() - touched(run) > SILENT_SECONDS:
             return False  # most of a folder's runs: their logs need not be read
-        history = RunHistory(run.recipe)
-        for event in run.events(condensed=True):
-            history.take(event)
-        seen = signs(run, history, time.time())
+        seen = signs(run, read_any(run), time.time())
         return seen.status == "running" or (seen.status == "waiting" and seen.process is not None)
 
     folder = Path(path)

@@ -35,17 +35,8 @@ from steadytrain.events import DeviceStats
 from steadytrain.format import NONE, duration, epoch, money, number, percent, rate, size
 from steadytrain.machine.process import return_free_memory
 from steadytrain.machine.web_server import LimitedServer, ServerLimits
-from steadytrain.reports.charts import (
-    COLUMNS,
-    LIVE_CHARTS,
-    MAX_POINTS,
-    TEMPLATES,
-    THINNED_BY,
-    ChartPoint,
-    ChartRow,
-    LiveChart,
-    thin_rows,
-)
+from steadytrain.monitor.series import COLUMNS, MAX_POINTS, THINNED_BY, ChartPoint, ChartRow
+from steadytrain.reports.charts import LIVE_CHARTS, TEMPLATES, LiveChart
 from steadytrain.reports.page import packed_plotly, render, script
 from steadytrain.reports.run_list import DAMAGED, RunRow, list_runs, row_words
 from steadytrain.reports.status import milestones
@@ -124,7 +115,8 @@ class Viewer:
         facts = (watch.generation, watch.history.num_facts, now.signs.status)
         if self._account[0] != facts:
             self._account = (facts, _json(account(watch, now)))
-        return View(watch.generation, watch.points, len(watch.points), _json(state(now)), self._account[1])
+        points = watch.history.points
+        return View(watch.generation, points, len(points), _json(state(now)), self._account[1])
 
 
 class _RunPage:
@@ -354,14 +346,14 @@ async def _stream(viewer: Viewer, after: str, closing: Callable[[], bool]) -> As
 
 
 def _new_points(viewer: Viewer, view: View, place: tuple[int, int] | None) -> str:
-    """Return the points that the browser lacks: all, thinned, or those after its last one; '' if it has all."""
+    """Return the points that the browser lacks: all, or those after its last one; '' if it has all."""
     name = f"{viewer.boot}.{view.generation}.{view.count}"
     rows: dict[str, list[ChartRow]] = {}
     is_new = place is None or place[0] != view.generation or place[1] > view.count
     for point in view.points[0 if is_new or place is None else place[1] : view.count]:
         rows.setdefault(point.series, []).append(point.row)
     if is_new:
-        return _message("all", _json({series: thin_rows(series, points) for series, points in rows.items()}), name)
+        return _message("all", _json(rows), name)
     return _message("more", _json(rows), name) if rows else ""
 
 

@@ -38,7 +38,7 @@ from steadytrain.reports.charts import TEMPLATES, charts, style
 from steadytrain.reports.mistakes import sections
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account, Repeats, find_repeats, reached
-from steadytrain.reports.tables import MARK, epoch_table, facts, interval_text
+from steadytrain.reports.tables import MARK, best_epoch, epoch_table, facts, interval_text, shown_epochs
 from steadytrain.reports.time_spent import bar, rates_in_words, rows, sentence
 from steadytrain.reports.tuned import section
 from steadytrain.reports.verdict import held_back
@@ -271,9 +271,8 @@ def _spread_cells(group: Repeats) -> dict[str, Any]:
 def _run(index: int, account: Account) -> dict[str, Any]:
     summary, started = account.summary, account.history.started
     assert started is not None
-    values = [row.val_mean_ap if summary.quality.is_multi_label else row.val_top1 for row in account.epochs]
-    scores = [-1 if value is None or not math.isfinite(value) else value for value in values]
     columns, cells = epoch_table(account)
+    best, (shown, few) = best_epoch(account), shown_epochs(account)
     rejected = started.data.get("rejected")
     pairs = (
         [pair for pair in rejected if isinstance(pair, list) and len(pair) == 2] if isinstance(rejected, list) else []
@@ -289,7 +288,8 @@ def _run(index: int, account: Account) -> dict[str, Any]:
         "rates": rates_in_words(account.ledger),
         "columns": columns,
         "epochs": cells,
-        "best_epoch": scores.index(max(scores)) + 1 if scores and max(scores) >= 0 else 0,
+        "best_epoch": 0 if best is None else shown.index(account.epochs[best]) + 1,
+        "few": few,
         "happened": milestones(account.history),
         "rejected": [f"{name}: {reason}" for name, reason in pairs],  # as many as the log names
         "num_rejected": number(started.data.get("num_rejected", len(pairs))),

@@ -9,7 +9,8 @@ from html import escape
 from typing import Any
 
 from steadytrain.format import count, rate
-from steadytrain.reports.charts import COLOURS, LAYOUTS, TEMPLATES, thin
+from steadytrain.monitor.series import thin
+from steadytrain.reports.charts import COLOURS, LAYOUTS, TEMPLATES
 from steadytrain.reports.tables import MARK
 
 WIDTH, HEIGHT = 860, 220

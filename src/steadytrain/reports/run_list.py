@@ -29,7 +29,7 @@ from steadytrain.errors import InputError, RecipeError, RunError, SteadyError, d
 from steadytrain.files import MOST_TEXT_BYTES, read_text, replace_file
 from steadytrain.format import clean, count, duration, epoch, money, percent, rate
 from steadytrain.machine.facts import cache_folder
-from steadytrain.monitor import RunHistory
+from steadytrain.monitor.reading import read_any
 from steadytrain.reports.files import open_run
 from steadytrain.reports.status import Signs, may_go_on, other_host, signs
 from steadytrain.reports.summary import summarise_history
@@ -232,9 +232,7 @@ def _stamps(folder: Path) -> list[list[int] | None]:
 def _summarised(path: Path, name: str) -> RunRow:
     """Fold a run's events to its row."""
     run = Run.open(path)
-    history = RunHistory(run.recipe)
-    for event in run.events(condensed=True):
-        history.take(event)
+    history = read_any(run)
     recipe = dict(leaves(run.recipe.to_dict()))
     data = Path(str(run.recipe.data.train).rstrip("/")).name
     row = RunRow(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,14 +20,9 @@ from steadytrain.interop.logs import LogRun
 from steadytrain.intervals import Spread, spread
 from steadytrain.monitor import Interruption, Ledger, RunHistory, goodput, read_history
 from steadytrain.monitor.figures import RunReach, RunScore
+from steadytrain.monitor.lines import MOST_EPOCHS
 from steadytrain.reports.status import Status, current_bill, outcome, signs
 from steadytrain.run import REPEAT, Run
-
-MOST_BYTES = 10_000_000
-"""A log up to here is read with all its steps, in about a second; of a longer one the log lines tell the rates."""
-
-MOST_EPOCHS = 100_000
-"""Epochs that a report has rows of."""
 
 MOST_EPOCHS_A_LINE = 1_000
 """A log line of more is damaged: it would take longer to split than to train."""
@@ -247,9 +242,7 @@ class Account:
     @staticmethod
     def of(run: Run, name: str | None = None) -> Account:
         """Read a run and name it ``name`` (None: like its folder). Raises RunError if nothing was started in it."""
-        log = run.log_path()
-        is_long = log.exists() and log.stat().st_size > MOST_BYTES
-        history = read_history(run, condensed=is_long, all_ranks=False)
+        history = read_history(run, all_ranks=False)
         ledger = history.ledger()
         summary = summarise_history(run, history, ledger)
         settings = dict(leaves(run.recipe.to_dict()))
@@ -347,7 +340,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
     with suppress(InputError):  # a price that cannot be used
         cost = current_bill(run, history, seen, now)
     interruptions = history.interruptions()
-    spans = list(log_spans(history))
+    spans = history.lines.spans
     step_seconds = sum(span.seconds for span in spans)
     means: list[Logged | EpochTrained] = [*history.logged[-1:], *history.trained.values()]
     newest = max(means, key=lambda event: (event.step, isinstance(event, EpochTrained)), default=None)
@@ -391,14 +384,14 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             last=history.last,
             train_loss=newest.loss if newest else None,
             train_top1=newest.top1 if newest else None,
-            not_finite=sum(not math.isfinite(line.loss) for line in history.logged),
+            not_finite=history.lines.not_finite,
             is_multi_label=history.is_multi_label,
         ),
         speed=RunSpeed(
             seconds_per_epoch=step_seconds / history.epoch(sum(span.steps for span in spans)) if step_seconds else None,
             images_per_second=ledger.steady_images_per_second or None,
             images_per_second_overall=ledger.images_per_second if ledger.wall_seconds > 0 else None,
-            wait_share=sum(s.seconds * s.line.wait_share for s in spans) / step_seconds if step_seconds else None,
+            wait_share=sum(s.seconds * s.wait_share for s in spans) / step_seconds if step_seconds else None,
             seconds=ledger.wall_seconds,
         ),
         cost=cost,
@@ -424,29 +417,6 @@ def data_set(started: Started) -> str:
     return json.dumps([*names, data.get("num_train"), data.get("num_val")], default=str)
 
 
-@dataclass(frozen=True)
-class LogSpan:
-    """A log line with the steps after ``first`` that it stands for, their images, and the seconds that they took."""
-
-    line: Logged
-    first: int
-    steps: int
-    images: float
-    seconds: float
-
-
-def log_spans(history: RunHistory) -> Iterator[LogSpan]:
-    """Yield the log lines with the steps that they stand for, oldest first; those without a rate left out."""
-    # A step's own seconds are those of the host, which on a GPU only asks for the work; a log line has waited for it.
-    started, first = history.attempts[-1].started, 0
-    for line in history.logged:
-        steps, rate = line.step - first, line.images_per_second
-        if steps > 0 and math.isfinite(rate) and rate > 0:
-            images = started.batches.position(line.step) - started.batches.position(first) if started else 0
-            yield LogSpan(line, first, steps, images, images / rate)
-        first = line.step
-
-
 def epochs(history: RunHistory) -> tuple[Epoch, ...]:
     """Return a row for each epoch with any figures; the last one may be partial.
 
@@ -459,8 +429,7 @@ def epochs(history: RunHistory) -> tuple[Epoch, ...]:
         return ()
     batches = history.started.batches
 
-    def epoch_of(step: int) -> int:  # from 1
-        return 1 + max(0, math.floor(batches.progress(step - 1) / length + 1e-9))
+    epoch_of = history.epoch_of
 
     def updates(epochs: int) -> int:
         return math.ceil(batches.updates(epochs * length))
@@ -469,16 +438,16 @@ def epochs(history: RunHistory) -> tuple[Epoch, ...]:
     rows: dict[int, dict[str, Any]] = {index: {} for index in range(1, last_epoch + 1)}
     sums: dict[int, list[float]] = {}
     is_averaged = bool(history.trained)
-    for span in log_spans(history):
-        if is_averaged and epoch_of(span.first + 1) != epoch_of(span.line.step):
+    for span in history.lines.spans:
+        begin, end = epoch_of(span.first + 1), epoch_of(span.step) + 1
+        if is_averaged and end - begin > 1:
             continue
-        begin, end = epoch_of(span.first + 1), epoch_of(span.line.step) + 1
-        for index in range(begin, end if end - begin <= MOST_EPOCHS_A_LINE else begin):
-            last = min(span.line.step, updates(index))
+        for index in range(begin, min(end, last_epoch + 1) if end - begin <= MOST_EPOCHS_A_LINE else begin):
+            last = min(span.step, updates(index))
             weight = last - max(span.first, updates(index - 1))
             if weight > 0:
                 per_step = span.images / span.steps, span.seconds / span.steps
-                means_of = (1.0, span.line.loss, span.line.top1, *per_step)
+                means_of = (1.0, span.loss, span.top1, *per_step)
                 so_far = sums.get(index, [0.0] * len(means_of))
                 sums[index] = [total + weight * value for total, value in zip(so_far, means_of, strict=True)]
     for index, (steps, loss, top1, images, seconds) in sums.items():

@@ -159,12 +159,34 @@ def spread_words(value: Spread | None, *, percents: bool = False) -> str:
     return f"{mean}{unit} ± {std} ({low} to {high})"
 
 
+SHOWN_EPOCHS = 2000
+"""Rows of epochs for people to read; files of numbers have all."""
+
+
+def shown_epochs(account: Account) -> tuple[Sequence[Epoch], str]:
+    """Return the epochs that a table for people has, and of very many a sentence about which they are."""
+    rows, best = account.epochs, best_epoch(account)
+    step = -(-len(rows) // SHOWN_EPOCHS)
+    if step < 2:
+        return rows, ""
+    kept = sorted({*range(0, len(rows), step), len(rows) - 1 if best is None else best, len(rows) - 1})
+    few = f"One epoch in {step} of {len(rows):,}, with the best and the last; .csv and .json have all."
+    return [rows[index] for index in kept], few
+
+
+def best_epoch(account: Account) -> int | None:
+    """Return the index of the row with the highest score; None where no row has one."""
+    values = [row.val_mean_ap if account.summary.quality.is_multi_label else row.val_top1 for row in account.epochs]
+    scores = [-1 if value is None or not math.isfinite(value) else value for value in values]
+    return scores.index(max(scores)) if scores and max(scores) >= 0 else None
+
+
 def epoch_table(account: Account) -> tuple[list[str], list[list[str]]]:
-    """Format the per-epoch table: its heads, and a list of cells for each row."""
+    """Format the per-epoch table: its heads, and a list of cells for each row that is shown."""
     columns = {"epoch": lambda row: str(row.epoch), **_SCORES[account.summary.quality.is_multi_label], **_FIGURES}
     if not tells_top5(account.summary.setup.num_classes):
         columns.pop("val top-5", None)
-    return list(columns), [[cell(row) for cell in columns.values()] for row in account.epochs]
+    return list(columns), [[cell(row) for cell in columns.values()] for row in shown_epochs(account)[0]]
 
 
 def markdown(accounts: Sequence[Account]) -> str:
@@ -197,7 +219,7 @@ def markdown(accounts: Sequence[Account]) -> str:
         parts += ["## Repeats", table(heads, lines)]
     parts += ["## Where the time went", table(["", *names], spent)]
     for name, account in zip(names, accounts, strict=True):
-        parts += [f"## Epochs of {name}", table(*epoch_table(account))]
+        parts += [f"## Epochs of {name}", *filter(None, [shown_epochs(account)[1]]), table(*epoch_table(account))]
         if account.summary.quality.is_multi_label and (labels := label_rows(class_figures(account))):
             heads = ["label", "images", "predicted", "right", "AP", "precision", "recall", "F1"]
             keys = dict.fromkeys(("name", "images", "predicted", "right", "ap", "precision", "recall", "f1"))

@@ -34,7 +34,7 @@ from steadytrain.events import EpochTrained, Evaluated, Event, Logged, LogReader
 from steadytrain.files import lock, lock_at_once
 from steadytrain.format import clean
 from steadytrain.monitor import diagnose
-from steadytrain.run import Run, RunProgress
+from steadytrain.run import PROGRESS_KINDS, Run, RunProgress
 
 GROUP = "steadytrain.trackers"
 LOOK_SECONDS = 2.0
@@ -434,7 +434,7 @@ def _looks(run: Run, follow: bool, progress: RunProgress, ended: threading.Event
 
     The process that trains it may make several attempts, with a pause between: only ``ended`` says that it is the last.
     """
-    reader = LogReader(run.log_path(), condensed=True)
+    reader = LogReader(run.log_path(), only=(*PROGRESS_KINDS, Logged, EpochTrained))
     told = ended is not None
     ended = ended or threading.Event()
     idle_since = time.monotonic()

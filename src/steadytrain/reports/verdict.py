@@ -59,7 +59,8 @@ def held_back(account: Account) -> list[str]:
     if account.summary.log:
         return []
     try:
-        return verdict_sentences(diagnose(account.run))[:2]
+        is_alone = account.run.ranks() == [0]
+        return verdict_sentences(diagnose(account.history.evidence() if is_alone else account.run))[:2]
     except RunError:
         return []
 

@@ -20,11 +20,12 @@ from steadytrain.config.plain import plain
 from steadytrain.cost.bill import Bill
 from steadytrain.cost.prices import Price
 from steadytrain.errors import InputError
-from steadytrain.events import DeviceStats, Event, FeedStats, Logged, LogReader, MachineStats, Stalled, Started
+from steadytrain.events import DeviceStats, Logged, MachineStats, Stalled, Started
 from steadytrain.format import duration, time_of_day
 from steadytrain.monitor import Diagnosis, Ledger, RunHistory, diagnose
 from steadytrain.monitor.figures import RunReach, RunScore
-from steadytrain.reports.charts import COLUMNS, ChartPoint, points
+from steadytrain.monitor.reading import LogHistory
+from steadytrain.monitor.series import COLUMNS
 from steadytrain.reports.status import Signs, current_bill, signs, time_left
 from steadytrain.reports.tables import finite
 from steadytrain.reports.time_spent import BUCKETS_SHOWN
@@ -42,26 +43,30 @@ class Watch:
         run: it may go on, be over, or not have begun.
 
     Attributes:
-        history: what its events add up to.
-        points: of the live charts, oldest first; ``newest``: of each series.
-        generation: counts up where the points before no longer hold: the log was replaced, or a restart took steps
-            back.
+        history: what its events add up to; its ``points`` are those of the live charts.
+        generation: counts up where the points before no longer hold: the log was replaced, a restart took steps back,
+            or there were too many.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.generation = 0
-        self._readers: dict[int, LogReader] = {}
-        self._restart()
+        self._logs = {0: LogHistory(run)}
+        self._before = 0  # generations of histories that are gone
+        self._history = self.history
+        self._verdict: tuple[tuple[int, int], Diagnosis] | None = None
 
-    def _restart(self, keep: int | None = None) -> None:
-        """Start over; all logs are read again except rank ``keep``'s, which is being read."""
-        self.generation += 1
-        self._readers = {rank: reader for rank, reader in self._readers.items() if rank == keep}
-        self.history = RunHistory(self.run.recipe)
-        self.points: list[ChartPoint] = []
-        self.newest: dict[str, ChartPoint] = {}
-        self._verdict: tuple[int, Diagnosis] | None = None
+    @property
+    def history(self) -> RunHistory:
+        """The run's history, as far as it was read."""
+        return self._logs[0].history
+
+    @property
+    def generation(self) -> int:
+        """The number of times that all points were replaced."""
+        if self._history is not self.history:
+            self._before += self._history.redrawn + 1
+            self._history = self.history
+        return self._before + self.history.redrawn
 
     def read(self) -> bool:
         """Read the new events; return whether there were any."""
@@ -70,38 +75,9 @@ class Watch:
     def read_in_parts(self) -> Iterator[float]:
         """Read the new events in parts and yield the share of the log read after each: a long run takes seconds."""
         for rank in self.run.ranks():
-            reader = self._readers.setdefault(rank, LogReader(self.run.log_path(rank)))
-            generation = reader.generation
-            for events in reader.chunks():
-                if reader.generation != generation:
-                    generation = reader.generation
-                    self._restart(keep=rank)
-                for event in events:
-                    self._take(event)
-                yield reader.offset / max(1, reader.size)
-            if reader.generation != generation:
-                self._restart(keep=rank)
-                yield 1.0
-
-    def _take(self, event: Event) -> None:
-        history = self.history
-        feed = history.newest(FeedStats)
-        history.take(event)
-        if event.rank or not history.attempts:
-            return
-        if isinstance(event, Started):
-            still_valid = [
-                p for p in self.points if p.series not in ("train", "val", "rate") or (p.row[2] or 0) <= event.step
-            ]
-            if len(still_valid) < len(self.points):
-                self.points = still_valid
-                self.generation += 1
-        try:
-            new = points(event, history, feed)
-        except (TypeError, AttributeError):  # a log that was edited by hand must not end the watch
-            return
-        self.points += new
-        self.newest |= {point.series: point for point in new}
+            log = self._logs.setdefault(rank, LogHistory(self.run, rank))
+            yield from log.read_in_parts()
+        self.history.join([log.history for rank, log in self._logs.items() if rank])
 
     @property
     def signs(self) -> Signs:
@@ -124,8 +100,9 @@ class Watch:
         """The verdict on what is known, made again when there are new facts; None before the run began."""
         if self.history.started is None:
             return None
-        if self._verdict is None or self._verdict[0] != self.history.num_facts:
-            self._verdict = (self.history.num_facts, diagnose(self.history.evidence()))
+        facts = (self.generation, self.history.num_facts)
+        if self._verdict is None or self._verdict[0] != facts:
+            self._verdict = (facts, diagnose(self.history.evidence()))
         return self._verdict[1]
 
 
@@ -242,7 +219,8 @@ def snapshot(watch: Watch, *, price: Price | None = None) -> RunSnapshot:
     if history.started is None:
         return RunSnapshot(moment=now, run=run, signs=seen, seconds=seconds, cost=cost)
     ledger, best = history.ledger(), history.best
-    queue = dict(zip(COLUMNS["feed"], watch.newest["feed"].row, strict=True)) if "feed" in watch.newest else None
+    newest = next((point.row for point in reversed(history.points) if point.series == "feed"), None)
+    queue = dict(zip(COLUMNS["feed"], newest, strict=True)) if newest else None
     return RunSnapshot(
         moment=now,
         run=run,

@@ -365,7 +365,7 @@ def score_at(case: Case, rung: float | None = None) -> float:
     scores = []
     for run in case.runs:
         try:
-            evaluated = read_history(run, condensed=True, all_ranks=False).evaluated
+            evaluated = read_history(run, all_ranks=False).evaluated
         except RunError:
             return -1.0
         later = [event for event in evaluated if rung is not None and event.epoch >= rung - 1e-9]

@@ -23,6 +23,7 @@ from steadytrain.errors import FailedError, InputError, RunError, SteadyError, S
 from steadytrain.events import Ceilings, Event, FeedPlaced, Noticed, StepMeasured
 from steadytrain.format import Say
 from steadytrain.monitor import RunHistory
+from steadytrain.monitor.reading import read_any
 from steadytrain.run import Run
 from steadytrain.training import build
 from steadytrain.training.compute.compile import record_update
@@ -98,9 +99,7 @@ def probe_run(
             f"{run.directory} is being trained by process {run.holder()}: a probe would slow it down and measure half a"
             " machine; wait for its end, or stop it and go on afterwards (--force measures all the same)"
         )
-    past = RunHistory(run.recipe)
-    for event in run.events(condensed=True):
-        past.take(event)
+    past = read_any(run)
     recipe, threads = run.recipe, None if past.started is None else past.started.machine.get("compute_threads")
     if recipe.parallel.compute_threads is None and isinstance(threads, int):
         recipe = recipe.with_({"parallel.compute_threads": threads})

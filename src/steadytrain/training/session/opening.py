@@ -29,7 +29,7 @@ from steadytrain.errors import CheckpointError, RunError, SteadyError
 from steadytrain.events import Compiled, Event, EventLog, FeedPlaced, Halved, Noticed, Saved
 from steadytrain.models import Built, Input, first_epochs
 from steadytrain.optim import set_lr, set_momentum
-from steadytrain.run import Run
+from steadytrain.run import PROGRESS_KINDS, Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.clock import Clock
 from steadytrain.training.compute.compile import RecordedWork, compile_update, record_update
@@ -418,7 +418,7 @@ def _images_at_once(run: Run, group: Group | None) -> int | None:
     """Return how many images the memory had room for in updates before, on the rank with the least; None: for all."""
     if group is None:
         return run.progress().images_at_once
-    halved = [event.images for event in run.events(group.world.rank, condensed=True) if isinstance(event, Halved)]
+    halved = [event.images for event in run.events(group.world.rank, only=(Halved,)) if isinstance(event, Halved)]
     return min(filter(None, group.all_gather_json(min(halved, default=None))), default=None)
 
 
@@ -453,7 +453,7 @@ def _agree_on_passes(update: Update, state: State, group: Group) -> None:
 def _seconds_before(run: Run, recipe: Recipe) -> float:
     """Seconds of all attempts before this one, as their events tell; 0 where the recipe sets no time."""
     times: dict[int, list[float]] = {}
-    for event in run.events(condensed=True) if recipe.budget.minutes else ():
+    for event in run.events(only=PROGRESS_KINDS) if recipe.budget.minutes else ():
         times.setdefault(event.attempt, []).append(event.time)
     return sum(seen[-1] - seen[0] for attempt, seen in times.items() if attempt)
 

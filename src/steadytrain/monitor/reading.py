@@ -1,0 +1,175 @@
+"""Read a run's history; of a long log, what was read before is taken from the user's cache.
+
+A history that a long log came to is stored with the place up to which it goes and a digest of all bytes before it. It
+is used only while the log begins with the very same bytes, by the same code; else the log is read from its start.
+Nothing is written into the run's folder, and what is stored can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from steadytrain import __version__
+from steadytrain.errors import RunError, SteadyError
+from steadytrain.events import Failed, LogReader
+from steadytrain.files import replace_file
+from steadytrain.format import count
+from steadytrain.machine.facts import cache_folder
+from steadytrain.monitor.history import RunHistory
+from steadytrain.monitor.ledger import Ledger
+from steadytrain.monitor.stored import pack, unpack
+from steadytrain.run import Run
+
+LEAST_BYTES = 4 << 20
+"""Of a log that are read again each time: it takes a fifth of a second."""
+
+MAX_STORED = 64
+"""Histories in the cache; the oldest go first."""
+
+MOST_STORED_BYTES = 64 << 20
+"""Of a stored history: one of a million events has some."""
+
+
+class LogHistory:
+    """The history that one log comes to, as far as it was read.
+
+    Args:
+        run: it may go on, or not have begun.
+        rank: whose log.
+
+    Attributes:
+        history: of all ranks whose events are in this log.
+        restarts: how often it was begun anew, because the log was replaced.
+    """
+
+    def __init__(self, run: Run, rank: int = 0) -> None:
+        self._run, self._rank = run, rank
+        self._reader = LogReader(run.log_path(rank))
+        self._stored = 0  # bytes of the log that the stored history goes to
+        self.history = RunHistory(run.recipe)
+        self.restarts = 0
+
+    def read(self) -> RunHistory:
+        """Read the new events; return the history."""
+        for _ in self.read_in_parts():
+            pass
+        return self.history
+
+    def read_in_parts(self) -> Iterator[float]:
+        """Read the new events in parts and yield the share of the log read after each: a long run takes seconds."""
+        if not self._reader.offset and self._restore():
+            yield self._share
+        generation = self._reader.generation
+        for chunk in self._reader.chunks():
+            if generation != self._reader.generation:
+                generation = self._reader.generation
+                self._restart()
+            for event in chunk:
+                self.history.take(event)
+            yield self._share
+        if generation != self._reader.generation:  # it is gone
+            self._restart()
+            yield 1.0
+        if self._reader.offset - self._stored >= LEAST_BYTES:
+            self._store()
+
+    @property
+    def _share(self) -> float:
+        return self._reader.offset / max(1, self._reader.size)
+
+    def _restart(self) -> None:
+        self.history = RunHistory(self._run.recipe)
+        self.restarts += 1
+        self._stored = 0
+
+    def _restore(self) -> bool:
+        """Go on from the stored history, if there is one of this log and nothing of it was changed."""
+        path, log = self._path(), self._run.log_path(self._rank)
+        with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
+            if path is None or log.stat().st_size < LEAST_BYTES or path.stat().st_size > MOST_STORED_BYTES:
+                return False
+            head, _, state = path.read_bytes().partition(b"\n")
+            code, offset, digest, whole = json.loads(head)
+            if code != _code() or whole != hashlib.sha256(state).hexdigest():
+                return False
+            history = unpack(RunHistory, json.loads(state))
+            for each in history.ranks.values():
+                each.recipe = self._run.recipe
+            if self._reader.go_on(offset, digest):
+                self.history, self._stored = history, offset
+                return True
+        return False
+
+    def _store(self) -> None:
+        """Store the history; without a place for it the next reading takes longer."""
+        if (path := self._path()) is None:
+            return
+        self._stored = self._reader.offset
+        state = json.dumps(pack(self.history), separators=(",", ":"))
+        if len(state) > MOST_STORED_BYTES:
+            return
+        head = [_code(), self._stored, self._reader.digest, hashlib.sha256(state.encode()).hexdigest()]
+        with suppress(SteadyError, OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, f"{json.dumps(head)}\n{state}")
+            others = sorted(path.parent.glob("*.json"), key=lambda other: other.stat().st_mtime)
+            for old in others[:-MAX_STORED]:
+                old.unlink()
+
+    def _path(self) -> Path | None:
+        folder, log = cache_folder(), self._run.log_path(self._rank)
+        name = hashlib.sha256(os.fsencode(log.resolve())).hexdigest()[:24]
+        return folder / "histories" / f"{name}.json" if folder else None
+
+
+@cache
+def _code() -> str:
+    """Return a digest of the code that folds events: a history that other code stored may be another."""
+    root = Path(__file__).parents[1]
+    sources = [path for part in ("monitor", "events", "config") for path in sorted((root / part).glob("*.py"))]
+    with suppress(OSError):
+        return hashlib.sha256(b"".join([__version__.encode(), *map(Path.read_bytes, sources)])).hexdigest()
+    return __version__
+
+
+def read_history(run: Run, *, all_ranks: bool = True) -> RunHistory:
+    """Read a run's history; the run may still be going on.
+
+    Args:
+        run: to read.
+        all_ranks: False: rank 0 alone.
+
+    Raises:
+        RunError: nothing was started in it yet.
+    """
+    history = read_any(run, all_ranks=all_ranks)
+    if history.started is not None:
+        return history
+    if isinstance(history.ended, Failed):
+        raise RunError(f"{run.directory} never started: {history.ended.error}: {history.ended.message}")
+    if history.unreadable:
+        damaged = count(history.unreadable, "line")
+        raise RunError(f"{run.directory}: no start of the run can be read in its event log ({damaged} damaged)")
+    raise RunError(f"{run.directory} has no events yet: start the run, then try again")
+
+
+def read_any(run: Run, *, all_ranks: bool = False) -> RunHistory:
+    """Read the history of a run that may not have begun."""
+    history, *others = (LogHistory(run, rank).read() for rank in (run.ranks() if all_ranks else [0]))
+    history.join(others)
+    return history
+
+
+def ledger(run: Run | str | Path) -> Ledger:
+    """Return the ledger of a run, or of the run in a folder: of its first rank, so far.
+
+    Raises:
+        RunError: nothing was started in it yet.
+    """
+    return read_history(Run.open(run), all_ranks=False).ledger()

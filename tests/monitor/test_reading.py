@@ -1,0 +1,194 @@
+"""A long log is read once: what it came to is taken up again where its bytes are the same, and only there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steadytrain.events import LogReader, Step, read, repair
+from steadytrain.monitor import diagnose, reading
+from steadytrain.monitor.history import RunHistory
+from steadytrain.monitor.reading import LogHistory, read_any
+from steadytrain.monitor.stored import pack, unpack
+from steadytrain.reports import accounts
+from steadytrain.reports.page import page
+from steadytrain.reports.tables import markdown, to_json
+from steadytrain.reports.watch import Watch, snapshot
+from steadytrain.run import Run
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "run-2026-11" / "run"
+LINES = (GOLDEN / "events.jsonl").read_bytes().splitlines(keepends=True)
+
+
+@contextmanager
+def storing(cache: Path, least: int = 1) -> Iterator[Path]:
+    """Store the history of every log of so many bytes; yield the folder."""
+    with mock.patch.dict("os.environ", STEADYTRAIN_CACHE=str(cache)), mock.patch.object(reading, "LEAST_BYTES", least):
+        yield cache / "histories"
+
+
+def copied(folder: Path) -> Run:
+    """A copy of the kept run, of two attempts and two ranks."""
+    shutil.copytree(GOLDEN, folder / "run")
+    return Run.open(folder / "run")
+
+
+def state_of(history: RunHistory) -> str:
+    """All that a history holds."""
+    return json.dumps(pack(history))
+
+
+def whole_state(run: Run) -> str:
+    """The same of a history that is folded from every event."""
+    history = RunHistory(run.recipe)
+    for event in read(run.log_path()):
+        history.take(event)
+    return state_of(history)
+
+
+def views(run: Run) -> list[str]:
+    """What commands show of a run, without the time of day."""
+    seen = accounts([run])
+    watched = Watch(run)
+    watched.read()
+    moment = {key: value for key, value in snapshot(watched).to_dict().items() if key != "moment"}
+    points = [repr(point) for point in watched.history.points]
+    return [
+        *(markdown(seen), to_json(seen), page(seen, now=1.8e9), str(diagnose(run)), json.dumps(moment)),
+        *points,
+    ]
+
+
+changes = st.one_of(
+    st.tuples(st.just("append"), st.integers(1, 150)),
+    st.tuples(st.just("tear"), st.integers(1, 40)),
+    st.tuples(st.just("cut"), st.integers(1, 30_000)),
+    st.tuples(st.just("edit"), st.integers(0, 60_000)),
+    st.tuples(st.just("begin anew"), st.integers(1, 60)),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(changes, min_size=1, max_size=6))
+def test_whatever_happened_to_the_log_a_stored_history_changes_nothing(happened: list[tuple[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as name, storing(Path(name) / "cache"):
+        run = Run.create(Path(name) / "run", Run.open(GOLDEN).recipe)
+        log, lines = run.log_path(), iter(LINES)
+        for kind, number in [("append", 30), *happened]:
+            data = log.read_bytes() if log.exists() else b""
+            if kind == "append":  # as a restart does
+                repair(log)
+                with log.open("ab") as file:
+                    file.writelines(line for line, _ in zip(lines, range(number), strict=False))
+            elif kind == "tear":
+                log.write_bytes(data[:-number])
+            elif kind == "cut":
+                log.write_bytes(data[: max(0, len(data) - number)])
+            elif kind == "edit" and data:
+                at = number % len(data)
+                log.write_bytes(data[:at] + b"7" + data[at + 1 :])
+            else:
+                log.write_bytes(b"".join(LINES[:number]))
+            assert state_of(LogHistory(run).read()) == whole_state(run)
+
+
+def test_each_view_is_the_same_to_the_byte_with_and_without_it(tmp_path: Path) -> None:
+    run = copied(tmp_path)
+    with storing(tmp_path / "cache", least=1 << 40) as folder:
+        without = views(run)
+        assert not folder.exists()
+    with storing(tmp_path / "cache") as folder:
+        assert views(run) == without
+        assert len(list(folder.iterdir())) == 2, "one for each rank's log"
+        with mock.patch.object(RunHistory, "take", side_effect=AssertionError("an event was read again")):
+            assert views(run) == without
+
+
+def test_only_what_was_written_since_is_read(tmp_path: Path) -> None:
+    run, taken = copied(tmp_path), []
+    run.log_path().write_bytes(b"".join(LINES[:-1]))
+    with storing(tmp_path / "cache"):
+        read_any(run)
+        run.log_path().write_bytes(b"".join(LINES))
+        take = RunHistory.take
+        with mock.patch.object(RunHistory, "take", lambda self, event: (taken.append(event), take(self, event))[1]):
+            again = read_any(run)
+    assert len(taken) == 1
+    assert state_of(again) == whole_state(run)
+
+
+@pytest.mark.parametrize("damage", ["cut short", "one digit", "no JSON", "a list", "other code", "of another log"])
+def test_a_stored_history_that_is_damaged_or_of_something_else_is_left_aside(tmp_path: Path, damage: str) -> None:
+    run = copied(tmp_path)
+    with storing(tmp_path / "cache") as folder:
+        read_any(run)
+        [path] = folder.iterdir()
+        head, _, state = path.read_bytes().partition(b"\n")
+        code, offset, digest, whole = json.loads(head)
+        text = {
+            "cut short": head + b"\n" + state[: len(state) // 2],
+            "one digit": head + b"\n" + state.replace(b"0.0", b"0.1", 1),
+            "no JSON": b"\xff\xfe" + head,
+            "a list": b"[]\n[]",
+            "other code": json.dumps(["0" * 64, offset, digest, whole]).encode() + b"\n" + state,
+            "of another log": json.dumps([code, offset, "0" * 64, whole]).encode() + b"\n" + state,
+        }[damage]
+        path.write_bytes(text)
+        assert state_of(read_any(run)) == whole_state(run)
+        assert path.read_bytes() != text, "it is stored anew"
+
+
+@pytest.mark.parametrize("place", range(40))
+def test_a_value_of_another_type_in_a_stored_history_is_refused(place: int) -> None:
+    history = RunHistory(Run.open(GOLDEN).recipe)
+    for event in read(GOLDEN / "events.jsonl"):
+        history.take(event)
+    packed = json.loads(json.dumps(pack(history)))
+    if place >= len(packed):
+        with pytest.raises((ValueError, TypeError, LookupError)):
+            unpack(RunHistory, [*packed, None])
+        return
+    packed[place] = {"a": 1} if place % 2 else "a"
+    with pytest.raises((ValueError, TypeError, LookupError)):
+        unpack(RunHistory, packed)
+
+
+def test_nothing_is_written_where_there_is_no_cache_or_into_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copied(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in run.directory.rglob("*")}
+    (tmp_path / "file").write_text("")
+    for cache in (tmp_path / "file" / "cache", tmp_path / "cache"):
+        with storing(cache):
+            assert state_of(read_any(run)) == whole_state(run)
+    with mock.patch.object(reading, "cache_folder", lambda: None), storing(tmp_path / "cache"):
+        assert state_of(read_any(run)) == whole_state(run)
+    assert {path: path.stat().st_mtime_ns for path in run.directory.rglob("*")} == before
+
+
+def test_few_histories_stay_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_STORED", 3)
+    with storing(tmp_path / "cache") as folder:
+        for number in range(5):
+            run = Run.create(tmp_path / f"run-{number}", Run.open(GOLDEN).recipe)
+            run.log_path().write_bytes(b"".join(LINES[:40]))
+            read_any(run)
+        assert len(list(folder.iterdir())) == 3
+
+
+def test_progress_is_that_of_all_events_though_few_are_parsed(tmp_path: Path) -> None:
+    run = copied(tmp_path)
+    whole = Run(run.directory, run.recipe)
+    vars(whole)["_reader"] = LogReader(run.log_path())
+    assert run.progress() == whole.progress()
+    assert sum(isinstance(event, Step) for event in run.events(only=())) <= 2
