@@ -4,8 +4,11 @@ Each fault is injected for some seconds into a fresh server on this machine, whi
 a second for ``/health`` (the page of a run: for ``/``) on a new connection:
 
 ``idle``      connections that send nothing, all at once (``--connections``); those that are closed are not opened again
+``halves``    as many that send half a head
+``bodies``    as many that send a whole head, and nothing of the body
 ``slow``      600 clients that send a whole head and then a byte of body a second; one that is closed comes again
-``both``      the two together
+``slow_512``  512 of them
+``both``      slow ones beside idle ones
 ``head``      300 halves of a head; how many are still open after 12 s
 ``large``     24 images at the limit of pixels, some kB each, while small photographs ask for their classes as well
 ``gone``      24 such images whose clients go away at once: how long until no image of theirs is left
@@ -32,6 +35,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from struct import pack
@@ -46,6 +50,8 @@ from serve import Contender, cpu_seconds, running
 from steadytrain.machine.process import allow_open_files
 
 HEAD = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\n"
+HALF = b"GET / HTTP/1.1\r\nhost: local"
+BODY = HEAD + b"content-length: 90000\r\n\r\n"
 PORT, STREAMS, SLOW, HALVES, LARGE = 18500, 1500, 600, 300, 24
 BAR_SECONDS = 1.0
 
@@ -147,9 +153,9 @@ def is_open(connection: socket.socket) -> bool:
     return False
 
 
-def idle(port: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Hold connections that send nothing."""
-    connections = [connect(port) for _ in range(args.connections)]
+def idle(port: int, args: argparse.Namespace, sent: bytes = b"") -> dict[str, Any]:
+    """Hold connections that send nothing, or no more than this."""
+    connections = [connect(port, sent) for _ in range(args.connections)]
     time.sleep(args.seconds)
     still = sum(map(is_open, connections))
     for connection in connections:
@@ -157,10 +163,9 @@ def idle(port: int, args: argparse.Namespace) -> dict[str, Any]:
     return {"connections": len(connections), "open_at_the_end": still}
 
 
-def slow(port: int, args: argparse.Namespace) -> dict[str, Any]:
+def slow(port: int, args: argparse.Namespace, clients: int = SLOW) -> dict[str, Any]:
     """Send bodies of a byte a second."""
-    begin = HEAD + b"content-length: 90000\r\n\r\n"
-    bodies = [connect(port, begin) for _ in range(SLOW)]
+    bodies = [connect(port, BODY) for _ in range(clients)]
     end, num_closed = time.monotonic() + args.seconds, 0
     while time.monotonic() < end:
         time.sleep(1)
@@ -171,10 +176,10 @@ def slow(port: int, args: argparse.Namespace) -> dict[str, Any]:
             else:
                 body.close()
                 num_closed += 1
-                bodies[place] = connect(port, begin)
+                bodies[place] = connect(port, BODY)
     for body in bodies:
         body.close()
-    return {"clients": SLOW, "closed_and_opened_again": num_closed}
+    return {"clients": clients, "closed_and_opened_again": num_closed}
 
 
 def both(port: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -188,7 +193,7 @@ def both(port: int, args: argparse.Namespace) -> dict[str, Any]:
 
 def head(port: int, args: argparse.Namespace) -> dict[str, Any]:
     """Send halves of a head."""
-    halves = [connect(port, b"GET / HTTP/1.1\r\nhost: local") for _ in range(HALVES)]
+    halves = [connect(port, HALF) for _ in range(HALVES)]
     time.sleep(12)
     still = sum(map(is_open, halves))
     for half in halves:
@@ -249,14 +254,25 @@ def streams(port: int, args: argparse.Namespace) -> dict[str, Any]:
 
 SERVE: dict[str, Callable[[int, argparse.Namespace], dict[str, Any]]] = {
     "idle": idle,
+    "halves": partial(idle, sent=HALF),
+    "bodies": partial(idle, sent=BODY),
     "slow": slow,
+    "slow_512": partial(slow, clients=512),
     "both": both,
     "head": head,
     "large": large,
     "gone": gone,
     "framing": framing,
 }
-WATCH = {"watch_idle": idle, "watch_head": head, "watch_streams": streams}
+WATCH: dict[str, Callable[[int, argparse.Namespace], dict[str, Any]]] = {
+    "watch_idle": idle,
+    "watch_halves": partial(idle, sent=HALF),
+    "watch_head": head,
+    "watch_streams": streams,
+}
+LIST = {"list_idle": idle}
+"""Of the page of all runs of a folder."""
+FAULTS = {**SERVE, **WATCH, **LIST}
 
 
 @contextmanager
@@ -288,7 +304,7 @@ def injected(name: str, server: Contender, port: int, probe: str, args: argparse
     with running(server, port) as process:
         asked(port, get(probe))
         with looked_at(process) as figures, Prober(port, get(probe)) as prober:
-            row = {**SERVE, **WATCH}[name](port, args)
+            row = FAULTS[name](port, args)
         answers = prober.row()
     row = {**row, "asked": probe, "answers": answers, **figures}
     row["holds"] = not answers["failed"] and answers["longest_seconds"] < BAR_SECONDS
@@ -315,7 +331,7 @@ def a_run(folder: Path) -> Path:
 def main() -> int:
     """Inject, record, and return 1 where a server did not answer in time."""
     parser = machine.parser(__doc__)
-    parser.add_argument("faults", nargs="*", choices=[*SERVE, *WATCH, []], help="default: all")
+    parser.add_argument("faults", nargs="*", choices=[*FAULTS, []], help="default: all")
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--pixels", type=int, default=24_900_000)
@@ -332,10 +348,11 @@ def main() -> int:
         command = [*machine.STEADY, "serve", str(folder / "w.pth"), "--model", "timm/test_resnet", "--device", "cpu"]
         serve = Contender([*command, "--port", "PORT", "--max-batch", "8"], "/ready", "image/png")
         watch = Contender([*machine.STEADY, "watch", str(a_run(folder)), "--web", "--port", "PORT"], "/", "")
-        for place, fault in enumerate(args.faults or [*SERVE, *WATCH]):
-            server, probe = (serve, "/health") if fault in SERVE else (watch, "/")
-            rows[fault] = injected(fault, server, PORT + place, probe, args)
-    name = machine.of_cases("server_limits", args.faults or [*SERVE, *WATCH], [*SERVE, *WATCH])
+        runs = Contender([*machine.STEADY, "report", str(folder), "--serve", "--port", "PORT"], "/", "")
+        for place, fault in enumerate(args.faults or FAULTS):
+            server = serve if fault in SERVE else watch if fault in WATCH else runs
+            rows[fault] = injected(fault, server, PORT + place, "/health" if fault in SERVE else "/", args)
+    name = machine.of_cases("server_limits", args.faults or [*FAULTS], FAULTS)
     machine.record(name, {"faults": rows}, save=args.save)
     return 0 if all(row["holds"] for row in rows.values()) else 1
 

@@ -22,7 +22,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -418,6 +418,14 @@ def test_pages_of_an_allowed_origin_may_use_the_server(trained: Trained) -> None
     plain = Service(lambda: trained, ServeSettings(threads=1, token=TOKEN), hosts=None)
     status, headers = _answer(plain, "OPTIONS", "/predict", origin=shop, **asks)
     assert status == 405 and "access-control-allow-origin" not in headers
+    of_a_page = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "cors"}
+    for method in ("POST", "PUT", "GET"):
+        assert _answer(service, method, "/ready", origin=other, **of_a_page)[0] == 403
+        assert _answer(plain, method, "/predict", origin=shop, **of_a_page)[0] == 403
+        assert _answer(service, method, "/nowhere", origin=shop, **of_a_page)[0] in (401, 404)
+    form = {"sec_fetch_site": "same-site", "sec_fetch_mode": "navigate"}
+    assert _answer(plain, "POST", "/predict", **form)[0] == 403
+    assert _answer(plain, "GET", "/docs", **form)[0] == 200
     for wrong in ("shop.example", "http://shop.example/page", "null", ""):
         with pytest.raises(InputError, match="--allow-origin is"):
             ServeSettings(threads=1, allow_origins=(wrong,))
@@ -498,6 +506,105 @@ def test_addresses_inside_a_network_are_refused_unless_allowed(pictures: str) ->
         parse_prefix("a.org")
 
 
+class _Silent(http.server.BaseHTTPRequestHandler):
+    """Answers half a picture and no more, or leads elsewhere."""
+
+    timeout = 5
+
+    def do_GET(self) -> None:
+        self.send_response(302 if self.path == "/out" else 200)
+        self.send_header("location", "http://localhost:1/out")
+        self.send_header("content-length", "9")
+        self.end_headers()
+        self.wfile.write(b"half")
+        with suppress(OSError):
+            self.rfile.read(1)  # until the client closes the connection
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+@contextmanager
+def no_answer(kind: str) -> Iterator[str]:
+    """The address of a picture that does not come."""
+    if kind in ("half", "out"):
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Silent) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            try:
+                yield f"http://127.0.0.1:{server.server_port}/{kind}"
+            finally:
+                server.shutdown()
+                thread.join()
+        return
+    one, other = socket.socket(), socket.socket()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, one, other:
+        if kind == "unconnected":  # the system holds no more connections than these
+            for filler in (one, other):
+                filler.setblocking(False)
+                filler.connect_ex(listener.getsockname())
+        scheme = "https" if kind == "no TLS" else "http"
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/x.jpg"
+
+
+def open_sockets() -> set[str]:
+    """The sockets of this process."""
+    numbers = list(Path("/proc/self/fd").iterdir())
+    return {target for number in numbers if (target := _link_of(number)).startswith("socket:")}
+
+
+def _link_of(number: Path) -> str:
+    try:
+        return str(number.readlink())
+    except OSError:  # it is closed by now
+        return ""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not tell what is open")
+@pytest.mark.parametrize("kind", ["silent", "unconnected", "no TLS", "half", "out"])
+def test_a_fetch_that_is_given_up_closes_its_connection_at_once(kind: str) -> None:
+    async def give_up(url: str) -> None:
+        before = open_sockets()
+        task = asyncio.ensure_future(fetch(url, [url], max_bytes=10**6, seconds=60, allow_private=True))
+        if kind == "out":
+            with suppress(FetchError):
+                await task
+        else:
+            while not open_sockets() - before:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            task.cancel()
+        end = time.monotonic() + 20  # a fetch has 60 s
+        while open_sockets() - before:
+            assert time.monotonic() < end, "it is open still"
+            await asyncio.sleep(0.01)
+
+    with no_answer(kind) as url:
+        gc.disable()  # it would close what nobody refers to
+        try:
+            asyncio.run(give_up(url))
+        finally:
+            gc.enable()
+
+
+def test_slow_addresses_hold_up_no_other_request(server: Server) -> None:
+    body = json.dumps({"urls": [f"{server.pictures}/slow"]}).encode()
+    lines = f"POST /predict HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\n"
+    _Pictures.may_answer.clear()
+    before = metrics(server)["steady_requests_in_flight",]
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(8)]
+        for connection in slow:
+            connection.sendall(f"{lines}content-length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: metrics(server)["steady_requests_in_flight",] == before + len(slow))
+        assert ask(server, "/predict", b'{"top": 1}', kind="application/json").status == 400
+        for connection in slow:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
+    _Pictures.may_answer.set()
+
+
 def _png(width: int, height: int) -> bytes:
     """A file that says it has so many pixels, and has none."""
     held = io.BytesIO()
@@ -552,7 +659,8 @@ def test_what_a_client_does_wrong_is_a_status_and_one_line(server: Server, image
     for reply, status, words in cases:
         assert reply.status == status, (reply, words)
         assert words in reply.body["error"] and "\n" not in reply.body["error"]
-    assert ask(server, "/health", host="evil.example").status == 403
+    refused = ask(server, "/health", host="evil.example")
+    assert refused.status == 403 and "on its own machine only" in refused.body["error"]
     assert ask(server, "/predict", jpeg).status == 200
     assert ask(server, "/health", authorization="").status == ask(server, "/ready", authorization="").status == 200
 

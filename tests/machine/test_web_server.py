@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import re
 import socket
 import threading
 import time
@@ -42,22 +44,32 @@ async def _long(request: Request) -> Response:
     return PlainTextResponse("x" * 2**24)
 
 
-@pytest.fixture
-def port() -> Iterator[int]:
+@contextlib.contextmanager
+def serving(listener: socket.socket, limits: ServerLimits = LIMITS) -> Iterator[int]:
+    """The port of a server."""
     routes = [
         Route("/take", _take, methods=["POST"]),
         *(Route(path, handler) for path, handler in (("/hold", _hold), ("/long", _long))),
         Route("/health", lambda request: PlainTextResponse("alive")),
+        Route("/host", lambda request: PlainTextResponse(request.headers["host"])),
     ]
-    server = LimitedServer(Starlette(routes=routes), LIMITS, timeout_graceful_shutdown=1)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    server = LimitedServer(Starlette(routes=routes), limits, timeout_graceful_shutdown=1)
+    with listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        yield listener.getsockname()[1]
-        HELD.set()
-        server.should_exit = True
-        thread.join()
-        HELD.clear()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            HELD.set()
+            server.should_exit = True
+            thread.join()
+            HELD.clear()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with serving(socket.create_server(("127.0.0.1", 0))) as number:
+        yield number
 
 
 def connect(port: int, sent: bytes = b"") -> socket.socket:
@@ -174,3 +186,111 @@ def test_a_request_with_two_lengths_ends_its_connection(port: int) -> None:
         answer = whole_answer(connection)
     assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1 ") == 1
     assert b"both Content-Length and Transfer-Encoding" in answer
+
+
+CLOSE = b"host: a\r\nconnection: close\r\n"
+CHUNKED = b"POST /take HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+ODD: dict[str, tuple[bytes, list[int], bytes]] = {
+    "as to a proxy": (b"GET http://b:80/host?c HTTP/1.1\r\n" + CLOSE + b"\r\n", [200], b"b:80"),
+    "as to a proxy, without a path": (b"GET HTTP://b HTTP/1.1\r\n" + CLOSE + b"\r\n", [404], b""),
+    "escapes in the path": (b"GET /%68ealt%68 HTTP/1.1\r\n" + CLOSE + b"\r\n", [200], b"alive"),
+    "a path that leads up": (b"GET /../../health HTTP/1.1\r\n" + CLOSE + b"\r\n", [404], b""),
+    "HTTP/1.0": (b"GET /health HTTP/1.0\r\n\r\n", [200], b"alive"),
+    "lines that end without a return": (b"GET /health HTTP/1.1\nhost: a\nconnection: close\n\n", [200], b"alive"),
+    "HEAD": (b"HEAD /health HTTP/1.1\r\n" + CLOSE + b"\r\n", [200], b"\r\n\r\n"),
+    "two at once": (b"GET /health HTTP/1.1\r\nhost: a\r\n\r\nGET /health HTTP/1.0\r\n\r\n", [200, 200], b"alive"),
+    "chunks with extensions and a trailer": (
+        CHUNKED + b'3;a="b;c"\r\nabc\r\n2 \r\nde\r\n0\r\nx: y\r\n\r\n',
+        [200],
+        b"5",
+    ),
+    "100-continue": (
+        b"POST /take HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 1\r\n" + CLOSE + b"\r\nx",
+        [200],
+        b"1",
+    ),
+    "an upgrade": (
+        b"GET /health HTTP/1.1\r\nupgrade: websocket\r\nhost: a\r\nconnection: upgrade, close\r\n\r\n",
+        [200],
+        b"alive",
+    ),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [505], b""),
+    "HTTP/0.9": (b"GET /health\r\n\r\n", [400], b""),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00", [400], b""),
+    "CONNECT": (b"CONNECT b:443 HTTP/1.1\r\n" + CLOSE + b"\r\n", [404], b""),
+    "no host": (b"GET /health HTTP/1.1\r\n\r\n", [400], b""),
+    "two hosts": (b"GET /health HTTP/1.1\r\nhost: b\r\n" + CLOSE + b"\r\n", [400], b""),
+    "a space before the colon": (b"GET /health HTTP/1.1\r\nx : y\r\n" + CLOSE + b"\r\n", [400], b""),
+    "a zero in a header": (b"GET /health HTTP/1.1\r\nx: \0y\r\n" + CLOSE + b"\r\n", [400], b""),
+    "two lengths": (
+        b"POST /take HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n" + CLOSE + b"\r\nxy",
+        [400],
+        b"",
+    ),
+    "a length below zero": (b"POST /take HTTP/1.1\r\ncontent-length: -1\r\n" + CLOSE + b"\r\n", [400], b""),
+    "a length with a sign": (b"POST /take HTTP/1.1\r\ncontent-length: +1\r\n" + CLOSE + b"\r\nx", [400], b""),
+    "another coding": (
+        b"POST /take HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n" + CLOSE + b"\r\n0\r\n\r\n",
+        [400],
+        b"",
+    ),
+    "chunks that are none": (CHUNKED + b"0x5\r\nabcde\r\n0\r\n\r\n", [400], b""),
+    "a long name": (b"GET /health HTTP/1.1\r\n" + b"x" * 20_000, [400], b""),
+    "a long path": (b"GET /" + b"x" * 20_000, [400], b""),
+    "many headers": (b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 4_000, [400], b""),
+}
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_odd_requests_are_answered_as_http_has_it(port: int, in_pieces: bool) -> None:
+    answers = {}
+    for name, (request, _, ending) in ODD.items():
+        size = 7 if in_pieces and len(request) < 1000 else 5000
+        with connect(port) as connection:
+            with contextlib.suppress(OSError):  # it may be refused before its end
+                for start in range(0, len(request), size):
+                    connection.sendall(request[start : start + size])
+            answer = whole_answer(connection)
+        statuses = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", answer)]
+        is_right = answer.endswith(ending)
+        answers[name] = ([status for status in statuses if status != 100], ending if is_right else answer)
+    assert answers == {name: (statuses, ending) for name, (_, statuses, ending) in ODD.items()}
+
+
+def test_a_head_that_comes_too_late_is_answered_408() -> None:
+    limits = ServerLimits(connections=12, requests=4, head_seconds=0.1)
+    with serving(socket.create_server(("127.0.0.1", 0)), limits) as port, connect(port) as silent:
+        with connect(port, b"GET /health HTTP/1.1\r\nhost: a\r\nx: ") as late:
+            assert whole_answer(late).startswith(b"HTTP/1.1 408 ")
+        assert whole_answer(silent).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_process_that_may_open_no_more_files_goes_on_answering() -> None:
+    class Full(socket.socket):
+        """A listener for whose connections there are no files, three times."""
+
+        times = 3
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if self.times and HELD.is_set():
+                self.times -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    listener = Full()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    with serving(listener) as port, connect(port) as idle:
+        assert asked(port, "/health").endswith(b"alive") and is_open(idle)
+        HELD.set()
+        assert asked(port, "/health").endswith(b"alive")
+        assert listener.times == 0
+        assert not is_open(idle), "it made room"
+
+
+def test_a_request_for_health_goes_before_those_that_wait(port: int) -> None:
+    head = b"POST /take HTTP/1.1\r\nhost: a\r\ncontent-length: 90000\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(connect(port, head))
+        assert asked(port, "/health").endswith(b"alive")

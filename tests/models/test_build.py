@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import nn
 
 from steadytrain import models
@@ -230,6 +231,57 @@ def test_fetched_weights_that_are_damaged_are_named(hub: Path) -> None:
     fetched_before(hub).write_text("<html>busy</html>")
     with pytest.raises(ModelError, match=rf"are damaged \(.*\): delete {hub}/models--timm--resnet10t.c3_in1k and run"):
         build("timm/resnet10t", pretrained=True)
+
+
+class _Mirror(BaseHTTPRequestHandler):
+    """A hub with one file, which states a digest."""
+
+    content, digest = b"", ""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200 if self.path in ("/", "/weights") else 404)
+        self.send_header("content-length", str(len(self.content)))
+        self.send_header("etag", f'"{self.digest}"')
+        self.send_header("x-repo-commit", "0" * 40)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        if self.path == "/weights":
+            self.wfile.write(self.content)
+
+    def log_message(self, *value: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_weights_of_another_digest_than_the_hub_states_are_refused(
+    hub: Path, monkeypatch: pytest.MonkeyPatch, is_right: bool
+) -> None:
+    import tqdm
+    from huggingface_hub import constants
+
+    whole = models.build(Model("timm/resnet10t"), num_classes=1000, channels=3, size=64)
+    content = save(whole.module.state_dict())
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # its thread would stay
+    monkeypatch.setattr(_Mirror, "content", content if is_right else content[:-1] + bytes([content[-1] ^ 1]))
+    monkeypatch.setattr(_Mirror, "digest", hashlib.sha256(content).hexdigest())
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Mirror) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        place = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(constants, "ENDPOINT", place)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", place + "/weights")
+        try:
+            if is_right:
+                build("timm/resnet10t", pretrained=True, size=64)
+            words = r"are damaged \(sha256 .*, the hub stated .*\): delete .* and run"
+            for _ in range(0 if is_right else 2):  # what is in the cache by then is no more right
+                with pytest.raises(ModelError, match=words):
+                    build("timm/resnet10t", pretrained=True, size=64)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_weights_fetched_once_need_no_network(hub: Path) -> None:

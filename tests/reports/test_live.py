@@ -108,6 +108,18 @@ def test_only_who_asks_for_this_machine_by_name_is_answered(run: Run) -> None:
                 assert "measured" not in answer.read().decode()
 
 
+def test_pages_of_other_sites_are_refused_and_links_to_it_followed(run: Run) -> None:
+    with serving(run) as port:
+        for site in ("cross-site", "same-site"):
+            for path in ("/", "/events", "/live.js"):
+                for mode in ("no-cors", "cors", "websocket"):
+                    answer = asked(port, path, Sec_Fetch_Site=site, Sec_Fetch_Mode=mode)
+                    assert answer.status == 403 and b"pages of other sites are refused" in answer.read()
+            assert asked(port, Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate").status == 200
+        for site in ("same-origin", "none"):
+            assert asked(port, "/live.js", Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors").status == 200
+
+
 def test_the_page_may_run_its_own_scripts_and_nothing_else(run: Run) -> None:
     with serving(run) as port:
         for path in ("/", "/live.js", "/plotly.js", "/events", "/nothing-here"):

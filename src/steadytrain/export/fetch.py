@@ -13,9 +13,11 @@ import functools
 import http.client
 import socket
 import ssl
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -72,7 +74,13 @@ def is_allowed(url: str, prefixes: Sequence[str]) -> bool:
 
 
 async def fetch(
-    url: str, prefixes: Sequence[str], *, max_bytes: int, seconds: float, allow_private: bool = False
+    url: str,
+    prefixes: Sequence[str],
+    *,
+    max_bytes: int,
+    seconds: float,
+    allow_private: bool = False,
+    threads: Executor | None = None,
 ) -> bytes:
     """Read an image.
 
@@ -82,6 +90,7 @@ async def fetch(
         max_bytes: of the image; no more is read.
         seconds: for all of it, redirects included.
         allow_private: also from addresses that are not public.
+        threads: one of them reads; None: the event loop's own.
 
     Raises:
         FetchError: not in the list, too large, too slow, or no such image.
@@ -104,7 +113,8 @@ async def fetch(
     )
     try:
         async with asyncio.timeout(seconds):
-            return await asyncio.to_thread(_get, url, opener, max_bytes, seconds)
+            get = functools.partial(_get, url, opener, connections, max_bytes=max_bytes, seconds=seconds)
+            return await asyncio.get_running_loop().run_in_executor(threads, get)
     except TimeoutError:
         raise FetchError(f"{url} takes longer than {seconds:g} s") from None
     except PrivateAddressError as error:
@@ -126,20 +136,32 @@ async def fetch(
 class _Connections(list[socket.socket]):
     """The connections of a fetch: once it is over, one that a thread makes late ends at once."""
 
-    _is_over = False
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_over = False
+        self._lock = threading.Lock()  # the number of one that was closed may be another's already
 
     def append(self, connection: socket.socket) -> None:
         """Add a connection."""
-        super().append(connection)
+        with self._lock:
+            super().append(connection)
         if self._is_over:
             self.end()
 
     def end(self) -> None:
-        """End those that there are, and those to come."""
+        """End those that there are, and those to come: a thread that waits for one goes on, and closes it."""
         self._is_over = True
-        for connection in list(self):
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            for connection in self:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close all, also those of answers that nobody has closed."""
+        with self._lock:
+            for connection in self:
+                if (number := connection.detach()) >= 0:
+                    socket.close(number)
 
 
 @functools.cache
@@ -148,13 +170,18 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _get(url: str, opener: urllib.request.OpenerDirector, max_bytes: int, seconds: float) -> bytes:
+def _get(
+    url: str, opener: urllib.request.OpenerDirector, connections: _Connections, *, max_bytes: int, seconds: float
+) -> bytes:
     """Ask for an address; return its content."""
     request = urllib.request.Request(url, headers={"Accept": "image/*"})
-    with opener.open(request, timeout=seconds) as response:
-        if response.status != 200:
-            raise FetchError(f"{url} answers with status {response.status}")
-        content: bytes = response.read(max_bytes + 1)
+    try:
+        with opener.open(request, timeout=seconds) as response:
+            if response.status != 200:
+                raise FetchError(f"{url} answers with status {response.status}")
+            content: bytes = response.read(max_bytes + 1)
+    finally:
+        connections.close()
     if len(content) > max_bytes:
         raise FetchError(f"{url} has more than {max_bytes:,} bytes (--max-bytes)")
     return content

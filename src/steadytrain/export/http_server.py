@@ -94,7 +94,7 @@ def serve(
     try:
         asyncio.run(answer())
     finally:
-        service.batcher.close()
+        service.close()
     if service.batcher.failure is not None:
         raise service.batcher.failure
     return service.num_cut

@@ -20,6 +20,7 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -265,6 +266,7 @@ class Service:
             observe=self.meters.observe,
         )
         self._fetches = asyncio.Semaphore(FETCHES)
+        self._fetchers = ThreadPoolExecutor(FETCHES, "fetch")  # its own: a slow fetch holds up no other request
         self._routed = Starlette(
             routes=[
                 *(Route(path, self._predict, methods=["POST", "PUT"]) for path in PREDICT_PATHS),
@@ -282,7 +284,12 @@ class Service:
         shared = CORSMiddleware(
             self._account, allow_origins=origins, allow_methods=methods, allow_headers=["*"], expose_headers=shown
         )
-        self.app = guarded(shared if origins else self._account, hosts=hosts)
+        self.app = guarded(shared if origins else self._account, hosts=hosts, origins=origins)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+        self.batcher.close()
 
     def _describe(self, trained: Trained) -> Trained:
         self.description = describe(trained)
@@ -471,6 +478,7 @@ class Service:
                         max_bytes=settings.max_bytes,
                         seconds=settings.timeout_seconds / 2,
                         allow_private=settings.allow_private,
+                        threads=self._fetchers,
                     )
                 body.count(len(data))
             except FetchError as error:
@@ -606,8 +614,9 @@ def _number(
     """Return a number of a request, None where there is none. Raises HTTPException."""
     if name not in options:
         return None
+    given = options[name]
     try:
-        value = kind(str(options[name]))
+        value = kind(str(int(given) if isinstance(given, float) and given.is_integer() else given))  # 3.0 in JSON is 3
         if is_allowed(value):
             return value
     except ValueError:

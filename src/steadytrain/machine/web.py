@@ -126,7 +126,7 @@ def client(
         on_redirect: called with each address that an answer redirects to; raises to refuse it.
         max_redirects: so many are followed.
         uses_proxies: speak to the proxies that the environment names; they are trusted.
-        connections: gets every connection, for another thread to shut down.
+        connections: gets every connection as soon as it is begun, for another thread to shut down.
         certificates: those to trust; None: read this machine's.
     """
     if trusted is not None and uses_proxies:
@@ -139,7 +139,12 @@ def client(
     return urllib.request.build_opener(*handlers)
 
 
-def _connect(origin: Origin, timeout: float | None, trusted: frozenset[Origin] | None) -> socket.socket:
+def _connect(
+    origin: Origin,
+    timeout: float | None,
+    trusted: frozenset[Origin] | None,
+    connections: list[socket.socket] | None,
+) -> socket.socket:
     """Connect to an address of a host that was checked. Raises OSError, or RefusedError where none may be used."""
     host, port = origin
     refused, failure = "", OSError(f"no address of {host}")
@@ -149,6 +154,8 @@ def _connect(origin: Origin, timeout: float | None, trusted: frozenset[Origin] |
             refused = refused or str(address[0])
             continue
         sock = socket.socket(family, kind, protocol)
+        if connections is not None:
+            connections.append(sock)
         try:
             sock.settimeout(timeout)
             sock.connect(address)
@@ -169,20 +176,22 @@ class _Connection(http.client.HTTPConnection):
     connections: list[socket.socket] | None = None
 
     def connect(self) -> None:
-        self.sock = _connect((self.host, self.port), self.timeout, self.trusted)
+        self.sock = _connect((self.host, self.port), self.timeout, self.trusted, self.connections)
         if getattr(self, "_tunnel_host", None):
             self._tunnel()  # type: ignore[attr-defined]
-        if self.connections is not None:
-            self.connections.append(self.sock)
 
 
 class _TlsConnection(http.client.HTTPSConnection, _Connection):
     """Adds TLS to the connection that :class:`_Connection` makes."""
 
     def connect(self) -> None:
-        super().connect()
+        _Connection.connect(self)
+        context: ssl.SSLContext = self._context  # type: ignore[attr-defined]
+        name = getattr(self, "_tunnel_host", None) or self.host
+        self.sock = context.wrap_socket(self.sock, server_hostname=name, do_handshake_on_connect=False)
         if self.connections is not None:
             self.connections.append(self.sock)
+        self.sock.do_handshake()  # which another thread can end
 
 
 class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):

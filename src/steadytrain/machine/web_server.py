@@ -3,6 +3,9 @@
 A connection waits for its client while a request's head or body is still to come, or an answer to be taken. Where there
 are too many, the one that has waited longest makes room for a new one, so that clients that send nothing, or a byte a
 second, keep nobody out. Each decision looks at a few connections, however many there are.
+
+Until its first head is complete, a connection is a bare socket: a transport and a parser cost ten times as much, and
+thousands that come at once and send nothing would hold up everybody.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
-from collections import OrderedDict
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import h11
 import uvicorn
@@ -26,13 +31,20 @@ from steadytrain.machine.process import allow_open_files
 
 LINGER_SECONDS, LINGER_BYTES = 2.0, 64 * 2**20
 """How long, and how much of, a request is read that was answered before its end."""
-ACCEPTS, BACKLOG = 32, 4096
-"""Connections that are taken in one turn of the event loop, and those that the system holds until then. In each turn as
-many may have to go: a new one has its turn to send a request before it is among those that have waited longest."""
+ACCEPTS, OPENS, BACKLOG = 1024, 8, 4096
+"""Connections that are accepted, and that are given a parser, in one turn of the event loop; and those that the system
+holds until they are accepted."""
+RETRY_SECONDS = 0.1
+"""Until connections are accepted again, where the process may open no more files."""
+MAX_HEAD_BYTES = 16 * 2**10
+"""Of a head that is not complete: h11 refuses longer ones."""
 SLOW_AFTER, SLOW_RATE = 1.0, 1000
 """A request waits for a slow client after so many seconds with fewer bytes a second; it may be given up for others."""
 _LOOKED_AT = 8
 """Requests that are looked at for one that is slow."""
+_LATE = ("408 Request Timeout", "the request's head was not complete in time")
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+_ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE)
 
 
 class Early(JSONResponse):
@@ -73,6 +85,157 @@ class ServerLimits:
     free_paths: Collection[str] = ()
 
 
+@dataclass(eq=False, slots=True)
+class _Caller:
+    """A connection whose first head is not complete."""
+
+    connection: socket.socket
+    since: float
+    is_watched: bool = False
+    received: bytearray = field(default_factory=bytearray)
+
+    def end(self, status: str = "", error: str = "") -> None:
+        """Close the connection; send an answer before, if one is given."""
+        with contextlib.suppress(OSError):
+            if status:
+                self.connection.send(_refusal(status, error))
+        self.connection.close()
+
+
+class Acceptor:
+    """Accepts connections, and reads the first head of each; those that are complete are opened a few at a time.
+
+    Args:
+        limiter: whose connections make room for new ones.
+        num_open: returns how many connections have been opened and are not over.
+        open_connection: gives a connection a parser, which begins with the bytes that were read.
+    """
+
+    def __init__(
+        self, limiter: Limiter, num_open: Callable[[], int], open_connection: Callable[[socket.socket, bytes], None]
+    ) -> None:
+        self._limiter, self._num_open, self._open_connection = limiter, num_open, open_connection
+        self._loop = asyncio.get_running_loop()
+        self._listeners: Sequence[socket.socket] = ()
+        self._silent: OrderedDict[int, _Caller] = OrderedDict()
+        self._ready: deque[_Caller] = deque()
+
+    def listen(self, listeners: Sequence[socket.socket]) -> None:
+        """Begin to accept connections."""
+        self._listeners = listeners
+        for listener in listeners:
+            listener.setblocking(False)
+            listener.listen(BACKLOG)
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def close(self) -> None:
+        """Accept no more, and close the connections that are not opened."""
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
+        self._listeners = ()
+        while self._silent:
+            self._take(next(iter(self._silent))).end()
+        while self._ready:
+            self._ready.popleft().end()
+
+    def end_late(self) -> None:
+        """Close the connections whose first head was not complete in time."""
+        begin = self._loop.time() - self._limiter.limits.head_seconds
+        while self._silent:
+            number, caller = next(iter(self._silent.items()))
+            if caller.since >= begin:
+                return
+            self._take(number).end(*_LATE)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept what waits, before the system has no more places; watch only those that are left in the end."""
+        limit, fresh = self._limiter.limits.connections, list[int]()
+        for _ in range(ACCEPTS):
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                break
+            except OSError:  # the process may open no more files
+                if not self._make_room():
+                    self._loop.remove_reader(listener)
+                    self._loop.call_later(RETRY_SECONDS, self._accept_again, listener)
+                break
+            number = connection.fileno()
+            self._silent[number] = _Caller(connection, self._loop.time())
+            fresh.append(number)
+            self._read(number)  # a request may have come with the connection
+            if len(self._silent) + len(self._ready) + self._num_open() > limit:
+                self._make_room()
+        for number in fresh:
+            caller = self._silent.get(number)
+            if caller is not None and not caller.is_watched:
+                caller.is_watched = True
+                caller.connection.setblocking(False)
+                self._loop.add_reader(number, self._read, number)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def _read(self, number: int) -> None:
+        caller = self._silent[number]
+        try:
+            piece = caller.connection.recv(MAX_HEAD_BYTES, socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            piece = b""
+        if not piece:
+            self._take(number).end()
+            return
+        begin = max(0, len(caller.received) - 2)
+        caller.received += piece
+        # What is no HTTP from its first byte on is refused at once, by the parser, and so is a head that is too long.
+        if (
+            _END_OF_HEAD.search(caller.received, begin)
+            or caller.received[0] <= 0x20
+            or len(caller.received) > MAX_HEAD_BYTES
+        ):
+            self._take(number)
+            if not self._ready:
+                self._loop.call_soon(self._open_some)
+            is_free = _path_of(caller.received) in self._limiter.limits.free_paths
+            (self._ready.appendleft if is_free else self._ready.append)(caller)
+
+    def _take(self, number: int) -> _Caller:
+        """Remove a connection from the silent ones."""
+        caller = self._silent.pop(number)
+        if caller.is_watched:
+            self._loop.remove_reader(number)
+        return caller
+
+    def _open_some(self) -> None:
+        for _ in range(min(OPENS, len(self._ready))):
+            caller = self._ready.popleft()
+            self._open_connection(caller.connection, bytes(caller.received))
+        if self._ready:
+            self._loop.call_soon(self._open_some)
+
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest; return whether there was one.
+
+        An eighth of the places is for those that have just come.
+        """
+        limit = self._limiter.limits.connections
+        if len(self._silent) > limit // 8:
+            self._take(next(iter(self._silent))).end()
+        elif self._limiter.idle:
+            next(iter(self._limiter.idle)).give_way()
+        elif self._ready:
+            error = f"the server has {limit} connections, as many as it may: try again"
+            self._ready.pop().end("503 Service Unavailable", error)
+        elif self._silent:
+            self._take(next(iter(self._silent))).end()
+        else:
+            return False
+        return True
+
+
 class Limiter:
     """The connections of one server that wait for their clients, those that have waited longest first.
 
@@ -104,11 +267,11 @@ class Limiter:
 
 
 class LimitedProtocol(H11Protocol):
-    """uvicorn's protocol with the limits of a :class:`Limiter`."""
+    """uvicorn's protocol with the limits of a :class:`Limiter`; ``received``: bytes that were read before."""
 
-    def __init__(self, *args: Any, limiter: Limiter, **more: Any) -> None:
+    def __init__(self, *args: Any, limiter: Limiter, received: bytes, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._limiter, self._application = limiter, self.app
+        self._limiter, self._application, self._first = limiter, self.app, received
         self.app = self._admit
         self._untaken: asyncio.TimerHandle | None = None
         self._queue: OrderedDict[LimitedProtocol, None] | None = None
@@ -120,9 +283,8 @@ class LimitedProtocol(H11Protocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # writing is paused until the system has taken all that was written
         self._timer = self.loop.call_later(self._limiter.limits.head_seconds, self._late)
-        self._note()
-        if len(self.connections) > self._limiter.limits.connections and self._limiter.idle:
-            next(iter(self._limiter.idle)).give_way()
+        self.data_received(self._first)
+        self._first = b""
 
     def data_received(self, data: bytes) -> None:
         """Read on; the head of a request has to be complete in time."""
@@ -204,8 +366,12 @@ class LimitedProtocol(H11Protocol):
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request if there is room, and if its end is certain."""
+        _use_origin_form(scope)
         limiter, names = self._limiter, {name for name, _ in scope["headers"]}
-        if b"content-length" in names and b"transfer-encoding" in names:  # RFC 9112, 6.1: a proxy may see two requests
+        if not scope["http_version"].startswith("1."):
+            error = f"the request is of HTTP/{scope['http_version']}: this server has 1.0 and 1.1"
+            await Early({"error": error}, 505)(scope, receive, send)
+        elif names >= {b"content-length", b"transfer-encoding"}:  # RFC 9112, 6.1: a proxy may see two requests
             error = "the request has both Content-Length and Transfer-Encoding: send one of them"
             await Early({"error": error}, 400)(scope, receive, send)
         elif scope["path"] in limiter.limits.free_paths:
@@ -225,14 +391,12 @@ class LimitedProtocol(H11Protocol):
     def _late(self) -> None:
         if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
             if self.conn.trailing_data[0] or self.cycle is None:
-                self._refuse("408 Request Timeout", "the request's head was not complete in time")
+                self._refuse(*_LATE)
             self._close()
 
     def _refuse(self, status: str, error: str) -> None:
         """Write an answer past the application, which has begun none."""
-        text = json.dumps({"error": error})
-        head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(f"{head}content-length: {len(text)}\r\n\r\n{text}".encode())
+        self.transport.write(_refusal(status, error))
 
     def _close(self) -> None:
         if not self.transport.is_closing():
@@ -251,18 +415,62 @@ class LimitedServer(uvicorn.Server):
     """
 
     def __init__(self, app: Any, limits: ServerLimits, **settings: Any) -> None:
-        limiter = Limiter(limits)
-
-        def protocol(*args: Any, **more: Any) -> LimitedProtocol:
-            return LimitedProtocol(*args, limiter=limiter, **more)
-
         quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}
-        fixed: dict[str, Any] = {"http": protocol, "ws": "none", "lifespan": "off", "backlog": ACCEPTS}
+        fixed: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off"}
         super().__init__(uvicorn.Config(app, **quiet, **fixed, **settings))
+        self._limiter = Limiter(limits)
+        self._acceptor: Acceptor | None = None
         allow_open_files(limits.connections)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. asyncio takes as many connections in a turn as it lets the system hold: that is told again."""
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(BACKLOG)
+        """Listen on the sockets."""
+        await super().startup([])
+        self._acceptor = Acceptor(self._limiter, lambda: len(self.server_state.connections), self._open)
+        self._acceptor.listen(sockets or ())
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections whose time is over."""
+        assert self._acceptor is not None
+        self._acceptor.end_late()
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, and let requests at hand be answered."""
+        assert self._acceptor is not None
+        self._acceptor.close()
+        await super().shutdown(sockets)
+
+    def _open(self, connection: socket.socket, received: bytes) -> None:
+        def protocol() -> LimitedProtocol:
+            state, app_state = self.server_state, self.lifespan.state
+            return LimitedProtocol(self.config, state, app_state, limiter=self._limiter, received=received)
+
+        async def open_connection() -> None:
+            with contextlib.suppress(OSError):  # the client is gone
+                await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
+
+        task = asyncio.create_task(open_connection())
+        self.server_state.tasks.add(task)  # where uvicorn has its own
+        task.add_done_callback(self.server_state.tasks.discard)
+
+
+def _refusal(status: str, error: str) -> bytes:
+    """Format an answer that ends its connection."""
+    text = json.dumps({"error": error})
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    return f"{head}content-length: {len(text)}\r\n\r\n{text}".encode()
+
+
+def _path_of(head: bytes | bytearray) -> str:
+    """Return the path that a head asks for, as it is written; empty where there is none."""
+    words = head[: head.find(b"\n")].split(b" ", 2)
+    return words[1].partition(b"?")[0].decode("latin-1") if len(words) == 3 else ""
+
+
+def _use_origin_form(scope: Scope) -> None:
+    """Read a target such as ``http://HOST/PATH``, as one would send to a proxy (RFC 9112, 3.2.2): its host counts."""
+    match = _ABSOLUTE.fullmatch(scope["raw_path"])
+    if match is not None:
+        scope["raw_path"] = match[2] or b"/"
+        scope["path"] = unquote(scope["raw_path"].decode("ascii"))
+        scope["headers"] = [(b"host", match[1]), *(pair for pair in scope["headers"] if pair[0] != b"host")]

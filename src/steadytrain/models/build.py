@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -569,17 +571,13 @@ def _make_timm(
     except OSError as error:
         raise _unreachable(name, error) from error
     except SafetensorError as error:
-        from huggingface_hub import constants
-
-        cache = Path(constants.HF_HUB_CACHE, "models--" + str(config.hf_hub_id).replace("/", "--"))
-        raise ModelError(
-            f"the weights of {name} were fetched, and are damaged ({first_line(error)}): delete {cache} and"
-            " run the same command again"
-        ) from error
+        raise _damaged(name, config, first_line(error)) from error
     except Exception as error:
         if not type(error).__module__.startswith("httpx"):  # what the hub's client lets through of its transport
             raise
         raise _unreachable(name, error) from error
+    if model.pretrained:
+        _require_stated_digest(name, config)
     input = Input(
         size=int(config.input_size[-1]),
         mean=tuple(float(v) for v in config.mean),
@@ -642,6 +640,33 @@ def _cached_weights(name: str, config: Any) -> dict[str, str]:
         return {}  # it answers, if only with an error
     except OSError as error:
         raise _unreachable(name, error) from error
+
+
+def _require_stated_digest(name: str, config: Any) -> None:
+    """Compare fetched weights with the sha256 that the hub stated: its cache calls them by that.
+
+    The hub's own client compares the number of bytes.
+
+    Raises:
+        ModelError: they are others.
+    """
+    file = fetched_file(config)
+    stated = "" if file is None else file.resolve().name
+    if file is None or re.fullmatch("[0-9a-f]{64}", stated) is None:
+        return
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != stated:
+        raise _damaged(name, config, f"sha256 {digest[:12]}, the hub stated {stated[:12]}")
+
+
+def _damaged(name: str, config: Any, how: str) -> ModelError:
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE, "models--" + str(config.hf_hub_id).replace("/", "--"))
+    return ModelError(
+        f"the weights of {name} were fetched, and are damaged ({how}): delete {cache} and run the same command again"
+    )
 
 
 def _unreachable(name: str, why: object) -> ModelError:

@@ -25,7 +25,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -387,12 +387,13 @@ def _plotly() -> Response:
     return Response(packed_plotly(), media_type="text/javascript", headers=headers)
 
 
-def guarded(app: ASGIApp, *, hosts: Collection[str] | None = HOSTS) -> ASGIApp:
-    """Answer only requests whose Host header is one of these, with a strict content security policy.
+def guarded(app: ASGIApp, *, hosts: Collection[str] | None = HOSTS, origins: Collection[str] = ()) -> ASGIApp:
+    """Answer only requests to one of these hosts, and of no other site's page; add a strict content security policy.
 
     Args:
         app: what answers.
         hosts: names without a port; None: any. No page of the network can reach this machine's own by another name.
+        origins: of pages of other sites that may ask; ``*``: of all.
     """
 
     async def guarded_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -403,15 +404,26 @@ def guarded(app: ASGIApp, *, hosts: Collection[str] | None = HOSTS) -> ASGIApp:
             await send(message)
 
         names = [value.decode("latin-1").lower() for name, value in scope.get("headers", []) if name == b"host"]
-        if hosts is None or (len(names) == 1 and PORT_OF_HOST.sub("", names[0]) in hosts):
-            await app(scope, receive, send_with_headers)
+        if hosts is not None and (len(names) != 1 or PORT_OF_HOST.sub("", names[0]) not in hosts):
+            error = "this page is available on its own machine only: open it as 127.0.0.1"
+        elif _is_of_another_site(scope, origins):
+            error = "pages of other sites are refused: steady serve --allow-origin ORIGIN allows one"
         else:
-            refusal = PlainTextResponse(
-                "this page is available on its own machine only: open it as 127.0.0.1", status_code=403
-            )
-            await refusal(scope, receive, send_with_headers)
+            await app(scope, receive, send_with_headers)
+            return
+        await JSONResponse({"error": error}, 403)(scope, receive, send_with_headers)
 
     return guarded_app
+
+
+def _is_of_another_site(scope: Scope, origins: Collection[str]) -> bool:
+    """Return whether a browser asks for another site's page (Fetch Metadata), other than to follow a link."""
+    headers = dict(scope.get("headers", []))
+    if headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin"):
+        return False
+    if "*" in origins or headers.get(b"origin", b"").decode("latin-1") in origins:
+        return False
+    return not (scope["method"] in ("GET", "HEAD") and headers.get(b"sec-fetch-mode") == b"navigate")
 
 
 def state(now: RunSnapshot) -> dict[str, Any]:
