@@ -364,6 +364,7 @@ DAMAGES = ("damage", "damage read")
 READS = {  # a command -> the files of a finished run, or of its own before, that are damaged when it is given
     "report": ("events.jsonl", "recipe.json", "predictions.csv", "best.safetensors"),
     "export": ("events.jsonl", "recipe.json", "predictions.csv", "best.safetensors"),
+    "predict": ("recipe.json", "best.safetensors"),
     "sweep": ("sweep.json", "report.html", "*/*/events.jsonl", "*/*/recipe.json", "*/*/best.safetensors"),
 }
 
@@ -778,7 +779,7 @@ class Disk:
         errors.write_bytes(b"")
         codes = [Command(job, killed, errors, self._matrix.variables(job, killed)).wait(MOST_SECONDS)]
         return self._row(
-            job, killed, sound, codes, errors.read_text(errors="replace"), {"write": str(file), "fault": harm}
+            job, killed, sound, codes, errors.read_text(errors="replace"), {"write": _kind_of(file), "fault": harm}
         )
 
 

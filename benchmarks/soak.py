@@ -1,21 +1,27 @@
 """What stays behind: a training that is restarted every minute with its page open; and a run of a million events.
 
-``restarts``  ``steady train`` on small images is stopped by SIGTERM every minute and given again, while ``steady watch
-              --web`` is open, one client follows its events and another loads the page. Memory, threads and open files
-              of both are recorded every two seconds. The slope of memory is a least-squares line over the time: of the
-              page's process, and of the last quarter of each start of the training. What is left after each stop is
-              counted: shared memory, temporary files, and files of the run under temporary names.
+``restarts``  ``steady train`` on small images is stopped by SIGTERM every minute, each fourth time by SIGKILL, and
+              given again, while ``steady watch --web`` is open, one client follows its events and another loads the
+              page. The last start goes on for ``--last`` seconds. Memory, threads and open files of both are recorded
+              every two seconds. The slope of memory is a least-squares line over means of stretches, with its 95 %
+              interval: of the page's process, by the hour and by thousand lines of the log, and of the last start of
+              the training after its first third. What is left after each stop by SIGTERM is counted: shared memory,
+              temporary files, and files of the run under temporary names.
+``updates``   a small network is trained in this process, with an evaluation every 23 updates and a checkpoint every
+              50: the slope of memory by thousand updates, after the first third.
 ``events``    a log of a million lines, in the proportions of a real run, is read by each view of it: wall and processor
               seconds until it has answered in full, and its largest memory: once of a log that was never read, then of
               one that was, as it is after the end of its training.
 
-usage: python benchmarks/soak.py [restarts] [events] [--seconds 900] [--every 60] [--lines 1000000] [--save]
+usage: python benchmarks/soak.py [restarts] [updates] [events] [--seconds 900] [--updates 6000]
+                                  [--every 60] [--last 0] [--lines 1000000] [--save]
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -26,9 +32,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import linear_regression, median
+from statistics import fmean, linear_regression, median
 from typing import Any
 
 import numpy as np
@@ -36,13 +43,18 @@ import psutil
 from PIL import Image
 
 import machine
+from steadytrain.config import Budget, Data, Every, Model, Recipe
+from steadytrain.events import Step
+from steadytrain.run import Run
+from steadytrain.training import steps
 
 BAR_SECONDS, BAR_BYTES = 2.0, 300 * 2**20
-SHARED = set(os.listdir("/dev/shm"))  # noqa: PTH208
-"""What is there of others; another program's may come while this one runs."""
 IMAGES, EPOCH_BLOCKS = 480, 3
 """Of the long log: images of an update; an epoch is so many times what is repeated."""
 PROGRESS = "import sys; from steadytrain.run import Run; assert Run.open(sys.argv[1]).progress().finished"
+PARTS = ("restarts", "updates", "events")
+STRETCHES, STUDENT = 12, 2.228
+"""Means that a line is laid through, and how many standard errors its 95 % interval has then."""
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "run-2026-11" / "run"
 
 
@@ -74,35 +86,47 @@ def page_of(*words: str) -> tuple[subprocess.Popen[str], int]:
 
 def samples_of(process: psutil.Process) -> dict[str, int]:
     """Return memory, threads and files of a process and its children."""
-    row = {"rss": 0, "threads": 0, "files": 0, "processes": 0}
+    row = {"rss": 0, "own": 0, "threads": 0, "files": 0, "processes": 0}
     for each in [process, *process.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
-            row["rss"] += each.memory_info().rss
+            rss = each.memory_info().rss
+            row["rss"] += rss
+            row["own"] += rss if each == process else 0
             row["threads"] += each.num_threads()
             row["files"] += each.num_fds()
             row["processes"] += 1
     return row
 
 
-def slope(rows: Sequence[dict[str, Any]]) -> float | None:
-    """Return megabytes an hour."""
-    if len(rows) < 5:
-        return None
-    return linear_regression([row["at"] for row in rows], [row["rss"] / 1e6 for row in rows]).slope * 3600
+def slope(rows: Sequence[dict[str, Any]], over: str = "at", unit: float = 3600, what: str = "own") -> dict[str, float]:
+    """Return megabytes an hour, and by how much they may be wrong; empty of too few rows.
+
+    Samples that follow one another are alike: the line is laid through the means of equal stretches.
+    """
+    if len(rows) < 4 * STRETCHES:
+        return {}
+    parts = [rows[len(rows) * n // STRETCHES : len(rows) * (n + 1) // STRETCHES] for n in range(STRETCHES)]
+    x = [fmean(row[over] / unit for row in part) for part in parts]
+    y = [fmean(row[what] / 1e6 for row in part) for part in parts]
+    line = linear_regression(x, y)
+    rest = sum((b - line.intercept - line.slope * a) ** 2 for a, b in zip(x, y, strict=True))
+    error = math.sqrt(rest / (STRETCHES - 2) / sum((a - fmean(x)) ** 2 for a in x))
+    return {"slope": line.slope, "plus_minus": STUDENT * error}
 
 
 def left(folder: Path, run: Path) -> dict[str, list[str]]:
     """Return what a stopped command has left."""
-    shared = [name for name in os.listdir("/dev/shm") if name not in SHARED and "fuzz" not in name]  # noqa: PTH208
+    shared = sorted(path.name for path in Path(os.environ["STEADYTRAIN_SHM"]).iterdir())
     parts = [
         str(path.relative_to(run)) for path in run.rglob("*") if ".part" in path.name or path.name.endswith(".new")
     ]
     return {"shared": shared, "temporary": sorted(path.name for path in (folder / "tmp").iterdir()), "parts": parts}
 
 
-def restarts(folder: Path, seconds: float, every: float) -> dict[str, Any]:
-    """Train, stop and start again, with the page open."""
+def restarts(folder: Path, seconds: float, every: float, last: float) -> dict[str, Any]:
+    """Train, stop and start again, with the page open; go on at the end for so many seconds."""
     os.environ |= {"TMPDIR": str(folder / "tmp"), "STEADYTRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    os.environ["STEADYTRAIN_SHM"] = tempfile.mkdtemp(dir="/dev/shm")  # other programs have files there, too
     (folder / "tmp").mkdir()
     draw = np.random.default_rng(0)
     for number in range(400):
@@ -136,10 +160,12 @@ def restarts(folder: Path, seconds: float, every: float) -> dict[str, Any]:
                     loads.append(time.perf_counter() - since)
 
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while not starts or time.monotonic() < end:
         process, rows, began = start(*words), list[dict[str, Any]](), time.monotonic()
         known = psutil.Process(process.pid)
-        while time.monotonic() - began < every and process.poll() is None:
+        is_last = last > 0 and began + every + last >= end
+        span = last if is_last else every
+        while time.monotonic() - began < span and process.poll() is None:
             if page is None and (run / "events.jsonl").exists():
                 page, port = page_of("watch", str(run), "--web")
                 threads = [threading.Thread(target=task, args=(port,), daemon=True) for task in (follow, load)]
@@ -148,36 +174,47 @@ def restarts(folder: Path, seconds: float, every: float) -> dict[str, Any]:
             time.sleep(2)
             rows.append({"at": time.monotonic() - began, **samples_of(known)})
             if page is not None:
-                of_page.append({"at": time.monotonic(), **samples_of(psutil.Process(page.pid))})
+                with (run / "events.jsonl").open("rb") as log:
+                    lines = sum(1 for _ in log)
+                of_page.append({"at": time.monotonic(), "lines": lines, **samples_of(psutil.Process(page.pid))})
         if process.poll() is not None and process.returncode != 75:
             raise SystemExit(f"steady {' '.join(words)} ended with {process.returncode}")
-        process.send_signal(signal.SIGTERM)
-        codes.append(process.wait(120))
+        is_killed = len(starts) % 4 == 3 and not is_last  # what that leaves has to be gone after the next stop
+        process.send_signal(signal.SIGKILL if is_killed else signal.SIGTERM)
+        codes.append(process.wait(600))
         starts.append(rows)
-        lefts.append(left(folder, run))
-        machine.say(f"start {len(starts)}: exit {codes[-1]}, left {lefts[-1]}, page {of_page[-1] if of_page else None}")
+        found = left(folder, run)
+        lefts += [] if is_killed else [found]
+        machine.say(f"start {len(starts)}: exit {codes[-1]}, left {found}, page {of_page[-1] if of_page else None}")
+        if is_last:
+            break
     is_over.set()
     if page is not None:
         page.send_signal(signal.SIGINT)
         page.wait(60)
-    late = [rows[len(rows) * 3 // 4 :] for rows in starts]
-    steps = (run / "events.jsonl").read_bytes().count(b'"kind":"Step"')
+    made = (run / "events.jsonl").read_bytes().count(b'"kind":"Step"')
     ends = [row[-1] for row in starts if row]
-    half = of_page[len(of_page) // 2 :]
+    half, longest = of_page[len(of_page) // 2 :], starts[-1][len(starts[-1]) // 3 :]
+    shutil.rmtree(os.environ["STEADYTRAIN_SHM"])
     return {
         "seconds": seconds,
+        "last_seconds": last,
         "starts": len(starts),
         "exits": sorted(set(codes)),
-        "updates": steps,
+        "updates": made,
         "train": {
-            "rss_mb_at_the_end_of_each_start": [row["rss"] / 1e6 for row in ends],
-            "mb_per_hour_of_the_last_quarter_of_each_start": [slope(rows) for rows in late],
+            "rss_mb_at_the_end_of_each_start": [row["own"] / 1e6 for row in ends],
+            "rss_mb_of_the_last_start": [row["own"] / 1e6 for row in (starts[-1][0], longest[0], longest[-1])],
+            "mb_per_hour_of_the_last_start": slope(longest),
+            "mb_per_hour_with_children": slope(longest, what="rss"),
             "threads": sorted({row["threads"] for row in ends}),
             "files": sorted({row["files"] for row in ends}),
         },
         "page": {
             "mb_per_hour": slope(of_page),
             "mb_per_hour_of_the_second_half": slope(half),
+            "mb_per_thousand_lines": slope(of_page, "lines", 1000),
+            "lines": of_page[-1]["lines"] if of_page else 0,
             "rss_mb": [of_page[0]["rss"] / 1e6, of_page[-1]["rss"] / 1e6] if of_page else [],
             "threads": sorted({row["threads"] for row in of_page}),
             "files": [min(row["files"] for row in of_page), max(row["files"] for row in of_page)] if of_page else [],
@@ -189,6 +226,33 @@ def restarts(folder: Path, seconds: float, every: float) -> dict[str, Any]:
         "left": {
             key: sorted({name for each in lefts for name in each[key]}) for key in ("shared", "temporary", "parts")
         },
+    }
+
+
+def updates(folder: Path, number: int) -> dict[str, Any]:
+    """Train in this process; read its memory every hundred updates."""
+    draw = np.random.default_rng(0)
+    for image in range(400):
+        path = folder / "small" / "ab"[image % 2] / f"{image}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (8, 8, 3), np.uint8)).save(path)
+    data = Data(train=str(folder / "small"), size=8, holdout=0.1)
+    every = Every(save_steps=50, evaluate_epochs=1)
+    recipe = Recipe(data=data, model=Model("mlp"), batch_size=16, budget=Budget(steps=number), every=every)
+    known, rows, kinds = psutil.Process(), list[dict[str, Any]](), Counter[str]()
+    for event in steps(Run.create(folder / "updates", recipe)):
+        kinds[event.kind] += 1
+        if isinstance(event, Step) and event.step % 100 == 0:
+            rows.append({"step": event.step, **samples_of(known)})
+    late = rows[len(rows) // 3 :]
+    return {
+        "updates": number,
+        "evaluations": kinds["Evaluated"],
+        "checkpoints": kinds["Saved"],
+        "mb_per_thousand_updates": slope(late, "step", 1000),
+        "rss_mb": [row["own"] / 1e6 for row in (rows[0], late[0], late[-1])],
+        "threads": sorted({row["threads"] for row in late}),
+        "files": sorted({row["files"] for row in late}),
     }
 
 
@@ -318,20 +382,25 @@ def events(folder: Path, lines: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, and record."""
     parser = machine.parser(__doc__)
-    parser.add_argument("parts", nargs="*", choices=["restarts", "events", []], help="default: both")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
     parser.add_argument("--seconds", type=float, default=900)
     parser.add_argument("--every", type=float, default=60)
+    parser.add_argument("--last", type=float, default=0, help="seconds of the last start, within --seconds")
+    parser.add_argument("--updates", type=int, default=6000)
     parser.add_argument("--lines", type=int, default=1_000_000)
     args = parser.parse_args()
-    chosen = args.parts or ["restarts", "events"]
+    chosen = args.parts or [*PARTS]
     rows = dict[str, Any]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if "events" in chosen:
             rows["events"] = events(folder, args.lines)
+        if "updates" in chosen:
+            os.environ["STEADYTRAIN_CACHE"] = str(folder / "cache")
+            rows["updates"] = updates(folder, args.updates)
         if "restarts" in chosen:
-            rows["restarts"] = restarts(folder, args.seconds, args.every)
-    machine.record(machine.of_cases("soak", chosen, ["restarts", "events"]), rows, save=args.save)
+            rows["restarts"] = restarts(folder, args.seconds, args.every, args.last)
+    machine.record(machine.of_cases("soak", chosen, PARTS), rows, save=args.save)
 
 
 if __name__ == "__main__":

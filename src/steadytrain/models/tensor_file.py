@@ -74,13 +74,21 @@ def _verify(path: Path, written: str) -> None:
         del header["__metadata__"][CHECKSUM]
         found = _digest(header, file)
     if found != written:
-        name, what = _OTHERS.get(path.name, ("", ""))
-        other = path.with_name(name) if name else path
-        remedy = f"take {other}, {what}" if other != path and other.exists() else "take another copy of it"
         raise ModelError(
             f"{path} is damaged: its bytes have the SHA-256 {found[:12]}..., and it was written with {written[:12]}...:"
-            f" {remedy}"
+            f" {other_weights(path)}"
         )
+
+
+def other_weights(path: Path) -> str:
+    """Say which weights to take in place of a file that is damaged.
+
+    >>> other_weights(Path("nowhere/best.safetensors"))
+    'take another copy of it'
+    """
+    name, what = _OTHERS.get(path.name, (path.name, ""))
+    other = path.with_name(name)
+    return f"take {other}, {what}" if other != path and other.exists() else "take another copy of it"
 
 
 def _read_header(file: BinaryIO) -> tuple[int, dict[str, Any]]:

@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 
 from steadytrain.errors import CheckpointError, ModelError, storage_error
 from steadytrain.files import create, open_regular, read_text, replacing, require_regular, sync
-from steadytrain.models.tensor_file import CHECKSUM, NO_CHECKSUM, read_tensors, seal
+from steadytrain.models.tensor_file import CHECKSUM, NO_CHECKSUM, other_weights, read_tensors, seal
 
 VERSION = 1
 _TENSORS, _REST = "state.safetensors", "state.json"
@@ -192,7 +192,7 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     except ModelError:
         raise
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise CheckpointError(f"cannot read the weights in {path}: {error}") from error
+        raise CheckpointError(f"cannot read the weights in {path} ({error}): {other_weights(path)}") from error
     return tensors, about
 
 
