@@ -147,6 +147,8 @@ def test_what_is_no_weights_file_is_refused(tmp_path: Path) -> None:
         read_weights(tmp_path / "nothing.pth")
     with pytest.raises(ModelError, match=r"is a folder: name a file in it, such as .*/model.safetensors"):
         read_weights(tmp_path)
+    with pytest.raises(ModelError, match=r"^cannot read /proc/self/mem: Input/output error$"):
+        read_weights(Path("/proc/self/mem"))
 
 
 class AverageMeter:
