@@ -123,6 +123,14 @@ def test_records_that_claim_to_be_an_object_of_a_store_are_an_ordinary_file(tmp_
     assert mine.read_bytes() == bytes(70_000)
 
 
+@pytest.mark.parametrize("key", ["train", "val", "root", "labels"])
+def test_a_link_that_leads_to_itself_is_told_in_one_line(key: str, tmp_path: Path, digits_folder: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    values = {"data.train": str(digits_folder), f"data.{key}": str(tmp_path / "loop")}
+    with pytest.raises(DataError):
+        open_data(Recipe.from_json(RECIPE.with_(values).to_json()).data, seed=0)
+
+
 def test_a_name_in_a_table_makes_no_line_of_its_own() -> None:
     rows = [["run", "best"], ["a\nsteady: all is well\x1b[2J", "91 %\r"]]
     assert text_table(rows).splitlines()[1].split() == ["a", "steady:", "all", "is", "well?[2J", "91", "%"]

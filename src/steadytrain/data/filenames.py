@@ -244,8 +244,8 @@ def expand(text: str) -> list[Path]:
     """The files that a name with braces and wildcards stands for, in the order written, those of a wildcard sorted.
 
     Raises:
-        DataError: one of them does not exist, a wildcard fits nothing or has ``..`` behind it, or not every one is there
-            of files numbered ``-00000-of-00004`` and so on.
+        DataError: one of them does not exist; a wildcard fits nothing, or has ``..`` behind it; or not every one is
+            there of files numbered ``-00000-of-00004`` and so on.
     """
     paths: list[Path] = []
     missing: list[str] = []
