@@ -531,7 +531,7 @@ def _read_safetensors(path: Path) -> WeightsFile:
         licence, symbol = str(about.get("licence", "unknown")), str(about.get("symbol", ""))
         names = OutputNames(*(tuple(map(str, about.get(key) or ())) for key in ("classes", "synsets")))
         return WeightsFile(tensors, None, input, licence, str(name or ""), symbol, names)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} is damaged or no weights file ({error}): fetch it again") from error
 
 
