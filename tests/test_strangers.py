@@ -19,6 +19,7 @@ from steadytrain.data.storage.pages import PagedFile, origin_path, pages_path
 from steadytrain.data.storage.remote_file import remote_file_of
 from steadytrain.data.storage.store import ObjectFacts
 from steadytrain.errors import DataError, RecipeError, RunError
+from steadytrain.format import fit_table, text_table
 from steadytrain.machine.web import is_inner
 from steadytrain.run import Run
 from steadytrain.training.data import open_data
@@ -122,6 +123,20 @@ def test_records_that_claim_to_be_an_object_of_a_store_are_an_ordinary_file(tmp_
     assert mine.read_bytes() == bytes(70_000)
 
 
+@pytest.mark.parametrize("key", ["train", "val", "root", "labels"])
+def test_a_link_that_leads_to_itself_is_told_in_one_line(key: str, tmp_path: Path, digits_folder: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    values = {"data.train": str(digits_folder), f"data.{key}": str(tmp_path / "loop")}
+    with pytest.raises(DataError):
+        open_data(Recipe.from_json(RECIPE.with_(values).to_json()).data, seed=0)
+
+
+def test_a_name_in_a_table_makes_no_line_of_its_own() -> None:
+    rows = [["run", "best"], ["a\nsteady: all is well\x1b[2J", "91 %\r"]]
+    assert text_table(rows).splitlines()[1].split() == ["a", "steady:", "all", "is", "well?[2J", "91", "%"]
+    assert fit_table(rows, 12).splitlines() == ["run", "  best", "a steady: all is well?[2J", "  91 %"]
+
+
 SWEPT = {
     "every.upload": "the run is sent to a store",
     "every.track": "the run is sent to a service",
@@ -139,10 +154,13 @@ def test_a_sweep_of_a_file_varies_nothing_that_leads_out(
 ) -> None:
     value = {"data.val": INNER, "data.transforms": ["vflip", "pkg.mod:factory"]}.get(key, "pkg.mod:factory")
     file = tmp_path / "recipe.toml"
-    for table in (
+    part, _, name = key.partition(".")
+    tables = [
         f"[sweep.over]\n{json.dumps(key)} = {json.dumps([value])}\n",
+        f"[sweep.over]\n{part} = [{{ {name} = {json.dumps(value)} }}]\n",
         f"[sweep.cases.a]\n{key} = {json.dumps(value)}\n",
-    ):
+    ]
+    for table in tables:
         file.write_text(table)
         assert main(["sweep", str(file), "nowhere", "--run", str(tmp_path / "sweep")]) == 2
         assert SWEPT[key] in capsys.readouterr().err

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import shutil
@@ -99,7 +100,7 @@ def kind_of_file(mode: int) -> str:
     return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no file")
 
 
-def open_regular(path: Path, *, most: int | None = None) -> BinaryIO:
+def open_regular(path: Path, *, most: int | None = None) -> io.BufferedReader:
     """Open a regular file for reading: a pipe, a socket or a device may keep a reader for ever.
 
     ``most``: bytes that it may have; None: any number.

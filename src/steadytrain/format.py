@@ -233,7 +233,7 @@ def pairs(values: Mapping[str, object]) -> str:
 def text_table(
     rows: Sequence[Sequence[str]], *, right: Collection[int] = (), least: Sequence[int] = (), gap: int = 2
 ) -> str:
-    """Lay out a table: a line for each row.
+    """Lay out a table: a line for each row. Control characters in cells are replaced, so that none makes a line.
 
     Args:
         rows: of as many cells each.
@@ -245,6 +245,7 @@ def text_table(
     images/s  batch
            9  1024
     """
+    rows = [list(map(clean, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths = [max(pair) for pair in zip_longest(widths, least, fillvalue=0)]
     sides = [str.rjust if column in right else str.ljust for column in range(len(widths))]
@@ -294,6 +295,7 @@ def fit_table(lines: Sequence[Sequence[str]], width: int) -> str:
       top-1 91.2 %
       epochs 12
     """
+    lines = [list(map(clean, line)) for line in lines]
     text = text_table(lines)
     if max(map(len, text.splitlines())) <= width:
         return text

@@ -37,6 +37,12 @@ def test_too_many_names_are_refused_before_they_are_made() -> None:
             braces(text)
 
 
+@pytest.mark.parametrize("text", ["/*/../*/../*/../*", "a*/..", "[ab]/c/../*.rec"])
+def test_a_way_back_behind_a_wildcard_is_refused_before_anything_is_listed(text: str) -> None:
+    with pytest.raises(DataError, match=r"goes back \(\.\.\) behind a wildcard"):
+        expand(text)
+
+
 def test_wildcards_are_sorted_and_what_fits_nothing_is_named(tmp_path: Path) -> None:
     for name in ("s-2.tar", "s-10.tar", "s-1.tar"):
         (tmp_path / name).write_bytes(b"x")

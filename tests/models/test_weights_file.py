@@ -132,6 +132,12 @@ def test_a_header_with_impossible_values_is_named(tmp_path: Path, text: str) -> 
         read_weights(tmp_path / "model.safetensors")
 
 
+def test_a_header_nested_without_end_is_damage(tmp_path: Path) -> None:
+    save_file(STATE, tmp_path / "model.safetensors", metadata={"steadytrain": "[" * 100_000})
+    with pytest.raises(ModelError, match=r"model.safetensors is damaged or no weights file .*recursion"):
+        read_weights(tmp_path / "model.safetensors")
+
+
 @pytest.mark.parametrize("value", [{}, {"epoch": 3}, {"state_dict": {"a": 1}}, [1], torch.ones(2)])
 def test_a_file_without_weights_is_refused(tmp_path: Path, value: object) -> None:
     torch.save(value, tmp_path / "other.pt")
@@ -147,6 +153,8 @@ def test_what_is_no_weights_file_is_refused(tmp_path: Path) -> None:
         read_weights(tmp_path / "nothing.pth")
     with pytest.raises(ModelError, match=r"is a folder: name a file in it, such as .*/model.safetensors"):
         read_weights(tmp_path)
+    with pytest.raises(ModelError, match=r"^cannot read /proc/self/mem: Input/output error$"):
+        read_weights(Path("/proc/self/mem"))
 
 
 class AverageMeter:

@@ -28,6 +28,7 @@ from steadytrain.cli.options import (
 )
 from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for
 from steadytrain.config.factories import FACTORY
+from steadytrain.config.plain import leaves
 from steadytrain.config.strangers import GATES
 from steadytrain.errors import InputError
 from steadytrain.events import refuse_link
@@ -282,7 +283,9 @@ def _read_space(
 def _of_file(space: Space, texts: Mapping[str, str]) -> list[tuple[str, Any]]:
     """List the keys of a space, with their values, that only the recipe file names."""
     named = [(key, value) for key, value in space.over.items() if key not in texts]
-    return named + [pair for changes in space.cases.values() for pair in changes.items()]
+    named += [pair for changes in space.cases.values() for pair in changes.items()]
+    tables = [(key, item) for key, value in named if isinstance(value, list) for item in value]
+    return named + [leaf for key, item in tables if isinstance(item, Mapping) for leaf in leaves(item, f"{key}.")]
 
 
 def _refuse_what_leads_out(key: str, value: Any, recipe: Path | None) -> None:

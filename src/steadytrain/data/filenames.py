@@ -29,6 +29,7 @@ MOST_NAMES = 100_000
 
 _IGNORED = frozenset(["thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "lost+found"])
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_BACK = re.compile(r"[*?[].*/\.\.(/|$)", re.DOTALL)
 _NUMBERED = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.[^/]*)", re.DOTALL)
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 _WORD = re.compile(r"[a-z]+")
@@ -243,13 +244,17 @@ def expand(text: str) -> list[Path]:
     """The files that a name with braces and wildcards stands for, in the order written, those of a wildcard sorted.
 
     Raises:
-        DataError: one of them does not exist, a wildcard fits nothing, or not every one of files numbered
-            ``-00000-of-00004`` and so on.
+        DataError: one of them does not exist; a wildcard fits nothing, or has ``..`` behind it; or not every one is
+            there of files numbered ``-00000-of-00004`` and so on.
     """
     paths: list[Path] = []
     missing: list[str] = []
     for name in braces(text):
         magic = glob.has_magic(name) and not os.path.lexists(name)
+        if magic and _BACK.search(name):
+            raise DataError(
+                f"{text} goes back (..) behind a wildcard, which fits each name many times: name the folder"
+            )
         matches = sorted(glob.glob(name)) if magic else [name] if os.path.exists(name) else []  # noqa: PTH110, PTH207
         missing += _missing_shards(matches) if matches else [name]
         paths += map(Path, matches)

@@ -189,8 +189,8 @@ class _Request:
     @cached_property
     def family(self) -> str:
         """The name that all copies of this source by these settings share, whatever state it was in."""
-        place = Path(self.source).resolve()
-        options = [None if path is None else str(path.resolve()) for path in (self.root, self.labels)]
+        place = Path(os.path.realpath(self.source))  # of links in a circle too
+        options = [None if path is None else os.path.realpath(path) for path in (self.root, self.labels)]
         kind = [
             *self.columns.options(),
             *filter(None, [self.columns.trained]),

@@ -103,7 +103,7 @@ def find(
     except OSError as error:
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
-        place, folder = scratch.absolute().parent, Path(source).resolve()
+        place, folder = scratch.absolute().parent, Path(os.path.realpath(source))
         inside = folder.is_dir() and folder in place.parents
         if inside and not any(is_ignored(part) for part in place.relative_to(folder).parts):
             raise DataError(f"{error} (the output is inside {source}: write it somewhere else)") from error
@@ -136,7 +136,7 @@ def find_all(
     say: Say,
 ) -> list[Listing]:
     """List several sources as one, split by split; arguments and errors as for :func:`find`."""
-    paths = [Path(source).resolve() for source in sources]
+    paths = [Path(os.path.realpath(source)) for source in sources]
     if twice := [source for number, source in enumerate(sources) if paths[number] in paths[:number]]:
         raise DataError(f"{twice[0]} is listed twice, so that each of its images would be used twice: list it once")
     root, labels = (None if path is None else Path(path) for path in (root, labels))

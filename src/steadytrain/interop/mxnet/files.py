@@ -25,10 +25,14 @@ _EPOCH = re.compile(r"-(\d{4,})$")
 
 
 def require_content(path: Path) -> None:
-    """Raise ModelError for a file that Git LFS has not fetched: it holds three lines that stand for the data."""
-    with path.open("rb") as stream:
-        if stream.read(23) == b"version https://git-lfs":
-            raise ModelError(f"{path} is a Git LFS pointer, not the data: fetch it with git lfs pull")
+    """Raise ModelError for a file that cannot be read, or that Git LFS has not fetched: it stands for the data."""
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(23)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    if start == b"version https://git-lfs":
+        raise ModelError(f"{path} is a Git LFS pointer, not the data: fetch it with git lfs pull")
 
 
 def find_files(name: str) -> tuple[Path, Path | None]:
