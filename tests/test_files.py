@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from steadytrain import files
-from steadytrain.files import create, lock, lock_at_once, lock_surely, locked, replace_file, unlock
+from steadytrain.files import create, lock, lock_at_once, lock_surely, locked, read_text, replace_file, unlock
 
 
 def test_a_lock_is_one_holders_or_shared_and_falls_with_its_file(tmp_path: Path) -> None:
@@ -30,6 +32,19 @@ def test_a_lock_is_one_holders_or_shared_and_falls_with_its_file(tmp_path: Path)
         assert not lock_at_once(second)
         unlock(first)
         assert lock_at_once(second)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="leases are Linux's")
+def test_a_file_of_which_a_file_server_has_a_lease_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_text("{}")
+    with path.open("r+") as file:
+        before = signal.signal(signal.SIGIO, lambda *_: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK))
+        try:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            assert read_text(path) == "{}"
+        finally:
+            signal.signal(signal.SIGIO, before)
 
 
 def _flock_of_nfs(file: Any, operation: int) -> None:

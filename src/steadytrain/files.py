@@ -120,7 +120,10 @@ def open_regular(path: Path, *, most: int | None = None) -> io.BufferedReader:
 
 def _open_at_once(path: str, flags: int) -> int:
     """Open a file without waiting for the other end of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    try:
+        return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    except BlockingIOError:  # a file server has a lease on it, which only files have, and gives it back when asked
+        return os.open(path, flags)
 
 
 def require_regular(path: Path) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.cli import parse
+from steadytrain.cli import main, parse
 from steadytrain.cli.options import FLAGS, TrainingOptions, read_recipe
-from steadytrain.cli.train import num_procs
+from steadytrain.cli.train import num_procs, ranks_of_batch, require_cores
 from steadytrain.config import Data, Model, Parallel, Recipe
 from steadytrain.config.plain import plain
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.config.reference import recipe_keys
-from steadytrain.errors import InputError, RecipeError
+from steadytrain.errors import RecipeError
 from steadytrain.run import Run
 
 BESIDE = {"budget.epochs": {"budget.steps"}, "model.weights": {"model.pretrained"}}
@@ -102,16 +102,19 @@ def test_ranks_beyond_the_limit_are_refused_before_any_is_started() -> None:
 
 
 def test_a_file_does_not_start_more_ranks_than_this_machine_has_room_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("steadytrain.cli.train.cores", lambda: 2)
+    monkeypatch.setattr("steadytrain.cli.train.accelerators", list)
     recipe = Recipe(data=Data(train="a.rec"), model=Model("mlp"), parallel=Parallel(procs=9, device="cpu"))
     run = str(Run.create(tmp_path / "run", recipe).directory)
     (tmp_path / "a.json").write_text('{"parallel": {"procs": 200}}')
-    for options in (TrainingOptions(run=run), TrainingOptions(recipe=tmp_path / "a.json")):
-        with pytest.raises(InputError, match=r"asks for \d+ ranks, and this machine has 2 cores: --procs N says"):
-            num_procs(None, options)
-    assert num_procs(None, TrainingOptions(run=run, flags={"procs": 9})) == 9
+    for words in (["resume", run], ["train", "a.rec", "--recipe", str(tmp_path / "a.json")]):
+        assert main(words) == 2
+        assert "ranks, and this machine has 2 cores: at most 4 for each are started" in capsys.readouterr().err
+    for options in (TrainingOptions(flags={"procs": 9}), TrainingOptions(flags={"device": "cuda:0,1,2,3,4,5,6,7,8"})):
+        require_cores(num_procs("a.rec", options), options)
+    assert ranks_of_batch(None, TrainingOptions(recipe=tmp_path / "a.json")) == 200, "nothing is started for a schedule"
 
 
 def test_every_setting_says_what_it_means_in_the_documentation_of_its_part() -> None:

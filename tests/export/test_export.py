@@ -353,9 +353,21 @@ def test_an_onnx_file_that_another_program_has_changed_is_opened(tmp_path: Path)
     network = onnx.load(str(path))
     onnx.checker.check_model(network)
     network.graph.initializer[0].raw_data = bytes(len(network.graph.initializer[0].raw_data))
-    network.producer_name = "another program"
     onnx.save(network, str(path))
     assert open_module(path).metadata["name"] == "net"
+
+
+def test_an_openvino_file_that_another_program_wrote_anew_is_opened(tmp_path: Path) -> None:
+    need(".xml")
+    openvino, path = require_library("openvino"), tmp_path / "net.xml"
+    net = nn.Sequential(nn.Flatten(), nn.Linear(108, 50)).eval()
+    formats.write_openvino(net, torch.zeros(2, 3, 6, 6), path, metadata={"name": "net"})
+    openvino.save_model(openvino.Core().read_model(path), tmp_path / "half.xml", compress_to_fp16=True)
+    assert open_module(tmp_path / "half.xml").metadata["name"] == "net"
+    weights = path.with_suffix(".bin")
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match=rf"{path} is damaged"):
+        open_module(path)
 
 
 def test_a_file_that_is_code_is_called_so_before_it_is_opened(

@@ -280,6 +280,16 @@ def test_weights_of_other_programs_are_read_without_a_checksum_and_ours_by_them(
         assert timm.models.load_state_dict(str(path))["w"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+def test_weights_that_another_program_wrote_anew_with_our_metadata_are_read(tmp_path: Path) -> None:
+    ours, halved = tmp_path / "ours.safetensors", tmp_path / "halved.safetensors"
+    checkpoints.write_weights(ours, {"a": torch.ones(5), "w": torch.arange(5.0)}, {"classes": ["a"]})
+    with safetensors.safe_open(ours, framework="pt") as file:
+        tensors = {name: file.get_tensor(name).half() for name in file.keys()}  # noqa: SIM118
+        safetensors.torch.save_file(tensors, halved, metadata=file.metadata())
+    tensors, about = checkpoints.read_weights(halved)
+    assert tensors["w"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0] and about == {"classes": ["a"]}
+
+
 def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
     tensors = {"b": torch.ones(2), "a": torch.zeros(3, dtype=torch.float16)}
     for number in range(12):  # the library orders its metadata at random

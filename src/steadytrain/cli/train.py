@@ -204,6 +204,7 @@ def _begin(
     if procs > 1:
         from steadytrain.launch.supervise import keep_ranks
 
+        require_cores(procs, options)
         restarts = options.value("parallel.restarts")
         restarts = restarts if isinstance(restarts, int) else Parallel().restarts
         return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
@@ -245,15 +246,21 @@ def num_procs(data: str | None, options: TrainingOptions, world: World = World()
         procs = recorded.procs
     if procs is None or procs == "auto":
         procs = len(listed_gpus(device)) or (1 if procs is None else len(accelerators()))
-    most = MOST_RANKS_A_CORE * max(cores(), len(accelerators()))
-    if procs > most and "parallel.procs" not in options.changes:
-        raise InputError(
-            f"{options.run if is_resumed else options.recipe} asks for {procs} ranks, and this machine has"
-            f" {count(cores(), 'core')}: --procs N says how many to start (--procs {procs} starts them all)"
-        )
     if is_resumed and procs > 1 and options.value("parallel.procs") is None:
         note(f"{options.run}: {procs} ranks, as it was begun with (--procs says otherwise)")
     return int(procs)
+
+
+def require_cores(procs: int, options: TrainingOptions) -> None:
+    """Refuse to start more ranks than this machine has room for, where only a file asks for them. Raises InputError."""
+    if procs <= MOST_RANKS_A_CORE * max(cores(), len(accelerators())):
+        return
+    if not options.changes.keys() & {"parallel.procs", "parallel.device"}:
+        raise InputError(
+            f"{options.recipe or options.run} asks for {procs} ranks, and this machine has {count(cores(), 'core')}:"
+            f" at most {MOST_RANKS_A_CORE} for each are started for a file; --procs N says how many (--procs {procs}"
+            " starts them all)"
+        )
 
 
 def ranks_of_batch(data: str | None, options: TrainingOptions, world: World = World()) -> int:  # noqa: B008 - frozen
@@ -314,6 +321,8 @@ def _train_with_servers(
     if options.join and (address is None or namespace is None):
         raise InputError("--join needs --run FOLDER and --ray-address of the command that trains it")
     num_workers = _num_workers(data, options, world)
+    if world.size == 1:
+        require_cores(num_workers, options)
     restarts = _parallel(data, options, "restarts")
     if world.size > 1 and (options.join or options.value("parallel.procs") is not None):
         flag = "--join" if options.join else "--workers"

@@ -101,7 +101,7 @@ def tune(
     }
     options = TrainingOptions(flags=flags, recipe=recipe, set=set)
     spin_where_alone()
-    from steadytrain.cli.train import num_procs, recipe_for
+    from steadytrain.cli.train import num_procs, recipe_for, require_cores
     from steadytrain.distributed.world import World
     from steadytrain.reports import tuned as reports
     from steadytrain.tuning import report
@@ -110,6 +110,7 @@ def tune(
 
     ranks = max(1, num_procs(data, options))
     require_range("--procs", ranks, 256)
+    require_cores(ranks, options)
     worlds = [World(rank=rank, size=ranks, local_rank=rank, local_size=ranks) for rank in range(ranks)]
     with Prober(*worlds) as prober:  # imports torch while this process does
         draft = recipe_for(data, options, finetune=finetune, ranks=ranks)

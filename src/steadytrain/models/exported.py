@@ -47,8 +47,11 @@ RuntimeName = Literal["onnxruntime", "openvino", "torch.export", "aotinductor", 
 CHECKSUM = "steadytrain_sha256"
 """Under which a file's metadata has the checksum of its weights. A ``.pt2`` file, which is a zip, has those of zips."""
 
-_SEAL = b"\x72\x6b\x0a\x12" + CHECKSUM.encode() + b"\x12\x55"
-"""The last entry of an ``.onnx`` file's metadata, in the bytes of protobuf, up to its text of 85 bytes."""
+_SEAL = b"\x72\xeb\x00\x0a\x12" + CHECKSUM.encode() + b"\x12\x55"
+"""The last entry of an ``.onnx`` file's metadata, in the bytes of protobuf, up to its text of 85 bytes.
+
+Its length, 107, takes two bytes: whoever writes the file anew, with this entry, writes one.
+"""
 _SEAL_BYTES = len(_SEAL) + 85
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -275,21 +278,25 @@ def open_module(
 
 def seal(path: Path, metadata: Mapping[str, str]) -> Mapping[str, str]:
     """Return metadata with the checksum of an ``.xml`` file's weights, which lie beside it, or of an ``.engine``."""
-    return {**metadata, CHECKSUM: _digest(_weights_of(path))}
+    return {**metadata, CHECKSUM: _seal_text(_weights_of(path))}
 
 
 def seal_onnx(path: Path) -> None:
     """Append the size and the checksum of a complete ``.onnx`` file to it, as one more text of its metadata."""
-    size = path.stat().st_size
-    text = f"{size:020} {_digest(path, size)}"
+    text = _seal_text(path)
     with path.open("ab") as file:
         file.write(_SEAL + text.encode())
 
 
+def _seal_text(path: Path) -> str:
+    size = path.stat().st_size
+    return f"{size:020} {_digest(path, size)}"
+
+
 def _verify(path: Path, metadata: Mapping[str, str]) -> None:
-    """Refuse a file whose weights are not those that its metadata tell of; it may tell nothing. Raises ModelError."""
+    """Refuse a file whose weights are not those that were sealed. Others of another size pass. Raises ModelError."""
     if path.suffix in (".xml", ".engine") and CHECKSUM in metadata:
-        _require_same(path, _digest(_weights_of(path)), metadata[CHECKSUM])
+        _require_sealed(path, _weights_of(path), _weights_of(path).stat().st_size, metadata[CHECKSUM])
 
 
 def _verify_onnx(path: Path) -> None:
@@ -298,9 +305,8 @@ def _verify_onnx(path: Path) -> None:
     with path.open("rb") as file:
         file.seek(max(0, size))
         last = file.read()
-    stated, _, written = last.removeprefix(_SEAL).decode("ascii", "replace").partition(" ")
-    if last.startswith(_SEAL) and stated == f"{size:020}":
-        _require_same(path, _digest(path, size), written)
+    if last.startswith(_SEAL):
+        _require_sealed(path, path, size, last.removeprefix(_SEAL).decode("ascii", "replace"))
 
 
 def _verify_zip(path: Path) -> None:
@@ -314,9 +320,9 @@ def _weights_of(path: Path) -> Path:
     return path.with_suffix(".bin") if path.suffix == ".xml" else path
 
 
-def _digest(path: Path, size: int | None = None) -> str:
-    """Return the SHA-256 of a file, or of its first ``size`` bytes."""
-    digest, left = hashlib.sha256(), path.stat().st_size if size is None else size
+def _digest(path: Path, size: int) -> str:
+    """Return the SHA-256 of the first ``size`` bytes of a file."""
+    digest, left = hashlib.sha256(), size
     with path.open("rb") as file:
         while block := file.read(min(1 << 20, left)):
             digest.update(block)
@@ -324,8 +330,10 @@ def _digest(path: Path, size: int | None = None) -> str:
     return digest.hexdigest()
 
 
-def _require_same(path: Path, found: str, written: str) -> None:
-    if found != written:
+def _require_sealed(path: Path, weights: Path, size: int, text: str) -> None:
+    """Refuse weights of the size that was sealed, but other bytes: a program that writes them anew keeps the text."""
+    sealed, _, written = text.partition(" ")
+    if sealed == f"{size:020}" and (found := _digest(weights, size)) != written:
         raise ModelError(
             f"{path} is damaged: its weights have the SHA-256 {found[:12]}..., and were written with {written[:12]}...:"
             " export it again"

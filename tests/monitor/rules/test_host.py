@@ -223,10 +223,14 @@ def test_neighbours_that_leave_it_its_cores_may_slow_the_run_all_the_same() -> N
     cause = find("noisy_neighbour", facts)
     assert cause is not None and cause.share == pytest.approx(30 / 65, abs=0.01) and find("unexplained", facts) is None
     assert "Other processes use 0.9 cores, and updates take longer beside it" in cause.sentence
-    alone = changed(facts, machine=machine(cpu=1.0, others=0.0))
-    unexplained = find("unexplained", alone)
-    assert find("noisy_neighbour", alone) is None and unexplained is not None
-    assert any("the processor was slower" in figure for figure in unexplained.evidence)
+    large = machine(cores=64, machine_cores=64, cpu=1.0, others=0.9, idle=62.0)
+    for alone in (
+        changed(facts, machine=machine(cpu=1.0, others=0.0)),
+        changed(facts, machine=large, started=started(compute_threads=64)),
+    ):
+        unexplained = find("unexplained", alone)
+        assert find("noisy_neighbour", alone) is None and unexplained is not None
+        assert any("the processor was slower" in figure for figure in unexplained.evidence)
 
 
 def test_waiting_for_a_core_is_explained_even_where_nothing_can_be_done() -> None:

@@ -27,7 +27,7 @@ EXPLAINED = 2 / 3  # of what updates take too long: where the causes explain les
 MUCH_LONGER = 0.25  # of an update: what it has to take longer than alone, on a machine that is never quite still
 LEAST_UNEXPLAINED = 0.1  # of the time
 RAN = 0.9  # of an update: a training thread that was on a processor for so long waited for nothing
-BESIDE = 0.3  # cores: other processes that use as many may slow this run though none of its threads waits for a core
+BESIDE = 0.15  # of the cores: other processes that use so many may slow a run none of whose threads waits for a core
 EXPLAIN = frozenset(
     {"model_waits", "host_code", "busy_thread", "noisy_neighbour", "threads", "decode", "augment", "gather", "affinity"}
     | {
@@ -272,7 +272,7 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
         figures.append(f"an update takes {duration(mean)}, {name} {duration(references[name])}")
     figures.append(f"the causes that were found explain {percent(explained)} of the time")
     threads, machine, thread = evidence.newest(ThreadStats), evidence.whole or evidence.machine, busy_thread(evidence)
-    if share > unknown and (thread is not None or rivals(evidence)["others"] >= BESIDE):
+    if share > unknown and (thread is not None or rivals(evidence)["others"] >= BESIDE * evidence.cores):
         return _beside(evidence, share, causes, figures)
     if loop is not None and threads is not None:
         figures.append(f"the training thread waited {percent(loop.unknown)} of the time, and nothing tells for what")
