@@ -130,15 +130,14 @@ class MLflow:
     """Sends to the server that ``MLFLOW_TRACKING_URI`` names; without it, to MLflow's usual store on this machine."""
 
     def __init__(self, run: TrackedRun) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing is sent to others; it fails, too
         mlflow = import_module("mlflow")
         self._mlflow = mlflow
         if not run.id:
             mlflow.set_experiment(run.project)
         begun = mlflow.start_run(run_id=run.id or None, run_name=None if run.id else run.name)
         self.id = begun.info.run_id
-        if not run.id:
-            values = {key: str(value)[:500] for key, value in run.recipe.items()}
-            mlflow.log_params(values)
+        self._parameters = {key: str(value)[:500] for key, value in run.recipe.items()}
 
     def scalars(self, values: Mapping[str, float], step: int, seconds: float) -> None:
         client = self._mlflow.MlflowClient()
@@ -147,6 +146,8 @@ class MLflow:
         client.log_batch(self.id, metrics=[entity(name, value, at, step) for name, value in values.items()])
 
     def text(self, name: str, text: str) -> None:
+        if name == "recipe":  # not at the beginning: what fails here leaves a run that is known by its id
+            self._mlflow.log_params(self._parameters)
         self._mlflow.log_text(text, f"{name}.txt")
 
     def file(self, path: Path) -> None:
