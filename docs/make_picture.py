@@ -1,9 +1,9 @@
-"""Draw docs/watch.png, the page of ``steady watch --web``, or docs/mistakes.png, a part of a report, by Chromium.
+"""Draw the pictures of the documents by Chromium: the page of ``steady watch --web``, and parts of a report.
 
 Needs a Chromium and playwright (``pip install -e ".[test,demo]"``). Without RUN it first trains for some minutes on the
 digits of ``steady demo``; that needs no network and no data.
 
-usage: python docs/make_picture.py [RUN] [--report] [-o docs/watch.png]
+usage: python docs/make_picture.py [RUN ...] [--part mistakes] [-o docs/mistakes.png]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,19 +23,24 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 STEADY = [sys.executable, "-m", "steadytrain"]
-TRAIN = ["--model", "resnet20", "--size", "32", "--epochs", "12", "--batch-size", "64", "--set", "data.holdout=0.2"]
+TRAIN = ["--model", "resnet20", "--size", "32", "--epochs", "12", "--batch-size", "64"]
+SMALL = ["--model", "digits", "--epochs", "4", "--batch-size", "64", "--lr"]
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
 WIDTH, SCALE = 1120, 1.75  # CSS pixels; device pixels for each of them
-MISTAKES = "#mistakes"  # the section of classes and mistakes in a report
+SECTIONS = {"mistakes": "#mistakes", "runs": "#results"}  # the sections of a report, by picture
+RATES = ("0.05", "0.4", "2")  # learning rates of the runs that are compared
 LAST_SECTION = "section:has(#chart-ledger)"  # where the picture ends: the chart of where the time goes
 
 
-def train_on_digits(folder: Path) -> Path:
-    """Train ResNet-20 on the digits of the demo; return the run's folder."""
-    run = folder / "digits"
-    subprocess.run([*STEADY, "demo", str(folder / "demo")], check=True)
-    subprocess.run([*STEADY, "train", str(folder / "demo" / "digits.rec"), *TRAIN, "--run", str(run)], check=True)
-    return run
+def train_on_digits(folder: Path, part: str) -> list[Path]:
+    """Train on the digits of the demo; return its run, or ResNet-20's for the live page, or one for each rate."""
+    demo = folder / "demo"
+    subprocess.run([*STEADY, "demo", str(demo)], check=True)
+    flags = {"watch": {"digits": TRAIN}, "runs": {f"lr={rate}": [*SMALL, rate] for rate in RATES}}.get(part, {})
+    for name, words in flags.items():
+        data = ["train", str(demo / "digits.rec"), "--run", str(folder / name), "--set", "data.holdout=0.2"]
+        subprocess.run([*STEADY, *data, *words], check=True)
+    return [folder / name for name in flags] or [demo / "runs" / "digits"]
 
 
 @contextmanager
@@ -51,11 +56,11 @@ def serve(run: Path) -> Iterator[str]:
 
 
 @contextmanager
-def written(run: Path) -> Iterator[str]:
-    """Write the report of a run; yield its address."""
+def written(runs: Sequence[Path]) -> Iterator[str]:
+    """Write the report of runs; yield its address."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
-        subprocess.run([*STEADY, "report", str(run), "-o", str(page)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*STEADY, "report", *map(str, runs), "-o", str(page)], check=True, stdout=subprocess.DEVNULL)
         yield page.as_uri()
 
 
@@ -69,6 +74,7 @@ def take(address: str, of: str) -> bytes:
         )
         page.goto(address)
         if of:
+            page.wait_for_timeout(1500)  # the curves are drawn
             return page.locator(of).screenshot()
         page.wait_for_selector("body[data-ready]")
         page.wait_for_timeout(1500)  # the curves are drawn after the first events
@@ -83,15 +89,15 @@ def take(address: str, of: str) -> bytes:
 def main() -> None:
     """Read the command line, take the picture and write it with a palette, which makes it a third of the size."""
     parser = argparse.ArgumentParser(description="Draw the page of steady watch --web, or a part of a report.")
-    parser.add_argument("run", nargs="?", type=Path, help="a run's folder; default: train one on the demo's digits")
-    parser.add_argument("--report", action="store_true", help="draw the mistakes in its report instead")
-    parser.add_argument("-o", "--output", type=Path, help="default: watch.png, or mistakes.png, beside this script")
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of runs; default: train on the demo's digits")
+    parser.add_argument("--part", choices=("watch", *SECTIONS), default="watch", help="the live page, or a section")
+    parser.add_argument("-o", "--output", type=Path, help="default: PART.png beside this script")
     asked = parser.parse_args()
-    output = asked.output or Path(__file__).with_name("mistakes.png" if asked.report else "watch.png")
+    output = asked.output or Path(__file__).with_name(f"{asked.part}.png")
     with tempfile.TemporaryDirectory() as folder:
-        run = asked.run or train_on_digits(Path(folder))
-        with (written if asked.report else serve)(run) as address:
-            picture = Image.open(io.BytesIO(take(address, MISTAKES if asked.report else ""))).convert("RGB")
+        runs = asked.runs or train_on_digits(Path(folder), asked.part)
+        with serve(runs[0]) if asked.part == "watch" else written(runs) as address:
+            picture = Image.open(io.BytesIO(take(address, SECTIONS.get(asked.part, "")))).convert("RGB")
     picture.quantize(256, dither=Image.Dither.NONE).save(output, optimize=True)
     print(f"drew {output}: {picture.width} x {picture.height} pixels, {output.stat().st_size} bytes")
 
