@@ -236,9 +236,9 @@ def host_code(evidence: Evidence) -> Iterator[Cause]:
             evidence=(
                 f"it used a processor {percent(thread['ran'] / threads.seconds)} of the time",
                 f"the training thread waited for a lock {percent(loop.lock)} of the time",
-                f"a look waited {duration(lock)} for Python's lock on the average",
+                f"a sample waited {duration(lock)} for Python's lock on average",
             ),
-            change="let it do less, sleep in between, or move it to another process",
+            change="reduce its work, let it sleep in between, or move it to another process",
             saves=share,
         )
 
@@ -268,7 +268,7 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Cause]:
     threads, machine = evidence.newest(ThreadStats), evidence.machine
     if loop is not None and threads is not None:
         figures.append(f"the training thread waited {percent(loop.unknown)} of the time, and nothing tells for what")
-        figures.append(f"a look waited {duration(threads.lock_seconds / max(1, threads.looks))} for Python's lock")
+        figures.append(f"a sample waited {duration(threads.lock_seconds / max(1, threads.looks))} for Python's lock")
         figures += [
             f"thread {other['name']} ran for {duration(other['ran'])}, in {other['place']}" for other in threads.others
         ]
