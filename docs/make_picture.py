@@ -3,7 +3,7 @@
 Needs a Chromium and playwright (``pip install -e ".[test,demo]"``). Without RUN it first trains for some minutes on the
 digits of ``steady demo``; that needs no network and no data.
 
-usage: python docs/make_picture.py [RUN ...] [--part mistakes] [-o docs/mistakes.png]
+usage: python docs/make_picture.py [RUN] [--part mistakes] [-o docs/mistakes.png]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,24 +23,22 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 STEADY = [sys.executable, "-m", "steadytrain"]
-TRAIN = ["--model", "resnet20", "--size", "32", "--epochs", "12", "--batch-size", "64"]
-SMALL = ["--model", "digits", "--epochs", "4", "--batch-size", "64", "--lr"]
+TRAIN = ["--model", "resnet20", "--size", "32", "--epochs", "12", "--batch-size", "64", "--set", "data.holdout=0.2"]
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
 WIDTH, SCALE = 1120, 1.75  # CSS pixels; device pixels for each of them
-SECTIONS = {"mistakes": "#mistakes", "runs": "#results"}  # the sections of a report, by picture
-RATES = ("0.05", "0.4", "2")  # learning rates of the runs that are compared
+SECTIONS = {"mistakes": "#mistakes"}  # the sections of a report, by picture
 LAST_SECTION = "section:has(#chart-ledger)"  # where the picture ends: the chart of where the time goes
 
 
-def train_on_digits(folder: Path, part: str) -> list[Path]:
-    """Train on the digits of the demo; return its run, or ResNet-20's for the live page, or one for each rate."""
+def train_on_digits(folder: Path, part: str) -> Path:
+    """Run the demo on its digits; return its run or, for the live page, one of ResNet-20 on the same images."""
     demo = folder / "demo"
     subprocess.run([*STEADY, "demo", str(demo)], check=True)
-    flags = {"watch": {"digits": TRAIN}, "runs": {f"lr={rate}": [*SMALL, rate] for rate in RATES}}.get(part, {})
-    for name, words in flags.items():
-        data = ["train", str(demo / "digits.rec"), "--run", str(folder / name), "--set", "data.holdout=0.2"]
-        subprocess.run([*STEADY, *data, *words], check=True)
-    return [folder / name for name in flags] or [demo / "runs" / "digits"]
+    if part != "watch":
+        return demo / "runs" / "digits"
+    run = folder / "digits"
+    subprocess.run([*STEADY, "train", str(demo / "digits.rec"), *TRAIN, "--run", str(run)], check=True)
+    return run
 
 
 @contextmanager
@@ -56,11 +54,11 @@ def serve(run: Path) -> Iterator[str]:
 
 
 @contextmanager
-def written(runs: Sequence[Path]) -> Iterator[str]:
-    """Write the report of runs; yield its address."""
+def written(run: Path) -> Iterator[str]:
+    """Write the report of a run; yield its address."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
-        subprocess.run([*STEADY, "report", *map(str, runs), "-o", str(page)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*STEADY, "report", str(run), "-o", str(page)], check=True, stdout=subprocess.DEVNULL)
         yield page.as_uri()
 
 
@@ -89,14 +87,14 @@ def take(address: str, of: str) -> bytes:
 def main() -> None:
     """Read the command line, take the picture and write it with a palette, which makes it a third of the size."""
     parser = argparse.ArgumentParser(description="Draw the page of steady watch --web, or a part of a report.")
-    parser.add_argument("runs", nargs="*", type=Path, help="folders of runs; default: train on the demo's digits")
+    parser.add_argument("run", nargs="?", type=Path, help="a run's folder; default: train on the demo's digits")
     parser.add_argument("--part", choices=("watch", *SECTIONS), default="watch", help="the live page, or a section")
     parser.add_argument("-o", "--output", type=Path, help="default: PART.png beside this script")
     asked = parser.parse_args()
     output = asked.output or Path(__file__).with_name(f"{asked.part}.png")
     with tempfile.TemporaryDirectory() as folder:
-        runs = asked.runs or train_on_digits(Path(folder), asked.part)
-        with serve(runs[0]) if asked.part == "watch" else written(runs) as address:
+        run = asked.run or train_on_digits(Path(folder), asked.part)
+        with (serve if asked.part == "watch" else written)(run) as address:
             picture = Image.open(io.BytesIO(take(address, SECTIONS.get(asked.part, "")))).convert("RGB")
     picture.quantize(256, dither=Image.Dither.NONE).save(output, optimize=True)
     print(f"drew {output}: {picture.width} x {picture.height} pixels, {output.stat().st_size} bytes")
