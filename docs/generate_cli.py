@@ -28,7 +28,7 @@ def pages() -> dict[str, str]:
     """File name -> text, for every verb and the list of them."""
     index = ["# Commands", "", "| command | what it does |", "|---|---|"]
     index += [f"| [`steady {verb}`]({file_of(verb)}) | {summary} |" for verb, summary in VERBS.items()]
-    codes = "0 done, 1 failed, 2 wrong use, 3 stood still, 75 stopped after saving, 130 interrupted"
+    codes = "0 done, 1 failed, 2 wrong use, 3 stalled, 75 stopped and saved, 130 interrupted"
     index += ["", f"Exit codes: {codes}.", ""]
     index += ["```{toctree}", ":hidden:", "", *(file_of(verb).removesuffix(".md") for verb in VERBS), "```", ""]
     return {"index.md": "\n".join(index), **{file_of(verb): page(verb, app()[verb]) for verb in VERBS}}
@@ -44,12 +44,13 @@ def recipe_page() -> str:
     lines = [
         "# The recipe",
         "",
-        "What a run trains is its recipe: a few dozen values with defaults that suit the verb and the data. Set them",
-        "by flags, by `--set KEY=VALUE`, in a file (`--recipe FILE`, .toml, .json or .yaml) or in Python (`st.Recipe`,",
-        "`st.default_recipe`). Flags overrule the file, and `--set` overrules both. `steady train --help-recipe`",
-        "prints the tables below, `--help-recipe optim` one of them. Every run shows the values in use at its head.",
+        "Look up every setting of a run, with its default. Set them by flags, by `--set KEY=VALUE`, in a file",
+        "(`--recipe FILE`, .toml, .json or .yaml) or in Python (`st.Recipe`, `st.default_recipe`). Flags override the",
+        "file, and `--set` overrides both. `steady train --help-recipe` prints the tables below, and",
+        "`--help-recipe optim` one of them.",
+        "Every run shows its settings in its first lines.",
         "",
-        "An example of a file:",
+        "A recipe file:",
         "",
         "```toml",
         "batch_size = 64",
@@ -82,13 +83,14 @@ def flags_page() -> str:
     lines = [
         "# Flags of other tools",
         "",
-        "Type a flag of timm, torchvision, Lightning or MXNet behind `steady train DATA`, `finetune`, `sweep` or",
-        "`schedule`. It is taken, or one line says what to type instead. Dashes and underscores are alike, and so are",
-        "`--trainer.max_epochs` and `--max_epochs`. See also [how the concepts differ](../help/other-tools.md).",
+        "Type a flag of timm, torchvision, Lightning, MXNet, Keras, fastai, Ultralytics or transformers after",
+        "`steady train DATA`, `finetune`, `sweep` or `schedule`. It works, or one line says what to type instead.",
+        "Dashes and underscores are alike, and so are `--trainer.max_epochs` and `--max_epochs`. See also",
+        "[their commands here](../help/other-tools.md).",
         "",
-        "Two things differ without a word. `--lr` is for 256 images in `steady train` (128 of small ones), and scaled",
-        "to the batch, as timm's `--lr-base` is; `--set optim.base_batch_size=none` takes it as it is. `--opt sgd` has",
-        "Nesterov's momentum in timm; here that is `--optimizer nag`.",
+        "Two things differ without a note. `--lr` is for 256 images in `steady train` (128 of small ones), and scaled",
+        "to the batch, as timm's `--lr-base` is; `--set optim.base_batch_size=none` turns that off. `--opt sgd` has",
+        "Nesterov momentum in timm; here that is `--optimizer nag`.",
     ]
     for tool in TOOLS:
         lines += ["", f"## {tool}", "", "| their word | here | what differs |", "|---|---|---|"]

@@ -1,9 +1,9 @@
-"""Draw docs/watch.png, the page of ``steady watch --web``, or docs/mistakes.png, a part of a report, by Chromium.
+"""Draw the pictures of the documents by Chromium: the page of ``steady watch --web``, and parts of a report.
 
 Needs a Chromium and playwright (``pip install -e ".[test,demo]"``). Without RUN it first trains for some minutes on the
 digits of ``steady demo``; that needs no network and no data.
 
-usage: python docs/make_picture.py [RUN] [--report] [-o docs/watch.png]
+usage: python docs/make_picture.py [RUN] [--part mistakes] [-o docs/mistakes.png]
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ STEADY = [sys.executable, "-m", "steadytrain"]
 TRAIN = ["--model", "resnet20", "--size", "32", "--epochs", "12", "--batch-size", "64", "--set", "data.holdout=0.2"]
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
 WIDTH, SCALE = 1120, 1.75  # CSS pixels; device pixels for each of them
-MISTAKES = "#mistakes"  # the section of classes and mistakes in a report
+SECTIONS = {"mistakes": "#mistakes"}  # the sections of a report, by picture
 LAST_SECTION = "section:has(#chart-ledger)"  # where the picture ends: the chart of where the time goes
 
 
-def train_on_digits(folder: Path) -> Path:
-    """Train ResNet-20 on the digits of the demo; return the run's folder."""
+def train_on_digits(folder: Path, part: str) -> Path:
+    """Run the demo on its digits; return its run or, for the live page, one of ResNet-20 on the same images."""
+    demo = folder / "demo"
+    subprocess.run([*STEADY, "demo", str(demo)], check=True)
+    if part != "watch":
+        return demo / "runs" / "digits"
     run = folder / "digits"
-    subprocess.run([*STEADY, "demo", str(folder / "demo")], check=True)
-    subprocess.run([*STEADY, "train", str(folder / "demo" / "digits.rec"), *TRAIN, "--run", str(run)], check=True)
+    subprocess.run([*STEADY, "train", str(demo / "digits.rec"), *TRAIN, "--run", str(run)], check=True)
     return run
 
 
@@ -69,6 +72,7 @@ def take(address: str, of: str) -> bytes:
         )
         page.goto(address)
         if of:
+            page.wait_for_timeout(1500)  # the curves are drawn
             return page.locator(of).screenshot()
         page.wait_for_selector("body[data-ready]")
         page.wait_for_timeout(1500)  # the curves are drawn after the first events
@@ -83,15 +87,15 @@ def take(address: str, of: str) -> bytes:
 def main() -> None:
     """Read the command line, take the picture and write it with a palette, which makes it a third of the size."""
     parser = argparse.ArgumentParser(description="Draw the page of steady watch --web, or a part of a report.")
-    parser.add_argument("run", nargs="?", type=Path, help="a run's folder; default: train one on the demo's digits")
-    parser.add_argument("--report", action="store_true", help="draw the mistakes in its report instead")
-    parser.add_argument("-o", "--output", type=Path, help="default: watch.png, or mistakes.png, beside this script")
+    parser.add_argument("run", nargs="?", type=Path, help="a run's folder; default: train on the demo's digits")
+    parser.add_argument("--part", choices=("watch", *SECTIONS), default="watch", help="the live page, or a section")
+    parser.add_argument("-o", "--output", type=Path, help="default: PART.png beside this script")
     asked = parser.parse_args()
-    output = asked.output or Path(__file__).with_name("mistakes.png" if asked.report else "watch.png")
+    output = asked.output or Path(__file__).with_name(f"{asked.part}.png")
     with tempfile.TemporaryDirectory() as folder:
-        run = asked.run or train_on_digits(Path(folder))
-        with (written if asked.report else serve)(run) as address:
-            picture = Image.open(io.BytesIO(take(address, MISTAKES if asked.report else ""))).convert("RGB")
+        run = asked.run or train_on_digits(Path(folder), asked.part)
+        with (serve if asked.part == "watch" else written)(run) as address:
+            picture = Image.open(io.BytesIO(take(address, SECTIONS.get(asked.part, "")))).convert("RGB")
     picture.quantize(256, dither=Image.Dither.NONE).save(output, optimize=True)
     print(f"drew {output}: {picture.width} x {picture.height} pixels, {output.stat().st_size} bytes")
 

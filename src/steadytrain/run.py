@@ -238,7 +238,7 @@ class Run:
         if not 2 <= number <= MAX_REPEATS:
             raise InputError(f"the number of repeats is {number}; it must be from 2 to {MAX_REPEATS:,}")
         if (path / "recipe.json").exists():
-            raise RunError(f"{path} is a run; repeats need a folder of their own: name another with --run")
+            raise RunError(f"{path} is a run; repeats need another folder: --run FOLDER")
         seeds = range(recipe.seed, recipe.seed + number)
         return tuple(Run.create(path / f"{REPEAT}{seed}", recipe.with_(seed=seed)) for seed in seeds)
 

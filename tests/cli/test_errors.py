@@ -539,7 +539,7 @@ def test_what_the_system_lacks_is_one_line(
         ("train x --epochs", "--epochs needs a value: --epochs VALUE"),
         ("bench", "name the network to measure, such as steady bench resnet20"),
         ("bench frob --model mlp", "steady bench measures train, or infer, not 'frob'"),
-        ("models --model mlp", "stands without a flag"),
+        ("models --model mlp", "needs no flag"),
         ("resume nothing", "nothing does not exist"),
         ("sweep nothing --over lr=0.1,0.2", "there is no file or folder nothing"),
         ("sweep nothing", "nothing is to be swept: give --over KEY=VALUE,VALUE, or a table [sweep] in a recipe file"),

@@ -33,6 +33,8 @@ class _Terminal(io.StringIO):
         (["DivergedError"], "steady replay RUN"),
         (["runs is not a run: it has no recipe.json. It holds 2 runs"], "Runs lie one level deeper"),
         (["the", "disk", "is", "full"], "Nothing that was saved is lost"),
+        (["nan"], "Lower the learning rate"),
+        (["OOM"], "Out of memory"),
         (["launch"], "steady launch --help"),
         (["train"], "Usage: steady train DATA"),
         (["bench", "infer"], "Usage: steady bench infer"),
@@ -54,6 +56,11 @@ def test_help_shows_links_as_the_names_of_pages(capsys: pytest.CaptureFixture[st
 def test_an_unknown_name_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "noisy_neighbor"]) == 2
     assert "'noisy_neighbor'. Did you mean noisy_neighbour? steady help topics lists" in capsys.readouterr().err
+
+
+def test_a_word_of_several_explanations_is_answered_with_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "cuda"]) == 2
+    assert "See steady help no-gpu, " in capsys.readouterr().err
 
 
 def test_an_error_on_a_terminal_names_its_explanation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_a_run_is_gone_on_with_by_its_folder_alone(photos: Path, capsys: pytest.
     assert main(["resume", "photos"]) == 2
     assert "photos is not a run" in capsys.readouterr().err
     assert main(["resume", "runs/a", "--run", "runs/b"]) == 2
-    assert "steady resume runs/a goes on in that folder: leave out --run runs/b" in capsys.readouterr().err
+    assert "steady resume runs/a continues in that folder: leave out --run runs/b" in capsys.readouterr().err
 
 
 def test_repeats_train_each_seed_once_and_tell_the_mean(
@@ -148,7 +148,7 @@ def test_repeats_are_at_least_two_and_have_a_folder_of_their_own(
     assert "--repeats is 1; it must be from 2 to 1000" in capsys.readouterr().err
     assert main(["train", "photos", "--run", "runs/a", *QUICK]) == 0
     assert main(["train", "photos", "--run", "runs/a", *QUICK, "--repeats", "2"]) == 2
-    assert "runs/a is a run; repeats need a folder of their own" in capsys.readouterr().err
+    assert "runs/a is a run; repeats need another folder" in capsys.readouterr().err
 
 
 def test_a_run_from_elsewhere_connects_to_no_cluster_unless_this_command_names_it(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import steadytrain
 from steadytrain import errors
+from steadytrain.cli import main
 from steadytrain.cli.help import topics
 from steadytrain.cli.options import FLAGS, parse_setting
 from steadytrain.config import Data, Model, Recipe
@@ -105,7 +108,7 @@ SCREEN = 25
 """Lines of a page that stand on the first screen."""
 
 OF_TABLES = {"events", "exit-codes", "environment", "glossary", "other-tools", "bitwise", "trust", "reproducible"}
-OF_TABLES |= {"flags-of-other-tools", "ledger-and-verdict", "positions-and-seeds", "run-folder", "index"}
+OF_TABLES |= {"flags-of-other-tools", "ledger-and-verdict", "positions-and-seeds", "run-folder", "index", "files"}
 """Pages to look something up, or to understand it: there is no one command that a reader looks for."""
 
 
@@ -134,6 +137,25 @@ def _sources(folder: str = "") -> str:
     return "".join(
         file.read_text(encoding="utf-8") for file in (DOCS.parent / "src/steadytrain" / folder).rglob("*.py")
     )
+
+
+def test_every_public_name_is_on_the_page_of_python() -> None:
+    text = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
+    described = re.findall(r"^\.\. auto(?:function|class|exception):: (\w+)", text, re.M)
+    assert sorted(described) == [name for name in steadytrain.__all__ if name != "__version__"]
+
+
+@pytest.mark.parametrize("page", ["ssh", "slurm", "kubernetes", "skypilot"])
+def test_a_guide_shows_the_file_that_its_command_makes(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "guides" / f"{page}.md").read_text(encoding="utf-8")
+    command, shown = re.findall(r"^steady ([^\n]* --dry-run [^\n]*)\n```.*?```text\n(.*?)```", text, re.M | re.S)[0]
+    if hosts := re.search(r"```text\n((?:\w+\n)+)```", text):
+        (tmp_path / "hosts").write_text(hosts[1])
+    assert main(shlex.split(command)) == 0
+    assert shown in capsys.readouterr().out
 
 
 def test_messages_to_look_up_are_those_of_the_commands() -> None:

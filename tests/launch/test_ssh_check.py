@@ -76,7 +76,7 @@ def test_a_machine_without_the_data_is_found_before_anything_starts(tmp_path: Pa
 def test_paths_of_several_files_and_copied_ones_are_left_to_the_command(tmp_path: Path) -> None:
     job = Job(words=("train", "a"), hosts=("gpu1",), inputs=("a", "/s/x-{0..9}.tar", "/s/a.rec"), ssh=Ssh(sync="cats"))
     assert "'paths': ['/s/a.rec']" in render("ssh", job).stages[0].commands[0].stdin
-    with pytest.raises(InputError, match=r"\.\./photos lies outside of the working directory"):
+    with pytest.raises(InputError, match=r"\.\./photos is outside the working directory"):
         render("ssh", replace(job, inputs=("../photos",)))
 
 

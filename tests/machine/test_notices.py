@@ -130,7 +130,7 @@ def test_a_restart_in_a_quarter_of_an_hour_does_not_end_the_run_yet() -> None:
     reboot = MachineNotice(id="a", what="azure: this machine is restarted", deadline=900.0)
     watch.take([reboot], 0.0)
     assert watch.notice is None and said == [
-        "azure: this machine is restarted in 15 min 00 s: the run goes on until 3 min 00 s before"
+        "azure: this machine is restarted in 15 min 00 s: the run continues until 3 min 00 s before"
     ]
     watch.take([reboot], 700.0)
     assert watch.notice is None and len(said) == 1

@@ -369,7 +369,7 @@ def test_any_prefix_is_taken_off(tmp_path: Path, prefix: str) -> None:
     beside = {"criterion.weight": torch.ones(3), "val_acc.total": torch.zeros(1)}
     path = saved(tmp_path, state | beside)
     built = network("resnet20", weights=path)
-    assert built.notes == ("what lies beside the network is left out: criterion.weight, val_acc.total",)
+    assert built.notes == ("tensors beside the network are left out: criterion.weight, val_acc.total",)
     assert all(torch.equal(v, first.module.state_dict()[k]) for k, v in built.module.state_dict().items())
     assert models.num_outputs(Model("resnet20", weights=path)) == 10
 
@@ -396,7 +396,7 @@ def test_entries_beside_a_network_are_left_out_and_a_larger_network_is_refused(t
     state = first.module.state_dict()
     extra = {"loss.weight": torch.ones(10), "total_ops": torch.zeros(1), "layer1.0.total_params": torch.zeros(1)}
     built = network("resnet20", weights=saved(tmp_path, state | extra))
-    assert built.notes == ("what lies beside the network is left out: loss.weight",)
+    assert built.notes == ("tensors beside the network are left out: loss.weight",)
     with pytest.raises(ModelError, match=r"not expected \(layer1.3.bn1"):
         network("resnet20", weights=saved(tmp_path, network("resnet32").module.state_dict()))
     lightning = {f"model.{name}": value for name, value in network("resnet32").module.state_dict().items()}

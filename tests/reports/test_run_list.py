@@ -134,6 +134,7 @@ def test_conditions_choose_and_fields_sort(made: Path) -> None:
         return {row.name for row in rows if parse_where(where)(row)}
 
     assert names("model=ResNet* top1>80%") == {"a"}
+    assert names("lr >= 0.2") == names("optim.lr>=0.2 and top1 > 0") == {"b"}
     assert names("optim.lr>=0.2") == {"b"} and names("name~LR=") == {"rates/lr=0.1/seed-0"}
     assert names("status!=finished age<1d") == {"never"} and names("data='cifar10-train.rec' top1<=0.8") == {"b"}
     assert [row.name for row in sort_rows(rows, "top1")][:2] == ["a", "b"]
@@ -144,7 +145,7 @@ def test_conditions_choose_and_fields_sort(made: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("acc>0.9", r"unknown field 'acc': name, status, .*, top1, .*optim\.lr"),
+        ("acc>0.9", r"unknown field 'acc': name, status, .*, top1, .*optim\.lr\. Did you mean top1"),
         ("statsu=failed", "Did you mean status"),
         ("top1>high", "top1 is a number"),
         ("model>resnet", "model is text"),

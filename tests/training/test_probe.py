@@ -111,7 +111,7 @@ def test_a_probe_that_fails_does_not_keep_a_run_from_training(
     run = Run.create(tmp_path / "run", recipe.with_({"model.name": "probe_alone:make"}))
     events = list(steps(run, allow_import=True, probe=True))
     assert run.finished() is not None
-    assert any("training goes on without" in event.message for event in events if isinstance(event, Noticed))
+    assert any("training continues without" in event.message for event in events if isinstance(event, Noticed))
 
 
 def test_a_run_that_has_not_begun_can_be_probed(recipe: Recipe, tmp_path: Path) -> None:

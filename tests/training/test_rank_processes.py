@@ -197,9 +197,9 @@ def test_a_run_is_gone_on_with_by_as_many_ranks_as_it_was_begun_with(
 
     monkeypatch.setattr(supervise, "keep_ranks", keep)
     assert main(["resume", str(run)]) == 0 and started == [2]
-    assert f"{run}: 2 ranks, as it was begun with (--procs says otherwise)" in capsys.readouterr().err
+    assert f"{run}: 2 ranks, as it was started with (--procs changes that)" in capsys.readouterr().err
     assert main(["resume", str(run), "--procs", "3"]) == 0 and started == [2, 3]
-    assert "as it was begun with" not in capsys.readouterr().err
+    assert "as it was started with" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -165,7 +165,7 @@ def test_what_cannot_be_recorded_goes_on_operation_by_operation(digits: Path, tm
         assert session.state.cursor.step == UPDATES
     assert notices == [
         "updates cannot be recorded as a graph (operation not permitted when stream is capturing):"
-        " training goes on without"
+        " training continues without"
     ]
 
 
@@ -186,7 +186,7 @@ def test_what_one_rank_cannot_record_no_rank_replays(digits: Path, tmp_path: Pat
         assert len(list(_updated(session))) == UPDATES
         replayed = _weights(session)
     assert said == [""] and tape.recorded == 1
-    assert notices == ["updates cannot be recorded as a graph (out of room on rank 1 (b)): training goes on without"]
+    assert notices == ["updates cannot be recorded as a graph (out of room on rank 1 (b)): training continues without"]
     assert all(torch.equal(this, other) for this, other in zip(plain, replayed, strict=True))
 
 

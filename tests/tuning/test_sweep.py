@@ -115,5 +115,5 @@ def test_nothing_is_made_where_one_case_cannot_be(tmp_path: Path) -> None:
     cases = create_cases(tmp_path / "sweep", chosen[:1], recipe.with_, 2)
     assert [run.recipe.seed for run in cases[0].runs] == [0, 1]
     Run.create(tmp_path / "run", recipe)
-    with pytest.raises(RunError, match="is a run; a sweep needs a folder of its own"):
+    with pytest.raises(RunError, match="is a run; a sweep needs another folder"):
         create_cases(tmp_path / "run", chosen[:1], recipe.with_, 1)

@@ -76,25 +76,25 @@ def bench_infer(
 ) -> int:
     """Measure how fast networks infer here, engine by engine: latency, images per second, memory, and equal outputs.
 
-    Every engine with a network has a process of its own, and the engines of a network take turns: a crash or a lack of
-    memory is a row with a sentence, and noise hits all alike. Without networks it measures those of the old articles:
-    AlexNet, VGG, Inception, ResNet, SqueezeNet, MobileNet, DenseNet, two SSDs, Faster R-CNN, a translation encoder and
-    a DCGAN generator. Speed does not depend on weights: they are drawn unless a file or a run is named.
+    Each engine runs in its own process, and the engines of a network take turns, so that noise affects all alike. A
+    crash or a lack of memory only costs its row. Without names it measures AlexNet, VGG, Inception, ResNet, SqueezeNet,
+    MobileNet, DenseNet, two SSDs, Faster R-CNN, a translation encoder and a DCGAN generator. Weights are random unless
+    you name a file or a run; speed does not depend on them.
 
     Args:
         networks: Names of the table such as resnet50, timm/NAME, built-in nets, pkg.mod:factory, runs, weights files,
             or NAME=FILE for a network with the weights of a file.
         model: The same, behind a flag.
         engines: One or several. plain is torch without oneDNN (on a GPU: without cuDNN), eager torch as it is.
-            [default: all that are installed but compile, which takes minutes]
+            [default: all installed ones except compile, which takes minutes]
         batch_size: The smallest shows latency, the largest throughput.
-        precision: Number formats. [default: fp32 and int8, and those that this processor or GPU multiplies fast]
+        precision: Number formats. [default: fp32, int8, and those that this processor or GPU supports in hardware]
         threads: Compute threads on a CPU. [default: one for each core]
-        data: Compare outputs on these images, and score them by their labels: a folder, a .rec file, or any source
-            that steady pack takes. [default: drawn samples]
-        images: Use so many images of --data, spread over all of it; they are held in memory.
+        data: Compare outputs on these images, and score them by their labels: a folder, a .rec file, or any source that
+            steady pack takes. [default: random samples]
+        images: Number of images of --data to use, spread over all of it; they are held in memory.
         seconds: How long to measure each engine with each batch size.
-        minutes: Begin no network after so long.
+        minutes: Start no further network after so many minutes.
         plot: Draw latency and throughput into this file: .svg or .html.
         save: Write all figures into this .json file; the same command resumes.
 

@@ -43,19 +43,19 @@ def check(
 ) -> int:
     """Find what is wrong with images or records, where, and what to do about it; 1 if there is an error.
 
-    Every frame, header and image is read; nothing is changed unless --index or --salvage asks for it. Each finding says
-    whether it is an error or a warning, and what becomes of the image.
+    Every frame, header and image is read. Nothing is changed without --index or --salvage. Each finding says how severe
+    it is, and what happens to the image.
 
     Args:
-        paths: A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive. Several .rec are looked
-            at one by one, and for images that are in two of them; several of the others as one set.
-        val: Validation images, to find those that are in PATH too; for OUT-train.rec, OUT-val.rec is looked at.
+        paths: A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive. Several .rec are checked
+            one by one, and for images that are in two of them; other sources count as one set.
+        val: Validation images, to find those that are also in PATH. For OUT-train.rec, OUT-val.rec is the default.
         root: Folder that the paths in a .lst or table are relative to.
-        labels: A file of labels, for images that lie in no folders of classes.
-        no_decode: Look at framing, headers, index and card alone; of a folder at names.
-        near: Find also images that look alike: encoded again, scaled or mirrored.
-        index: Write a lost or wrong .idx.
-        salvage: Write the sound records into a new OUT.rec, with index, card and list.
+        labels: A file of labels, for images that are not in class folders.
+        no_decode: Check only framing, headers, index and card; of a folder only names.
+        near: Also find images that look alike: compressed again, resized or mirrored.
+        index: Write a missing or wrong .idx.
+        salvage: Write the intact records into a new OUT.rec, with index, card and list.
         force: With --index: also where the index is good; with --salvage: replace OUT.
         workers: Processes to decode with (default: one for each core).
         json: Print every finding, as one JSON document.

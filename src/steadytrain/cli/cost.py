@@ -37,10 +37,10 @@ def cost(
 ) -> None:
     """Find what a run costs, finished, running or killed: so far, at its end, per attempt, epoch and accuracy.
 
-    Every attempt is paid from the start of its process to its last sign of life. Checkpoints hold the same sum, so
-    neither a kill nor a lost event log loses the bill. The price is that which the run recorded (steady train --price),
-    or the one given here; without any, the hours and the measured energy are shown. It only reads, and needs neither
-    torch nor a GPU.
+    Every attempt counts from the start of its process to its last event. Checkpoints hold the same sum, so neither a
+    kill nor a lost event log loses the bill. The price is that which the run recorded (steady train --price), or the
+    one given here; without any, the hours and the measured energy are shown. It only reads, and needs neither torch nor
+    a GPU.
 
     steady cost prices lists what instances cost, with the date of each price; words after it select.
 
@@ -48,12 +48,12 @@ def cost(
         runs: Folders of runs, folders that hold runs, or logs of other programs; or prices, and words to select some.
         price: Price of an hour of each machine: 2.40, 2.40 EUR, 0.30 EUR/kWh@450W, or an instance, such as
             p3.2xlarge@us-east-1:spot. [default: what the run recorded, else $STEADYTRAIN_PRICE]
-        instance: The same by name; with it, spot is compared with on demand.
-        cloud: Only this cloud's.
-        region: Only this region's, or this zone's.
+        instance: An instance, by name: compare spot with on-demand prices there.
+        cloud: Only machines of this cloud.
+        region: Only machines of this region or zone.
         spot: Take the spot price of --instance.
-        before: Take the newest price that is not younger than this day, such as `2018-12-31`.
-        target: Also what it cost to reach this top-1, or mAP: 0.9.
+        before: Use the prices of this day, such as `2018-12-31`, or the newest before it.
+        target: Also show the cost until this top-1 or mAP was reached, such as 0.9.
         what_if: Also estimate the run on other GPUs, by the ratios of their peaks.
         interruptions: Interruptions an hour to expect on spot. [default: as in the run's own events]
         wait_minutes: Minutes until there is capacity again after one. [default: as in the run's own events]

@@ -66,7 +66,7 @@ Threshold = Annotated[
     ),
 ]
 AcceptLicence = Annotated[
-    bool, Parameter(help="Use weights whose licence forbids products and services; asked for on a terminal.")
+    bool, Parameter(help="Use weights whose licence forbids products and services; confirm on a terminal.")
 ]
 
 
@@ -117,8 +117,8 @@ def evaluate(
         threads: Threads that load images.
         per_image: A CSV file to write, with a line for each image: file, shard and record, true and predicted class,
             the probability of both, loss, rank of the true class.
-        calibrate: Fit a temperature on these images, which makes the model's probabilities true, and keep it in the
-            weights file; predictions stay as they are.
+        calibrate: Fit a temperature on these images, which corrects the model's probabilities, and keep it in the
+            weights file; predictions do not change.
 
     Examples:
         steady evaluate runs/a
@@ -280,7 +280,7 @@ def predict(
     csv: Path | None = None,
     json: Json = False,
 ) -> int:
-    """Predict the classes of images, the likeliest first, or their labels; exit code 1 if an image could not be read.
+    """Predict the classes of images, the most likely first, or their labels; exit code 1 if an image could not be read.
 
     Args:
         images: Image files, folders of them, patterns (quoted), .rec files; -: standard input, with a path on each

@@ -42,9 +42,9 @@ def fetch(
         output: The folder to write to (default: one of the data set's name). Files as they came lie in its folder
             downloads, which may be deleted afterwards.
         mirror: The address of a folder that has the files, tried before their own; may be given several times.
-        from_: For imagenet: the folder with the archives that its owners handed out to you.
+        from_: For imagenet: the folder with the archives that you downloaded.
         shorter_side: Scale larger images down to this many pixels on their shorter side; smaller ones stay.
-        clutter: Keep the class of Caltech-101 and Caltech-256 whose images belong to none of the others.
+        clutter: Keep the clutter class of Caltech-101 and Caltech-256.
         workers: Number of processes that encode (default: one for each core).
         force: Pack again over existing record files.
         json: Print the data sets, or the cards of what was packed, as one JSON document.

@@ -83,8 +83,8 @@ def _read_value(reading: FlagReading, left: list[str], word: str, equals: str, v
     known = OTHER_VALUES[name]
     if name == "weights" and re.fullmatch(r"\w+_Weights\.\w+|DEFAULT", value):
         raise InputError(
-            f"{word} is {value!r}, one of torchvision's own: --model torchvision/NAME --set model.pretrained=true"
-            " starts from its weights"
+            f"{word} is {value!r}, torchvision's own. timm has many of them, such as --model"
+            " timm/resnet50.tv2_in1k (steady models 'resnet50.tv*'); or give a file: --weights FILE"
         )
     if name in _OUR_SWITCHES:
         if equals and text in _FALSE:
@@ -100,7 +100,8 @@ def _read_value(reading: FlagReading, left: list[str], word: str, equals: str, v
     else:
         if name in _SCHEDULES:
             reading.parts["other schedule"] = f"{word} {value}"
-        left += [word, known.get(text, value)]
+        is_numbers = name == "device" and re.fullmatch(r"\d+(,\d+)*", value)  # Ultralytics' GPUs
+        left += [word, f"cuda:{value}" if is_numbers else known.get(text, value)]
 
 
 def _join_parts(reading: FlagReading, left: list[str]) -> None:
@@ -259,9 +260,8 @@ def _of_255(key: str) -> Read:
 
 def _gpus(reading: FlagReading, word: str, values: list[str]) -> None:
     if "," not in values[0]:
-        raise InputError(
-            f"{word} is {values[0]}: --device cuda:{values[0]} is the GPU of that number, --procs {values[0]} so many"
-        )
+        many = f"--procs {values[0]} for that many GPUs" if values[0] != "0" else "--device cpu for none"
+        raise InputError(f"{word} is {values[0]}: say --device cuda:{values[0]} for the GPU of that number, or {many}")
     reading.parts["devices"] = values[0]
 
 
@@ -345,7 +345,11 @@ OTHER_VALUES: dict[str, dict[str, str]] = {
     **dict.fromkeys(_SCHEDULES, _LAWS),
     **dict.fromkeys(("precision", "dtype"), _PRECISIONS),
     "device": {"gpu": "cuda"},
-    "loss": {"ce": "cross-entropy", "bce": "binary"},
+    "loss": {
+        **dict.fromkeys(("ce", "crossentropyloss", "nn.crossentropyloss", "crossentropylossflat"), "cross-entropy"),
+        **dict.fromkeys(("categorical_crossentropy", "sparse_categorical_crossentropy"), "cross-entropy"),
+        **dict.fromkeys(("bce", "binary_crossentropy", "bcewithlogitsloss", "nn.bcewithlogitsloss"), "binary"),
+    },
     "deterministic": dict.fromkeys((*_TRUE, "warn"), ""),
     **dict.fromkeys(("compile", "torchcompile"), dict.fromkeys((*_TRUE, "inductor"), "")),
     "weights": {},
@@ -369,7 +373,7 @@ TRAINING_READERS: dict[str, Read] = {
     "input-img-mode": _needless("images get the channels that the data and the network have"),
     "dataset-trust-remote-code": _needless("no code of a data set is run"),
     "val-split": _split_name,
-    **dict.fromkeys(("input-size", "image-shape"), _square),
+    **dict.fromkeys(("input-size", "image-shape", "image-size", "target-size"), _square),
     "train-crop-size": _flag("--grow-size", suffix="@0"),
     "mean": _numbers("data.mean"),
     "std": _numbers("data.std"),
@@ -422,10 +426,18 @@ TRAINING_READERS: dict[str, Read] = {
     ),
     "gc-type": _choice({"none": (), "2bit": ("--set", "parallel.compress=2bit")}, "--set parallel.compress=2bit"),
     "gc-threshold": _key("parallel.threshold"),
-    "local-rank": _needless("the launcher's environment says it (LOCAL_RANK)"),
+    **dict.fromkeys(("local-rank", "rank"), _needless("the launcher's environment says it (RANK, LOCAL_RANK)")),
+    **dict.fromkeys(
+        ("distributed", "multiprocessing-distributed", "dist-eval"),
+        _needless("--procs or a launcher starts ranks, and they share training and evaluation"),
+    ),
+    "no-cuda": _words("--device", "cpu"),
     "dist-url": _needless("the launcher's environment says it (MASTER_ADDR, MASTER_PORT)"),
     "synchronize-step": _needless("updates are timed without waiting for each"),
-    "benchmark": _needless("cuDNN's algorithms are measured, but with --deterministic"),
+    **dict.fromkeys(
+        ("benchmark", "cudnn-benchmark"),
+        _needless("cuDNN's algorithms are measured; steady bench train takes synthetic images"),
+    ),
     "inference-mode": _needless("evaluation computes no gradients"),
     "use-distributed-sampler": _needless("each rank gets its share of each batch"),
     "use-deterministic-algorithms": _words("--deterministic"),
@@ -456,6 +468,7 @@ TRAINING_READERS: dict[str, Read] = {
     "lr-warmup-decay": _part("warmup share"),
     "max-time": _max_time,
     "bce-loss": _words("--loss", "binary"),
+    "cos-lr": _words("--schedule", "cosine"),
     "model-ema": _part("ema", whole=True),
     "model-ema-warmup": _needless("the decay rises at first, to n / (n + 9) at update n"),
     "model-ema-steps": fixed(
@@ -475,9 +488,23 @@ TRAINING_READERS: dict[str, Read] = {
         ("enable-progress-bar", "enable-model-summary", "enable-autolog-hparams"),
         _needless("a terminal shows progress, a file gets lines; recipe.json and events.jsonl have all of it"),
     ),
+    "verbose": _needless("a terminal shows progress, a file gets lines"),
+    **dict.fromkeys(("metrics", "class-mode"), _needless("every metric that the labels allow is computed")),
+    **dict.fromkeys(("shuffle", "drop-last"), _needless("training images are shuffled, and every batch is full")),
+    **dict.fromkeys(("do-train", "do-eval"), _needless("a run trains, and evaluates after each epoch")),
+    "save-model": _needless("the best and the last weights are always saved"),
+    "plots": _needless("steady report RUN draws them"),
+    "ignore-mismatched-sizes": _needless("a classifier for other classes is replaced"),
+    "torch-compile": _words("--compile"),
+    "close-mosaic": _needless("images are not joined to mosaics"),
+    "cache": _needless("images that fit into memory are decoded once"),
     "worker-seeding": _needless("each sample's draws come from the seed and its position, not from a worker"),
     **dict.fromkeys(
         ("pin-mem", "no-prefetcher", "use-multi-epochs-loader", "reload-dataloaders-every-n-epochs", "use-v2"),
+        _needless(_LOADER),
+    ),
+    **dict.fromkeys(
+        ("pin-memory", "persistent-workers", "prefetch-factor"),
         _needless(_LOADER),
     ),
     "backend": _needless("JPEG is decoded natively, other images by Pillow"),
@@ -501,6 +528,20 @@ SWITCHES = frozenset(
             "use-v2",
             "weights-only",
             "barebones",
+            *("distributed", "multiprocessing-distributed", "dist-eval", "no-cuda", "cudnn-benchmark", "cos-lr"),
+            *(
+                "plots",
+                "ignore-mismatched-sizes",
+                "torch-compile",
+                "verbose",
+                "shuffle",
+                "drop-last",
+                "do-train",
+                "do-eval",
+                "save-model",
+                "pin-memory",
+                "persistent-workers",
+            ),
         ),
     )
 )
@@ -508,7 +549,7 @@ SWITCHES = frozenset(
 
 MOST_VALUES = {
     **augmentation_flags.MOST_VALUES,
-    **dict.fromkeys(("mean", "std", "input-size", "image-shape"), 3),
+    **dict.fromkeys(("mean", "std", "input-size", "image-shape", "image-size", "target-size"), 3),
     "opt-betas": 3,
     **dict.fromkeys(("decay-milestones", "milestones", "lr-step-epochs"), 100),
 }

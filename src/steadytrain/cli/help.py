@@ -54,10 +54,10 @@ def topic_of(message: str, kind: str = "") -> str:
 
 
 def help(*name: str) -> None:
-    """Explain a command, a cause that a verdict names, or an error, without a network.
+    """Explain a command, a cause in a verdict, or an error, without a network.
 
     Args:
-        name: A command, a cause, an error's name, or a message as it was shown; ``topics`` lists all names.
+        name: A command, a cause, an error's name, or a message; topics lists all names.
 
     Examples:
         steady help train
@@ -73,8 +73,15 @@ def help(*name: str) -> None:
     known = {_plain(key): topic for topic in topics().values() for key in (*topic.shown, topic.name)}
     topic = known.get(asked) or topics().get(topic_of(words))
     if topic is None:
+        word = re.compile(rf"\b{re.escape(asked)}\b")
+        about = [topic for topic in topics().values() if word.search(_plain(topic.title))]
+        about = about or [topic for topic in topics().values() if word.search(_plain(topic.text))]
         hint = did_you_mean(asked.replace(" ", "_"), topics())
-        raise InputError(f"nothing is known of {words!r}.{hint} steady help topics lists all names")
+        if len(about) != 1:
+            names = ", ".join(f"steady help {topic.name}" for topic in about[:5])
+            hint = hint or (f" See {names}." if names else "")
+            raise InputError(f"no help on {words!r}.{hint} steady help topics lists all names")
+        [topic] = about
     print_text("\n".join(_lines(topic, width)))
 
 

@@ -143,7 +143,7 @@ def feed(
         batch_size: Images in a batch.
         threads: Number of threads (default: one for each core).
         seconds: How long to measure the steady state.
-        show: Measure nothing: write a batch as the model will see it, as a picture (.png) or a page (.html).
+        show: Instead of measuring, write a batch as the model sees it, as a picture (.png) or a page (.html).
 
     Examples:
         steady feed photos-train.rec
@@ -393,9 +393,9 @@ def bench(
 ) -> int:
     """Measure how fast a network trains here, with the updates of steady train, on random images in memory.
 
-    Every combination of the values is measured in a separate process: one that runs out of memory loses only its own
-    row. A row shows images per second, the time of an update (p50, p90, p99) and of its parts, FLOP/s of convolutions
-    and matrix multiplications, their share of the peak (of a large matrix multiplication here), and peak memory.
+    Every combination of values is measured in a separate process; one that runs out of memory loses only its row. A row
+    shows images per second, the time of an update (p50, p90, p99) and of its parts, FLOP/s of convolutions and matrix
+    multiplications, their share of the peak (of a large matrix multiplication here), and peak memory.
 
     Args:
         what: train, or the network to measure; steady bench infer measures inference.
@@ -405,7 +405,7 @@ def bench(
         layout: Memory layout of the images: one or several.
         compile: Modes of torch.compile: one or several.
         graph: Replay each update as one CUDA graph: yes, no or both.
-        recompute: Compute activations again in the backward pass: yes, no or both.
+        recompute: Recompute activations in the backward pass: yes, no or both.
         size: Side of the images, in pixels (default: the model's own, such as 32 for resnet20, else 224).
         channels: Channels of the images.
         classes: Classes of the network.
@@ -614,8 +614,8 @@ def bandwidth(
         procs: Ranks on this machine, 2 or more (default: one for each GPU, or 2).
         backend: gloo: tensors in CPU memory; nccl: tensors in GPU memory; auto: all that are available.
         seconds: How long to measure each backend.
-        step_seconds: What an update computes, for the choice of the engine. [default: 0.1, 1 and 10 s side by side]
-        batch_size: Measure what an update of so many images, over all ranks, computes here.
+        step_seconds: Computing time of an update, to choose the engine by. [default: 0.1, 1 and 10 s side by side]
+        batch_size: Measure the computing time of an update of this many images, over all ranks.
         size: Side of those images. [default: the model's own, or 224]
 
     Examples:

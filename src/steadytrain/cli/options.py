@@ -94,20 +94,20 @@ class TrainingOptions:
 
     Args:
         flags: those that set a value of the recipe, by their names; each is described at the setting's own field.
-        budget_minutes: finetune: choose method and epochs by what this machine does with the data, and end within so
-            many minutes.
-        repeats: Train with so many seeds, one run after another, and print the mean of their accuracies and its 95 %
-            interval; the same command resumes and skips what is finished.
+        budget_minutes: finetune: measure the speed here, choose method and epochs by it, and end within this many
+            minutes.
+        repeats: Train with this many seeds, one run after another, and print the mean of their accuracies and its 95 %
+            interval; the same command resumes and skips finished runs.
         workers: With --engine async, its workers, as --procs; else threads that load images, as --threads.
         join: Add workers to the run of this --run folder, which another command trains on the same --ray-address.
         run: Folder of the run; the same command resumes it. Of repeats: the folder that holds them. A URI, such as
-            s3://bucket/runs/a: runs/a, kept there as well. [default of a new run: runs/MODEL-DATA-DIGEST, of repeats
-            with -repeats]
+            s3://bucket/runs/a: train in runs/a, and upload it. [default of a new run: runs/MODEL-DATA-DIGEST, of
+            repeats with -repeats]
         recipe: A recipe file: .toml, .json or .yaml. Flags overrule it.
-        accept_licence: Use weights whose licence forbids commercial use, without being asked.
+        accept_licence: Use weights whose licence forbids commercial use, without confirmation.
         probe: First measure how fast loading alone and updates alone are; the weights do not depend on it.
         explain: Print what would be trained, and in which number format each operation runs; train nothing.
-        mxnet_log: Write the progress as MXNet's training scripts did, for tools that read their logs.
+        mxnet_log: Write progress in the format of MXNet's training scripts, for tools that read their logs.
         set: Set any other value of the recipe: --set optim.clip_norm=1 (--help-recipe lists them).
         json: Print the outcome as one JSON document.
     """

@@ -101,6 +101,22 @@ TOOLS: dict[str, str] = {
         --max-random-scale 1 | --min-random-scale 1 | --max-random-area 1 | --min-random-area 0.08
         --max-crop-size -1 | --min-crop-size -1 | --brightness 0.4 | --contrast 0.4 | --saturation 0.4 | --pca-noise 0
         --pretrained-model a.params | --layer-before-fullc flatten0""",
+    "Keras, fastai and Ultralytics": """
+        --image_size 180 180 | --target_size 224 224 | --validation_split 0.2 | --class_mode categorical | --shuffle
+        --batch_size 32 | --epochs 20 | --steps_per_epoch 100 | --learning_rate 0.001 | --optimizer adam
+        --loss categorical_crossentropy | --metrics accuracy | --callbacks EarlyStopping | --monitor val_accuracy
+        --verbose | --class_weight balanced | --valid_pct 0.2 | --bs 64 | --arch resnet34 | --n_epochs 5
+        --base_lr 0.002 | --freeze_epochs 1 | --wd 0.01 | --item_tfms Resize | --batch_tfms aug_transforms
+        --imgsz 224 | --lr0 0.01 | --cos_lr | --close_mosaic 10 | --cache ram | --patience 50 | --optimizer auto
+        --dropout 0.1 | --freeze 10 | --project runs | --name exp | --exist_ok | --amp | --device 0 | --device 0,1
+        --workers 8 | --seed 0 | --pretrained | --resume | --plots | --fraction 0.1""",
+    "transformers' run_image_classification.py": """
+        --train_dir photos | --model_name_or_path resnet50 | --do_train | --do_eval | --num_train_epochs 5
+        --per_device_train_batch_size 8 | --gradient_accumulation_steps 4 | --learning_rate 2e-5 | --warmup_ratio 0.1
+        --lr_scheduler_type cosine | --weight_decay 0.01 | --max_grad_norm 1 | --label_smoothing_factor 0.1 | --bf16
+        --fp16 | --gradient_checkpointing | --dataloader_num_workers 4 | --logging_steps 10 | --eval_strategy epoch
+        --save_strategy epoch | --report_to wandb | --output_dir out | --seed 42 | --torch_compile | --optim adamw_torch
+        --ignore_mismatched_sizes | --resume_from_checkpoint a | --train_val_split 0.15 | --no_cuda""",
 }
 """Tool -> its flags, each with a value, between bars or at the ends of lines."""
 
@@ -140,7 +156,8 @@ def answer(typed: str) -> FlagAnswer:
     try:
         read, notes = read_flags(shlex.split(typed))
         ours = translate(read)
-        if unknown := [word for word in ours if word.startswith("--") and word not in _names_of_train()]:
+        flags = [word.replace("_", "-") for word in ours if word.startswith("--")]
+        if unknown := [word for word in flags if word not in _names_of_train()]:
             return FlagAnswer(typed, refusal=advice(unknown[0]).strip())
         settings = tuple(value for flag, value in pairwise(ours) if flag == "--set")
         TrainingOptions(set=settings).recipe_over(usual_recipe("photos", finetune=False, small=False))

@@ -93,7 +93,7 @@ def pack(
 ) -> int:
     """Pack images into record files, with an index, a metadata file (the card), and a list of the images' files.
 
-    Unreadable files are left out and named. All other images are checked, rotated upright and, where nothing has to
+    Unreadable files are left out and listed. All other images are checked, rotated upright and, if nothing has to
     change, stored as they are. After Ctrl-C, a kill or a full disk, the same command resumes.
 
     Args:
@@ -126,9 +126,9 @@ def pack(
             would blur.
         max_bad: Unusable files that may be left out before packing stops (default: the larger of 1 % and 5).
         workers: Number of processes that encode (default: one for each core; with --procs, a share of them).
-        procs: Pack by this many processes, each of which reads, encodes and writes shards of its own; more may join by
-            the same command, on any machine that sees source and output (steady launch starts them on several). What
-            is done is in OUT.plan.json. Default of --shards is then one for each 256 MB or 16,384 images.
+        procs: Pack with this many processes, each of which reads, encodes and writes its own shards. More may join with
+            the same command, on any machine that sees source and output (steady launch starts them). The plan is in
+            OUT.plan.json. Default of --shards is then one for each 256 MB or 16,384 images.
         ray: Pack on the Ray cluster at this address (10.0.0.1:6379; auto) by --procs tasks, or one for each of its
             cores.
         force: Replace existing files.

@@ -24,8 +24,8 @@ def replay(
 ) -> int:
     """Compute an update of a run again, to the last bit, and save its images and what was not finite.
 
-    The run is only read; it may go on meanwhile. A copy is trained from the newest checkpoint before that update, or
-    from the beginning, in this process.
+    The run is not changed, and may keep training. A copy is trained from the newest checkpoint before that update, or
+    from the beginning.
 
     Args:
         run: The run's folder.

@@ -44,17 +44,17 @@ def runs(
 
     Args:
         folders: Runs, or folders that hold runs, those of sweeps and repeats included (default: runs).
-        where: Only runs that meet these conditions, with spaces between: "model=resnet50 top1>0.9", "tag=good",
-            "age<7d", "name~lr". Operators: = != > < >= <= and ~ (holds). A * stands for any text.
-        sort: Sort by a field, the best first; with - before it, the worst first: --sort top1, --sort cost.
-        tag: Add a tag to these runs, or several between commas. Runs tagged keep are never cleaned up.
-        untag: Take a tag away from these runs, or several between commas.
-        remark: Write a note on these runs, in place of the old one; an empty one removes it.
-        compare: Add a column for each setting in which the runs differ; of two runs also test whether they differ on
-            the same images.
-        clean: Remove what takes room in runs that failed (checkpoints, weights) or never started (the folder); log,
-            recipe, notes and reports stay. With --where, of the runs it chooses instead; of finished ones only the
-            checkpoints. It lists what goes, and asks.
+        where: Only runs that meet these conditions, separated by spaces: "model=resnet50 top1>0.9", "tag=good",
+            "age<7d", "name~lr". Operators: = != > < >= <= and ~ (contains). A * matches any text.
+        sort: Sort by a field, the best first: --sort top1, --sort cost; --sort -top1: the worst first.
+        tag: Add one tag or several (a,b) to these runs. Runs tagged keep are never cleaned up.
+        untag: Remove one tag or several (a,b) from these runs.
+        remark: Write a note on these runs, replacing the old one; an empty note removes it.
+        compare: Add a column for each setting in which the runs differ; with two runs, also test whether their
+            accuracies differ.
+        clean: Remove checkpoints and weights of failed runs, and folders of runs that never started; log, recipe, notes
+            and reports stay. With --where: of the runs that it chooses; of finished ones only checkpoints. It lists
+            what it would remove, and asks.
         whole: With --clean --where: remove the whole folders.
         yes: With --clean: do not ask.
         json: Print one JSON document.
@@ -71,7 +71,7 @@ def runs(
     chosen = parse_where(where or "")
     writes = tag is not None or untag is not None or remark is not None
     if clean and (writes or compare):
-        raise InputError("--clean stands alone: first tag or compare, then clean up")
+        raise InputError("--clean cannot be combined with tags, notes or --compare: use two commands")
     if (whole or yes) and not clean:
         raise InputError("--whole and --yes need --clean: steady runs --clean")
     if whole and not where:
@@ -210,11 +210,12 @@ def report(
             each epoch) or .json. A dash prints Markdown instead.
         json: Print the figures as one JSON document; write a file only with -o.
         force: Replace the output even if it is not an older report.
-        compare: Instead test whether two runs, or two files of steady evaluate --per-image, differ on the same images.
-        to: Instead send the runs to trackers: tensorboard, mlflow, wandb, trackio, or several between commas.
-        follow: With --to: go on until the run has ended.
-        serve: Instead serve a live page of all runs of a folder (default: runs), which leads to the page of each, to
-            browsers on this machine, until Ctrl-C.
+        compare: Instead test whether two runs, or two files of steady evaluate --per-image, differ in accuracy on the
+            same images.
+        to: Instead send the runs to trackers: tensorboard, mlflow, wandb or trackio; several: tensorboard,mlflow.
+        follow: With --to: keep sending until the run has ended.
+        serve: Instead serve a live page of all runs in a folder (default: runs) to browsers on this machine, until
+            Ctrl-C. Each run links to its page.
         port: With --serve: port of the page (default: 8321, or a free port if that is taken).
         seconds: With --serve: stop after this many seconds.
 
@@ -317,9 +318,8 @@ def diagnose(
 ) -> None:
     """Find what slows a run down, finished or running: its cost, what to change, and what the change saves.
 
-    The dominant cause comes first, with its share of the wall time, the figures behind it and the one change to make;
-    then the next two. It reads the run's event log and needs neither torch nor a GPU; with --probe it needs the data
-    and the model.
+    The largest cause comes first, with its share of the wall time, the evidence and the change to make; then the next
+    two. Only --probe needs the data, the model and torch.
 
     Args:
         runs: Folders of runs, or folders that hold runs.

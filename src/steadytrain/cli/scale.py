@@ -70,9 +70,10 @@ def scale(
         sources: Training data, or a recipe file (.toml, .json, .yaml); or several runs or logs.
         model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory.
         devices: The most devices to predict.
-        link: What joins the devices, or the machines where one has several (default: as measured between ranks here).
+        link: Link between the devices, or between machines with several devices (default: as measured between ranks
+            here).
         per_machine: Devices of a machine (default: 1 with a network, all with pcie or nvlink).
-        local_link: What joins the devices of one machine (default: pcie3).
+        local_link: Link between the devices of one machine (default: pcie3).
         batch_size: Images of one device (default: the recipe's, else 32).
         size: Side of the images, in pixels (default: the model's own, else 224).
         channels: Channels of the images.

@@ -56,7 +56,7 @@ def schedule(
         output: Draw it into this file: .svg or .html.
         num_train: Number of training images, where the data are not at hand.
         finetune: Begin with the defaults of steady finetune instead of those of steady train.
-        find_lr: Find a learning rate by rising ones.
+        find_lr: Find a learning rate: train for some hundred updates while it rises.
         updates: Most updates of --find-lr, 20 or more.
         force: Replace the output even if it is not an older report.
 
@@ -144,7 +144,7 @@ def require_kind(output: Path) -> None:
     kind = output.suffix.lower()
     if kind not in KINDS:
         raise InputError(
-            f"{output} ends in {kind or 'nothing'}; a plot ends in {' or '.join(KINDS)}.{did_you_mean(kind, KINDS)}"
+            f"{output} ends in {kind or 'no suffix'}; a plot ends in {' or '.join(KINDS)}.{did_you_mean(kind, KINDS)}"
         )
 
 

@@ -58,24 +58,24 @@ def serve(
 ) -> None:
     """Answer HTTP requests for predictions: POST /predict, a page to drop pictures on, health and metrics.
 
-    Images of many requests share passes of the network. A full queue answers 429 with Retry-After. SIGTERM or Ctrl-C
-    stops it once the requests at hand are answered; a second one stops it at once.
+    Images of many requests are computed as one batch. If the queue is full, it answers 429 with Retry-After. SIGTERM or
+    Ctrl-C stops it after it has answered the requests in progress; a second one stops it at once.
 
     Args:
         host: Address to listen on; 0.0.0.0: all of this machine's.
         port: Port to listen on; 0: any that is free.
-        max_batch: Images that the network computes together at most (default: 32, or fewer where that is slower).
-        max_wait_ms: Milliseconds that a decoded image waits at most for others that are on their way.
+        max_batch: Largest batch (default: 32, or fewer if that is faster).
+        max_wait_ms: Longest time that a decoded image waits for others that are being received, in milliseconds.
         threads: Threads that decode (default: one for each core).
         max_queue: Images that may wait for the network.
         max_images: Images in one request.
         max_bytes: Bytes of one request.
         max_pixels: Pixels of an image, by its header; larger ones are not decoded.
-        timeout_seconds: For a client to send its request, for its answer, and for the client to take that.
-        grace_seconds: For the requests at hand when the server is asked to stop.
-        token: Clients have to send Authorization: Bearer TOKEN (default: the variable STEADYTRAIN_TOKEN, if it is set).
-        allow_url: Fetch images that requests name by address, below this one; may be given several times.
-        allow_private: Fetch them also from addresses inside a network.
+        timeout_seconds: Time limit for a client to send its request, for its answer, and for the client to read it.
+        grace_seconds: Time to answer the requests in progress when the server stops.
+        token: Token that clients must send, as Authorization: Bearer TOKEN (default: the variable STEADYTRAIN_TOKEN).
+        allow_url: Allow requests to name images by address, below this one; may be given several times.
+        allow_private: Allow private addresses, too.
         allow_origin: Let web pages of this origin use the server (CORS), such as http://localhost:3000; * for all; may
             be given several times.
         json_log: Write a line of JSON for each request on standard error.
@@ -137,7 +137,7 @@ def serve(
         address = f"[{host}]" if ":" in host else host
         url = f"http://{address}:{listener.getsockname()[1]}/"
         if not settings.token and host not in ("127.0.0.1", "localhost", "::1"):
-            note(f"whoever reaches {host} can use this server: set STEADYTRAIN_TOKEN, or keep it behind a proxy")
+            note(f"anyone who reaches {host} can use this server: set STEADYTRAIN_TOKEN, or keep it behind a proxy")
         note(f"loading {place}; {url}ready answers 503 until it can be used")
 
         def announce(service: Service) -> None:

@@ -66,23 +66,23 @@ def sweep(
 ) -> int:
     """Train a recipe with every combination of some values, each with several seeds, and compare the results.
 
-    Each run is an ordinary one, in RUN/CASE/seed-N, trained in a process of its own: one on each GPU, on a CPU one at
-    a time; or on other machines. The same command resumes where it was interrupted and keeps what is finished. The
-    table, best first, is printed, and written as sweep.json and report.html.
+    Each run is an ordinary one, in RUN/CASE/seed-N, trained in its own process: one on each GPU, or one at a time on
+    the CPU; or on other machines. The same command resumes an interrupted sweep and keeps finished runs. The table,
+    best first, is printed, and written as sweep.json and report.html.
 
     The sweep can be described in the recipe file, in a table [sweep] with over, cases, seeds, halving, search and
     target (docs: sweep). It takes the flags of steady train for what all runs have in common.
 
     Args:
-        recipe: A recipe file: .toml, .json or .yaml; or the data alone, with what steady train chooses for them.
+        recipe: A recipe file: .toml, .json or .yaml; or only the data, with the defaults of steady train.
         over: KEY=VALUE,VALUE for each key of the recipe that takes several values (with ; between values that hold
             commas); for a search also KEY=1e-3..1e-1, or "KEY=1e-3..1e-1 log".
         seeds: Runs of each case, which differ in their seed. [default: 1]
-        halving: Stop the cases that look worst early: of three, one goes on, for three times as long. In a search:
-            those that are worse than the median, at a ninth and at a third of their epochs.
-        search: Choose so many cases by what came of those before, instead of all combinations (needs Optuna).
-        parallel: Runs at a time. [default: one for each GPU, or 1; with --on slurm: as Slurm likes]
-        target: Top-1 (or mAP) as a fraction: say when each case reached it.
+        halving: Stop the worst cases early: the best third continues, for three times as long. In a search: stop those
+            below the median, at a ninth and at a third of their epochs.
+        search: Number of cases, each chosen by the results so far, instead of all combinations (needs Optuna).
+        parallel: Runs at a time. [default: one for each GPU, or 1; with --on slurm: no limit]
+        target: Top-1 (or mAP) as a fraction, such as 0.9: show when each case reached it.
         on: Train elsewhere, with RUN on a disk that all share: ssh, on the machines of --hosts; or slurm, as an array
             of jobs, which the same command reads later. [default: here, or ssh with --hosts]
         hosts: A file with one machine per line: name, user@name:port, name slots=2 (runs at a time, each with a GPU).

@@ -140,7 +140,7 @@ def resume(run: str, /, *, until: Until = None, options: TrainingOptions = Train
     if not is_uri(run):
         Run.open(run)
     if options.run is not None:
-        raise InputError(f"steady resume {run} goes on in that folder: leave out --run {options.run}")
+        raise InputError(f"steady resume {run} continues in that folder: leave out --run {options.run}")
     return _begin(None, replace(options, run=run), finetune=False, until=until, exists=True)
 
 
@@ -247,7 +247,7 @@ def num_procs(data: str | None, options: TrainingOptions, world: World = World()
     if procs is None or procs == "auto":
         procs = len(listed_gpus(device)) or (1 if procs is None else len(accelerators()))
     if is_resumed and procs > 1 and options.value("parallel.procs") is None:
-        note(f"{options.run}: {procs} ranks, as it was begun with (--procs says otherwise)")
+        note(f"{options.run}: {procs} ranks, as it was started with (--procs changes that)")
     return int(procs)
 
 
@@ -664,7 +664,7 @@ def _keep_batch(recipe: Recipe, folder: Path, options: TrainingOptions) -> Recip
         kept = kept.with_({"optim.warmup_epochs": begun.optim.warmup_epochs})
     if begun.batch_size == recipe.batch_size or kept.digest != begun.digest:
         return recipe
-    note(f"{file.parent} keeps the batch of {count(begun.batch_size, 'image')} that it was begun with")
+    note(f"{file.parent} keeps the batch of {count(begun.batch_size, 'image')} that it was started with")
     return kept
 
 
@@ -762,7 +762,7 @@ def _train_visibly(
         if is_first and is_finished:
             note(f"{run.directory} is finished; to train again, change the recipe or name another --run folder")
         elif is_first:
-            note(f"{run.directory} was evaluated at epoch {until:g} already; without --until it goes on")
+            note(f"{run.directory} was evaluated at epoch {until:g} already; leave out --until to continue")
         return 0 if is_finished else EXIT_CODES["preempted"]
     words = upload_words(run.recipe) if is_first else ""
     code, num_steps = 0, 0

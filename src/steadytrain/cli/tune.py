@@ -47,24 +47,24 @@ def tune(
     """Measure how this model trains fastest on these images and this machine, and write a recipe with the reasons.
 
     It chooses the batch at the knee of the throughput curve, the number format, the memory format, the optimizer's
-    variant, the loader's threads and whether to compile. It scales the learning rate. Everything is measured in
-    processes of their own: one that runs out of memory, crashes or takes too long is a result. What was measured is
-    kept, for this machine, model and data and these versions: the same command resumes after Ctrl-C.
+    variant, the loader's threads and whether to compile. It scales the learning rate. Each measurement runs in its own
+    process; one that runs out of memory, crashes or takes too long is recorded. Measurements are kept, so the same
+    command resumes after Ctrl-C.
 
-    What you choose yourself stays: with --batch-size the batch is kept, in micro-batches where that is needed.
+    It keeps what you choose yourself: with --batch-size the batch stays, in micro-batches if needed.
 
     Args:
         model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory (default: that of steady train).
         minutes: How long it may take.
         output: The recipe file to write.
         explain: Print what was measured and chosen, from earlier commands, without measuring or writing anything.
-        again: Measure anew what was measured before.
+        again: Repeat measurements that were made before.
         plot: Draw the curves into this file: .svg or .html.
         finetune: Begin with the defaults of steady finetune instead of those of steady train.
         find_lr: Find the learning rate by a range test instead of scaling it (it takes up to a third of the time).
         val: Validation data, as of steady train.
-        batch_size: Images an update, which are kept (default: the knee).
-        epochs: Passes over the training data, in which compiling has to pay back.
+        batch_size: Images for each update, kept as given (default: the knee).
+        epochs: Passes over the training data, within which compiling must pay off.
         size: Side of the square input, in pixels.
         device: auto, cpu, cuda or cuda:1; cuda:0,2: ranks on these GPUs.
         procs: Ranks that will train together on this machine; auto: one for each GPU. All of them measure at the same

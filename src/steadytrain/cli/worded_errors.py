@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_COMPARED = "steady report RUNS compares the runs in a folder"
+_LISTED = "steady runs lists runs (--sort top1: the best first), steady report RUNS compares them"
 OTHER_COMMANDS = {
     "version": "steady --version",
     **dict.fromkeys(("compare", "diff"), "steady report RUN RUN --compare compares runs"),
-    **dict.fromkeys(("runs", "ls", "list", "best", "leaderboard", "history"), _COMPARED),
-    **dict.fromkeys(("delete", "rm", "remove", "clean"), "a run is its folder: rm -r RUN deletes it"),
+    **dict.fromkeys(("ls", "list", "best", "leaderboard", "history", "experiments"), _LISTED),
+    **dict.fromkeys(
+        ("delete", "rm", "remove", "clean"),
+        "steady runs --clean removes failed runs, and asks first; rm -r RUN deletes one",
+    ),
     **dict.fromkeys(
         ("tensorboard", "wandb", "mlflow", "log", "logs", "events", "plot"),
         "steady watch RUN shows a run while it trains, steady report RUN its curves; --to tensorboard sends them",
@@ -34,14 +37,14 @@ OTHER_COMMANDS = {
 }
 """Commands of other tools -> what does that here, where no verb is called so."""
 _OTHER_FLAGS = {
-    "source": "the images stand after the model: steady predict RUN IMAGE",
-    **dict.fromkeys(("img", "image", "input", "images"), "images stand without a flag: steady predict RUN IMAGE..."),
+    "source": "the images follow the model: steady predict RUN IMAGE",
+    **dict.fromkeys(("img", "image", "input", "images"), "images need no flag: steady predict RUN IMAGE..."),
     **dict.fromkeys(("conf", "conf-thres", "thresh"), "--threshold, of models with several labels"),
     **dict.fromkeys(("topk", "top-k"), "--top 5"),
-    **dict.fromkeys(("checkpoint", "ckpt", "resume"), "the run or the weights stand first, without a flag"),
-    **dict.fromkeys(("model", "network"), "its name, or a part of it, stands without a flag"),
+    **dict.fromkeys(("checkpoint", "ckpt", "resume"), "the run or the weights come first, without a flag"),
+    **dict.fromkeys(("model", "network"), "its name, or a part of it, needs no flag"),
     "format": "the name of the file says it: -o model.onnx, model.xml (OpenVINO), model.pt2 or a folder",
-    **dict.fromkeys(("data", "data-dir", "dataset"), "the data stand without a flag: steady evaluate RUN DATA"),
+    **dict.fromkeys(("data", "data-dir", "dataset"), "the data need no flag: steady evaluate RUN DATA"),
     **dict.fromkeys(("batch", "imgsz-batch"), "--batch-size"),
 }
 """Flags of other tools -> what to type instead in the verbs that do not train."""
@@ -112,9 +115,13 @@ def _flag_hint(verb: str, word: str, names: Sequence[str], trains: bool) -> str:
     from steadytrain.config.recipe import synonym
     from steadytrain.config.synonyms import advice
 
+    plain_word = word.lstrip("-").replace("_", "-").lower()
+    if (known := f"--{plain_word}") in names:  # with one dash, or in capitals
+        return f" Did you mean {known}?"
     if (key := synonym(word)) and (flag := flag_of(key)) in names:
         return f" Did you mean {flag}?"
-    plain_word = word.lstrip("-").replace("_", "-").lower()
+    if key and "--set" in names:
+        return f" Instead: --set {key}=VALUE."
     about = advice(word) if trains else ""
     if not trains and plain_word in _OTHER_FLAGS:
         about = f" Instead: {_OTHER_FLAGS[plain_word]}."
@@ -138,7 +145,7 @@ def assignment_hint(verb: str, word: str, names: Sequence[str], trains: bool) ->
         return ""
     name, value = match["name"], match["value"]
     if name.lower().replace("-", "_") in ("data", "dataset", "data_dir", "path", "train_data"):
-        return f": the data stand first, without a name: steady {verb} {value}"
+        return f": the data come first, without a name: steady {verb} {value}"
     flag = f"--{name.rpartition('.')[2].replace('_', '-')}"
     key = synonym(name) if trains else ""
     known = flag if flag in names else flag_of(key)

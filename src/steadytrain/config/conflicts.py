@@ -105,7 +105,7 @@ def _of_phases(model: Model, precision: Precision, parallel: Parallel) -> Iterat
         if compress in ("2bit", "powersgd"):
             yield trained, compressed, "what is left to send of a parameter would be lost; use compress=fp16"
     if parallel.graph and precision.compile not in ("none", "default"):
-        yield compiled, "parallel.graph=True", "that mode records graphs of its own; use compile=default"
+        yield compiled, "parallel.graph=True", "that mode records its own graphs; use compile=default"
     if precision.compile != "none" and model.batch_norm == "synchronous":
         why = "what ranks exchange inside a pass cannot be compiled; leave one of them out"
         yield compiled, "model.batch_norm='synchronous'", why
@@ -146,7 +146,7 @@ def _of_local(model: Model, precision: Precision, parallel: Parallel) -> Iterato
         why = "it exchanges weights, not gradients; use compress=none, and a larger parallel.sync_every"
         yield local, f"parallel.compress={parallel.compress!r}", why
     if precision.name == "fp16":
-        yield local, "precision.name='fp16'", "each rank would have a loss scale of its own; use bf16"
+        yield local, "precision.name='fp16'", "each rank would have its own loss scale; use bf16"
     if precision.is_pure:
         why = "weights of 16 bits lose what is averaged; use bf16, which keeps them in 32"
         yield local, f"precision.name={precision.name!r}", why

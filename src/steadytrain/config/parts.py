@@ -129,7 +129,7 @@ class Data:
         0.1,
         "Share of each class that is held out where there are no validation data, at least 0, below 1; 0: none.",
         limit=ValueLimit(lambda share: 0 <= share < 1, "a fraction from 0 up to, not including, 1"),
-        words="val-fraction val-split validation-split",
+        words="val-fraction val-split validation-split train-val-split valid-pct test-size",
         flag=Flag(DATA),
     )
     classes: str | Path | None = setting(
@@ -145,7 +145,7 @@ class Data:
         limit=between(1, 4096, "from 1 to 4096 pixels"),
         example=192,
         usual="the model's, or the images' if they are small",
-        words="imgsz image-size resolution val-crop-size",
+        words="imgsz resolution val-crop-size",
         flag=Flag(IMAGES, names="--size --img-size"),
     )
     grow_size: tuple[str, ...] = setting(
@@ -275,9 +275,8 @@ class Data:
     )
     repeats: int = setting(
         1,
-        "Show each image so many times in a row, each time cropped, flipped and transformed anew (repeated "
-        "augmentation), 1 to 16. An epoch has as many images as without, so that 3 shows a third of them, and three "
-        "epochs show each.",
+        "Number of times that each image comes in a row, with a new crop, flip and transform each time (repeated "
+        "augmentation), 1 to 16. An epoch has as many images as without: with 3, it shows a third of them.",
         limit=between(1, 16, "from 1 to 16"),
     )
     from_file: frozenset[str] = file_keys()
@@ -308,7 +307,7 @@ class Model:
                 "timm/resnet50, or resnet20 for images up to 64 pixels",
                 "a small one whose weights are on this machine, else timm/mobilenetv3_large_100",
             ),
-            words="architecture arch",
+            words="architecture arch backbone encoder model-name model-name-or-path",
             flag=Flag(MODEL, names="--model --network"),
         )
     )
@@ -424,7 +423,7 @@ class Optim:
         "Learning-rate schedule, evaluated at every update: a law, LAW,NAME=VALUE, or several with their epochs "
         "(cosine:80 constant:15). Laws: constant, linear, cosine, restarts, poly, exponential, inverse-sqrt, step, "
         "factor, one-cycle, triangular, plateau, mxnet/factor, mxnet/multi-factor, mxnet/poly, mxnet/cosine.",
-        words="sched scheduler lr-scheduler lr-schedule",
+        words="sched scheduler lr-scheduler lr-schedule lr-scheduler-type",
         flag=Flag(
             OPTIMIZER,
             'Learning-rate schedule: cosine, step, poly, one-cycle, plateau, "cosine:80 constant:15", ... (docs: '
@@ -459,8 +458,9 @@ class Optim:
     power: float = setting(2.0, "Exponent of poly, above 0.", limit=ABOVE_0)
     final: float = setting(
         0.0,
-        "Where the laws that fall end, and below which none falls, as a share of the peak, 0 to 1.",
+        "Where falling laws end, and below which none falls, as a share of the peak, 0 to 1.",
         limit=between(0, 1, "a share of lr, 0 to 1"),
+        words="lrf",
     )
     loss: str = setting(
         "auto",
@@ -480,11 +480,11 @@ class Optim:
     )
     label_smoothing: float = setting(
         0.0,
-        "Share of each target that is spread over all classes, from 0 to below 1 (Szegedy et al. 2016); of several "
-        "labels, that is drawn towards 1/2.",
+        "Share of each target that is spread over all classes, from 0 to below 1 (Szegedy et al. 2016); with several "
+        "labels, by which it moves towards 1/2.",
         limit=ValueLimit(BELOW_1.holds, "0 up to 1"),
         usual=("0.1, or 0 for images up to 64 pixels", "0.1"),
-        words="smoothing",
+        words="smoothing label-smoothing-factor",
         flag=Flag(LOSS),
     )
     clip_norm: float | None = setting(
@@ -492,7 +492,7 @@ class Optim:
         "Clip the gradient to this global norm, above 0. None does not clip.",
         limit=ABOVE_0,
         example=1,
-        words="clip-grad clip-grad-norm grad-clip gradient-clip-val clip-norm",
+        words="clip-grad clip-grad-norm grad-clip gradient-clip-val max-grad-norm clip-norm",
     )
     ema: float | None = setting(
         None,
@@ -659,7 +659,7 @@ class Budget:
         "Passes over the training data, above 0, up to 1,000,000; may be a fraction; 0 for model.train=probe.",
         limit=between(0, MOST_EPOCHS, f"above 0, up to {MOST_EPOCHS:,}"),
         usual=("90, or 30 for images up to 64 pixels", "8"),
-        words="max-epochs",
+        words="max-epochs n-epochs nb-epochs num-train-epochs",
         flag=Flag(OPTIMIZER, names="--epochs --num-epochs", implied=(("budget.steps", None),)),
     )
     steps: int | None = setting(
@@ -671,8 +671,8 @@ class Budget:
     )
     patience: int | None = setting(
         None,
-        "End the run early when validation top-1 has not risen in so many evaluations, 1 or more. The learning rate "
-        "falls as planned for the whole run.",
+        "End the run early when validation top-1 has not improved in this many evaluations, 1 or more. The learning "
+        "rate falls as planned for the whole run.",
         limit=ValueLimit(FROM_1.holds, "1 or more evaluations"),
         example=3,
         usual="never",
@@ -680,8 +680,8 @@ class Budget:
     )
     minutes: float | None = setting(
         None,
-        "End the run early after so many minutes, start and evaluations included, above 0; what it does to the "
-        "weights depends on the machine. None never does.",
+        "End the run early after this many minutes, start and evaluations included, above 0; the weights then depend "
+        "on the machine's speed. None sets no limit.",
         limit=ABOVE_0,
         example=60,
     )
@@ -709,7 +709,7 @@ class Parallel:
         limit=between(1, 256),
         example=4,
         usual="by the number of cores",
-        words="num-workers workers preprocess-threads",
+        words="num-workers workers dataloader-num-workers preprocess-threads",
         flag=Flag(
             SPEED,
             "Threads that load images; auto: by measuring.",
@@ -735,8 +735,8 @@ class Parallel:
     engine: Literal["ddp", "local", "async"] = setting(
         "ddp",
         "How ranks train together: ddp exchanges gradients in every update; local averages weights once in "
-        "--sync-every updates, for slow links (docs: engines); async lets workers push to servers, and wait for "
-        "nobody (docs: async).",
+        "--sync-every updates, for slow links (docs: engines); async lets workers push gradients to servers "
+        "without waiting for each other (docs: async).",
         flag=Flag(RANKS),
     )
     shard: bool = setting(
@@ -773,8 +773,8 @@ class Parallel:
     )
     staleness: int | None = setting(
         None,
-        "Most updates that a push of --engine async may have missed: 0 makes it synchronous, else at least one for "
-        "each other worker.",
+        "Largest number of updates that a push of --engine async may have missed: 0 makes it synchronous, else at "
+        "least one for each other worker.",
         limit=NOT_NEGATIVE,
         usual="no bound",
         flag=Flag(RANKS),
@@ -867,7 +867,7 @@ class Every:
         20,
         "Updates between two log lines, 1 or more.",
         limit=FROM_1,
-        words="log-interval log-every-n-steps disp-batches print-freq",
+        words="log-interval log-every-n-steps log-freq logging-steps disp-batches print-freq",
     )
     evaluate_epochs: float = setting(
         1.0,
@@ -896,14 +896,13 @@ class Every:
     )
     upload: str | None = setting(
         None,
-        "A URI (s3://bucket/runs/a) that the run is kept at as well: what is new is sent in the background after "
-        "each checkpoint.",
+        "A URI (s3://bucket/runs/a) that the run is uploaded to, in the background after each checkpoint.",
         example="s3://bucket/runs/a",
     )
     notices: str | None = setting(
         None,
-        "Save and stop in time when this machine is taken away: aws, gcp or azure, whose metadata service is asked, "
-        "auto for the one that this machine names, or file:PATH (docs: spot).",
+        "Save and stop in time before this machine is taken away, by notices of aws, gcp or azure; auto: of the cloud "
+        "that this machine is in; or by a file, file:PATH (docs: spot).",
         limit=ValueLimit(is_notice_source, "aws, gcp, azure, auto or file:PATH"),
         example="auto",
         usual="$STEADYTRAIN_NOTICES",
@@ -911,32 +910,32 @@ class Every:
     )
     track: str | None = setting(
         None,
-        "Trackers that the run is sent to while it trains: tensorboard, mlflow, wandb, trackio, or several between "
-        "commas. One that fails, hangs or is not installed is named once, and stops nothing (docs: trackers).",
+        "Trackers to send the run to while it trains: tensorboard, mlflow, wandb or trackio; several: "
+        "tensorboard,mlflow. A tracker that fails or is not installed never stops the training (docs: trackers).",
         example="tensorboard",
         flag=Flag(OUTPUT),
     )
     nonfinite: Literal["stop", "skip", "slower", "fp32"] = setting(
         "stop",
-        "What becomes of a run whose loss or weights are not finite any more: stop ends it, with the evidence saved; "
-        "the others go back to the newest checkpoint and on: skip leaves out the update that it came from, slower "
-        "halves the learning rate from there on (each up to 5 times), fp32 computes in fp32 from the checkpoint on.",
+        "What to do when a loss or a weight is NaN or infinite: stop ends the run, with the evidence saved. The others "
+        "return to the newest checkpoint and continue: skip leaves that update out, slower halves the learning rate "
+        "from there on (each up to 5 times), fp32 computes in fp32 from the checkpoint on.",
     )
     skip: tuple[int, ...] = setting(
         (),
-        "Updates that are left out: the images of each are passed over.",
+        "Updates that are left out, with their images.",
         limit=_UPDATES,
         example=[120],
     )
     slower: tuple[int, ...] = setting(
         (),
-        "Updates from each of which on the learning rate is halved.",
+        "Updates at each of which the learning rate is halved, for the rest of the run.",
         limit=_UPDATES,
         example=[120],
     )
     fp32: tuple[int, ...] = setting(
         (),
-        "Updates from the first of which on all is computed in fp32, whatever precision.name is.",
+        "The first of these updates and all later ones are computed in fp32, with any precision.name.",
         limit=_UPDATES,
         example=[120],
     )

@@ -83,7 +83,7 @@ class Recipe:
     every: Every = field(default_factory=Every)
     batch_size: int = setting(
         128,
-        "Images an update, over all devices, 1 to 1,048,576.",
+        "Images for each update, over all devices, 1 to 1,048,576.",
         limit=between(1, MOST_IMAGES),
         usual=(
             "128 on each GPU; at most a tenth of the images, but at least 2",
@@ -92,7 +92,7 @@ class Recipe:
         words="batch bs train-batch-size",
         flag=Flag(
             OPTIMIZER,
-            "Images an update, over all devices; auto: what is fastest here, by measuring.",
+            "Images for each update, over all devices; auto: the fastest here, by measuring.",
             names="--batch-size -b",
             is_measured=True,
         ),

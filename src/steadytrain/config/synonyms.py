@@ -6,15 +6,15 @@ without its dashes: ``--weight-decay``, ``weight_decay`` and ``optim.weight_deca
 
 from __future__ import annotations
 
-_DATA_FIRST = "the data to train on stand first: steady train DATA"
+_DATA_FIRST = "the data come first: steady train DATA"
 _FREEZE = (
     "--train head trains the classifier alone, --set model.freeze=conv_stem,blocks.0 freezes parts by name,"
     " --set model.batch_norm=frozen keeps the statistics"
 )
 _GPUS = "--device cuda:1 takes that GPU, --device cuda:0,2 these two, --procs auto all, steady launch other machines"
-_PARTS = "--batch-size says the images of an update in all; --set optim.accumulate=4 computes them in four parts"
+_PARTS = "--batch-size counts all images of an update; --set optim.accumulate=4 computes them in four parts"
 _RESUME = "the same command resumes its run, and so does steady resume RUN"
-_RUN = "--run FOLDER says where all that a run writes lies"
+_RUN = "--run FOLDER is where a run writes everything"
 _SIXTEEN = "--precision bf16, or fp16"
 _AREA = "--set data.area=[0.08,1] and --set data.ratio=[0.75,1.33] say what random crops take"
 _SCALING = "--set data.mean=[0.485,0.456,0.406] and --set data.std=[0.229,0.224,0.225], of values from 0 to 1"
@@ -24,7 +24,7 @@ _WHERE = "--schedule step --set optim.milestones=[30,60,80], in epochs; or --sch
 _DISTILLATION = "distillation, a loss against a teacher's answers"
 _NAFLEX = "NaFlex, images of several sizes and sequences of several lengths in a batch"
 _STEPS = "--set budget.steps=100 ends a run after so many updates"
-_TRACKERS = "steady report RUN --to wandb --follow beside it (or tensorboard, mlflow, trackio)"
+_TRACKERS = "--track wandb sends the run while it trains (or tensorboard, mlflow, trackio)"
 _VERBS = "steady evaluate RUN DATA, and steady predict RUN IMAGE"
 
 MODEL_OPTIONS = {
@@ -45,7 +45,7 @@ OTHERWISE = {
     "class-map": "--classes CARD.json says the classes and their order",
     "in-chans": "the data and --set data.mean, of 1 or 3 numbers, say the channels",
     **dict.fromkeys(("fuser", "torchscript"), "--compile compiles the network (torch.compile)"),
-    "epoch-repeats": "--epochs says the passes; --set every.evaluate_epochs=3 how many lie between evaluations",
+    "epoch-repeats": "--epochs counts the passes; --set every.evaluate_epochs=3 evaluates every third",
     "drop-connect": "--set model.options.drop_path_rate=0.1, where the model has it",
     "mixup-off-epoch": "a second run without --transforms, from --weights RUN of the first",
     "color-jitter-prob": "--transforms color:0.4 changes every image",
@@ -61,7 +61,9 @@ OTHERWISE = {
     **dict.fromkeys(("test-only", "evaluate", "test", "validate", "predict"), _VERBS),
     **dict.fromkeys(("train-img-sizes", "train-batch-sizes", "train-size-probs"), "--grow-size 128@0,160@6,192@12"),
     **dict.fromkeys(("train-size-schedule-spread", "train-size-random-mix"), "--grow-size 128@0,160@6,192@12"),
-    **dict.fromkeys(("train-batches-per-epoch", "limit-train-batches", "overfit-batches", "fast-dev-run"), _STEPS),
+    **dict.fromkeys(
+        ("train-batches-per-epoch", "limit-train-batches", "overfit-batches", "fast-dev-run", "limit"), _STEPS
+    ),
     **dict.fromkeys(
         ("limit-val-batches", "limit-test-batches", "limit-predict-batches"),
         "each image is evaluated; --set every.evaluate_epochs=5 does so less often",
@@ -69,10 +71,10 @@ OTHERWISE = {
     **dict.fromkeys(("min-epochs", "min-steps"), "without --patience a run has all its --epochs"),
     **dict.fromkeys(
         ("callbacks", "plugins", "train-dataloaders", "val-dataloaders", "datamodule"),
-        "a loop of your own on our parts (docs: own-loop)",
+        "your own loop on our parts (docs: own-loop)",
     ),
     "profiler": "steady diagnose RUN and steady train ... --probe say where the time goes",
-    "detect-anomaly": "steady replay RUN computes the update that was not finite again",
+    "detect-anomaly": "steady replay RUN repeats the update that was not finite",
     "model-registry": _TRACKERS,
     "test-io": "steady feed DATA measures the loader alone",
     "top-k": "top-1 and top-5 are always computed; steady predict RUN IMAGE --top 5",
@@ -80,32 +82,80 @@ OTHERWISE = {
     "pad-size": "--set data.augment=pad-crop --set data.pad=4",
     "use-imagenet-data-augmentation": _TRANSFORMS,
     **dict.fromkeys(("profile-worker-suffix", "profile-server-suffix"), "steady diagnose RUN says where the time goes"),
-    **dict.fromkeys(("amp", "amp-dtype", "fp16", "half", "mixed-precision", "bf16"), _SIXTEEN),
-    **dict.fromkeys(("resume", "ckpt", "ckpt-path", "load-epoch", "no-resume-opt", "start-epoch"), _RESUME),
+    **dict.fromkeys(("amp", "amp-dtype", "amp-level", "use-amp", "fp16", "half", "mixed-precision", "bf16"), _SIXTEEN),
+    **dict.fromkeys(
+        (
+            "resume",
+            "resume-from-checkpoint",
+            "ckpt",
+            "ckpt-path",
+            "checkpoint",
+            "load-epoch",
+            "no-resume-opt",
+            "start-epoch",
+        ),
+        _RESUME,
+    ),
     **dict.fromkeys(("output", "output-dir", "out", "save-dir", "model-prefix", "logdir", "log-dir", "name"), _RUN),
-    **dict.fromkeys(("experiment", "project", "default-root-dir"), _RUN),
+    **dict.fromkeys(
+        ("experiment", "project", "default-root-dir", "checkpoint-dir", "run-name", "exp-name", "exist-ok"), _RUN
+    ),
     **dict.fromkeys(("freeze", "frozen", "unfreeze", "freeze-backbone", "freeze-layers", "freeze-bn"), _FREEZE),
     **dict.fromkeys(("stochastic-weight-averaging", "model-swa"), "--set optim.swa=0.75 averages the last quarter"),
-    **dict.fromkeys(("early-stopping", "early-stop"), "--patience 3 ends a run after 3 evaluations without a gain"),
+    **dict.fromkeys(
+        ("early-stopping", "early-stop", "early-stopping-patience"),
+        "--patience 3 ends a run after 3 evaluations without a gain",
+    ),
     **dict.fromkeys(("max-time", "time-limit", "time-budget"), "--set budget.minutes=60 ends a run by the clock"),
+    **dict.fromkeys(
+        ("presets", "quality"), "--model timm/NAME, of a larger network (steady models); --budget-minutes 10"
+    ),
+    **dict.fromkeys(
+        ("freeze-epochs", "unfreeze-epoch", "freeze-base", "freeze-encoder"),
+        "--train head:1+discriminative trains the classifier for one epoch first",
+    ),
+    **dict.fromkeys(("find-lr", "auto-lr-find", "lr-find"), "steady schedule --find-lr DATA"),
+    "auto-scale-batch-size": "--batch-size auto",
+    **dict.fromkeys(
+        ("num-trials", "n-trials", "hyperparameters"), "steady sweep DATA --over 'lr=1e-3..1 log' --search 20"
+    ),
+    **dict.fromkeys(("folds", "fold", "k-fold", "n-folds", "cv"), "--repeats 5 trains with five seeds"),
+    **dict.fromkeys(("tag", "tags", "notes", "note", "comment"), "steady runs RUN --tag good --note 'what for'"),
+    **dict.fromkeys(("dry-run", "debug"), "--explain prints what would be trained; --epochs 0.01 trains a little"),
+    "steps-per-epoch": "an epoch is one pass over the images; --set budget.steps=1000 sets the updates of a run",
+    **dict.fromkeys(
+        ("eval-strategy", "evaluation-strategy", "save-strategy", "eval-steps"), "--set every.evaluate_epochs=1"
+    ),
+    **dict.fromkeys(("item-tfms", "batch-tfms"), _TRANSFORMS),
+    "fraction": "steady pack DATA part --train-per-class 100 makes a smaller set",
+    "train-size": "--holdout 0.2 is the share for validation",
+    "tf32": "--precision tf32",
+    "gradient-checkpointing": "--recompute",
     **dict.fromkeys(("linear-probe", "linear-probing"), "--train probe, or --train probe+discriminative"),
     **dict.fromkeys(("gpus", "gpu", "devices", "accelerator", "strategy", "kv-store", "num-gpus", "world-size"), _GPUS),
+    **dict.fromkeys(("cuda", "device-ids", "gpu-ids", "ngpus", "nproc-per-node"), _GPUS),
     **dict.fromkeys(("grad-accum-steps", "accumulate-grad-batches", "accumulate", "gradient-accumulation"), _PARTS),
     **dict.fromkeys(("grad-accum", "accum-iter", "accum-steps", "gradient-accumulation-steps", "iter-size"), _PARTS),
     **dict.fromkeys(("per-device-train-batch-size", "batch-size-per-gpu"), _PARTS),
     **dict.fromkeys(
-        ("data-dir", "data-path", "data-train", "train-dir", "dataset", "data", "train-split"), _DATA_FIRST
+        ("data-dir", "data-path", "data-train", "train-dir", "dataset", "data-set", "data", "train-split"), _DATA_FIRST
     ),
     **dict.fromkeys(("mean", "std", "rgb-mean", "rgb-std", "normalize"), _SCALING),
     **dict.fromkeys(("decay-epochs", "decay-milestones", "milestones", "lr-step-epochs", "step-size"), _WHERE),
     **dict.fromkeys(("scale", "ratio", "area", "crop-area"), _AREA),
     **dict.fromkeys(("hflip", "flip"), "--set data.flip=true, or false"),
     **dict.fromkeys(("sync-bn", "syncbn", "sync-batchnorm"), "--set model.batch_norm=synchronous"),
-    **dict.fromkeys(("num-classes",), "the data say how many classes there are; --classes FILE names them"),
-    **dict.fromkeys(("model-ema",), "--ema 0.999 keeps averaged weights"),
+    **dict.fromkeys(
+        ("num-classes", "nb-classes"), "the data say how many classes there are; --classes FILE names them"
+    ),
+    **dict.fromkeys(("model-ema", "use-ema"), "--ema 0.999 keeps averaged weights"),
     **dict.fromkeys(("min-lr", "eta-min"), "--set optim.final=0.01 says the last rate as a share of the peak"),
     **dict.fromkeys(("input-size", "image-shape"), "--size 224 is the side of the square that the model sees"),
-    **dict.fromkeys(("num-layers", "depth"), "it is part of the model's name (steady models)"),
+    **dict.fromkeys(("num-layers", "depth"), "--model timm/resnet50; or steady mxnet, before an old command line"),
+    "a": "--model NAME",
+    "p": "--set every.log_steps=10",
+    "e": _VERBS,
+    **dict.fromkeys(("v", "q", "quiet"), "a terminal shows progress, a file gets lines; 2> log keeps them"),
     **dict.fromkeys(("channels-last", "memory-format"), "channels last is usual; --set precision.channels_last=false"),
     "bce-loss": "--loss binary",
     **dict.fromkeys(("balanced-sampling", "sampler", "weighted-sampler", "oversample"), "--balance classes"),
@@ -122,7 +172,7 @@ OTHERWISE = {
         ("warmup-lr", "warmup-begin-lr", "warmup-mode", "warmup-prefix"),
         "--warmup-epochs 5 --set optim.warmup=linear:0.1, constant:0.1 or power:2; 0.1 is a share of the peak",
     ),
-    **dict.fromkeys(("warmup-steps",), "--warmup-epochs says how long the warm-up is"),
+    **dict.fromkeys(("warmup-steps", "warmup-ratio"), "--warmup-epochs says how long the warm-up is"),
     **dict.fromkeys(("pct-start", "div-factor", "max-lr"), "--schedule one-cycle,up=0.3,from=0.04"),
     **dict.fromkeys(("cooldown-epochs",), "--schedule 'cosine:80,to=0.01 constant:10', of 80 and 10 epochs"),
     **dict.fromkeys(
@@ -137,7 +187,17 @@ OTHERWISE = {
     **dict.fromkeys(("label", "label-col", "target", "y"), "the folders name the classes; or --labels FILE, a table"),
     "betas": "--set optim.betas=[0.9,0.999]",
     **dict.fromkeys(
-        ("log-wandb", "wandb", "wandb-project", "wandb-tags", "wandb-resume-id", "logger", "tensorboard", "mlflow"),
+        (
+            "log-wandb",
+            "wandb",
+            "wandb-project",
+            "wandb-tags",
+            "wandb-resume-id",
+            "logger",
+            "report-to",
+            "tensorboard",
+            "mlflow",
+        ),
         _TRACKERS,
     ),
 }

@@ -133,7 +133,7 @@ def parse_price(text: str, *, name: str = "--price") -> Price:
     if amount is None:
         place, _, kind = text.strip().partition(":")
         if kind.lower() not in ("", "spot"):
-            raise InputError(f"{name} is {text!r}: after a colon only spot may stand, as in {place}:spot")
+            raise InputError(f"{name} is {text!r}: after a colon only spot is allowed, as in {place}:spot")
         instance, _, region = place.partition("@")
         cloud, slash, instance = instance.rpartition("/")
         place_of = {"cloud": cloud if slash else None, "region": region or None}

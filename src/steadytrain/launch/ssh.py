@@ -32,7 +32,7 @@ def render(job: Job) -> Plan:
         raise InputError("--on ssh needs the list of machines: --hosts FILE, one name per line")
     if job.ssh.sync and (outside := [path for path in job.inputs if posixpath.normpath(path).startswith("..")]):
         raise InputError(
-            f"{' and '.join(outside)} lies outside of the working directory, which is all that --sync copies: give a"
+            f"{' and '.join(outside)} is outside the working directory, and --sync copies nothing else: give a"
             " path that the machines have, or start from a folder above"
         )
     machines = job.machines

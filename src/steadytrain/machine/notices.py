@@ -256,7 +256,7 @@ def ask_file(path: Path, since: float) -> Ask:
         except FileNotFoundError:
             return []
         if written < since:
-            what = f"{path} is older than this attempt, and so not heeded"
+            what = f"{path} is older than this attempt, and so ignored"
             return [MachineNotice(id=f"old {written}", what=what, takes="nothing")]
         deadline = _time(text)
         with contextlib.suppress(ValueError):
@@ -317,12 +317,12 @@ class NoticeWatch:
             if not is_new:
                 continue
             if notice.takes == "all":
-                self._say(f"{notice.what} in {duration(left)}: the run goes on until {duration(lead)} before")
+                self._say(f"{notice.what} in {duration(left)}: the run continues until {duration(lead)} before")
             elif notice.takes == "perhaps":
                 self.wants_save = True
-                self._say(f"{notice.what}: a checkpoint is written now, and the run goes on")
+                self._say(f"{notice.what}: a checkpoint is written now, and the run continues")
             else:
-                self._say(f"{notice.what}: the run goes on")
+                self._say(f"{notice.what}: the run continues")
 
     def run(self, ask: Ask, source: str, service: MetadataService | None) -> None:
         """Ask until a notice ends the run, or :meth:`close`."""

@@ -511,7 +511,7 @@ def _make_imported(inner: str, model: Model, *, num_classes: int, channels: int,
     try:
         package = importlib.import_module(place)
     except ImportError as error:
-        raise ModelError(f"cannot import {place} for {inner} ({error}): install it, or mend its name") from error
+        raise ModelError(f"cannot import {place} for {inner} ({error}): install it, or correct its name") from error
     factory = getattr(package, name, None)
     if not callable(factory):
         near = did_you_mean(name, [known for known in dir(package) if not known.startswith("_")])

@@ -195,7 +195,7 @@ def licence_note(licence: str) -> str | None:
         "non-commercial": f"NON-COMMERCIAL weights (licence {licence}): they may not be used in products or services",
         "unknown": "the licence of these weights is unknown: ask their authors before you publish what you make of"
         " them",
-        "own": f"these weights have a licence of their own ({licence}): read it before you use what you make of them",
+        "own": f"these weights have a custom licence ({licence}): read it before you use them",
     }[licence_kind(licence)]
 
 

@@ -313,7 +313,7 @@ def _prefix_note(state: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> l
         others = ", ".join(prefix.rstrip(".") for prefix in prefixes[1:])
         notes.append(f"the weights under {prefixes[0].rstrip('.')} are used, not those under {others}")
     if rest:
-        notes.append(f"what lies beside the network is left out: {few(rest)}")
+        notes.append(f"tensors beside the network are left out: {few(rest)}")
     return notes
 
 
@@ -447,7 +447,7 @@ def _fit(
         state = {key: value for key, value in state.items() if key not in auxiliary}
     state = {key: value for key, value in state.items() if key in target_state or key.split(".")[-1] not in _COUNTED}
     if beside := _beside(state, target_state):
-        notes.append(f"what lies beside the network is left out: {few(beside)}")
+        notes.append(f"tensors beside the network are left out: {few(beside)}")
         state = {key: value for key, value in state.items() if key not in beside}
     return state, notes
 

@@ -223,7 +223,7 @@ def kind_of(output: Path) -> str:
     if output.is_dir():
         raise InputError(f"{output} is a folder: name a file, such as -o {output / 'report.html'}")
     raise InputError(
-        f"{output} ends in {kind or 'nothing'}; a report ends in {', '.join(KINDS)}.{did_you_mean(kind, KINDS)}"
+        f"{output} ends in {kind or 'no suffix'}; a report ends in {', '.join(KINDS)}.{did_you_mean(kind, KINDS)}"
     )
 
 

@@ -153,7 +153,8 @@ def list_runs(folder: str | Path) -> list[RunRow]:
     index = _Index(folder)
     rows = [index.row(path) for path in run_folders(folder)]
     if not rows:
-        raise RunError(f"{folder} is no run (no recipe.json) and holds none yet")
+        others = f"; logs of other programs: steady report {folder}" if any(folder.iterdir()) else ""
+        raise RunError(f"{folder} is no run (no recipe.json) and holds none yet{others}")
     index.save()
     return sorted(rows, key=lambda row: (-(row.began or 0.0), row.name))
 
@@ -345,22 +346,24 @@ def parse_where(text: str) -> Callable[[RunRow], bool]:
     """Return what tells whether a run meets all conditions of a text, which spaces stand between.
 
     A text is compared without regard to case and may hold ``*``; ``~`` asks whether it holds a part. Where a run has
-    no such value, only ``!=`` holds.
+    no such value, only ``!=`` holds. A key may be given by its last part (``lr``); ``and`` between terms is left out.
 
     Raises:
         InputError: a term that is no condition, an unknown field, or a value of another type.
 
     >>> row = RunRow(name="a", directory="a", status="finished", model="resnet50", best=0.91, tags=("good",))
-    >>> [parse_where(text)(row) for text in ("model=ResNet* top1>90%", "tag=good", "name~b", "cost<1")]
+    >>> [parse_where(text)(row) for text in ("model=ResNet* and top1 > 90%", "tag=good", "name~b", "cost<1")]
     [True, True, False, False]
     >>> parse_where("acc>0.9")
     Traceback (most recent call last):
         ...
     steadytrain.errors.InputError: unknown field 'acc': name, status, data, model, tag, note, best, top1, mean_ap, \
-loss, images_per_second, cost, age, seconds, epochs, or a key of the recipe, such as optim.lr.
+loss, images_per_second, cost, age, seconds, epochs, or a key of the recipe, such as optim.lr. Did you mean top1?
     """
+    if not set(text) & set("'\""):
+        text = re.sub(r"\s*([=!<>~]+)\s*", r"\1", text)
     try:
-        terms = shlex.split(text)
+        terms = [term for term in shlex.split(text) if term.lower() not in ("and", "&", "&&")]
     except ValueError as error:
         raise InputError(f"--where cannot be read ({error}): close the quotation marks") from error
     conditions = [_condition(term) for term in terms]
@@ -375,7 +378,7 @@ def _condition(term: str) -> Callable[[RunRow], bool]:
             " such as top1>0.9"
         )
     name, order, wanted = match[1], match[2].replace("==", "="), match[3]
-    require_field(name)
+    name = field_of(name)
     number = _parsed_number(wanted)
     if name in NUMBERS and (number is None or order == "~"):
         raise InputError(f"{term!r} in --where: {name} is a number; compare it with one by =, !=, >, <, >= or <=")
@@ -409,12 +412,32 @@ def _parsed_number(text: str) -> float | None:
     return None
 
 
-def require_field(name: str) -> None:
-    """Raise InputError for a field that no run has, with the list of those there are."""
-    if name not in TEXTS and name not in NUMBERS and name not in recipe_settings():
-        known = [*TEXTS, *NUMBERS]
-        near = did_you_mean(name, [*known, *recipe_settings()])
-        raise InputError(f"unknown field {name!r}: {', '.join(known)}, or a key of the recipe, such as optim.lr.{near}")
+OTHER_FIELDS = {
+    **dict.fromkeys(("acc", "accuracy", "val_acc", "top-1"), "top1"),
+    **dict.fromkeys(("date", "created", "started"), "age"),
+    **dict.fromkeys(("speed", "throughput"), "images_per_second"),
+    **dict.fromkeys(("time", "duration"), "seconds"),
+}
+"""Other tools' word -> the field that it may mean."""
+
+
+def field_of(name: str) -> str:
+    """Return the field of a word: itself, or the recipe's key that ends so.
+
+    Raises:
+        InputError: no run has such a field; with the list of those there are.
+
+    >>> field_of("top1"), field_of("lr"), field_of("batch-size")
+    ('top1', 'optim.lr', 'batch_size')
+    """
+    if name in TEXTS or name in NUMBERS or name in recipe_settings():
+        return name
+    keys = [key for key in recipe_settings() if key.rpartition(".")[2] == name.replace("-", "_")]
+    if len(keys) == 1:
+        return keys[0]
+    known, meant = [*TEXTS, *NUMBERS], OTHER_FIELDS.get(name.lower())
+    near = f" Did you mean {meant}?" if meant else did_you_mean(name, [*known, *recipe_settings()])
+    raise InputError(f"unknown field {name!r}: {', '.join(known)}, or a key of the recipe, such as optim.lr.{near}")
 
 
 def value_of(row: RunRow, name: str) -> Any:
@@ -432,8 +455,7 @@ def sort_rows(rows: Sequence[RunRow], text: str) -> list[RunRow]:
     Raises:
         InputError: an unknown field.
     """
-    name = text.removeprefix("-")
-    require_field(name)
+    name = field_of(text.removeprefix("-"))
     known = [row for row in rows if value_of(row, name) is not None]
     values = [value_of(row, name) for row in known]
     are_numbers = all(isinstance(value, int | float) for value in values)

@@ -40,13 +40,13 @@ BUCKETS_SHOWN: Mapping[str, Bucket] = {
     "input_decode": Bucket("waiting: decoding", "#d4691e", "for a batch, while the data loader decoded"),
     "input_augment": Bucket("waiting: augmentation", "#e58f4a", "for a batch, while the data loader cut and resized"),
     "input_batch": Bucket("waiting: batching", "#efb47f", "for a batch, while the data loader put it together"),
-    "input_other": Bucket("waiting: other", "#c79a78", "for a batch, of a feed that was not busy or told nothing"),
+    "input_other": Bucket("waiting: other", "#c79a78", "for a batch, while the loader was not busy"),
     "epoch_gap": Bucket("epoch gap", "#e0b23c", "for the first batch of an epoch, beyond the usual wait"),
     "logging": Bucket("logging", "#a8942a", "log lines, and what was done with them"),
     "measuring": Bucket("measuring", "#c9bc6c", "what the run spent on measuring itself"),
     "warmup": Bucket("warm-up", "#8d96a3", "compiling, and what the first updates took beyond a usual one"),
     "startup": Bucket("start-up", "#6d7683", "the process, the data, the model, what was saved", "#ffffff"),
-    "lost": Bucket("lost to restarts", "#cf4646", "after the checkpoint that the next start went on from"),
+    "lost": Bucket("lost to restarts", "#cf4646", "after the checkpoint that the next start resumed from"),
     "other": Bucket("other", "#b9bfc7"),
 }
 """In the order in which they are stacked: useful work first."""

@@ -134,7 +134,7 @@ def require_schedule(recipe: Recipe, num_train: int) -> None:
         planned = recipe.budget.epochs or round(timeline.epochs, 2)
         raise RecipeError(
             f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {planned:g}: the learning"
-            " rate would never come to its peak; shorten it (--warmup-epochs), or train longer (--epochs)"
+            " rate would never reach its peak; shorten it (--warmup-epochs), or train longer (--epochs)"
         )
     if timeline.steps and timeline.moves_momentum and recipe.parallel.graph:
         raise RecipeError(

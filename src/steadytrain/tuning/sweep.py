@@ -262,7 +262,7 @@ def create_cases(
         except InputError as error:
             raise type(error)(f"case {point.name}: {error}") from error
     if (folder / "recipe.json").exists():
-        raise RunError(f"{folder} is a run; a sweep needs a folder of its own: name another with --run")
+        raise RunError(f"{folder} is a run; a sweep needs another folder: --run FOLDER")
     cases = []
     for point, recipe in zip(chosen, recipes, strict=True):
         numbers = range(recipe.seed, recipe.seed + seeds)

@@ -77,7 +77,7 @@ class InterruptedSweep(Exception):
     """A signal has interrupted a sweep, whose runs have saved. ``exit_code``: of the command."""
 
     def __init__(self, exit_code: int) -> None:
-        super().__init__("the sweep was interrupted: its runs are saved, and the same command goes on")
+        super().__init__("the sweep was interrupted: its runs are saved, and the same command continues")
         self.exit_code = exit_code
 
 
@@ -237,7 +237,7 @@ class ProcessTrainer:
             score = f", {percent(now.evaluated.score, 2)}" if now.evaluated else ""
             return f"{'finished' if now.finished else f'epoch {now.evaluated.epoch:g}' if now.evaluated else ''}{score}"
         if code == 75:
-            return "stopped and saved: the same command goes on"
+            return "stopped and saved: the same command continues"
         if not code and slot.host is not None:
             message = f"its events did not come here: {run.directory} must lie on a disk that {slot.host} shares"
             self._failures[run.directory] = message

@@ -335,7 +335,7 @@ def test_a_second_command_finds_all_done(photos: Path, tmp_path: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     messages: list[str] = []
     assert pack_shards(request, tmp_path / "x", shards=2, say=messages.append) == first
-    assert messages == ["x.plan.json: all 2 shards have been packed; to pack anew, remove it first"]
+    assert messages == ["x.plan.json: all 2 shards have been packed; to pack again, remove it first"]
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
@@ -373,7 +373,7 @@ def test_what_several_processes_cannot_share_is_refused(
     with pytest.raises(DataError, match=r"no folders of classes \(train, test1 are splits\): pack .* one process"):
         pack_shards(PackRequest(sources=(splits,)), tmp_path / "x")
     bucket.put("raw/labels.csv", b"file,label\n")
-    with pytest.raises(DataError, match=r"raw/labels\.csv lies in no folder of a class"):
+    with pytest.raises(DataError, match=r"raw/labels\.csv is in no class folder"):
         pack_shards(PackRequest(sources=(source,)), tmp_path / "x")
     assert main(["pack", str(photos), str(tmp_path / "x"), "--procs", "2", "--force"]) == 2
     assert "--force with several processes" in capsys.readouterr().err

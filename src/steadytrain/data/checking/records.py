@@ -231,7 +231,7 @@ def examine_records(
         for file in before:
             _find_duplicates_in(scan, labels, file, findings)
     else:
-        facts.append("the images themselves were not looked at")
+        facts.append("the images themselves were not checked")
     for other in others if decode else ():
         done += scan.size if not done else 0
         theirs = scan_records(other, Findings(0), near=near, workers=workers, progress=advance)

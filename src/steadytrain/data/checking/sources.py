@@ -140,7 +140,7 @@ def examine_source(
         none = f"; {count(without, 'image has', 'images have')} none" if without else ""
         facts.append(f"several labels for each image{none}")
     if not decode:
-        facts.append("the images themselves were not looked at")
+        facts.append("the images themselves were not checked")
     return Report(
         path=shown,
         what=kind,

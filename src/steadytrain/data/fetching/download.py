@@ -181,7 +181,7 @@ def download(
                 if url != urls[-1]:
                     say(f"{url}: {error}; the next place is tried")
     raise FailedError(
-        f"{file.name} could not be fetched ({'; '.join(reasons)}): run the same command again, which goes on where this"
+        f"{file.name} could not be fetched ({'; '.join(reasons)}): run the same command again, which resumes where this"
         f" ended, or put the file into {folder} yourself, or give --mirror URL"
     )
 

@@ -38,7 +38,7 @@ _AS_IT_IS = "do not call it .rec, and pack it as it is: steady pack FILE OUT"
 _WRITE_IMAGES = "write its images to a folder of classes with the tool it comes from, and pack that"
 _WEIGHTS = "it holds a network's weights, not images: did you mean another file?"
 _AGAIN = "fetch it again: what was saved is an error page, or a page that needs a login"
-_AS_IMAGE = "put the images of each class into a folder of its own, and pack that"
+_AS_IMAGE = "put the images of each class into their own folder, and pack that"
 _CONVERT = "convert it to JPEG or PNG"
 
 _TYPES = tuple(
@@ -172,7 +172,7 @@ def _recognise_text(start: bytes) -> FileType | None:
         return FileType("JSON", "give the file that holds the images")
     fields = text.splitlines()[0].split("\t") if text.strip() else [""]
     if len(fields) == 2 and all(field.strip().isdigit() for field in fields):
-        return FileType("the index (.idx) of a record file", "give the .rec that it lies beside")
+        return FileType("the index (.idx) of a record file", "give the .rec beside it")
     if len(fields) >= 3 and fields[0].strip().isdigit():
         return FileType(
             "a list of images (.lst)", "call it NAME.lst, and pack it: steady pack NAME.lst OUT", packs=True

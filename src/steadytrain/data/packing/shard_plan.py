@@ -144,7 +144,7 @@ class ShardPlan:
                 )
                 raise DataError(
                     f"{where} is the plan of another packing ({option} was {_shown(planned)} there, and is"
-                    f" {_shown(wanted)} here): {remedy}. To pack anew, remove that file"
+                    f" {_shown(wanted)} here): {remedy}. To pack again, remove that file"
                 )
 
 
@@ -278,7 +278,7 @@ def _list_in_store(request: PackRequest, uri: str, say: Say) -> list[Listing]:
         raise NoObjectError(f"there is no object {place}, and nothing below it")
     loose = next((name for name in files.names if "/" not in name or name.endswith(f"/{ANNOTATIONS}")), None)
     if request.labels is not None or request.root is not None or loose is not None:
-        problem = f"{uri}{loose} lies in no folder of a class" if loose else "--labels and --root name files beside it"
+        problem = f"{uri}{loose} is in no class folder" if loose else "--labels and --root name files beside it"
         raise DataError(
             f"{problem}: several processes read folders of classes, archives and record files from a store. Pack {uri}"
             " with one process, or from a disk that all of them see"
@@ -492,7 +492,7 @@ def _changed(path: str, size: int, new_size: int, plan_name: str) -> DataError:
     state = "is not there now" if new_size < 0 else state
     return DataError(
         f"{path} has changed: it had {size:,} bytes when {plan_name} was made, and {state}. Put it back, or remove"
-        f" {plan_name} to list the source anew"
+        f" {plan_name} to list the source again"
     )
 
 

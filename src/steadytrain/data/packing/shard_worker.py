@@ -168,7 +168,7 @@ class _Worker:
         self.name = plan.name  # of leases and marks: what an earlier plan has left counts for nothing
         if plan.is_complete:
             self.say(
-                f"{self.plan_name}: all {len(plan.shards):,} shards have been packed; to pack anew, remove it first"
+                f"{self.plan_name}: all {len(plan.shards):,} shards have been packed; to pack again, remove it first"
             )
             if self.notes.names():  # the process that completed the plan was killed before it removed them
                 self._remove_parts()
@@ -391,7 +391,7 @@ class _Worker:
         shard = self.plan.shards[number]
         content = self.notes.read(shard.listing)
         if content is None:
-            raise DataError(f"{shard.listing} of {self.plan_name} is gone: remove {self.plan_name} to list anew")
+            raise DataError(f"{shard.listing} of {self.plan_name} is gone: remove {self.plan_name} to list again")
         listing = read_listing(content, self.plan, shard, self._place, self.plan_name)
         if not self.plan.source:
             return listing

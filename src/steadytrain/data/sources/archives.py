@@ -154,7 +154,7 @@ def _decompress(path: Path, compression: str, scratch: Path, say: Say) -> Path:
             for chunk in _decompressed(path, compression):
                 if file.tell() + len(chunk) > most:
                     raise DataError(
-                        f"{path} decompresses to more than {MOST_RATIO} times its size: it is taken for a bomb; if it"
+                        f"{path} decompresses to more than {MOST_RATIO} times its size: it may be a bomb; if it"
                         " is none, decompress it yourself"
                     )
                 file.write(chunk)

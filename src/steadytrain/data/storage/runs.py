@@ -110,7 +110,7 @@ def fetch_folder(uri: str, folder: Path) -> Manifest:
         except (NoObjectError, ChangedError):
             continue
         return manifest
-    raise StorageError(f"{uri} was uploaded anew each time that it was fetched: run the same command again")
+    raise StorageError(f"{uri} was uploaded again each time that it was fetched: run the same command again")
 
 
 def _fetch_file(store: Store, place: ObjectPlace, path: Path, file: Uploaded) -> None:

@@ -500,7 +500,7 @@ def _lost_servers(ray: Any) -> Iterator[None]:
 
 def _server_is_gone(error: Exception) -> RankLostError:
     return RankLostError(
-        f"a server of this run is gone ({first_line(error)}): the same command goes on from the last checkpoint"
+        f"a server of this run is gone ({first_line(error)}): the same command resumes from the last checkpoint"
     )
 
 

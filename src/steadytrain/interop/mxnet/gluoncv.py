@@ -95,7 +95,7 @@ _SAYS_NOTHING = {
     "logging_file": "all that happens is in RUN/events.jsonl; steady report RUN makes a page of it",
     "mode": "--set precision.compile=default compiles the network",
     **dict.fromkeys(("temperature", "hard_weight"), "belongs to --teacher"),
-    **dict.fromkeys(("resume_params", "resume_states", "resume_epoch"), "the same command goes on with its run"),
+    **dict.fromkeys(("resume_params", "resume_states", "resume_epoch"), "the same command resumes its run"),
 }
 
 
@@ -190,7 +190,7 @@ def _images_and_targets(draft: Draft) -> None:
     if "mixup" in draft.typed:
         transforms.append(f"mixup:{values['mixup_alpha']:g}")
         draft.rows.append(("--mixup", f"--transforms mixup:{values['mixup_alpha']:g}"))
-        draft.drop("mixup_off_epoch", "mixing goes on to the end")
+        draft.drop("mixup_off_epoch", "mixing continues to the end")
     else:
         draft.drop("mixup_off_epoch", "belongs to --mixup")
     draft.drop("mixup_alpha", "the share of mixing" if "mixup" in draft.typed else "belongs to --mixup")

@@ -298,7 +298,7 @@ def _length(draft: Draft) -> int:
         return 0
     if prefix and (Path(prefix) / "recipe.json").exists():
         draft.add(["num_epochs"], "--epochs", str(epochs))
-        draft.drop("load_epoch", "the run goes on from its newest checkpoint, momentum and all")
+        draft.drop("load_epoch", "the run resumes from its newest checkpoint, momentum included")
         return 0
     if not prefix:
         raise InputError(f"--load-epoch is {loaded}, of no model: --model-prefix names a run's folder, or a prefix")
@@ -436,7 +436,9 @@ def _devices(draft: Draft, *, is_async: bool, is_alone: bool) -> None:
             f"--kv-store is {store!r}, which MXNet would have taken for local: {', '.join(_STORES)}.{near}"
         )
     if is_async:
-        draft.add(["kv_store"], "--engine", "async", why="each worker's batch is an update, for which nobody waits")
+        draft.add(
+            ["kv_store"], "--engine", "async", why="each worker's batch is an update; no worker waits for another"
+        )
     elif store.startswith("dist_async") and is_alone:
         draft.drop("kv_store", "one worker has nobody to wait for: launch -n 2 starts several, which do not either")
     elif store.startswith("dist_async"):

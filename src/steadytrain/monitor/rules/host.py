@@ -238,9 +238,9 @@ def host_code(evidence: Evidence) -> Iterator[Cause]:
             evidence=(
                 f"it used a processor {percent(thread['ran'] / threads.seconds)} of the time",
                 f"the training thread waited for a lock {percent(loop.lock)} of the time",
-                f"a look waited {duration(lock)} for Python's lock on the average",
+                f"a sample waited {duration(lock)} for Python's lock on average",
             ),
-            change="let it do less, sleep in between, or move it to another process",
+            change="reduce its work, let it sleep in between, or move it to another process",
             saves=share,
         )
 
@@ -281,7 +281,7 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
                 f"it was on a processor {percent(loop.ran)} of the time: it did more, or the processor was slower (its"
                 " clock, or other guests of this host)"
             )
-        figures.append(f"a look waited {duration(threads.lock_seconds / max(1, threads.looks))} for Python's lock")
+        figures.append(f"a sample waited {duration(threads.lock_seconds / max(1, threads.looks))} for Python's lock")
         figures += [
             f"thread {other['name']} ran for {duration(other['ran'])}, in {other['place']}" for other in threads.others
         ]

@@ -140,8 +140,8 @@ def stops(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         name="stopped",
         share=share,
-        sentence=f"The process was stopped for {duration(evidence.stopped)}, {percent(share)} of the time: nothing of"
-        " it ran, or waited for anything.",
+        sentence=f"The process was stopped for {duration(evidence.stopped)}, {percent(share)} of the time: none of its"
+        " threads ran or waited for anything.",
         evidence=("its threads used no processor meanwhile, queued for none, and waited for no lock",),
         change="find what stops it: Ctrl-Z, SIGSTOP, a frozen container (docker pause), a suspended machine",
         saves=share,

@@ -91,7 +91,7 @@ def compile_update(
     for rank, reason in enumerate([refusal] if group is None else group.all_gather_json(refusal)):
         if reason:
             where = "" if group is None else f" on rank {rank} ({group.hosts[rank]})"
-            notice(f"the network cannot be compiled{where} ({reason}): training goes on without")
+            notice(f"the network cannot be compiled{where} ({reason}): training continues without")
             return update, None
     return replace(update, forward=forward, forward_in_parts=forward_in_parts), Compiled(
         step=state.cursor.step,
@@ -295,7 +295,7 @@ class RecordedWork:
             self._is_refused = True
             state.module.zero_grad(set_to_none=True)
             state.optimizer.zero_grad(set_to_none=True)
-            self._notice(f"updates cannot be recorded as a graph ({refusals[0]}): training goes on without")
+            self._notice(f"updates cannot be recorded as a graph ({refusals[0]}): training continues without")
             return
         self._graph = graph
         self._notice(f"recorded an update as one CUDA graph in {time.perf_counter() - began:.2f} s")

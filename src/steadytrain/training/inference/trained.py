@@ -449,7 +449,7 @@ def class_names(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, Mapping):
         raise DataError(f"{classes} has two columns: to name a model's outputs give one name on each line")
     if repeated := [name for name, uses in Counter(names).items() if uses > 1]:
-        raise DataError(f"--classes has {few(repeated)} more than once: each output needs a name of its own")
+        raise DataError(f"--classes has {few(repeated)} more than once: each output needs a different name")
     return tuple(names)
 
 

@@ -277,5 +277,5 @@ def _probe_words(session: Session, probe: float) -> str:
         return f"fine-tuning raised validation {name} from {probe:.4f}, the probe's, to {best:.4f} (best.safetensors)"
     return (
         f"no epoch was better than the probe, which is kept: best.safetensors holds it (validation {name} {probe:.4f});"
-        " --train probe comes to it without updates"
+        " --train probe reaches it without updates"
     )

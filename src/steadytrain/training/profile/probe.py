@@ -141,7 +141,7 @@ def probe_beside(session: Session) -> Iterator[Event]:
         with session.clock.within("measuring"):
             probed = probe(session, seconds=SECONDS)
     except Exception as error:  # noqa: BLE001 - what is wrong with data or model, training itself will say
-        yield Noticed(message=f"the probe failed ({first_line(error)}): training goes on without", step=step)
+        yield Noticed(message=f"the probe failed ({first_line(error)}): training continues without", step=step)
         return
     yield from probed.events
     if probed.remark is not None:

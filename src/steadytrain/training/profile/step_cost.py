@@ -147,7 +147,7 @@ def measure_step(
             return _measure(session, full, allowed, clock)
     except Exception as error:  # noqa: BLE001 - a network of the user's own may raise anything
         reason = first_line(error)
-        session.notice(f"what a step is made of cannot be measured here ({reason}): training goes on without")
+        session.notice(f"what a step is made of cannot be measured here ({reason}): training continues without")
         return None
 
 
