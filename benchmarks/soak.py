@@ -23,7 +23,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import socket
@@ -335,10 +334,11 @@ def served(words: Sequence[str], is_answered: Callable[[int], bool]) -> dict[str
 def has_the_run(port: int) -> bool:
     """Follow the events of a run's page until all points and the account have come."""
     b"".join(get(port, "/"))
-    text = b""
+    waiting, text = {b"event: all", b"event: account", b"event: state"}, b""
     for piece in get(port, "/events"):
-        text = text[-200:] + piece
-        if re.search(rb'"(?:status|over)"', text) and b"account" in text:
+        text = text[-20:] + piece
+        waiting = {name for name in waiting if name not in text}
+        if not waiting:
             return True
     return False
 

@@ -114,15 +114,14 @@ def test_each_view_is_the_same_to_the_byte_with_and_without_it(tmp_path: Path) -
 
 
 def test_only_what_was_written_since_is_read(tmp_path: Path) -> None:
-    run, taken = copied(tmp_path), []
+    run = copied(tmp_path)
     run.log_path().write_bytes(b"".join(LINES[:-1]))
     with storing(tmp_path / "cache"):
         read_any(run)
         run.log_path().write_bytes(b"".join(LINES))
-        take = RunHistory.take
-        with mock.patch.object(RunHistory, "take", lambda self, event: (taken.append(event), take(self, event))[1]):
+        with mock.patch.object(RunHistory, "take", autospec=True, side_effect=RunHistory.take) as take:
             again = read_any(run)
-    assert len(taken) == 1
+    assert take.call_count == 1
     assert state_of(again) == whole_state(run)
 
 
