@@ -135,8 +135,8 @@ def test_damage_is_reported_with_its_byte_offset(tmp_path: Path) -> None:
         _walk(path)
 
 
-LONG = tarfile.TarInfo("long")  # the name of what follows, which may be another such, and so on
-LONG.type, LONG.size = tarfile.GNUTYPE_LONGNAME, 1
+CHAINED = tarfile.TarInfo("long")  # the name of what follows, which may be another such, and so on
+CHAINED.type, CHAINED.size = tarfile.GNUTYPE_LONGNAME, 1
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ LONG.type, LONG.size = tarfile.GNUTYPE_LONGNAME, 1
         (b"x", 512, b"99 path=a\n".ljust(512, b"\0"), "is damaged at byte 0"),
         (b"x", 512, b"nonsense".ljust(512, b"!"), "has no end"),
         (b"x", 512, b"9999999999999999999999 path=a\n".ljust(512, b"\0"), "is damaged at byte 0"),
-        (b"L", 1, 3000 * (b"a".ljust(512, b"\0") + LONG.tobuf(tarfile.GNU_FORMAT)), "is damaged at byte 0"),
+        (b"L", 1, 3000 * (b"a".ljust(512, b"\0") + CHAINED.tobuf(tarfile.GNU_FORMAT)), "is damaged at byte 0"),
         (b"x", 512, b"12 size=-12\n".ljust(512, b"\0"), "-12 is no size"),
         (
             b"x",
