@@ -445,7 +445,12 @@ def test_the_interface_is_described_for_programs_and_people(server: Server, imag
 
     references = re.findall(r'"\$ref": "([^"]+)"', json.dumps(document))
     assert references and all(resolve(reference) for reference in references)
+    assert document["paths"]["/predict"].keys() == {"post", "put"}
+    assert all("401" in document["paths"][path]["get"]["responses"] for path in ("/model", "/metrics"))
     schemas = document["components"]["schemas"]
+    example = json.dumps(schemas["Request"]["example"]).encode()
+    assert ask(server, "/predict", example, kind="application/json", method="PUT").status == 200
+    assert ask(server, "/predict", example.replace(b"3", b"3.0"), kind="application/json").status == 200
     answer = ask(server, "/predict", images["small.jpg"].read_bytes()).body
     assert set(schemas["Answer"]["required"]) == answer.keys()
     assert set(schemas["Image"]["required"]) == answer["images"][0].keys()

@@ -16,31 +16,34 @@ _IMAGE: dict[str, Any] = {"type": "string", "description": _BASE64}
 _ERRORS = {
     "400": "No image, no JSON, a broken form, an unknown option or a value out of range.",
     "401": "No token, or a wrong one.",
-    "403": "An address to fetch that is not allowed.",
+    "403": "An address to fetch that is not allowed; another host than this machine, or a page of another site.",
     "408": "The request was too slow.",
     "413": "Too many bytes, images or pixels.",
     "415": "A content-encoding other than gzip.",
     "422": "No image could be decoded or fetched; each has its error.",
     "429": "The queue is full: come again after Retry-After seconds.",
+    "500": "The network failed, or its output is no number.",
     "503": "The model is being loaded, the server is stopping, or it is too busy.",
 }
 _SCHEMAS: dict[str, Any] = {
     "Request": {
         "type": "object",
         "properties": {
-            "image": _IMAGE,
-            "images": {"type": "array", "items": _IMAGE},
-            "url": {"type": "string", "description": "An address to fetch."},
-            "urls": {"type": "array", "items": {"type": "string"}},
+            "image": {"type": ["string", "array"], "items": _IMAGE, "description": _BASE64},
+            "images": {"type": ["array", "string"], "items": _IMAGE},
+            "url": {"type": ["string", "array"], "items": {"type": "string"}, "description": "An address to fetch."},
+            "urls": {"type": ["array", "string"], "items": {"type": "string"}},
             "top": {"$ref": "#/components/schemas/Top"},
             "threshold": {"$ref": "#/components/schemas/Threshold"},
         },
         "additionalProperties": False,
-        "example": {"image": "/9j/4AAQSkZJRgABAQ...", "top": 3},
+        "example": {"image": "R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7", "top": 3},
     },
     "Top": {"type": "integer", "minimum": 1, "description": "Classes to answer at most, the likeliest first."},
     "Threshold": {
-        **_PROBABILITY,
+        "type": "number",
+        "minimum": 0,
+        "exclusiveMaximum": 1,
         "description": "Least probability of a label, where images have several; 0.5 by default.",
     },
     "Answer": {
@@ -100,8 +103,11 @@ def _reply(text: str, schema: str) -> dict[str, Any]:
     return {"description": text, "content": _content(schema)}
 
 
+_FOREIGN = {"403": _reply("Another host than this machine, or a page of another site.", "Error")}
+
+
 def _get(summary: str, name: str, schema: str, *, more: dict[str, Any] | None = None) -> dict[str, Any]:
-    responses = {"200": _reply(summary, schema), **(more or {})}
+    responses = {"200": _reply(summary, schema), **_FOREIGN, **(more or {})}
     return {"get": {"operationId": name, "summary": summary, "responses": responses}}
 
 
@@ -119,7 +125,7 @@ def _predict() -> dict[str, Any]:
     return {
         "operationId": "predict",
         "summary": "Predict the likeliest classes of one or several images.",
-        "description": "The bytes say what the body is, whatever its content type. PUT does the same.",
+        "description": "The bytes say what the body is, whatever its content type.",
         "parameters": parameters,
         "requestBody": {
             "required": True,
@@ -142,9 +148,16 @@ def description_of_api(*, has_token: bool) -> dict[str, Any]:
     """Return the OpenAPI document; ``has_token``: clients need one for all that is of the model."""
     busy = {"503": _reply("The model is not ready.", "Error")}
     text = {"description": "Figures for Prometheus.", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    metrics = {"operationId": "metrics", "summary": "Return figures for Prometheus.", "responses": {"200": text}}
+    metrics = {
+        "operationId": "metrics",
+        "summary": "Return figures for Prometheus.",
+        "responses": {"200": text, **_FOREIGN},
+    }
     paths: dict[str, Any] = {
-        "/predict": {"post": _predict()},
+        "/predict": {
+            "post": _predict(),
+            "put": _predict() | {"operationId": "predict_put", "summary": "The same, for clients such as curl -T."},
+        },
         "/model": _get("Describe the model: its classes, size and version.", "model", "Model", more=busy),
         "/health": _get("Answer while the process lives.", "health", "Status"),
         "/ready": _get(
@@ -163,6 +176,7 @@ def description_of_api(*, has_token: bool) -> dict[str, Any]:
         for path in ("/predict", "/model", "/metrics"):
             for operation in paths[path].values():
                 operation["security"] = [{"token": []}]
+                operation["responses"]["401"] = _reply(_ERRORS["401"], "Error")
         document["components"] = {
             "schemas": _SCHEMAS,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
