@@ -78,7 +78,7 @@ with atheris.instrument_imports(include=["steadytrain"]) if GUIDED else contextl
     from steadytrain.interop.mxnet.symbol import read_symbol
     from steadytrain.models.exported import Description
     from steadytrain.models.weights import Input, read_weights
-    from steadytrain.monitor.reading import read_history
+    from steadytrain.monitor.history_reader import read_history
     from steadytrain.reports import live
     from steadytrain.reports.page import page
     from steadytrain.reports.run_list import list_runs

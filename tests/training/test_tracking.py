@@ -131,7 +131,12 @@ def test_the_attempts_of_a_run_are_sent_by_one_process_that_is_waited_for_once(
 ) -> None:
     did = list[str]()
     follower = SimpleNamespace(name="kept", end=lambda: did.append("ended"), wait=lambda until: True, kill=lambda: None)
-    monkeypatch.setattr(module, "_Follower", lambda run, name: did.append(f"begun {name}") or follower)
+
+    def begin(run: Run, name: str) -> SimpleNamespace:
+        did.append(f"begun {name}")
+        return follower
+
+    monkeypatch.setattr(module, "_Follower", begin)
     run = Run.create(tmp_path / "a", usual().with_({"every.track": "kept"}))
 
     def attempts(run: Run, *, on_locked: Callable[[], None], **_: object) -> Iterator[None]:

@@ -6,10 +6,10 @@ from steadytrain.monitor.evidence import Evidence as Evidence
 from steadytrain.monitor.history import Interruption as Interruption
 from steadytrain.monitor.history import RunHistory as RunHistory
 from steadytrain.monitor.history import goodput as goodput
+from steadytrain.monitor.history_reader import ledger as ledger
+from steadytrain.monitor.history_reader import read_history as read_history
 from steadytrain.monitor.ledger import Ledger as Ledger
 from steadytrain.monitor.ledger import Slice as Slice
-from steadytrain.monitor.reading import ledger as ledger
-from steadytrain.monitor.reading import read_history as read_history
 from steadytrain.monitor.rules import Cause as Cause
 from steadytrain.monitor.rules.diagnose import Ceiling as Ceiling
 from steadytrain.monitor.rules.diagnose import Diagnosis as Diagnosis

@@ -10,7 +10,7 @@ from pathlib import Path
 from steadytrain.errors import DataError, InputError, RunError, did_you_mean
 from steadytrain.files import replace_file
 from steadytrain.interop.logs import LogRun, may_be_log, read_log
-from steadytrain.monitor.reading import read_any
+from steadytrain.monitor.history_reader import read_any
 from steadytrain.reports.page import page
 from steadytrain.reports.status import SILENT_SECONDS, is_held, signs
 from steadytrain.reports.summary import Account

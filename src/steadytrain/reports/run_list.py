@@ -29,7 +29,7 @@ from steadytrain.errors import InputError, RecipeError, RunError, SteadyError, d
 from steadytrain.files import MOST_TEXT_BYTES, read_text, replace_file
 from steadytrain.format import clean, count, duration, epoch, money, percent, rate
 from steadytrain.machine.facts import cache_folder
-from steadytrain.monitor.reading import read_any
+from steadytrain.monitor.history_reader import read_any
 from steadytrain.reports.files import open_run
 from steadytrain.reports.status import Signs, may_go_on, other_host, signs
 from steadytrain.reports.summary import summarise_history

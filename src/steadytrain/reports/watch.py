@@ -24,7 +24,7 @@ from steadytrain.events import DeviceStats, Logged, MachineStats, Stalled, Start
 from steadytrain.format import duration, time_of_day
 from steadytrain.monitor import Diagnosis, Ledger, RunHistory, diagnose
 from steadytrain.monitor.figures import RunReach, RunScore
-from steadytrain.monitor.reading import LogHistory
+from steadytrain.monitor.history_reader import LogHistory
 from steadytrain.monitor.series import COLUMNS
 from steadytrain.reports.status import Signs, current_bill, signs, time_left
 from steadytrain.reports.tables import finite

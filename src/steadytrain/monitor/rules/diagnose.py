@@ -20,8 +20,8 @@ from typing import Any, Literal
 from steadytrain.events import Ceilings, StepMeasured
 from steadytrain.format import count, number, percent
 from steadytrain.monitor.evidence import Evidence
+from steadytrain.monitor.history_reader import read_history
 from steadytrain.monitor.ledger import INPUT, PASSES, STEADY, Ledger
-from steadytrain.monitor.reading import read_history
 from steadytrain.monitor.rules import LEAST, Cause, find_causes
 from steadytrain.monitor.rules.cause import clip
 from steadytrain.monitor.rules.host import EXPLAINED

@@ -23,7 +23,7 @@ from steadytrain.errors import FailedError, InputError, RunError, SteadyError, S
 from steadytrain.events import Ceilings, Event, FeedPlaced, Noticed, StepMeasured
 from steadytrain.format import Say
 from steadytrain.monitor import RunHistory
-from steadytrain.monitor.reading import read_any
+from steadytrain.monitor.history_reader import read_any
 from steadytrain.run import Run
 from steadytrain.training import build
 from steadytrain.training.compute.compile import record_update

@@ -15,7 +15,6 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from steadytrain import __version__
 from steadytrain.errors import RunError, SteadyError
 from steadytrain.events import Failed, LogReader
 from steadytrain.files import replace_file
@@ -114,8 +113,8 @@ class LogHistory:
         state = json.dumps(pack(self.history), separators=(",", ":"))
         if len(state) > MOST_STORED_BYTES:
             return
-        head = [_code(), self._stored, self._reader.digest, hashlib.sha256(state.encode()).hexdigest()]
         with suppress(SteadyError, OSError):
+            head = [_code(), self._stored, self._reader.digest, hashlib.sha256(state.encode()).hexdigest()]
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, f"{json.dumps(head)}\n{state}")
             others = sorted(path.parent.glob("*.json"), key=lambda other: other.stat().st_mtime)
@@ -130,12 +129,10 @@ class LogHistory:
 
 @cache
 def _code() -> str:
-    """Return a digest of the code that folds events: a history that other code stored may be another."""
+    """Return a digest of the code that folds events: other code may come to another history. Raises OSError."""
     root = Path(__file__).parents[1]
     sources = [path for part in ("monitor", "events", "config") for path in sorted((root / part).glob("*.py"))]
-    with suppress(OSError):
-        return hashlib.sha256(b"".join([__version__.encode(), *map(Path.read_bytes, sources)])).hexdigest()
-    return __version__
+    return hashlib.sha256(b"".join(map(Path.read_bytes, sources))).hexdigest()
 
 
 def read_history(run: Run, *, all_ranks: bool = True) -> RunHistory:

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadytrain.events import LogReader, Step, read, repair
-from steadytrain.monitor import diagnose, reading
+from steadytrain.monitor import diagnose
+from steadytrain.monitor import history_reader as reading
 from steadytrain.monitor.history import RunHistory
-from steadytrain.monitor.reading import LogHistory, read_any
+from steadytrain.monitor.history_reader import LogHistory, read_any
 from steadytrain.monitor.stored import pack, unpack
 from steadytrain.reports import accounts
 from steadytrain.reports.page import page
