@@ -23,7 +23,7 @@ from tests.forked import start
 from steadytrain.config import Budget, Data, Model, Recipe
 from steadytrain.errors import RunError, StorageError
 from steadytrain.events import Ended, Failed, Noticed, Started
-from steadytrain.files import replace_file
+from steadytrain.files import HAS_LOCKS, replace_file
 from steadytrain.run import Run
 from steadytrain.training.loop.attempt import _locked
 
@@ -202,7 +202,7 @@ def test_links_in_a_run_from_elsewhere_lead_to_no_file_of_the_user(run: Run, tmp
     refused("events.jsonl", run.log_beside)
     refused("events-3.jsonl", lambda: run.log(3, 1))
     (run.directory / "events-2.jsonl").hardlink_to(mine)
-    with pytest.raises(RunError, match=r"events-2\.jsonl is a hard link: the file has 1 more names.*cp -a RUN COPY"):
+    with pytest.raises(RunError, match=r"events-2\.jsonl is a hard link: the file has 1 more name,.*cp -a RUN COPY"):
         run.log(2, 1)
     assert mine.read_bytes() == b"ssh-rsa mine\nno newline at the end"
     missing = run.directory / "events.jsonl"
@@ -210,6 +210,25 @@ def test_links_in_a_run_from_elsewhere_lead_to_no_file_of_the_user(run: Run, tmp
     with pytest.raises(RunError, match="is a link"):
         run.log()
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(not HAS_LOCKS, reason="no file locks here")
+def test_a_run_of_which_a_backup_of_hard_links_was_made_goes_on_and_leaves_the_backup_as_it_was(
+    run: Run, tmp_path: Path
+) -> None:
+    with run.lock(), run.log() as log:
+        log.append(Noticed(message="before"))
+    backup = tmp_path / "backup"
+    backup.mkdir()
+    for name in ("lock", "events.jsonl"):
+        (backup / name).hardlink_to(run.directory / name)
+    was = {path.name: path.read_bytes() for path in backup.iterdir()}
+    with run.lock(), run.log() as log, pytest.raises(RunError, match="is in use by process"), run.lock():
+        log.append(Noticed(message="after"))
+    with run.lock(), run.log() as log:
+        log.append(Noticed(message="after"))
+    assert [event.message for event in run.events() if isinstance(event, Noticed)] == ["before", "after"]
+    assert {path.name: path.read_bytes() for path in backup.iterdir()} == was
 
 
 def test_a_recipe_that_is_a_link_is_replaced_and_not_written_through(run: Run, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,11 +54,20 @@ from steadytrain.events import (
     Step,
     StepMeasured,
     Unreadable,
-    open_no_follow,
     read,
     refuse_link,
+    refuse_no_file,
 )
-from steadytrain.files import HAS_LOCKS, lock_at_once, lock_surely, open_regular, read_text, replacing, sync
+from steadytrain.files import (
+    HAS_LOCKS,
+    lock_at_once,
+    lock_surely,
+    open_lock,
+    open_regular,
+    read_text,
+    replacing,
+    sync,
+)
 from steadytrain.format import count, percent
 
 REPEAT = "seed-"
@@ -366,7 +376,9 @@ class Run:
         self.refuse_links()
         with contextlib.ExitStack() as stack:
             try:
-                file = stack.enter_context(open_no_follow(path, "a+b"))
+                refuse_link(path)
+                names = refuse_no_file(path)
+                file = stack.enter_context(open_lock(path))
                 if not lock_at_once(file):
                     started = self.progress().started
                     host = started.machine.get("host") if started else None
@@ -376,12 +388,21 @@ class Run:
                         " it, or choose another --run folder"
                     )
                 is_sure = lock_surely(file)
-                if HAS_LOCKS:
-                    file.truncate(0)
-                    file.write(str(os.getpid()).encode())
+                if HAS_LOCKS and names < 2:  # what has other names, as in a backup of hard links, is not written to
+                    os.ftruncate(file.fileno(), 0)
+                    os.write(file.fileno(), str(os.getpid()).encode())
+                if is_sure:
+                    self._keep_own_logs()
             except OSError as error:
                 raise storage_error(error, path) from error
             yield is_sure
+
+    def _keep_own_logs(self) -> None:
+        """Copy the logs that have other names as well: a backup of hard links would change with them."""
+        for log in self.directory.glob("events*.jsonl"):
+            if not log.is_symlink() and refuse_no_file(log) > 1:
+                with replacing(log) as part:
+                    shutil.copyfile(log, part)
 
     def is_held(self) -> bool:
         """Return whether a process holds the run now, on a file system whose locks this machine sees; write nothing."""

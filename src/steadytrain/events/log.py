@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import stat
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -20,6 +19,7 @@ from steadytrain.events import schema
 from steadytrain.events.schema import VERSION, Event, Step, Unknown, Unreadable
 from steadytrain.events.soundness import is_sound
 from steadytrain.files import NO_FOLLOW, kind_of_file, open_regular
+from steadytrain.format import count
 
 KINDS: dict[str, type[Event]] = {
     name: kind
@@ -119,7 +119,11 @@ def open_no_follow(path: Path, mode: Literal["ab", "a+b", "r+b"]) -> BinaryIO:
         OSError: it cannot be opened.
     """
     refuse_link(path)
-    refuse_no_file(path)
+    if (names := refuse_no_file(path)) > 1:
+        raise RunError(
+            f"{path} is a hard link: the file has {count(names - 1, 'more name')}, and writing to it would change it"
+            " under those as well; make a copy of its own (cp -a RUN COPY), and run the command on that"
+        )
     return os.fdopen(os.open(path, _FLAGS[mode] | NO_FOLLOW, 0o666), mode, buffering=0)
 
 
@@ -132,19 +136,15 @@ def refuse_link(path: Path) -> None:
         )
 
 
-def refuse_no_file(path: Path) -> None:
-    """Raise RunError where what has a file's name is a pipe, a socket, or a file that has another name as well."""
+def refuse_no_file(path: Path) -> int:
+    """Return how many names a file has, 0 where there is none. Raises RunError where it is a pipe or a socket."""
     try:
         found = path.lstat()
     except FileNotFoundError:
-        return
-    if found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
-        raise RunError(
-            f"{path} is a hard link: the file has {found.st_nlink - 1} more names, and writing to it would change it"
-            " under those as well; make a copy of its own (cp -a RUN COPY), and run the command on that"
-        )
+        return 0
     if (kind := kind_of_file(found.st_mode)) in ("a pipe", "a socket"):
         raise RunError(f"{path} is {kind}, not a file: remove it, and run the same command again")
+    return 1 if kind else found.st_nlink
 
 
 def repair(path: Path) -> int:

@@ -278,8 +278,8 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
         figures.append(f"the training thread waited {percent(loop.unknown)} of the time, and nothing tells for what")
         if is_longer and loop.ran >= RAN * loop.passes:
             figures.append(
-                f"it was on a processor {percent(loop.ran)} of the time: it did more, or the processor was slower (its"
-                " clock, or other guests of this host)"
+                f"it was on a processor {percent(loop.ran / loop.passes)} of an update: it did more, or the processor"
+                " was slower (its clock, or other guests of this host)"
             )
         figures.append(f"a sample waited {duration(threads.lock_seconds / max(1, threads.looks))} for Python's lock")
         figures += [

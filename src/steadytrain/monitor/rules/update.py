@@ -153,7 +153,7 @@ def _held_up(evidence: Evidence) -> Iterator[str]:
 def growth(evidence: Evidence) -> Iterator[Cause]:
     """Find parts of the update that take longer and longer: something is kept from step to step."""
     parts, wall, recipe = evidence.parts, evidence.ledger.wall_seconds, evidence.recipe
-    if len(parts) < 3 or wall <= 0 or recipe.data.grow_size or parse_train(recipe.model.train).has_phases:
+    if len(parts) < 4 or wall <= 0 or recipe.data.grow_size or parse_train(recipe.model.train).has_phases:
         return  # larger images, or more layers that are trained, take longer
     lost = dict[str, float]()
     for name in parts[0].seconds:

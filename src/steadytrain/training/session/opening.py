@@ -505,8 +505,8 @@ def _require_best(run: Run, saved: dict[str, Any], notice: Callable[[str], None]
     try:
         if path.exists() and not misfit(saved):
             checkpoints.read_weights(path)
-    except SteadyError as error:
-        notice(f"{error}; the best weights are chosen again, from here on")
+    except SteadyError:
+        notice(f"{path} is damaged: the best weights are chosen again, from here on")
         saved["best"] = -1.0
 
 
