@@ -86,7 +86,7 @@ def test_a_price_in_a_word(text: str, per_hour: float | None, currency: str) -> 
         ("p3.2xlrge", "Did you mean p3.2xlarge"),
         ("azur/p3.2xlarge", "Did you mean azure"),
         ("p3.2xlarge@us-east-9", "Did you mean us-east-1"),
-        ("p3.2xlarge:spott", "only spot may stand"),
+        ("p3.2xlarge:spott", "only spot is allowed"),
         ("c5.xlarge:spot", "no spot price of c5.xlarge"),
     ],
 )

@@ -376,6 +376,7 @@ def test_a_file_that_is_code_is_called_so_before_it_is_opened(
     st.export_model(run, tmp_path / "model.pt2")
     image = tmp_path / "a.png"
     Image.new("L", (8, 8)).save(image)
+    capsys.readouterr()  # of the export
     assert main(["predict", str(tmp_path / "model.pt2"), str(image)]) == 0
     assert capsys.readouterr().err.startswith(f"{tmp_path / 'model.pt2'} is code, which runs as it is opened")
     (tmp_path / "model.pt2").write_bytes(b"no model at all")

@@ -58,7 +58,7 @@ def test_path_without_a_run_is_refused_with_a_hint(tmp_path: Path, path: str, me
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("a.htm", "Did you mean .html?"), ("a", "ends in nothing"), ("a.pdf", "a report ends in .html")],
+    [("a.htm", "Did you mean .html?"), ("a", "ends in no suffix"), ("a.pdf", "a report ends in .html")],
 )
 def test_an_unknown_ending_is_refused(name: str, message: str) -> None:
     with pytest.raises(InputError) as raised:

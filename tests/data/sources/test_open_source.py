@@ -66,7 +66,7 @@ def test_truncated_or_damaged_source_is_an_error_and_leaves_no_files(tmp_path: P
 def test_a_bomb_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "FREE_OF_RATIO", 1 << 20)
     bomb = COMPRESS[suffix](bytes(32 << 20))
-    with pytest.raises(DataError, match="more than 200 times its size: it is taken for a bomb"):
+    with pytest.raises(DataError, match="more than 200 times its size: it may be a bomb"):
         _open(tmp_path / "a.x", bomb)
     assert list((tmp_path / "scratch").iterdir()) == []
 
@@ -94,7 +94,7 @@ def _npy() -> bytes:
 
 REFUSED = {
     "pickle": (pickle.dumps([1]), "a Python pickle: do not load it"),
-    "image": (encoded(1), "a PNG image: put the images of each class into a folder of its own"),
+    "image": (encoded(1), "a PNG image: put the images of each class into their own folder"),
     "npy": (_npy(), "a NumPy array"),
     "page": (b"<!doctype html><html>404</html>", "an HTML page: fetch it again"),
     "pointer": (b"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer, .* git lfs pull"),
