@@ -87,11 +87,12 @@ class ServerLimits:
 
 @dataclass(eq=False, slots=True)
 class _Caller:
-    """A connection whose first head is not complete."""
+    """A connection whose first head is not complete, or just complete; ``is_free``: of a request for a free path."""
 
     connection: socket.socket
     since: float
     is_watched: bool = False
+    is_free: bool = False
     received: bytearray = field(default_factory=bytearray)
 
     def end(self, status: str = "", error: str = "") -> None:
@@ -199,8 +200,8 @@ class Acceptor:
             self._take(number)
             if not self._ready:
                 self._loop.call_soon(self._open_some)
-            is_free = _path_of(caller.received) in self._limiter.limits.free_paths
-            (self._ready.appendleft if is_free else self._ready.append)(caller)
+            caller.is_free = _path_of(caller.received) in self._limiter.limits.free_paths
+            (self._ready.appendleft if caller.is_free else self._ready.append)(caller)
 
     def _take(self, number: int) -> _Caller:
         """Remove a connection from the silent ones."""
@@ -226,7 +227,7 @@ class Acceptor:
             self._take(next(iter(self._silent))).end()
         elif self._limiter.idle:
             next(iter(self._limiter.idle)).give_way()
-        elif self._ready:
+        elif self._ready and not self._ready[-1].is_free:  # those of free paths stand first
             error = f"the server has {limit} connections, as many as it may: try again"
             self._ready.pop().end("503 Service Unavailable", error)
         elif self._silent:
