@@ -45,7 +45,6 @@ import machine
 from steadytrain.config import Budget, Data, Every, Model, Recipe
 from steadytrain.events import Step
 from steadytrain.run import Run
-from steadytrain.training import steps
 
 BAR_SECONDS, BAR_BYTES = 2.0, 300 * 2**20
 IMAGES, EPOCH_BLOCKS = 480, 3
@@ -230,6 +229,8 @@ def restarts(folder: Path, seconds: float, every: float, last: float) -> dict[st
 
 def updates(folder: Path, number: int) -> dict[str, Any]:
     """Train in this process; read its memory every hundred updates."""
+    from steadytrain.training import steps  # the memory of torch would count for that of each view
+
     draw = np.random.default_rng(0)
     for image in range(400):
         path = folder / "small" / "ab"[image % 2] / f"{image}.png"
