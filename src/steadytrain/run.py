@@ -54,9 +54,9 @@ from steadytrain.events import (
     Step,
     StepMeasured,
     Unreadable,
+    count_names,
     read,
     refuse_link,
-    refuse_no_file,
 )
 from steadytrain.files import (
     HAS_LOCKS,
@@ -377,7 +377,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             try:
                 refuse_link(path)
-                names = refuse_no_file(path)
+                names = count_names(path)
                 file = stack.enter_context(open_lock(path))
                 if not lock_at_once(file):
                     started = self.progress().started
@@ -400,7 +400,7 @@ class Run:
     def _keep_own_logs(self) -> None:
         """Copy the logs that have other names as well: a backup of hard links would change with them."""
         for log in self.directory.glob("events*.jsonl"):
-            if not log.is_symlink() and refuse_no_file(log) > 1:
+            if not log.is_symlink() and count_names(log) > 1:
                 with replacing(log) as part:
                     shutil.copyfile(log, part)
 

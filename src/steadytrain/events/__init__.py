@@ -19,11 +19,11 @@ from __future__ import annotations
 from steadytrain.events.log import KINDS as KINDS
 from steadytrain.events.log import EventLog as EventLog
 from steadytrain.events.log import LogReader as LogReader
+from steadytrain.events.log import count_names as count_names
 from steadytrain.events.log import from_json as from_json
 from steadytrain.events.log import open_no_follow as open_no_follow
 from steadytrain.events.log import read as read
 from steadytrain.events.log import refuse_link as refuse_link
-from steadytrain.events.log import refuse_no_file as refuse_no_file
 from steadytrain.events.log import repair as repair
 from steadytrain.events.schema import BUCKETS as BUCKETS
 from steadytrain.events.schema import UPDATING as UPDATING

@@ -108,10 +108,10 @@ def encode(event: Event) -> bytes:
     return (_encode(event.to_dict()) + "\n").encode("utf-8", "backslashreplace")
 
 
-_FLAGS = {"ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "a+b": os.O_RDWR | os.O_APPEND | os.O_CREAT, "r+b": os.O_RDWR}
+_FLAGS = {"ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "r+b": os.O_RDWR}
 
 
-def open_no_follow(path: Path, mode: Literal["ab", "a+b", "r+b"]) -> BinaryIO:
+def open_no_follow(path: Path, mode: Literal["ab", "r+b"]) -> BinaryIO:
     """Open a file of a run for writing, unbuffered, unless that would write elsewhere: into a link or a pipe.
 
     Raises:
@@ -119,7 +119,7 @@ def open_no_follow(path: Path, mode: Literal["ab", "a+b", "r+b"]) -> BinaryIO:
         OSError: it cannot be opened.
     """
     refuse_link(path)
-    if (names := refuse_no_file(path)) > 1:
+    if (names := count_names(path)) > 1:
         raise RunError(
             f"{path} is a hard link: the file has {count(names - 1, 'more name')}, and writing to it would change it"
             " under those as well; make a copy of its own (cp -a RUN COPY), and run the command on that"
@@ -136,8 +136,8 @@ def refuse_link(path: Path) -> None:
         )
 
 
-def refuse_no_file(path: Path) -> int:
-    """Return how many names a file has, 0 where there is none. Raises RunError where it is a pipe or a socket."""
+def count_names(path: Path) -> int:
+    """Count the names of a file, its hard links; 0 where there is none. Raises RunError for a pipe or a socket."""
     try:
         found = path.lstat()
     except FileNotFoundError:

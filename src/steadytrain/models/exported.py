@@ -313,7 +313,7 @@ def _verify_zip(path: Path) -> None:
     """Refuse a ``.pt2`` file of which a member's checksum does not match: torch does not look at them."""
     with zipfile.ZipFile(path) as archive:
         if (name := archive.testzip()) is not None:
-            raise ModelError(f"{path} is damaged: {name} in it has not the checksum that was written: export it again")
+            raise ModelError(f"{path} is damaged: the checksum of {name} in it does not match: export it again")
 
 
 def _weights_of(path: Path) -> Path:

@@ -154,7 +154,7 @@ class Evidence:
 
     @property
     def compute_threads_begun(self) -> int:
-        """The same when the attempt began."""
+        """Threads that computed on a processor when the attempt began."""
         return int(self.started.machine.get("compute_threads", 1) or 1)
 
     @property

@@ -1,4 +1,7 @@
-"""Histories as plain data, to be stored as JSON, and back: each value is checked by its annotation."""
+"""Histories as plain data, to be stored as JSON, and back: values are checked by their annotations.
+
+Fields of events are not: whoever reads them knows by a digest that they are those which were stored.
+"""
 
 from __future__ import annotations
 

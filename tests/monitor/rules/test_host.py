@@ -222,7 +222,7 @@ def test_neighbours_that_leave_it_its_cores_may_slow_the_run_all_the_same() -> N
     )
     cause = find("noisy_neighbour", facts)
     assert cause is not None and cause.share == pytest.approx(30 / 65, abs=0.01) and find("unexplained", facts) is None
-    assert "Other processes use 0.9 cores, and updates take longer beside it" in cause.sentence
+    assert "Other processes use 0.9 cores, and updates take longer meanwhile" in cause.sentence
     large = machine(cores=64, machine_cores=64, cpu=1.0, others=0.9, idle=62.0)
     for alone in (
         changed(facts, machine=machine(cpu=1.0, others=0.0)),

@@ -9,6 +9,8 @@ from typing import Any
 LEAST = 0.03  # a cause that takes a smaller share of the wall time is not worth a person's time
 NAMED = 0.2  # of what others take: a process that takes so much is named in the sentence
 LEAST_SECONDS = 1.0  # nor is one that takes less in all: equal runs differ by as much
+STOP_OTHERS = "stop the other processes, wait until they end, or move this run to another machine"
+REDUCE_THREAD = "reduce its work, let it sleep in between, or move it to another process"
 TRUSTED = 0.07  # two measured passes count as different where they differ by more than this part
 
 

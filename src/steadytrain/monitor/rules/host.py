@@ -16,7 +16,7 @@ from steadytrain.events import Ceilings, StepMeasured, ThreadStats
 from steadytrain.format import count, duration, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import PASSES
-from steadytrain.monitor.rules.cause import LEAST, Cause, clip
+from steadytrain.monitor.rules.cause import LEAST, REDUCE_THREAD, STOP_OTHERS, Cause, clip
 
 COMPUTING = ("transfer", "host", "forward", "backward", "optimizer", "update")
 BATCHES = ("input", "epoch_gap", "communication")
@@ -240,7 +240,7 @@ def host_code(evidence: Evidence) -> Iterator[Cause]:
                 f"the training thread waited for a lock {percent(loop.lock)} of the time",
                 f"a sample waited {duration(lock)} for Python's lock on average",
             ),
-            change="reduce its work, let it sleep in between, or move it to another process",
+            change=REDUCE_THREAD,
             saves=share,
         )
 
@@ -308,15 +308,15 @@ def _beside(evidence: Evidence, share: float, causes: Sequence[Cause], figures: 
     name = "busy_thread" if thread is not None else "noisy_neighbour"
     known = [cause for cause in causes if cause.name == name]
     share = clip(share + sum(cause.share for cause in known))
-    costs = f"updates take longer beside it: that costs {percent(share)} of the time."
+    costs = f"updates take longer meanwhile: that costs {percent(share)} of the time."
     if thread is not None:
         sentence = (
             f"Thread {thread['name']} of this process runs Python code at {thread['place'] or 'its work'}, and {costs}"
         )
-        change = "let it do less, sleep in between, or move it to another process"
+        change = REDUCE_THREAD
     else:
         sentence = f"Other processes use {count(others, 'core')}, and {costs}"
-        change = "stop the other processes, wait until they end, or move this run to another machine"
+        change = STOP_OTHERS
         figures = [*figures, "what is left to share are caches, memory, and cores with two hardware threads"]
     seen = [figure for cause in known for figure in cause.evidence]
     cause = Cause(name=name, share=share, sentence=sentence, evidence=(*figures, *seen), change=change, saves=share)

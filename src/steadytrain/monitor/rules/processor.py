@@ -8,7 +8,7 @@ from steadytrain.events import MachineStats, StepMeasured, ThreadStats
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import PASSES
-from steadytrain.monitor.rules.cause import LEAST, NAMED, TRUSTED, Cause, clip, name_process
+from steadytrain.monitor.rules.cause import LEAST, NAMED, STOP_OTHERS, TRUSTED, Cause, clip, name_process
 from steadytrain.monitor.rules.host import disturbed, loop_time, rivals
 from steadytrain.monitor.rules.pace import IDLE, is_limited_by_quota, mean_pace
 
@@ -102,7 +102,7 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
         who = f", {'mostly' if is_most else 'among them'} {most}," if most else ""
         sentence = f"Other processes{who} {sentence}"
         figures += tuple(f"{name} used {cores:.1f} of {count(machine.cores, 'core')}" for name, cores in named)
-        change = "stop the other processes, wait until they end, or move this run to another machine"
+        change = STOP_OTHERS
     yield Cause(name="noisy_neighbour", share=share, sentence=sentence, evidence=figures, change=change, saves=share)
 
 
