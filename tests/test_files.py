@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,19 @@ def test_a_lock_is_one_holders_or_shared_and_falls_with_its_file(tmp_path: Path)
 def test_a_file_of_which_a_file_server_has_a_lease_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "recipe.json"
     path.write_text("{}")
-    with path.open("r+") as file:
-        before = signal.signal(signal.SIGIO, lambda *_: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK))
-        try:
-            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-            assert read_text(path) == "{}"
-        finally:
-            signal.signal(signal.SIGIO, before)
+    before = signal.signal(signal.SIGIO, lambda *_: None)  # by which the kernel asks for the lease
+
+    def give_back() -> None:
+        while fcntl.fcntl(file, fcntl.F_GETLEASE) == fcntl.F_WRLCK:
+            time.sleep(0.01)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+    with path.open("r+") as file, ThreadPoolExecutor(1) as server:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        given = server.submit(give_back)
+        assert read_text(path) == "{}"
+        given.result(60)
+    signal.signal(signal.SIGIO, before)
 
 
 def _flock_of_nfs(file: Any, operation: int) -> None:

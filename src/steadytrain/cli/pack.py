@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json as json_module
+import math
 import os
 import shutil
+import signal
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -34,23 +37,33 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 20
 MAX_REJECTED = 20
+ASKED_TWICE_SECONDS = 1.0
+"""Signals that follow the first within this time ask for nothing new."""
 
 
 @contextmanager
 def _ending_by_signal() -> Iterator[None]:
     """Let signals interrupt a block as Ctrl-C does: it cleans up, and the signal then ends this process.
 
-    SIGUSR1 is what mpirun and Slurm ask ranks by.
+    SIGUSR1 is what mpirun and Slurm ask ranks by. A rank is often asked twice, by whoever signals all processes and by
+    its parent: the second signal does not interrupt the cleaning up.
     """
+    asked_at = -math.inf
 
     def interrupt(number: int) -> None:
-        raise KeyboardInterrupt
+        nonlocal asked_at
+        if time.monotonic() > asked_at + ASKED_TWICE_SECONDS:
+            asked_at = time.monotonic()
+            raise KeyboardInterrupt
 
-    with take_signals(("SIGTERM", "SIGHUP", "SIGUSR1"), interrupt) as received:
+    names = ["SIGTERM", "SIGHUP", "SIGUSR1"]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+        names.append("SIGINT")
+    with take_signals(names, interrupt) as received:
         try:
             yield
         except BaseException:
-            if not received:
+            if not received or received[0] == signal.SIGINT:
                 raise
             if world_from_environment(os.environ).is_first:
                 with suppress(OSError):  # the terminal may be gone
