@@ -31,9 +31,16 @@ from pathlib import Path
 
 
 class SteadyError(Exception):
-    """The root of the tree: catch this to catch them all."""
+    """The root of the tree: catch this to catch them all.
+
+    >>> str(DataError("no class in a\\nb.lst"))  # a file's name may have line breaks
+    'no class in a b.lst'
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())
 
 
 class InputError(SteadyError, ValueError):

@@ -444,7 +444,7 @@ def _silence_output() -> None:
 def _fail(message: str, code: int, kind: str = "") -> int:
     """Print an error, on a terminal with the command that explains it; ``kind``: the name of its class."""
     columns = shutil.get_terminal_size().columns if sys.stderr is not None and sys.stderr.isatty() else None
-    print("\n".join(fold(line, columns) for line in f"steady: {message}".splitlines()), file=sys.stderr)
+    print(fold(f"steady: {message}", columns), file=sys.stderr)
     if columns is not None:
         from steadytrain.cli.help import topic_of
 
