@@ -87,7 +87,8 @@ def worker(child: subprocess.Popen[str], rank: int) -> psutil.Process:
 def family(child: subprocess.Popen[str]) -> list[psutil.Process]:
     """A command and its descendants; none where it has ended."""
     with contextlib.suppress(psutil.Error):
-        return [parent := psutil.Process(child.pid), *parent.children(recursive=True)]
+        parent = psutil.Process(child.pid)
+        return [parent, *parent.children(recursive=True)]
     return []
 
 
