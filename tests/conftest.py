@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +55,14 @@ NOT_OURS = {"TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK
 GRACE_SECONDS = 60.0
 
 T = TypeVar("T")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect once before several workers do, where nothing is compiled yet: each would compile all of it."""
+    compiled = Path(cache_from_source(str(Path(__file__).parent / "cli" / "test_errors.py"))).parent
+    if getattr(config.option, "numprocesses", None) and not (sys.dont_write_bytecode or compiled.exists()):
+        command = [sys.executable, "-m", "pytest", "-n", "0", "--collect-only", "-p", "no:cacheprovider", *config.args]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import IO
 import pytest
 
 from steadytrain.cli import main
+from steadytrain.events import Event, EventLog, Step
 from steadytrain.launch import supervise
 from steadytrain.machine.children import die_with_parent
 
@@ -65,6 +67,24 @@ def _call(
     for number, path in enumerate(files, 1):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), number)
     sys.exit(function(*arguments))  # type: ignore[arg-type]
+
+
+def stand_at(gates: Mapping[int, Path], function: Callable[..., int], *arguments: object) -> int:
+    """Call a function that trains; when an update of ``gates`` is in the log, the run stands until its file is there.
+
+    So whoever waits for an update finds the run at it, however late it looks. A signal that comes meanwhile is heard.
+    """
+    append = EventLog.append
+
+    def append_and_stand(log: EventLog, event: Event) -> Event:
+        written = append(log, event)
+        if isinstance(event, Step) and (gate := gates.get(event.step)) is not None:
+            while not gate.exists():
+                time.sleep(0.01)
+        return written
+
+    EventLog.append = append_and_stand  # type: ignore[method-assign, assignment]
+    return function(*arguments)
 
 
 def steady(words: list[str]) -> int:

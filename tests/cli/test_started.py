@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -49,10 +50,12 @@ def test_signals_are_passed_on_and_it_ends_by_itself(number: signal.Signals) -> 
     assert ours.returncode == 3
 
 
-def test_leaving_waits_for_it_and_handlers_are_put_back() -> None:
+def test_leaving_waits_for_it_and_handlers_are_put_back(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with started_command(_python("import time; time.sleep(0.3)")) as process:
+    waits = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.02)"
+    with started_command([*_python(waits), str(tmp_path / "go")]) as process:
         assert process.poll() is None
+        threading.Timer(0.3, (tmp_path / "go").touch).start()
     assert process.returncode == 0
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -18,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.forked import start
 from tests.launch.sshd import Sshd, sshd  # noqa: F401
 
 from steadytrain.cli import main, sweep, train
@@ -486,15 +486,12 @@ def test_until_stops_at_an_evaluation_and_the_same_command_goes_on(
 def test_processes_end_with_the_sweep(recipe_file: Path, digits: Path, tmp_path: Path) -> None:
     """Where it is killed, what it has started saves and ends."""
     folder = tmp_path / "sweep"
-    words = command(recipe_file, digits, folder, "--over", "lr=0.02,0.05", "--epochs", "500")
-    child = subprocess.Popen(
-        [sys.executable, "-m", "steadytrain", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    child = start(main, command(recipe_file, digits, folder, "--over", "lr=0.02,0.05", "--epochs", "500"))
     first, deadline = folder / "lr=0.02" / "seed-0", time.monotonic() + 120
-    while not list((first / "checkpoints").glob("step-*")) and child.poll() is None and time.monotonic() < deadline:
+    while not list((first / "checkpoints").glob("step-*")) and child.is_alive() and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait(60)
+    child.kill()
+    child.join(60)
     wait_until_free(folder)
     [ended] = [event for event in Run.open(first).events() if isinstance(event, Ended)]
     assert ended.status == "preempted"

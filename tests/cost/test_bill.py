@@ -6,11 +6,10 @@ import math
 import random
 import time
 from dataclasses import replace
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
-from tests.forked import start
+from tests.forked import stand_at, start
 from tests.reports.runs import Clock, course, finished, recipe, restarted, started, write
 
 from steadytrain import events
@@ -45,17 +44,15 @@ def _words(digits: Path, run: Path) -> list[str]:
     return ["train", str(digits), "--run", str(run), *SETTINGS]
 
 
-def _start(digits: Path, run: Path) -> ForkServerProcess:
-    return start(main, _words(digits, run))
-
-
-def _kill_after(child: ForkServerProcess, run: Path, step: int) -> tuple[float, float]:
-    """Kill a run after this step; when that step was written, and when it was killed."""
+def _kill_after(digits: Path, run: Path, step: int) -> tuple[float, float]:
+    """Start a run, and kill it after this step, with a checkpoint on the disk; when that step was written, and when it
+    was killed."""
+    child = start(stand_at, {step: run.with_name("never")}, main, _words(digits, run))
     deadline = time.monotonic() + 120
     path = run / "events.jsonl"
     while time.monotonic() < deadline and child.is_alive():
         seen = [e for e in events.read(path) if isinstance(e, events.Step)] if path.exists() else []
-        if seen and seen[-1].step >= step:
+        if seen and seen[-1].step >= step and any((run / "checkpoints").glob("step-*")):
             child.kill()
             child.join(60)
             return seen[-1].time, time.time()
@@ -69,10 +66,10 @@ def test_the_bill_of_a_run_that_was_killed_twice_is_the_sum_of_its_parts(digits:
     spans = []
     for step in (25, 60):
         before = time.time()
-        seen, killed = _kill_after(_start(digits, folder), folder, step)
+        seen, killed = _kill_after(digits, folder, step)
         spans.append((before, seen, killed))
     before = time.time()
-    last = _start(digits, folder)
+    last = start(main, _words(digits, folder))
     last.join(120)
     assert last.exitcode == 0
     spans.append((before, before, time.time()))
@@ -101,7 +98,7 @@ def test_the_bill_of_a_run_that_was_killed_twice_is_the_sum_of_its_parts(digits:
 
 def test_a_lost_log_loses_the_bill_of_no_attempt_before(digits: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    _kill_after(_start(digits, folder), folder, 25)
+    _kill_after(digits, folder, 25)
     (folder / "events.jsonl").unlink()
     assert main(_words(digits, folder)) == 0
     run = Run.open(folder)

@@ -55,7 +55,7 @@ __all__ = ["browser", "chromium"]
 
 TOKEN = "s3cret"
 MODEL = "timm/test_resnet"
-WAIT_MS, TIMEOUT, MAX_QUEUE, MAX_IMAGES, MAX_BYTES, MAX_PIXELS = 2000, 3, 8, 4, 8 * 2**20, 1_000_000
+WAIT_MS, TIMEOUT, MAX_QUEUE, MAX_IMAGES, MAX_BYTES, MAX_PIXELS = 5000, 6, 8, 4, 8 * 2**20, 1_000_000
 BOUNDARY = "----steady"
 
 

@@ -160,7 +160,7 @@ time.sleep(60)
 def _kept(folder: Path, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     text = WAITS.replace("FOLDER", repr(str(folder)))
     keeper = subprocess.Popen([*prefix, sys.executable, "-c", KEEPER, text], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     return keeper
@@ -176,9 +176,10 @@ def test_a_request_to_end_reaches_all_and_their_answer_counts(tmp_path: Path) ->
 def test_a_hangup_that_nohup_ignores_reaches_no_rank(tmp_path: Path, is_ignored: bool) -> None:
     keeper = _kept(tmp_path, ["nohup"] if is_ignored else [])
     keeper.send_signal(signal.SIGHUP)
-    time.sleep(1.0)
-    assert (keeper.poll() is None) is is_ignored
-    keeper.terminate()
+    if is_ignored:
+        time.sleep(1.0)
+        assert keeper.poll() is None
+        keeper.terminate()
     assert keeper.wait(60) == (75 if is_ignored else 128 + signal.SIGHUP)
 
 

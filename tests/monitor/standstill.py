@@ -24,6 +24,8 @@ FOLDER, HANG = Path(sys.argv[1]), sys.argv[2]
 IS_FAST = HANG == "fast"  # all its updates are over before the watchdog looks for the first time
 UPDATES, AT, SECONDS = (60, 51, 0.0) if IS_FAST else (12, 6, 0.03)
 PATIENCE = StallLimits(update=0.5, slow=100.0, end=0.5, grace=1.0, look=0.5 if IS_FAST else 0.02, lock=0.5)
+if HANG == "none":
+    UPDATES, SECONDS, PATIENCE = 6, 0.5, replace(PATIENCE, update=2.0, end=2.0)
 if HANG == "asked":
     PATIENCE = replace(PATIENCE, update=100.0, after_request=0.5, lock=100.0)
 

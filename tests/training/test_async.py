@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,18 +84,26 @@ def worker(child: subprocess.Popen[str], rank: int) -> psutil.Process:
     raise AssertionError(f"no worker {rank}")
 
 
+def family(child: subprocess.Popen[str]) -> list[psutil.Process]:
+    """A command and its descendants; none where it has ended."""
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(child.pid)
+        return [parent, *parent.children(recursive=True)]
+    return []
+
+
 def servers(child: subprocess.Popen[str]) -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.Process(child.pid).children(recursive=True)
-        if "ServerActor" in " ".join(process.cmdline())
-    ]
+    found = list[psutil.Process]()
+    for process in family(child):
+        with contextlib.suppress(psutil.Error):  # Ray's own come and go
+            found += [process] if "ServerActor" in " ".join(process.cmdline()) else []
+    return found
 
 
 def listening(child: subprocess.Popen[str]) -> set[str]:
     """The addresses at which a command and its descendants listen."""
     addresses = set[str]()
-    for process in [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]:
+    for process in family(child):
         with contextlib.suppress(psutil.Error):
             sockets = process.net_connections(kind="inet")
             addresses |= {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
@@ -104,7 +113,7 @@ def listening(child: subprocess.Popen[str]) -> set[str]:
 @dataclass(frozen=True)
 class Whole:
     """A run by two workers and two servers from beginning to end, what it printed, and meanwhile where it listened and
-    how nice its servers were."""
+    how nice its servers were, when they were seen last."""
 
     run: Path
     told: str
@@ -116,11 +125,17 @@ class Whole:
 def trained_whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     run = tmp_path_factory.mktemp("async") / "whole"
     child = start(digits, run, *ASYNC, "--servers", "2")
-    wait_for_step(child, run, 1)
-    addresses, niceness = listening(child), [process.nice() for process in servers(child)]
-    output, _ = child.communicate(timeout=240)
-    assert child.returncode == 0, output
-    return Whole(run, output, addresses, niceness)
+    addresses, niceness = set[str](), dict[int, int]()
+    with ThreadPoolExecutor(1) as pool:
+        output = pool.submit(child.communicate, timeout=240)
+        while not output.done():  # its few updates may be over before anybody sees the first of them
+            addresses |= listening(child)
+            for process in servers(child):
+                with contextlib.suppress(psutil.Error):
+                    niceness[process.pid] = process.nice()
+            time.sleep(0.5)
+    assert child.returncode == 0, output.result()
+    return Whole(run, output.result()[0], addresses, [*niceness.values()])
 
 
 @pytest.fixture

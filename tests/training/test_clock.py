@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.training.test_device_clock import Time
 
 from steadytrain.config import Recipe
 from steadytrain.errors import DivergedError
 from steadytrain.events import BUCKETS, Accounted, Ended, Failed, FeedStats, Step
 from steadytrain.run import Run
+from steadytrain.training import clock as clocks
 from steadytrain.training import steps
 from steadytrain.training.clock import Clock, Waits
 
@@ -58,7 +60,8 @@ def test_processor_time_counts_of_updates_and_of_all_threads_alone() -> None:
     assert then is not None and last is not None and first + 0.1 <= then and then + 0.1 <= last
 
 
-def test_what_ranks_wait_for_a_late_one_now_and_then_is_not_the_exchange() -> None:
+def test_what_ranks_wait_for_a_late_one_now_and_then_is_not_the_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks, "time", time := Time())
     clock = Clock(time.perf_counter())
     for update, wait in enumerate([0.2, 0.01, 0.05, 0.01, 0.04, 0.01, 0.06], 1):
         clock.to("communication")
@@ -68,8 +71,8 @@ def test_what_ranks_wait_for_a_late_one_now_and_then_is_not_the_exchange() -> No
     event = clock.account()
     assert (event.step, event.images) == (7, 224)
     # The first one is warm-up; of the others, all would take as long as the quick ones.
-    assert event.exchange_seconds is not None and 6 * 0.01 <= event.exchange_seconds < 6 * 0.03
-    assert event.seconds["communication"] > 0.38
+    assert event.exchange_seconds is not None and 6 * 0.0099 <= event.exchange_seconds < 6 * 0.03
+    assert event.seconds["communication"] == pytest.approx(0.38)
     assert clock.account().exchange_seconds == event.exchange_seconds
     assert Clock(time.perf_counter()).account().exchange_seconds is None
 
@@ -125,7 +128,7 @@ def test_a_runs_seconds_add_up_to_its_wall_time(recipe: Recipe, tmp_path: Path) 
     [ended] = [event for event in events if isinstance(event, Ended)]
     assert set(last.seconds) <= set(BUCKETS) and last.seconds["startup"] >= 3
     assert sum(last.seconds.values()) == pytest.approx(last.wall_seconds)
-    assert ended.seconds - 0.1 < last.wall_seconds <= ended.seconds
+    assert ended.seconds - (ended.time - last.time) - 0.1 < last.wall_seconds <= ended.seconds
     assert last.images == ended.images and last.step == ended.step
     assert last.warmup_images == 2 * recipe.batch_size
     assert {"startup", "warmup", "forward", "backward", "optimizer", "evaluation", "checkpoint"} <= set(last.seconds)

@@ -21,6 +21,8 @@ class Time:
     def perf_counter(self) -> float:
         return self.now
 
+    process_time = perf_counter
+
     def sleep(self, seconds: float) -> None:
         self.now += max(0.0, seconds)
 

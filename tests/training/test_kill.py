@@ -12,11 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
-from tests.forked import start
+from tests.forked import stand_at, start
 
 from steadytrain import events
 from steadytrain.cli import main
@@ -30,10 +29,6 @@ SETTINGS += ["--set", "parallel.compute_threads=1", "--set", "every.save_steps=7
 SETTINGS += ["--set", "optim.ema=0.99", "--set", "data.pad=1"]
 
 
-def _start(digits: Path, run: Path) -> ForkServerProcess:
-    return start(main, _words(digits, run))
-
-
 def _words(digits: Path, run: Path) -> list[str]:
     return ["train", str(digits), "--run", str(run), *SETTINGS]
 
@@ -43,13 +38,30 @@ def _steps(run: Path) -> int:
     return max((e.step for e in events.read(path) if isinstance(e, events.Step)), default=0) if path.exists() else 0
 
 
-def _signal_at(child: ForkServerProcess, run: Path, step: int, number: signal.Signals) -> int | None:
-    """Send a signal after this step; the exit code."""
+def _signal_at(
+    digits: Path,
+    run: Path,
+    step: int,
+    number: signal.Signals,
+    *,
+    flush: int | None = None,
+    until: Callable[[], bool] = lambda: True,
+) -> int | None:
+    """Train, and send a signal after this step; the exit code.
+
+    Args:
+        flush: its thread that writes stands still there, see :func:`_stand_at_flush`.
+        until: the signal is sent when this holds as well.
+    """
+    gate, words = run.with_name(f"after-{step}"), _words(digits, run)
+    train = (main, words) if flush is None else (_stand_at_flush, flush, words)
+    child = start(stand_at, {step: gate}, *train)
     deadline = time.monotonic() + 120
-    while _steps(run) < step and child.is_alive() and time.monotonic() < deadline:
+    while not (_steps(run) >= step and until()) and child.is_alive() and time.monotonic() < deadline:
         time.sleep(0.02)  # more often, and reading the log would slow the run
     if child.is_alive() and child.pid is not None:
         os.kill(child.pid, number)
+    gate.touch()
     child.join(60)
     return child.exitcode
 
@@ -63,7 +75,7 @@ def test_killed_at_random_steps_the_final_weights_are_the_same(
     assert main(_words(digits, whole)) == 0
     draw = random.Random(seed)
     for step in sorted(draw.sample(range(1, 65), 2)):
-        _signal_at(_start(digits, killed), killed, step, signal.SIGKILL)
+        _signal_at(digits, killed, step, signal.SIGKILL)
     _goes_on_to_the_same(whole, killed, weights)
 
 
@@ -73,8 +85,8 @@ def test_killed_and_then_terminated_the_final_weights_are_the_same(
     """A termination saves, and ends with 75."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert main(_words(digits, whole)) == 0
-    assert _signal_at(_start(digits, run), run, 10, signal.SIGKILL) == -signal.SIGKILL
-    assert _signal_at(_start(digits, run), run, 20, signal.SIGTERM) == 75
+    assert _signal_at(digits, run, 10, signal.SIGKILL) == -signal.SIGKILL
+    assert _signal_at(digits, run, 20, signal.SIGTERM) == 75
     [ended] = [e for e in Run.open(run).events() if isinstance(e, events.Ended)]
     assert ended.status == "preempted"
     _goes_on_to_the_same(whole, run, weights)
@@ -89,11 +101,12 @@ def test_killed_while_a_thread_writes_the_checkpoint_before_is_used_and_the_fina
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert main(_words(digits, whole)) == 0
     places = run / "checkpoints"
-    assert _signal_at(start(_stand_at_flush, 5, _words(digits, run)), run, 18, signal.SIGKILL) == -signal.SIGKILL
-    assert _steps(run) >= 18, "training stood still"
+    assert _signal_at(digits, run, 18, signal.SIGKILL, flush=5) == -signal.SIGKILL
+    assert _steps(run) == 18, "training stood still"
     assert checkpoints.saved(places) == [places / "step-00000007"]
-    assert _signal_at(start(_stand_at_flush, 8, _words(digits, run)), run, 25, signal.SIGKILL) == -signal.SIGKILL
-    assert checkpoints.newest(places) == places / "step-00000021"
+    third = places / "step-00000021"
+    assert _signal_at(digits, run, 25, signal.SIGKILL, flush=8, until=third.exists) == -signal.SIGKILL
+    assert checkpoints.newest(places) == third
     _goes_on_to_the_same(whole, run, weights)
     assert [e.step for e in Run.open(run).events() if isinstance(e, events.Resumed)] == [7, 21]
     saved = [(e.attempt, e.step) for e in Run.open(run).events() if isinstance(e, events.Saved)]

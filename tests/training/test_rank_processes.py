@@ -166,12 +166,15 @@ def test_a_run_goes_on_after_a_killed_rank_and_by_one_process_after_a_terminatio
 ) -> None:
     run = tmp_path / "run"
     words = ["train", str(digits), "--run", str(run), *SETTINGS, "--procs", "2"]
-    child = forked.start(forked.steady, words, errors=tmp_path / "errors")
+    gates = {step: tmp_path / f"after-{step}" for step in (5, 14)}
+    child = forked.start(forked.stand_at, gates, forked.steady, words, errors=tmp_path / "errors")
     wait_for_step(child, run, 5)
     _, second = sorted(rank.pid for rank in psutil.Process(child.pid).children())
     os.kill(second, signal.SIGKILL)
+    gates[5].touch()
     wait_for_step(child, run, 14)
     child.terminate()
+    gates[14].touch()
     child.join(120)
     output = (tmp_path / "errors").read_text()
     assert child.exitcode == 75, output

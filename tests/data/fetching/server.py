@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 import threading
 import time
@@ -31,14 +32,17 @@ class Fault:
 
 @dataclass
 class Server:
-    """What it serves, how, and what was asked of it: a path and its headers each time."""
+    """What it serves, how, and what was asked of it: a path and its headers each time.
+
+    It stands still when it has sent ``stands_at`` bytes in all, until that is more.
+    """
 
     address: str
     files: dict[str, bytes] = field(default_factory=dict)
     etags: dict[str, str] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     every: Fault = field(default_factory=Fault)
-    pace: float = 0.0
+    stands_at: float = math.inf
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     sent: int = 0
 
@@ -62,6 +66,7 @@ def serve(files: Mapping[str, bytes], *, context: ssl.SSLContext | None = None) 
     try:
         yield server
     finally:
+        server.stands_at = math.inf
         httpd.shutdown()
         httpd.server_close()
         thread.join()
@@ -112,11 +117,13 @@ def _handler(server_of: Callable[[], Server]) -> type[BaseHTTPRequestHandler]:
             step = 1 if fault.drip else 4096
             try:
                 for place in range(start, end, step):
+                    while server.sent >= server.stands_at:
+                        time.sleep(0.005)
                     self.wfile.write(data[place : min(place + step, end)])
                     server.sent += min(step, end - place)
-                    if fault.drip or server.pace:
+                    if fault.drip:
                         self.wfile.flush()
-                        time.sleep(fault.drip or server.pace)
+                        time.sleep(fault.drip)
             except OSError:
                 pass  # the client had enough
 

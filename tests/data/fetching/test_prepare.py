@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import importlib.util
 import io
+import math
 import os
 import re
 import signal
@@ -297,20 +298,27 @@ def test_killed_three_times_it_goes_on_and_ends_with_the_same_bytes(tmp_path: Pa
         fetch(
             "caltech256", tmp_path / "whole", mirrors=[server.address], workers=1, data_set=small("caltech256", files)
         )
-        server.sent, server.pace = 0, 0.004
+        server.sent = 0
         command = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), server.address]
         env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])}
         for share in (0.2, 0.45, 0.7):
+            server.stands_at, before = share * len(data), _num_come(tmp_path)
             with subprocess.Popen(command, env=env) as process:
-                _wait_for(lambda share=share: server.sent >= share * len(data), process)  # type: ignore[misc]
+                _wait_for(lambda: server.sent >= server.stands_at, process)
+                _wait_for(lambda before=before: _num_come(tmp_path) > before, process)  # type: ignore[misc]
                 process.send_signal(signal.SIGKILL)
-        server.pace = 0.0
+        server.stands_at = math.inf
         subprocess.run(command, env=env, check=True)
     starts = [int(asked.removeprefix("bytes=").rstrip("-")) for asked in server.ranges[1:] if asked]
     assert len(starts) == 3 and starts == sorted(starts) and starts[0] > 0
     for part in ("train.rec", "val.rec", "train.idx", "val.idx", "train.lst", "val.lst"):
         whole, killed = (tmp_path / folder / f"caltech256-{part}" for folder in ("whole", "killed"))
         assert whole.read_bytes() == killed.read_bytes()
+
+
+def _num_come(folder: Path) -> int:
+    """How many bytes of an archive on its way lie in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*.tar.part"))
 
 
 def _wait_for(is_reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:

@@ -277,7 +277,7 @@ def test_waiting_for_room_counts_as_blocked() -> None:
     ahead = BatchStream(job, Bench, total=None, threads=1, depth=1, times=times)
     for _ in range(3):
         next(ahead)
-        time.sleep(0.02)
+        time.sleep(0.1)
     ahead.close()
     assert times.blocked_seconds > 0.03
 

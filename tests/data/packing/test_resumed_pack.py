@@ -10,6 +10,7 @@ import tarfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.data.packing.pictures import write_folder
 
@@ -17,12 +18,16 @@ from steadytrain.data.packing.pack import pack
 from steadytrain.errors import DataError, StorageError, TooManyBadError
 
 SCRIPT = """
-import importlib, json, sys
-importlib.import_module("steadytrain.data.packing.pack").MARK_SECONDS = float(sys.argv[1])
+import importlib, json, os, pathlib, signal, sys
+importlib.import_module("steadytrain.data.packing.pack").MARK_SECONDS = 0.0
 from steadytrain.data.packing.pack import pack
-source, out, options = sys.argv[2:]
+source, out, options, stop = sys.argv[1:]
+journal = pathlib.Path(out).with_name("." + pathlib.Path(out).name + ".rec.journal")
+def stop_at_last(done, total):
+    if stop and journal.exists() and journal.read_bytes().count(b"\\n") >= int(stop):
+        os.kill(os.getpid(), signal.SIGSTOP)
 print("begun", flush=True)
-pack(source, out, workers=2, say=lambda text: print(text, flush=True), **json.loads(options))
+pack(source, out, workers=2, say=lambda text: print(text, flush=True), progress=stop_at_last, **json.loads(options))
 """
 SOURCES = {
     "folder": ("photos", "{}"),
@@ -44,8 +49,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def _start(source: Path, out: Path, options: str, *, mark_seconds: float = 0) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SCRIPT, str(mark_seconds), str(source), str(out), options]
+def _start(source: Path, out: Path, options: str, *, stop: str = "") -> subprocess.Popen[str]:
+    """Start a process that packs, and that stops itself when the journal has ``stop`` lines."""
+    command = [sys.executable, "-c", SCRIPT, str(source), str(out), options, stop]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=source.parent)
 
 
@@ -96,9 +102,8 @@ def test_ended_at_any_moment_the_same_command_comes_to_the_same_bytes(
 
 def _cut_short(source: Path, out: Path, options: str = "{}") -> None:
     """Kill packing once something of it has been marked."""
-    with _start(source, out, options) as process:
-        journal = out.with_name(f".{out.name}.rec.journal")
-        while process.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") < 5):
+    with _start(source, out, options, stop="5") as process:
+        while process.poll() is None and psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
             time.sleep(0.005)
         process.kill()
 

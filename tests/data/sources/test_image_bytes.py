@@ -70,7 +70,10 @@ path = st.pack({str(tmp_path / "photos")!r}, {str(tmp_path / "set.rec")!r})[0].p
 feed = st.ImageLoader(st.Records.open(path), st.Crop(kind="pad-crop", size=64), batch_size=4, keep_bytes=0, threads=2)
 for number, batch in enumerate(feed):
     if number == 2:
-        time.sleep(0.5)  # enough batches are ready: nothing is being copied
+        looks = 0
+        while looks < 10:  # until enough batches are ready: nothing is being copied
+            time.sleep(0.05)
+            looks = 0 if "working" in str(feed.doing()) else looks + 1
         os.truncate(path, 4096)
     if number == 200:
         raise SystemExit("nothing was noticed")

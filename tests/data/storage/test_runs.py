@@ -82,7 +82,7 @@ def test_a_killed_run_goes_on_from_its_uri_on_another_machine_with_the_same_weig
 def test_a_reader_never_sees_half_a_checkpoint_and_old_ones_are_removed(
     kept: Recipe, bucket: Bucket, tmp_path: Path
 ) -> None:
-    uri, ended, fetched = bucket.uri("runs/a"), threading.Event(), list[str]()
+    uri, ended, fetched, saves = bucket.uri("runs/a"), threading.Event(), list[str](), 0
     problems: list[BaseException] = []
 
     def read() -> None:
@@ -108,7 +108,9 @@ def test_a_reader_never_sees_half_a_checkpoint_and_old_ones_are_removed(
     try:
         for event in steps(Run.create(tmp_path / "run", kept)):
             if isinstance(event, Saved):
-                time.sleep(0.15)
+                saves, deadline = saves + 1, time.monotonic() + 60
+                while len(set(fetched)) < min(3, saves - 1) and not problems and time.monotonic() < deadline:
+                    time.sleep(0.01)  # those before are read while this one is sent and older ones are removed
     finally:
         ended.set()
         reader.join()

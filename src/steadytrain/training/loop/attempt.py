@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import cast
+from typing import TypedDict, Unpack, cast
 
 import torch
 
@@ -47,27 +47,33 @@ START_SECONDS = 600.0
 """After so long the user is told that a start takes long. It is never ended: a download may take its time."""
 
 
+class EachAttempt(TypedDict, total=False):
+    """What each attempt at a run is given: as of :func:`.steps.steps`, but for two.
+
+    Args:
+        since: seconds since 1970; an older file is no notice that the machine goes. None: the beginning of the attempt.
+        on_locked: called once the run is locked.
+    """
+
+    stop: Callable[[], str | None]
+    allow_import: bool | None
+    since: float | None
+    group: Group | None
+    cluster: Cluster | None
+    opened: OpenedData | None
+    on_locked: Callable[[], None]
+
+
 def attempts(
-    run: Run | str | Path,
-    *,
-    stop: Callable[[], str | None] = lambda: None,
-    allow_import: bool | None = None,
-    began: float | None = None,
-    since: float | None = None,
-    probe: bool = False,
-    group: Group | None = None,
-    cluster: Cluster | None = None,
-    opened: OpenedData | None = None,
-    on_locked: Callable[[], None] = lambda: None,
+    run: Run | str | Path, *, began: float | None = None, probe: bool = False, **each: Unpack[EachAttempt]
 ) -> Events:
     """Take a run from where it stands to its end, yielding each event after it was written.
 
     It takes more than one attempt where some updates are computed in other numbers (``every.fp32``).
 
     Args:
-        run, stop, allow_import, began, probe, group, cluster, opened: as of :func:`.steps.steps`.
-        since: seconds since 1970; an older file is no notice that the machine goes. None: the beginning of the attempt.
-        on_locked: called in each attempt, once the run is locked for it.
+        run, began, probe: as of :func:`.steps.steps`.
+        each: for each attempt.
 
     Raises:
         DivergedError: loss or weights are not finite any more; on all ranks after the same update.
@@ -76,34 +82,23 @@ def attempts(
     run = Run.open(run)
     signal: str | None = NUMBERS
     while signal == NUMBERS:
-        signal = yield from _attempt(
-            run,
-            stop,
-            allow_import=allow_import,
-            began=began,
-            since=since,
-            probe=probe,
-            group=group,
-            cluster=cluster,
-            opened=opened,
-            on_locked=on_locked,
-        )
+        signal = yield from _attempt(run, began, probe=probe, **each)
         began, probe = None, False
     return signal
 
 
 def _attempt(
     run: Run,
-    stop: Callable[[], str | None],
-    *,
-    allow_import: bool | None,
     began: float | None,
-    since: float | None,
+    *,
     probe: bool,
-    group: Group | None,
-    cluster: Cluster | None,
-    opened: OpenedData | None,
-    on_locked: Callable[[], None],
+    stop: Callable[[], str | None] = lambda: None,
+    allow_import: bool | None = None,
+    since: float | None = None,
+    group: Group | None = None,
+    cluster: Cluster | None = None,
+    opened: OpenedData | None = None,
+    on_locked: Callable[[], None] = lambda: None,
 ) -> Events:
     """Make one attempt; return the signal that ended it, or :data:`NUMBERS`, None where the run is finished."""
     before = run.progress()
