@@ -269,7 +269,7 @@ def _code_of(words: Sequence[str]) -> int:
     except OSError as error:
         if problem := _system_words(error):
             return _fail(problem, 1)
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         _silence_output()
         return _fail(str(storage_error(error, Path(error.filename or "standard output"))), 1)
