@@ -223,7 +223,10 @@ def test_a_run_of_which_a_backup_of_hard_links_was_made_goes_on_and_leaves_the_b
     for name in ("lock", "events.jsonl"):
         (backup / name).hardlink_to(run.directory / name)
     was = {path.name: path.read_bytes() for path in backup.iterdir()}
-    with run.lock(), run.log() as log, pytest.raises(RunError, match="is in use by process"), run.lock():
+    (run.directory / "lock").write_text("1")  # of a process that is gone
+    was["lock"] = b"1"
+    held = rf"is in use by process {os.getpid()}\b"
+    with run.lock(), run.log() as log, pytest.raises(RunError, match=held), run.lock():
         log.append(Noticed(message="after"))
     with run.lock(), run.log() as log:
         log.append(Noticed(message="after"))

@@ -17,6 +17,9 @@ def run() -> int:
     except KeyboardInterrupt:
         print("steady: interrupted", file=sys.stderr)
         return 130
+    finally:
+        if signal.getsignal(signal.SIGINT) is _interrupt:  # the work is done: what Python ends by needs no traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -27,7 +30,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     loaded = [module for name, module in sys.modules.copy().items() if name.partition(".")[0] in ("torch", "triton")]
     if any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in loaded):
         os.write(2, b"steady: interrupted\n")
-        os._exit(130)
+        os._exit(128 + number)
     signal.default_int_handler(number, frame)
 
 

@@ -388,7 +388,11 @@ class Run:
                         " it, or choose another --run folder"
                     )
                 is_sure = lock_surely(file)
-                if HAS_LOCKS and names < 2:  # what has other names, as in a backup of hard links, is not written to
+                if is_sure and names > 1:  # a backup of hard links stays as it is
+                    with replacing(path) as part:
+                        file = stack.enter_context(open_lock(part))
+                        lock_at_once(file)
+                if HAS_LOCKS and (is_sure or names < 2):
                     os.ftruncate(file.fileno(), 0)
                     os.write(file.fileno(), str(os.getpid()).encode())
                 if is_sure:

@@ -50,6 +50,18 @@ except BadImageError as error:
     assert done.stdout.endswith("\n144,000,000 pixels, more than 100,000,000\n") and done.stderr == ""
 
 
+def test_output_beyond_the_limit_of_a_file_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("resource")
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))"
+    command = [sys.executable, "-c", f"{code}; from steadytrain.__main__ import run; sys.exit(run())", "--help"]
+    with (tmp_path / "help.txt").open("wb") as file:
+        done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "steady: cannot write standard output (File too large): fix that and run the same command again\n"
+    )
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_under_standard_output_is_one_line(runs: Path) -> None:
     with Path("/dev/full").open("w") as full:

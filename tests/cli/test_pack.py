@@ -16,7 +16,7 @@ import psutil
 import pytest
 from tests.data.packing.pictures import write_folder
 
-from steadytrain.cli import main, pack
+from steadytrain.cli import main
 from steadytrain.data.loader import estimate as trial
 
 
@@ -244,16 +244,3 @@ def test_an_estimate_writes_nothing_and_compares(photos: Path, capsys: pytest.Ca
     document = json.loads(capsys.readouterr().out)
     assert document[0]["settings"]["quality"] == 80 and document[0]["num_bytes"] > 0
     assert sorted(photos.parent.rglob("*")) == before
-
-
-def test_a_command_that_is_asked_twice_to_end_cleans_up(tmp_path: Path) -> None:
-    left = tmp_path / "left"
-    left.touch()
-    with pytest.raises(KeyboardInterrupt), pack._ending_by_signal():
-        try:
-            signal.raise_signal(signal.SIGINT)  # of whoever signals all processes
-        finally:
-            for name in ("SIGINT", "SIGTERM"):  # of the parent
-                signal.raise_signal(signal.Signals[name])
-            left.unlink()
-    assert not left.exists()

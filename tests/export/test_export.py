@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -328,6 +329,13 @@ def test_files_that_cannot_be_used_say_so_in_one_line(tmp_path: Path) -> None:
         st.restore(bare, model="resnet20")
     with pytest.raises(ModelError, match=r"tensorrt is not installed here .*: pip install tensorrt"):
         require_library("tensorrt")
+
+
+def test_onnx_runtime_is_kept_from_reporting_its_use_to_its_makers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(exported.NO_TELEMETRY, raising=False)
+    monkeypatch.setattr(exported.importlib, "import_module", lambda name: os.environ.get(exported.NO_TELEMETRY))
+    assert require_library("onnxruntime") == require_library("onnxruntime.quantization") == "1"
+    assert require_library("json") is None
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

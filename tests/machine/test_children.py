@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from steadytrain.errors import FailedError, InputError
-from steadytrain.machine.children import ChildEndedError, ForkServer, run_program, start
+from steadytrain.machine import children
+from steadytrain.machine.children import (
+    ChildEndedError,
+    ForkServer,
+    interrupted_once,
+    run_program,
+    start,
+    wait_together,
+)
 
 
 def python(code: str) -> list[str]:
@@ -96,3 +105,35 @@ def test_a_server_that_cannot_start_is_told() -> None:
     with pytest.raises(ChildEndedError) as caught:
         ForkServer("raise SystemExit(3)").fork(60)
     assert caught.value.code == 3
+
+
+def test_a_process_that_is_asked_twice_to_end_cleans_up(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    left.touch()
+    with pytest.raises(KeyboardInterrupt), interrupted_once() as received:
+        try:
+            signal.raise_signal(signal.SIGTERM)  # of whoever signals all of a group
+        finally:
+            for name in ("SIGTERM", "SIGINT", "SIGHUP"):  # of the parent
+                signal.raise_signal(signal.Signals[name])
+            left.unlink()
+    assert not left.exists() and received[0] == signal.SIGTERM
+
+
+@pytest.mark.parametrize("is_the_same", [True, False])
+def test_processes_that_save_are_not_killed_by_the_same_request(
+    is_the_same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "ASKED_TWICE_SECONDS", 60 if is_the_same else 0)
+    saves = "import signal, time; signal.signal(15, lambda *a: (time.sleep(0.3), exit(75))); print(1, flush=True)"
+    child = start(python(f"{saves}\ntime.sleep(60)"), stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline() == b"1\n"
+    requests = [signal.SIGTERM]
+
+    def ask() -> None:
+        child.terminate()
+        requests.append(signal.SIGTERM)
+
+    wait_together([child], requests, ask_to_end=ask, grace_seconds=60, kill_if_asked_twice=True)
+    child.stdout.close()
+    assert child.returncode == (75 if is_the_same else -signal.SIGKILL)

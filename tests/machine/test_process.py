@@ -270,8 +270,17 @@ def test_a_hangup_stays_ignored_where_nohup_has_it_so() -> None:
 def test_a_second_interrupt_is_not_held_back() -> None:
     with pytest.raises(KeyboardInterrupt), stop_requests():
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(process._SAME_SIGNAL)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1)
+
+
+def test_an_interrupt_that_comes_by_two_ways_still_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_SAME_SIGNAL", 60)
+    with stop_requests() as stop:
+        signal.raise_signal(signal.SIGINT)  # of whoever signals all of a group
+        signal.raise_signal(signal.SIGINT)  # of the parent
+        assert stop.signal == "SIGINT"
 
 
 LONG_CALL = "import hashlib; hashlib.pbkdf2_hmac('sha256', b'', b'', 30_000_000)"  # one operation of many seconds

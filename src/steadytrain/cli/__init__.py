@@ -7,19 +7,22 @@ import inspect
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
 from steadytrain.cli.worded_errors import assignment_hint, examples, worded_errors
+from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import FailedError, InputError, SteadyError, storage_error
 from steadytrain.format import fold
+from steadytrain.machine.children import interrupted_once
 from steadytrain.machine.process import share_cores
 
 if TYPE_CHECKING:
@@ -231,20 +234,29 @@ def main(argv: list[str] | None = None) -> int:
             "`torch.distributed.all_gather_into_tensor` is deprecated",
         ):
             warnings.filterwarnings("ignore", message=harmless)  # of torch, about its own threads and files
+    with interrupted_once() as received:
+        code = _code_of(sys.argv[1:] if argv is None else argv)
+    if received and received[0] != signal.SIGINT:  # whoever waits for this process is to see what ended it
+        os.kill(os.getpid(), received[0])
+    return code
+
+
+def _code_of(words: Sequence[str]) -> int:
+    """Run a command line; its exit code, where it fails after a line that says why."""
     try:
-        result = _run(sys.argv[1:] if argv is None else argv)
+        result = _run(words)
         sys.stdout.flush()
     except SteadyError as error:
         kind = type(error).__name__ if isinstance(error, FailedError) else ""
         return _fail(f"{error} ({gone})" if (gone := _gone_words()) else str(error), error.exit_code, kind)
     except KeyboardInterrupt:
-        return _fail(INTERRUPTED, 130)
+        return _interrupted()
     except RuntimeError as error:
         if str(error).startswith("operator torchvision::"):
             return _fail(_TORCHVISION.format(error), 1)
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
-        return _fail(INTERRUPTED, 130)  # Ctrl-C within a condition's own code, which then misses its lock
+        return _interrupted()  # Ctrl-C within a condition's own code, which then misses its lock
     except BrokenPipeError:
         _silence_output()
         return 0
@@ -257,7 +269,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if problem := _system_words(error):
             return _fail(problem, 1)
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         _silence_output()
         return _fail(str(storage_error(error, Path(error.filename or "standard output"))), 1)
@@ -439,6 +451,14 @@ def _gone_words() -> str:
 def _silence_output() -> None:
     """Keep the interpreter, which flushes standard output once more when it exits, from failing a second time."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _interrupted() -> int:
+    """Say that the command was interrupted, once for all ranks of a job."""
+    if world_from_environment(os.environ).is_first:
+        with suppress(OSError):  # the terminal may be gone
+            _fail(INTERRUPTED, 130)
+    return 130
 
 
 def _fail(message: str, code: int, kind: str = "") -> int:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json as json_module
-import math
 import os
 import shutil
-import signal
 import sys
 import textwrap
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from steadytrain.cli import INTERRUPTED
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, RepeatedFlag, Root, SplitColumn, require_range
 from steadytrain.distributed.world import World, world_from_environment
@@ -28,7 +23,6 @@ from steadytrain.format import clean, clock, count, text_table
 from steadytrain.format import size as bytes_text
 from steadytrain.launch.supervise import keep_ranks
 from steadytrain.machine.cgroups import cores as usable_cores
-from steadytrain.machine.children import take_signals
 
 if TYPE_CHECKING:
     from steadytrain.data.loader.estimate import Estimate, Sample
@@ -37,42 +31,8 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 20
 MAX_REJECTED = 20
-ASKED_TWICE_SECONDS = 1.0
-"""Signals that follow the first within this time ask for nothing new."""
 
 
-@contextmanager
-def _ending_by_signal() -> Iterator[None]:
-    """Let signals interrupt a block as Ctrl-C does: it cleans up, and the signal then ends this process.
-
-    SIGUSR1 is what mpirun and Slurm ask ranks by. A rank is often asked twice, by whoever signals all processes and by
-    its parent: the second signal does not interrupt the cleaning up.
-    """
-    asked_at = -math.inf
-
-    def interrupt(number: int) -> None:
-        nonlocal asked_at
-        if time.monotonic() > asked_at + ASKED_TWICE_SECONDS:
-            asked_at = time.monotonic()
-            raise KeyboardInterrupt
-
-    names = ["SIGTERM", "SIGHUP", "SIGUSR1"]
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
-        names.append("SIGINT")
-    with take_signals(names, interrupt) as received:
-        try:
-            yield
-        except BaseException:
-            if not received or received[0] == signal.SIGINT:
-                raise
-            if world_from_environment(os.environ).is_first:
-                with suppress(OSError):  # the terminal may be gone
-                    note(f"steady: {INTERRUPTED}")
-    if received:  # whoever waits for this process is to see what ended it
-        os.kill(os.getpid(), received[0])
-
-
-@_ending_by_signal()
 def pack(
     *places: Annotated[str, Parameter(name="SOURCE... OUT", required=True)],
     root: Root = None,

@@ -194,8 +194,7 @@ def checker(hint: Any, leaves: Mapping[Any, Check], sequences: tuple[type, ...])
 def _table_check(hint: Any, leaves: Mapping[Any, Check], sequences: tuple[type, ...]) -> Check:
     """Check the keys that a table must have, and those that it may; more are of a later version."""
     checks = {name: checker(value, leaves, sequences) for name, value in get_type_hints(hint).items()}
-    hints = get_type_hints(hint, include_extras=True)  # __required_keys__ cannot read annotations that are strings
-    required = {name for name, value in hints.items() if get_origin(value) is not NotRequired}
+    required = required_keys(hint)
     anything = leaves[Any]
 
     def fits(value: object) -> bool:
@@ -204,6 +203,12 @@ def _table_check(hint: Any, leaves: Mapping[Any, Check], sequences: tuple[type, 
         return all(check(value[name]) for name, check in checks.items() if name in value)
 
     return fits
+
+
+def required_keys(table: Any) -> frozenset[str]:
+    """Return the keys that a typed dictionary must have."""
+    hints = get_type_hints(table, include_extras=True)  # __required_keys__ cannot read annotations that are strings
+    return frozenset(name for name, value in hints.items() if get_origin(value) is not NotRequired)
 
 
 _LEAVES: Mapping[Any, Check] = {

@@ -127,12 +127,12 @@ def open_no_follow(path: Path, mode: Literal["ab", "r+b"]) -> BinaryIO:
     return os.fdopen(os.open(path, _FLAGS[mode] | NO_FOLLOW, 0o666), mode, buffering=0)
 
 
-def refuse_link(path: Path) -> None:
+def refuse_link(path: Path, remedy: str = "remove the link, or put there what it leads to") -> None:
     """Raise RunError where a file or folder that a run writes is a symbolic link."""
     if path.is_symlink():
         raise RunError(
-            f"{path} is a link to {path.readlink()}: a run writes only into its own folder; remove the link, or put"
-            " there what it leads to, and run the same command again"
+            f"{path} is a link to {path.readlink()}: a run writes only into its own folder; {remedy}, and run the same"
+            " command again"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import os
 import re
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from steadytrain.machine.children import ChildEndedError, ForkServer, serve_fork
 from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input
 from steadytrain.models.class_names import imagenet_synsets, match_classes, names_of_synsets
-from steadytrain.models.exported import SUFFIXES, open_module
+from steadytrain.models.exported import NO_TELEMETRY, SUFFIXES, open_module
 from steadytrain.models.registry import find
 from steadytrain.models.weights import load_weights, read_weights
 from steadytrain.training import build
@@ -322,6 +323,7 @@ def _server() -> ForkServer:
 
 def serve() -> None:
     """Be the server of :class:`Worker`."""
+    os.environ.setdefault(NO_TELEMETRY, "1")
     serve_forks(answer_requests)
 
 

@@ -13,6 +13,7 @@ from types import FrameType
 from steadytrain.errors import InputError
 from steadytrain.export.serve import ServeSettings, Service
 from steadytrain.machine import facts
+from steadytrain.machine.children import ASKED_TWICE_SECONDS
 from steadytrain.machine.process import keep_memory
 from steadytrain.machine.web_server import BACKLOG, LimitedServer, ServerLimits
 from steadytrain.reports.live import HOSTS
@@ -32,10 +33,11 @@ class _Server(LimitedServer):
         self._service, self._on_ready, self._is_announced = service, on_ready, False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._service.draining_since is not None:
+        if self._service.draining_since is None:
+            self._service.draining_since = time.monotonic()
+        elif time.monotonic() > self._service.draining_since + ASKED_TWICE_SECONDS:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
-        self._service.draining_since = time.monotonic()
 
     async def on_tick(self, counter: int) -> bool:
         batcher = self._service.batcher

@@ -36,6 +36,9 @@ POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 """For a child that no longer answers to end by itself, which gives its return code."""
 _PipeEnd = int | IO[bytes] | None
+ASKED_TWICE_SECONDS = 1.0
+"""Signals that follow the first within this time ask for nothing new."""
+
 _PID = struct.Struct("<q")
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
@@ -387,7 +390,7 @@ def wait_together(
         lenience_seconds: after a bad end, for the others to end by themselves before they are asked.
         may_fail: so many bad ends change nothing.
         may_be_killed: nor do so many ends by a signal.
-        kill_if_asked_twice: a second request ends the grace.
+        kill_if_asked_twice: a second request, later than ``ASKED_TWICE_SECONDS``, ends the grace.
         on_end: called with each place.
 
     Returns:
@@ -412,6 +415,8 @@ def wait_together(
         if kill_at == math.inf and now >= ask_at:
             kill_at, num_requests = now + grace_seconds, len(requests)
             ask_to_end()
+        elif now < min(kill_at, ask_at + ASKED_TWICE_SECONDS):  # the same request, by another way
+            num_requests = len(requests)
         elif now >= kill_at or (kill_if_asked_twice and len(requests) > num_requests):
             for process in processes:
                 process.kill()
@@ -443,6 +448,30 @@ def take_signals(names: Iterable[str], on_signal: Callable[[int], None] = lambda
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupted_once() -> Iterator[list[int]]:
+    """Let signals that ask to end interrupt a block as Ctrl-C does, so that it cleans up; yield as take_signals does.
+
+    SIGUSR1 is what mpirun and Slurm ask ranks by. A process is often asked twice, by whoever signals all of a group and
+    by its parent: what follows the first within ``ASKED_TWICE_SECONDS`` does not interrupt the cleaning up.
+    """
+    interrupt, asked_at = signal.getsignal(signal.SIGINT), -math.inf
+
+    def ask(number: int) -> None:
+        nonlocal asked_at
+        if time.monotonic() > asked_at + ASKED_TWICE_SECONDS:
+            asked_at = time.monotonic()
+            if callable(interrupt):
+                interrupt(number, None)
+            raise KeyboardInterrupt
+
+    names = ["SIGTERM", "SIGHUP", "SIGUSR1"]
+    if callable(interrupt):  # not where a shell has it ignored
+        names.append("SIGINT")
+    with take_signals(names, ask) as received:
+        yield received
 
 
 @contextmanager

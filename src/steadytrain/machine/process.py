@@ -25,6 +25,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 from steadytrain.machine import cgroups
@@ -366,10 +367,16 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
         names.remove("SIGHUP")
     terminals = [number for number in (0, 1, 2) if _is_terminal(number)]
 
-    def ask(number: int, frame: object) -> None:
+    asked_at = -math.inf
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked_at
         if os.getpid() != owner:
             os._exit(128 + number)
-        if (stop or not stop.saves) and number == signal.SIGINT:
+        is_same, asked_at = time.monotonic() - asked_at < _SAME_SIGNAL, time.monotonic()
+        if number == signal.SIGINT and (not stop.saves or (stop and not is_same)):
+            if callable(interrupt := before["SIGINT"]):
+                interrupt(number, frame)
             raise KeyboardInterrupt
         stop.signal = signal.Signals(number).name
         if stop.signal == "SIGHUP":

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 import sys
 import threading
 import zipfile
@@ -53,6 +54,9 @@ _SEAL = b"\x72\xeb\x00\x0a\x12" + CHECKSUM.encode() + b"\x12\x55"
 Its length, 107, takes two bytes: whoever writes the file anew, with this entry, writes one.
 """
 _SEAL_BYTES = len(_SEAL) + 85
+
+NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
+"""The variable by which ONNX Runtime, from 1.32 on, does not report its use to its makers."""
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -349,11 +353,24 @@ def require_library(name: str) -> Any:
     if name == "openvino":  # it would report its use to its makers, over the network
         sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     try:
-        return importlib.import_module(name)
+        with _silent_onnxruntime() if name.partition(".")[0] == "onnxruntime" else nullcontext():
+            return importlib.import_module(name)
     except ImportError as error:
         extra = _EXTRAS.get(name.partition(".")[0])
         remedy = f'pip install "steadytrain[{extra}]"' if extra else f"pip install {name.partition('.')[0]}"
         raise ModelError(f"{name.partition('.')[0]} is not installed here ({first_line(error)}): {remedy}") from error
+
+
+@contextmanager
+def _silent_onnxruntime() -> Iterator[None]:
+    """Keep ONNX Runtime from reporting its use: it looks for the variable while it is imported."""
+    is_given = NO_TELEMETRY in os.environ
+    os.environ.setdefault(NO_TELEMETRY, "1")
+    try:
+        yield
+    finally:
+        if not is_given:
+            del os.environ[NO_TELEMETRY]
 
 
 def _engine_of(path: Path) -> RuntimeName:

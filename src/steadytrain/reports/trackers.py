@@ -366,12 +366,14 @@ class _Sending:
             try:
                 do(self)
             except Exception as error:  # noqa: BLE001
-                self.failure = textwrap.shorten(first_line(error), MOST_SHOWN, placeholder=" ...")
+                line, is_ours = first_line(error), isinstance(error, SteadyError)
+                self.failure = line if is_ours else textwrap.shorten(line, MOST_SHOWN, placeholder=" ...")
 
     def begin(self, begin: Begin, stack: ExitStack, *, waits: bool) -> None:
         """Begin, or go on with, the service's own run, while no other process sends this one to it."""
         run, path = self._run, self._run.directory / f"tracked-{self.name}.json"
-        refuse_link(run.directory / self.name)  # the folder of a service that writes into the run's
+        folder = run.directory / self.name  # of a service that writes into the run's
+        refuse_link(folder, f"remove the link, make one elsewhere that leads here (ln -s {folder} OTHER)")
         with storage_errors(path):
             open_no_follow(path, "ab").close()
             self._file = stack.enter_context(open_no_follow(path, "r+b"))

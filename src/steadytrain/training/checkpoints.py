@@ -36,6 +36,7 @@ from steadytrain.files import create, open_regular, read_text, replacing, requir
 from steadytrain.models.tensor_file import CHECKSUM, NO_CHECKSUM, other_weights, read_tensors, seal
 
 VERSION = 1
+_PART = ".part"
 _TENSORS, _REST = "state.safetensors", "state.json"
 _NAME = re.compile(r"step-(\d{8,})$")
 
@@ -63,9 +64,9 @@ def save(
         StorageError: the disk is full or not writable; earlier checkpoints are untouched.
     """
     place = directory / f"step-{step:08d}"
-    part = directory / ".part"  # always the same, so that what a kill left of it is removed by the next save
+    part = directory / _PART
     try:
-        shutil.rmtree(part, ignore_errors=True)
+        remove_unfinished(directory)
         directory.mkdir(exist_ok=True)  # in the run's folder; where that was moved away, nothing is made in its place
         part.mkdir()
         _write_tensors(tensors, part / _TENSORS)
@@ -84,6 +85,11 @@ def save(
     if keep is not None:
         remove_old(place, keep)
     return Written(place, size)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what a killed process left of a checkpoint; only the process that saves may call this."""
+    shutil.rmtree(directory / _PART, ignore_errors=True)
 
 
 def remove_old(place: Path, keep: int) -> None:

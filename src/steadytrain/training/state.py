@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from steadytrain.config.plain import fits
+from steadytrain.config.plain import fits, required_keys
 from steadytrain.config.schedules import Plateau
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import RunError
@@ -312,8 +312,11 @@ def misfit(saved: Any) -> str:
         return "all of it"
     if fits(saved, _SavedState):
         return ""
-    hints = get_type_hints(_SavedState)
-    return next((name for name, hint in hints.items() if name not in saved or not fits(saved[name], hint)), "")
+    required = required_keys(_SavedState)
+    for name, hint in get_type_hints(_SavedState).items():
+        if not fits(saved[name], hint) if name in saved else name in required:
+            return name
+    return "all of it"
 
 
 def _merge_ranks(shared: Mapping[str, Any], engine: Engine) -> dict[str, Any]:

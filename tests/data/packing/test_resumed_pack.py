@@ -126,12 +126,12 @@ def test_what_a_kill_left_when_all_was_in_place_goes_with_the_same_command(tmp_p
     assert _files(out) == files
 
 
-def test_other_settings_or_another_source_begin_anew(made: Path, tmp_path: Path) -> None:
+def test_other_settings_or_another_source_begin_anew_and_that_is_said(made: Path, tmp_path: Path) -> None:
     for name, options in {"a": {"quality": 80, "shorter_side": 50}, "b": {"exclude": ["elk"]}}.items():
         _cut_short(made / "photos", tmp_path / name)
         messages: list[str] = []
         pack(made / "photos", tmp_path / name, say=messages.append, **options)  # type: ignore[arg-type]
-        assert not messages
+        assert [line.partition(":")[0] for line in messages] == [f"{name}.rec starts over"]
 
 
 def test_files_that_were_left_out_before_count(made: Path, tmp_path: Path) -> None:

@@ -354,7 +354,7 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
         (
             has(*_CARD) and not lost,
             f"fetch {path.stem}.rec and .json again, or pack again",
-            "the card is that of other records",
+            "the card is that of other records, or a byte has changed",
         ),
         (
             has(*_LIST),

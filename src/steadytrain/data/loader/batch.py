@@ -55,7 +55,8 @@ class BadImage:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.what} cannot be decoded ({self.reason}); using record {self.instead} instead"
+        refused = f"{self.what} cannot be decoded ({self.reason})"
+        return f"{refused}; using record {self.instead} instead; steady check names all of them"
 
 
 @dataclass(frozen=True, eq=False)

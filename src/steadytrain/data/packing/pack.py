@@ -330,6 +330,11 @@ def pack_listings(
             writer.notes.clear()
             for rejected in tally.rejected:
                 rejections.add(rejected)
+            if writer.starts_over:
+                say(
+                    f"{writer.path.name} starts over: an interrupted command had begun it with other images or settings"
+                    " or another version, or its bytes have changed since"
+                )
         num_seen = sum(tally.num_seen for tally in tallies)
         if num_seen:
             say(f"continuing after {num_seen:,} of {total:,} images, which were packed before")

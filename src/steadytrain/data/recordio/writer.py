@@ -35,6 +35,7 @@ class RecordWriter:
     Attributes:
         companions: texts, or their lines, to be put in place together with the records, by suffix.
         notes: of the marks that were taken up, oldest first.
+        starts_over: there were marks, and none could be taken up: of other work, or the disk has changed them.
 
     Raises:
         DataError: a file is there already, or another process is writing it.
@@ -45,6 +46,7 @@ class RecordWriter:
         self.path = path
         self.companions: dict[str, str | Iterable[str]] = {}
         self.notes: list[Any] = []
+        self.starts_over = False
         self.num_bytes = 0
         self._keys, self._offsets = array("Q"), array("Q")
         self._num_marked = 0
@@ -199,7 +201,7 @@ class RecordWriter:
         if work is None:
             self._journal_path.unlink(missing_ok=True)
         else:
-            is_same = _is_journal(self._journal_path, work)
+            is_same, had_marks = _is_journal(self._journal_path, work), _has_marks(self._journal_path)
             journal = self._journal = self._journal_path.open("r+b") if is_same else create(self._journal_path)
             if not is_same:
                 _append_line(journal, {"work": work})
@@ -211,6 +213,7 @@ class RecordWriter:
                 num_whole += len(line)
             journal.seek(num_whole)
             journal.truncate()
+            self.starts_over = had_marks and not self.num_bytes
         self._file.truncate(self.num_bytes)
         self._file.seek(0, os.SEEK_END)
         self._num_marked = len(self)
@@ -276,6 +279,15 @@ def _is_journal(path: Path, work: str) -> bool:
     try:
         with path.open("rb") as file:
             return file.readline() == _line({"work": work})
+    except OSError:
+        return False
+
+
+def _has_marks(path: Path) -> bool:
+    """Return whether a journal has a mark after its first line, of whatever work."""
+    try:
+        with path.open("rb") as file:
+            return bool(file.readline() and file.readline())
     except OSError:
         return False
 

@@ -489,7 +489,10 @@ def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], No
     """Load the newest intact checkpoint; of several ranks the first reads it, and sends it to the others."""
     saved = None
     with nullcontext() if group is None else group.all_or_none():
-        if (group is None or group.world.is_first) and (place := checkpoints.newest(run.checkpoints, notice)):
+        is_saving = group is None or group.world.is_first
+        if is_saving:
+            checkpoints.remove_unfinished(run.checkpoints)
+        if is_saving and (place := checkpoints.newest(run.checkpoints, notice)):
             saved = checkpoints.load(place)
             _require_best(run, saved, notice)
             checkpoints.remove_old(place, run.recipe.every.keep)  # where a kill came before that was done
