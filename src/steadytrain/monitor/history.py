@@ -314,6 +314,8 @@ class RunHistory:
 
     @property
     def _begun(self) -> Attempt | None:
+        if self.attempts and self.attempts[-1].started:
+            return self.attempts[-1]
         return next((attempt for attempt in reversed(self.attempts) if attempt.started), None)
 
     @property
