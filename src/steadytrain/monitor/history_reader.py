@@ -70,8 +70,7 @@ class LogHistory:
             if generation != self._reader.generation:
                 generation = self._reader.generation
                 self._restart()
-            for event in chunk:
-                self.history.take(event)
+            self.history.take_all(chunk)
             yield self._share
         if generation != self._reader.generation:  # it is gone
             self._restart()
