@@ -28,6 +28,7 @@ from steadytrain.run import Run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run-2026-11" / "run"
 LINES = (GOLDEN / "events.jsonl").read_bytes().splitlines(keepends=True)
+EVENTS = list(read(GOLDEN / "events.jsonl"))
 
 
 @contextmanager
@@ -100,6 +101,32 @@ def test_whatever_happened_to_the_log_a_stored_history_changes_nothing(happened:
             else:
                 log.write_bytes(b"".join(LINES[:number]))
             assert state_of(LogHistory(run).read()) == whole_state(run)
+
+
+odd_updates = st.builds(
+    Step,
+    time=st.sampled_from([1.0, 5.0, 5.5, 1.7e9, 1.7e9 + 0.1, 1.9e9]),
+    attempt=st.sampled_from([1, 1, 2]),
+    rank=st.sampled_from([0, 0, 1]),
+    step=st.integers(0, 9),
+    position=st.just(0),
+    n=st.integers(0, 64),
+    seconds=st.sampled_from([0, 2, 0.1, 0.25, -1.0, 1e-9]),
+    wait_seconds=st.sampled_from([0, 0.1, 0.3, -0.5]),
+    lr=st.just(0.1),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.one_of(odd_updates, st.integers(0, 40)), max_size=60))
+def test_updates_taken_many_at_once_come_to_the_same_as_one_by_one(happened: list[Step | int]) -> None:
+    recipe, known = Run.open(GOLDEN).recipe, EVENTS[: len(EVENTS) // 2]
+    events = [*known, *(event if isinstance(event, Step) else EVENTS[-1 - event] for event in happened)]
+    together, alone = RunHistory(recipe), RunHistory(recipe)
+    together.take_all(events)
+    for event in events:
+        alone.take(event)
+    assert state_of(together) == state_of(alone)
 
 
 def test_each_view_is_the_same_to_the_byte_with_and_without_it(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ class Attempt:
     def take(self, event: Event) -> None:
         """Absorb an event of this attempt; every kind at least moves the clock."""
         if isinstance(event, Step):
-            self.take_step(event)
+            self.take_steps([event])
             return
         self._tail["other"] += max(0.0, event.time - self._clock)
         self._clock = event.time
@@ -271,20 +271,33 @@ class Attempt:
                 if not self._is_accounted:
                     self._complete(event)
 
-    def take_step(self, event: Step) -> None:
-        """Absorb an update, as :meth:`take` does."""
-        tail, time = self._tail, event.time
-        other = tail["other"] + max(0.0, time - self._clock)  # a clock that was set back stands still
-        self._clock = time
-        if time > self.last_time:
-            self.last_time = time
-        seconds, wait = max(0.0, event.seconds), max(0.0, min(event.wait_seconds, event.seconds))
-        tail["input"] += wait
-        tail["update"] += seconds - wait
-        other = max(0.0, other - wait)
-        tail["other"] = max(0.0, other - (seconds - wait))
-        self.step = event.step
-        self.images += event.n
+    def take_steps(self, steps: Sequence[Step]) -> None:
+        """Absorb updates, as :meth:`take` does: a log has little but these, so that each call counts."""
+        tail, clock, newest, images = self._tail, self._clock, self.last_time, self.images
+        waited, updated, other = tail["input"], tail["update"], tail["other"]
+        for event in steps:
+            time, seconds, wait = event.time, event.seconds, event.wait_seconds
+            if time > clock:  # a clock that was set back stands still
+                other += time - clock
+                if time > newest:
+                    newest = time
+            clock = time
+            if wait > seconds:
+                wait = seconds
+            if not wait > 0:
+                wait = 0.0
+            work = (seconds if seconds > 0 else 0.0) - wait
+            waited += wait
+            updated += work
+            other -= wait
+            if not other > 0:
+                other = 0.0
+            other -= work
+            if not other > 0:
+                other = 0.0
+            images += event.n
+        tail["input"], tail["update"], tail["other"] = waited, updated, other
+        self._clock, self.last_time, self.step, self.images = clock, newest, steps[-1].step, images
 
     def _explain(self, bucket: str, seconds: float) -> None:
         """Move measured seconds from ``other`` to a bucket; a measured duration counts even if the clock disagrees."""

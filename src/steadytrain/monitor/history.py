@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import cast
@@ -178,6 +178,20 @@ class RunHistory:
         """Show the other ranks of histories that were folded from the logs of those."""
         self._joined = list(others)
 
+    def take_all(self, events: Iterable[Event]) -> None:
+        """Fold in events in their order: updates of the newest attempt, which most are, many at once."""
+        steps = list[Step]()
+        for event in events:
+            if type(event) is Step and self._is_next(event):
+                steps.append(event)
+                continue
+            if steps:
+                self._take_steps(steps)
+                steps = []
+            self.take(event)
+        if steps:
+            self._take_steps(steps)
+
     def take(self, event: Event) -> None:
         """Fold in one event; every kind at least moves the clock."""
         if isinstance(event, Unreadable):
@@ -186,26 +200,33 @@ class RunHistory:
             if event.rank not in self._others:
                 self._others[event.rank] = RunHistory(self.recipe, event.rank)
             self._others[event.rank].take(event)
-        elif isinstance(event, Step) and self.attempts and event.attempt == self.attempts[-1].number:
-            self._take_step(event)
+        elif isinstance(event, Step) and self._is_next(event):
+            self._take_steps([event])
         else:
             feed = self.newest(FeedStats)
             self._take_fact(event)
             if isinstance(event, DRAWN) and not self.rank and self.attempts:
                 self._draw(event, feed)
 
-    def _take_step(self, event: Step) -> None:
-        """Fold in an update of the newest attempt: most events are one, so that each call counts."""
-        attempt = self.attempts[-1]
-        if event.time > self.last_time:
-            self.last_time = event.time
-        self.recent.append(event)
+    def _is_next(self, event: Step) -> bool:
+        """Return whether an update is one of this rank's newest attempt."""
+        return event.rank == self.rank and bool(self.attempts) and event.attempt == self.attempts[-1].number
+
+    def _take_steps(self, steps: Sequence[Step]) -> None:
+        """Fold in updates of the newest attempt."""
+        attempt, before = self.attempts[-1], self.rates[-1].step if self.rates else None
+        self.last_time = max(self.last_time, *[event.time for event in steps])
+        self.recent.extend(steps)
         self.stalled = None
-        if not self.rates or event.step != self.rates[-1].step:
-            self._few_rates.add(self.rates, event)
-        attempt.take_step(event)
-        if event.step > attempt.first_step + WARM_UPDATES:
-            self.step_times.add(event.step, event.seconds, event.wait_seconds)
+        rates = list[Step]()
+        for event in steps:
+            if event.step != before:
+                rates.append(event)
+                before = event.step
+        self._few_rates.extend(self.rates, rates)
+        attempt.take_steps(steps)
+        last_warm = attempt.first_step + WARM_UPDATES
+        self.step_times.extend([event for event in steps if event.step > last_warm])
 
     def _take_fact(self, event: Event) -> None:
         is_new = not self.attempts or event.attempt != self.attempts[-1].number
@@ -314,6 +335,8 @@ class RunHistory:
 
     @property
     def _begun(self) -> Attempt | None:
+        if self.attempts and self.attempts[-1].started:
+            return self.attempts[-1]
         return next((attempt for attempt in reversed(self.attempts) if attempt.started), None)
 
     @property

@@ -7,11 +7,12 @@ Nothing is written into the run's folder, and what is stored can be deleted at a
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -69,8 +70,7 @@ class LogHistory:
             if generation != self._reader.generation:
                 generation = self._reader.generation
                 self._restart()
-            for event in chunk:
-                self.history.take(event)
+            self.history.take_all(chunk)
             yield self._share
         if generation != self._reader.generation:  # it is gone
             self._restart()
@@ -97,7 +97,8 @@ class LogHistory:
             code, offset, digest, whole = json.loads(head)
             if code != _code() or whole != hashlib.sha256(state).hexdigest():
                 return False
-            history = unpack(RunHistory, json.loads(state))
+            with _no_garbage():
+                history = unpack(RunHistory, json.loads(state))
             for each in history.ranks.values():
                 each.recipe = self._run.recipe
             if self._reader.go_on(offset, digest):
@@ -125,6 +126,18 @@ class LogHistory:
         folder, log = cache_folder(), self._run.log_path(self._rank)
         name = hashlib.sha256(os.fsencode(log.resolve())).hexdigest()[:24]
         return folder / "histories" / f"{name}.json" if folder else None
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Make many objects that all stay: to search them for garbage meanwhile takes as long as to make them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @cache

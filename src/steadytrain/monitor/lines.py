@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 
 from steadytrain.config.batches import Batches
 from steadytrain.events import Logged
@@ -19,7 +20,7 @@ RECENT_LINES = 1024
 MOST_EPOCHS = 100_000
 """Epochs that a report has rows of."""
 
-DRAWN = ("loss", "top1", "images_per_second", "wait_share")
+_drawn = attrgetter("loss", "top1", "images_per_second", "wait_share")
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,10 @@ class LogLines:
 
     def _extremes(self, stretch: range) -> set[int]:
         chosen = set[int]()
-        for name in DRAWN:
-            known = [(value, i) for i in stretch if math.isfinite(value := getattr(self.kept[i], name))]
-            chosen |= {min(known)[1], max(known)[1]} if known else set()
+        for column in zip(*(_drawn(self.kept[i]) for i in stretch), strict=True):
+            known = [(value, i) for value, i in zip(column, stretch, strict=True) if math.isfinite(value)]
+            if known:
+                chosen |= {min(known)[1], max(known)[1]}
         bad = next((i for i in stretch if not math.isfinite(self.kept[i].loss)), None)
         return chosen if bad is None else chosen | {bad}
 

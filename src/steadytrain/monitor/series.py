@@ -74,7 +74,7 @@ def points_of(
     """
 
     def point(series: str, *values: float | None) -> ChartPoint:
-        return ChartPoint(series, (round(seconds, 3), *(six_digits(value) for value in values)))
+        return ChartPoint(series, (round(seconds, 3), *map(six_digits, values)))
 
     match event:
         case Logged():
@@ -141,6 +141,6 @@ def _share(part: float | None, total: float | None) -> float | None:
 
 def six_digits(value: float | None) -> float | None:
     """Round to six digits, more than a screen can show; what is not finite is a gap."""
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value if isinstance(value, int) else float(f"{value:.6g}")
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value if isinstance(value, int) else None

@@ -6,7 +6,7 @@ Fields of events are not: whoever reads them knows by a digest that they are tho
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -21,7 +21,13 @@ Unpack = Callable[[Any], Any]
 
 _KINDS: Mapping[str, type[Event]] = {**KINDS, "Unknown": Unknown}
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
-_LEAVES: Mapping[Any, tuple[type, ...]] = {float: (float, int), int: (int,), str: (str,), bool: (bool,)}
+_LEAVES: Mapping[Any, frozenset[type]] = {
+    float: frozenset({float, int}),
+    float | None: frozenset({float, int, NoneType}),
+    int: frozenset({int}),
+    str: frozenset({str}),
+    bool: frozenset({bool}),
+}
 
 
 def pack(value: Any) -> Any:
@@ -35,6 +41,8 @@ def pack(value: Any) -> Any:
     if is_dataclass(value):
         return [pack(getattr(value, name)) for name in _stored(type(value))]
     if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: pack(item) for key, item in value.items()}
         return [[pack(key), pack(item)] for key, item in value.items()]
     return [pack(item) for item in value]
 
@@ -70,21 +78,46 @@ def _unpacker(hint: Any) -> Unpack:
         inner = [_unpacker(arg) for arg in args]
         return lambda items: tuple(unpacked(item) for unpacked, item in zip(inner, items, strict=True))
     if issubclass(kind, Mapping):
-        of_key, of_value = map(_unpacker, args)
-        return lambda pairs: {of_key(key): of_value(value) for key, value in pairs}
-    of_item = _unpacker(args[0])
+        return _mapping_of(*args)
+    of_all = _all_of(args[0])
     if kind is deque:
-        return lambda items: deque(map(of_item, items), maxlen=MAX_RECENT)
-    return (lambda items: tuple(map(of_item, items))) if kind is tuple else (lambda items: list(map(of_item, items)))
+        return lambda items: deque(of_all(items), maxlen=MAX_RECENT)
+    return (lambda items: tuple(of_all(items))) if kind is tuple else (lambda items: list(of_all(items)))
 
 
-def _leaf(kinds: tuple[type, ...]) -> Unpack:
+def _leaf(kinds: Collection[type]) -> Unpack:
     def unpacked(value: Any) -> Any:
         if type(value) not in kinds:
             raise TypeError(value)
         return value
 
     return unpacked
+
+
+def _all_of(hint: Any) -> Callable[[Collection[Any]], Iterable[Any]]:
+    """Unpack items of one type; numbers and texts are checked all at once."""
+    of_item, kinds = _unpacker(hint), _LEAVES.get(hint)
+
+    def unpacked(items: Collection[Any]) -> Iterable[Any]:
+        if kinds is None:
+            return map(of_item, items)
+        if not kinds.issuperset(map(type, items)):
+            raise TypeError(items)
+        return items
+
+    return unpacked
+
+
+def _mapping_of(key: Any, value: Any) -> Unpack:
+    """Unpack an object of JSON where keys are texts, else pairs."""
+    of_key, of_value, of_all = _unpacker(key), _unpacker(value), _all_of(value)
+
+    def unpacked(items: Any) -> Any:
+        if type(items) is not dict:
+            raise TypeError(items)
+        return dict(zip(items, of_all(items.values()), strict=True))
+
+    return unpacked if key is str else lambda pairs: {of_key(name): of_value(item) for name, item in pairs}
 
 
 def _of_choice(kinds: Sequence[Any], may_be_none: bool) -> Unpack:
@@ -95,12 +128,14 @@ def _of_choice(kinds: Sequence[Any], may_be_none: bool) -> Unpack:
 
 
 def _event_of(kinds: tuple[type, ...]) -> Unpack:
+    known = {name: (kind, ("", *_NAMES[kind])) for name, kind in _KINDS.items() if issubclass(kind, kinds)}
+
     def unpacked(values: Any) -> Event:
-        kind = _KINDS[values[0]]
+        kind, names = known[values[0]]
         event = object.__new__(kind)
-        vars(event).update(zip(_NAMES[kind], values[1:], strict=True))
-        if not isinstance(event, kinds):
-            raise ValueError(values)
+        state = dict(zip(names, values, strict=True))
+        del state[""]
+        object.__setattr__(event, "__dict__", state)
         return event
 
     return unpacked

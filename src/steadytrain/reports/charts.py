@@ -181,22 +181,22 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
     finite), and for accuracies of an evaluation ``low`` and ``high``, its 95 % confidence interval.
     """
 
-    def trace(run: int, role: str, events: Sequence[Drawn], values: Sequence[float]) -> Trace:
+    def trace(run: int, role: str, events: Sequence[Drawn], values: Sequence[float | None]) -> Trace:
         return {
             "run": run,
             "role": role,
             "epoch": [round(histories[run].epoch(event.step), 4) for event in events],
             "seconds": [round(histories[run].elapsed(event.time), 2) for event in events],
             "step": [event.step for event in events],
-            "y": [six_digits(value) for value in values],
+            "y": list(values),
         }
 
     def curve(role: str, events: Callable[[RunHistory], Sequence[E]], value: Callable[[E], float]) -> list[Trace]:
         traces = []
         for run, history in enumerate(histories):
             shown = events(history)
-            values = [value(event) for event in shown]
-            indices = thin([six_digits(y) for y in values])
+            values = [six_digits(value(event)) for event in shown]
+            indices = thin(values)
             traces.append(trace(run, role, [shown[i] for i in indices], [values[i] for i in indices]))
         return traces
 

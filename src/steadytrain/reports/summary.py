@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -431,6 +432,7 @@ def epochs(history: RunHistory) -> tuple[Epoch, ...]:
 
     epoch_of = history.epoch_of
 
+    @cache
     def updates(epochs: int) -> int:
         return math.ceil(batches.updates(epochs * length))
 
