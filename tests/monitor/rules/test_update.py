@@ -208,6 +208,17 @@ def test_growing_waits_for_a_core_are_no_growth_of_the_model() -> None:
     assert find("growth", evidence(parts=everything)) is not None, "nothing kept a core from it"
 
 
+def test_growth_is_timed_by_a_part_that_does_not_grow_where_the_cores_became_fewer() -> None:
+    times = ((0.03, 0.05), (0.11, 0.1), (0.15, 0.1), (0.19, 0.1), (0.23, 0.1))
+    parts = tuple(
+        replace(part, seconds={"forward": forward / 4, "backward": backward / 4})
+        for part, (forward, backward) in zip(stretches(*(0.01,) * 5), times, strict=True)
+    )
+    cause = find("growth", evidence(parts=parts))
+    # In a backward pass's time the forward one grows from 21.5 ms by 21 in each fifth; on one core both take twice that.
+    assert cause is not None and cause.share == pytest.approx(200 * (0.71 - 9 * 0.0215) / 4 / 65)
+
+
 def test_images_that_grow_by_the_recipe_are_no_growth() -> None:
     facts = evidence(parts=stretches(0.01, 0.013, 0.017, 0.02, 0.023))
     assert find("growth", changed(facts, recipe=recipe(data__grow_size=("16@0.5", "32@1")))) is None

@@ -23,6 +23,7 @@ LARGEST_BATCH = 1024
 FIXED_LEFT = 0.1  # a larger batch is large enough where its fixed cost is this part of its update
 FEWEST_UPDATES = 20  # updates an epoch that a larger batch leaves, at least
 GROWN = 1.4  # times its first fifth: what a part of updates takes in the last, at least
+EVENLY = 0.6  # of the growth of another part: whoever waits for processors lengthens each by about as much
 GREATEST_FALL = 0.25  # of that rise: what a fifth may take less than the one before
 SHORTEST_PART = 1e-4  # seconds: times of less are no unit
 GROWING = {
@@ -163,13 +164,8 @@ def growth(evidence: Evidence) -> Iterator[Cause]:
     updates = [part.images / recipe.batch_size for part in parts]
     clock = steadiest_part(parts[0], parts[-1])
     speeds = [part.seconds[clock] / parts[0].seconds[clock] if clock else 1.0 for part in parts]
-    if max(speeds) < GROWN * min(speeds):
-        speeds = [1.0] * len(parts)  # less is the noise of the clock itself
-    middles = [part.step - num / 2 - evidence.started.step for part, num in zip(parts, updates, strict=True)]
-    updates = [part.images / recipe.batch_size for part in parts]
-    clock = steadiest_part(parts[0], parts[-1])
-    speeds = [part.seconds[clock] / parts[0].seconds[clock] if clock else 1.0 for part in parts]
-    if max(speeds) < GROWN * min(speeds):
+    behind = speeds[-1]
+    if behind < GROWN or min(speeds) <= 0:
         speeds = [1.0] * len(parts)  # less is the noise of the clock itself
     middles = [part.step - num / 2 - evidence.started.step for part, num in zip(parts, updates, strict=True)]
     lost = dict[str, float]()
@@ -189,7 +185,7 @@ def growth(evidence: Evidence) -> Iterator[Cause]:
     worst = max(lost, key=lambda name: lost[name])
     times_longer = last.seconds[worst] / max(first.seconds[worst], 1e-9)
     is_disturbed = disturbed(evidence) * evidence.ledger.share(*PASSES, "optimizer") >= share / 2
-    if clock is None and is_disturbed:
+    if is_disturbed and (clock is None or behind >= EVENLY * times_longer):
         return  # whoever waits for processors more and more does so in all parts
     longer = f"{times_longer:.1f} times as long as" if first.seconds[worst] >= SHORTEST_PART else "far longer than"
     yield Cause(
