@@ -19,8 +19,10 @@ The runs need two cores with nothing else on them. Faults that need control grou
 cannot be made, and for what needs a GPU or several machines, ``not_injected`` says why. Those are never counted.
 
 ``--drawn N`` runs another set instead: N faults that are drawn, not listed (``faults/drawn.py``), each judged by its
-place, against a sound run that was made just before. Each result is a line of a file in ``--out``, so that the same
-command goes on where it was stopped; ``--minutes`` stops it by the clock.
+place, against the sound runs just before and just after it. Where these differ by more than a share may be off, the
+truth is not known well enough, and the draw's share counts apart; so does a draw, or a sound run, during which others
+took the cores. Each result is a line of a file in ``--out``, so that the same command goes on where it was stopped;
+``--minutes`` stops it by the clock.
 
 usage: python benchmarks/verdict.py --data FOLDER [--drawn N [--seed S] [--minutes M]] [--rounds 3] [--only NAME ...]
                                     [--quick] [--work FOLDER]
@@ -36,9 +38,9 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,7 @@ import machine  # noqa: E402
 from faults import data, drawn, score  # noqa: E402
 from faults.around import missing  # noqa: E402
 from faults.catalogue import BASES, NOT_INJECTED, PAIRS, SINGLES  # noqa: E402
-from faults.fault import Fault  # noqa: E402
+from faults.fault import Base, Fault  # noqa: E402
 from faults.run import RunFailedError  # noqa: E402
 from faults.score import Trial  # noqa: E402
 from faults.trial import Bench  # noqa: E402
@@ -93,11 +95,11 @@ def fault(name: str) -> Fault:
     return SINGLES[name] if name in SINGLES else PAIRS[name]
 
 
-BLOCK = 8  # draws that are sorted by the sound run which they are compared with
+BLOCK = 8  # draws that are sorted by the sound runs which they are compared with
 
 
 def measure_drawn(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
-    """Make the draws that are not made yet, and sum them up."""
+    """Make the draws that are not made yet, each between two sound runs, and sum them up."""
     file = (args.out or bench.folder) / f"drawn-{args.seed}.jsonl"
     rows = [drawn.Row(**json.loads(text)) for text in file.read_text().splitlines()] if file.exists() else []
     began, there = time.monotonic(), {row.number for row in rows if row.place != "sound"}
@@ -105,42 +107,54 @@ def measure_drawn(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     blocks = [numbers[at : at + BLOCK] for at in range(0, len(numbers), BLOCK)]
     draws = [(number, drawn.draw(args.seed, number)) for number in numbers]
     failed: dict[str, str] = {}
+    sound: drawn.Row | None = None
+
+    def keep(row: drawn.Row) -> drawn.Row:
+        rows.append(row)
+        _keep(file, row)
+        return row
+
     for block in blocks:
         mine = [(number, fault) for number, fault in draws if number in block]
         for number, draw in sorted(mine, key=lambda item: (item[1].fault.base, str(item[1].fault.clean))):
             if args.minutes and time.monotonic() - began > 60 * args.minutes:
                 break
-            base = drawn.LONG[draw.fault.base]
+            base, clean = drawn.LONG[draw.fault.base], draw.fault.clean
             try:
-                if not bench.is_fresh(base, draw.fault.clean):
-                    sound = bench.clean_trial(base, draw.fault.clean)
-                    rows.append(_row(-1, "sound", "", base.name, sound, None, bench.newest))
-                    _keep(file, rows[-1])
+                if sound is None or not bench.is_fresh(base, clean):
+                    sound = keep(_sound(bench, base, clean))
                 trial = bench.trial(draw.fault, mend=False, base=base)
+                row = _row(number, draw, base.name, trial, bench.newest)
+                before, sound = sound, keep(_sound(bench, base, clean))
             except RunFailedError as error:
                 failed[f"{number}: {draw.fault.about}"] = str(error)
                 machine.say(f"{number} {draw.fault.about}: FAILED {str(error)[-400:]}")
                 continue
-            counted = trial.counted if draw.fault.truth == "counted" else None
-            rows.append(_row(number, draw.place, draw.fault.about, base.name, trial, counted, bench.newest))
-            _keep(file, rows[-1])
+            keep(replace(row, after=sound.clean, others=max(row.others, before.others, sound.others)))
     summary = drawn.summary(rows)
     machine.say("\n".join(drawn.lines(summary)))
     return {"seed": args.seed, **summary, "failed": failed, "rows": [asdict(row) for row in rows]}
 
 
-def _row(number: int, place: str, about: str, base: str, trial: Trial, counted: float | None, run: str) -> drawn.Row:
-    causes = tuple((name, round(share, 4)) for name, share, _ in trial.causes)
+def _sound(bench: Bench, base: Base, settings: Mapping[str, Any]) -> drawn.Row:
+    trial = bench.clean_trial(base, settings)
+    return _row(-1, None, base.name, trial, bench.newest)
+
+
+def _row(number: int, draw: drawn.Draw | None, base: str, trial: Trial, run: str) -> drawn.Row:
+    is_counted = draw is not None and draw.fault.truth == "counted"
     return drawn.Row(
         number=number,
-        place=place,
-        about=about,
+        place="sound" if draw is None else draw.place,
+        about="" if draw is None else draw.fault.about,
         base=base,
         clean=round(trial.clean, 3),
         faulty=round(trial.faulty, 3),
-        counted=None if counted is None else round(counted, 3),
-        causes=causes,
+        counted=round(trial.counted, 3) if is_counted else None,
+        causes=tuple((name, round(share, 4)) for name, share, _ in trial.causes),
         run=run,
+        left=0.0 if draw is None else draw.left,
+        others=round(trial.others, 3),
     )
 
 
@@ -149,6 +163,7 @@ def _keep(file: Path, row: drawn.Row) -> None:
         out.write(json.dumps(asdict(row)) + "\n")
     causes = ", ".join(f"{name} {share:.0%}" for name, share in row.causes[:3])
     right = "" if not row.is_heavy else "right" if row.is_right else "WRONG"
+    right += "  disturbed" if row.is_disturbed else ""
     what = f"{row.number:4} {row.place:15} {row.about} ({row.base})" if row.place != "sound" else f"sound {row.base}"
     machine.say(f"{what:100} {row.clean:5.1f} / {row.faulty:5.1f} s  true {row.true:.0%}  told {causes}  {right}")
 

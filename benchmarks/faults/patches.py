@@ -284,7 +284,7 @@ def slow_updates(seconds: float) -> None:
     """Make each update of this process wait once in its forward pass, as on a slower device."""
     from steadytrain.training import step
 
-    _after(step.Objective, "__call__", lambda _: counted.sleep(seconds))
+    _after(step.Objective, "passes", lambda _: counted.sleep(seconds))
 
 
 def uneven_shares(first: int) -> None:

@@ -19,6 +19,7 @@ from faults.around import Surroundings, enter, surroundings
 from faults.patches import PATCHES, at_first_batch
 from steadytrain.launch.supervise import free_port, rank_variables
 from steadytrain.machine import process
+from steadytrain.machine.procfs import processor_seconds
 
 LONGEST_SECONDS = 240.0
 
@@ -31,11 +32,13 @@ class Done:
         folder: the run's.
         wall_seconds: from the start of the process to its end, of both where it was killed and started again.
         counted_seconds: that were injected into its training thread.
+        others: cores that were taken meanwhile by what is none of the benchmark: other processes and virtual machines.
     """
 
     folder: Path
     wall_seconds: float
     counted_seconds: float
+    others: float
 
 
 class RunFailedError(Exception):
@@ -53,12 +56,22 @@ def run(
 ) -> Done:
     """Train it by so many ranks, and again where it is killed. Raises RunFailedError."""
     kill_at = around.get("kill_at")
+    began, foreign = time.perf_counter(), _foreign_seconds()
     with surroundings(dict(around), folder.parent) as outer:
         wall = _attempt(argv, folder, patches, outer, kill_at, ranks)
         if kill_at is not None:
             wall += _attempt(argv, folder, patches, outer, None, ranks)
+    others = max(0.0, _foreign_seconds() - foreign) / (time.perf_counter() - began)
     counted = [json.loads(_counted(folder, rank).read_text()) for rank in range(ranks)]
-    return Done(folder=folder, wall_seconds=wall, counted_seconds=max(of_rank["training"] for of_rank in counted))
+    training = max(of_rank["training"] for of_rank in counted)
+    return Done(folder=folder, wall_seconds=wall, counted_seconds=training, others=others)
+
+
+def _foreign_seconds() -> float:
+    """Return the seconds of the machine's processors that neither this process nor a child that has ended took."""
+    mine = os.times()
+    taken = sum(seconds.busy + seconds.steal for seconds in processor_seconds().values())
+    return taken - (mine.user + mine.system + mine.children_user + mine.children_system)
 
 
 def _attempt(

@@ -20,6 +20,7 @@ class Trial:
         causes: of the verdict on the faulty run, as (name, share, saves), what costs most first.
         counted: seconds that were injected where nothing can hide them.
         mended: how the third run came about: ``advice`` or ``removed``.
+        others: cores that were taken from the judged run by what is none of the benchmark.
     """
 
     clean: float
@@ -28,6 +29,7 @@ class Trial:
     counted: float
     causes: tuple[tuple[str, float, float], ...]
     mended: str = ""
+    others: float = 0.0
 
 
 def truth(trials: Sequence[Trial], how: str) -> float:

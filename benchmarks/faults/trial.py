@@ -66,6 +66,7 @@ class Bench:
             counted=done.counted_seconds,
             causes=causes,
             mended=mended,
+            others=done.others,
         )
 
     def clean_trial(self, base: Base, settings: Mapping[str, Any] | None = None) -> Trial:
@@ -74,7 +75,8 @@ class Bench:
         done, verdict = self._judged(base, f"clean {base.name}", settings, {}, {})
         wall = done.wall_seconds
         self._sound[base.name, tuple(settings.items())] = (time.monotonic(), wall)
-        return Trial(clean=wall, faulty=wall, remedied=None, counted=0.0, causes=_told(verdict))
+        told = _told(verdict)
+        return Trial(clean=wall, faulty=wall, remedied=None, counted=0.0, causes=told, others=done.others)
 
     def is_fresh(self, base: Base, settings: Mapping[str, Any]) -> bool:
         """Return whether a sound run was made a moment ago."""
@@ -127,6 +129,7 @@ class Bench:
                 "fault": name,
                 "wall_seconds": done.wall_seconds,
                 "counted_seconds": done.counted_seconds,
+                "others": round(done.others, 3),
                 "ledger_wall_seconds": ledger.wall_seconds,
                 "ledger": {bucket: round(seconds, 3) for bucket, seconds in ledger.seconds.items() if seconds},
                 "causes": [

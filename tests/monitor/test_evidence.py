@@ -228,10 +228,10 @@ def growing(updates: int, forward: Callable[[int], float]) -> Evidence:
 
 def test_the_parts_of_updates_are_known_by_stretches_of_an_attempt() -> None:
     parts = growing(100, lambda number: 0.1 + 0.01 * number).parts
-    assert [part.step for part in parts] == [25, 45, 60, 80, 100]
-    assert sum(part.images for part in parts) == 95 * BATCH
+    assert [part.step for part in parts] == [35, 50, 70, 85, 100]
+    assert sum(part.images for part in parts) == 80 * BATCH, "the first pass is left out: most comes after it"
     forward = [part.seconds["forward"] for part in parts]
-    assert forward == sorted(forward) and forward[0] == pytest.approx(0.1 + 0.01 * 14.5)
+    assert forward == sorted(forward) and forward[0] == pytest.approx(0.1 + 0.01 * 27)
     assert all(part.seconds["backward"] == pytest.approx(0.2) for part in parts)
     assert growing(20, lambda number: 0.1).parts == (), "too short to be divided"
 
@@ -250,3 +250,20 @@ def test_cores_that_change_divide_an_attempt() -> None:
         history.take(event)
     whole, less = history.evidence().grants
     assert (whole.cores, less.cores) == (2, 1) and whole.amount == 2.0 and whole.images + less.images == 30 * BATCH
+
+
+def test_updates_are_told_apart_by_whether_other_processes_were_at_work() -> None:
+    run = Recorder()
+    run.start()
+    events = []
+    for others, seconds in ((0.0, 0.1), (1.1, 0.2), (0.1, 0.1)):
+        for _ in range(10):
+            run.update(forward=seconds)
+        run.account()
+        events.append(MachineStats(seconds=1.0, cores=2, machine_cores=2, others=others, time=run.time, attempt=1))
+    history = RunHistory(RECIPE)
+    for event in sorted([*run.events, *events], key=lambda event: event.time):
+        history.take(event)
+    company = history.evidence().company
+    assert company.alone[0] + company.beside[0] == 30 * BATCH and company.beside[0] == 10 * BATCH
+    assert company.beside[1] == pytest.approx(2.0) and company.alone[1] == pytest.approx(1.8), "two are warm-up"

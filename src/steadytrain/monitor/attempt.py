@@ -24,7 +24,7 @@ from steadytrain.events import (
     Step,
     ThreadStats,
 )
-from steadytrain.monitor.evidence import Grant, PartTimes
+from steadytrain.monitor.evidence import BESIDE, Company, Grant, PartTimes
 from steadytrain.monitor.samples import MAX_KEPT, STAGES, STORED, Evenly, feed_difference
 
 PARTS = ("transfer", "host", "forward", "backward", "update", "optimizer", "communication", "logging")
@@ -153,6 +153,7 @@ class Attempt:
     for nothing (None: all count). ``saved``: step -> wall seconds at which its checkpoint was taken. ``exchange``:
     seconds that exchanging with other ranks took, and ``warmup_images``: images of the updates whose computing is in
     ``warmup``, both where that was recorded. ``launching_measured``: as in :class:`~steadytrain.events.Accounted`.
+    ``company``: its updates up to the newest sample of the machine.
     ``stops``: the times at which more seconds became known in which the process was stopped, and all of them by bucket.
     ``process_began`` and ``last_time``, of its newest event, are seconds since 1970. Of many ``marks`` and ``stops``
     only some are kept, evenly.
@@ -171,6 +172,7 @@ class Attempt:
     exchange: float | None = None
     warmup_images: int | None = None
     launching_measured: Sequence[str] = ()
+    company: Company = field(default_factory=Company)
     stops: list[tuple[float, Mapping[str, float]]] = field(default_factory=list)
     _granted: list[tuple[float, int, float]] = field(default_factory=list)
     _waits: InputWait = field(default_factory=InputWait)
@@ -254,6 +256,7 @@ class Attempt:
                 if not self._granted or self._granted[-1][1:] != (event.cores, event.quota):
                     since = event.seconds if self._granted else 0.0  # it may have changed just after the sample before
                     self._granted.append((event.time - since, event.cores, event.quota))
+                self._take_company(is_beside=(event.others or 0.0) >= BESIDE * event.cores)
             case ThreadStats():
                 stopped = {bucket: of["stopped"] for bucket, of in event.loop.items() if of.get("stopped", 0.0) > 0}
                 if stopped and (not self.stops or self.stops[-1][1] != stopped):
@@ -335,14 +338,31 @@ class Attempt:
             before = after
         return tuple(stretches)
 
+    def _take_company(self, *, is_beside: bool) -> None:
+        """Add the updates since the sample before to those with or without other processes at work."""
+        end, (alone, beside) = self.end(), (self.company.alone, self.company.beside)
+        images = max(0, end.images - alone[0] - beside[0])
+        seconds = max(0.0, self._working(end) - alone[1] - beside[1])
+        if is_beside:
+            self.company = Company(alone=alone, beside=(beside[0] + images, beside[1] + seconds))
+        else:
+            self.company = Company(alone=(alone[0] + images, alone[1] + seconds), beside=beside)
+
     def _working(self, mark: Mark) -> float:
         """Return the seconds of updates up to a mark, the warm-up and what the process was stopped left out."""
         stopped = sum(seconds for bucket, seconds in self.stopped(mark.time).items() if bucket in UPDATING)
         return max(0.0, mark.updating - mark.seconds.get("warmup", 0.0) - stopped)
 
     def parts(self) -> tuple[PartTimes, ...]:
-        """Return the mean update of :data:`STRETCHES` stretches; nothing where it was accounted for too seldom."""
+        """Return the mean update of :data:`STRETCHES` stretches; nothing where it was accounted for too seldom.
+
+        The first pass over the data is left out where most of the attempt comes after it: there the feed decodes what
+        it keeps for later, and takes cores from the updates meanwhile.
+        """
         marks = [mark for mark in self.marks if mark.step > self.first_step + WARM_UPDATES]
+        later = [mark for mark in marks if mark.images >= self.num_train - self.first_position]
+        if len(later) > STRETCHES and later[-1].images - later[0].images > later[-1].images / 2:
+            marks = later
         if len(marks) <= STRETCHES:
             return ()
         first, last = marks[0].images, marks[-1].images

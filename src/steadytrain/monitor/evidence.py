@@ -13,6 +13,7 @@ from steadytrain.monitor.ledger import Ledger
 from steadytrain.monitor.samples import UpdateTimes
 
 E = TypeVar("E", bound=Event)
+BESIDE = 0.15  # of the cores: other processes that use so many may slow a run none of whose threads waits for a core
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,17 @@ class Grant:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Company:
+    """The updates of an attempt while other processes were at work (``beside``) and while they were not (``alone``).
+
+    ``alone`` and ``beside``: images, and the seconds of the updates.
+    """
+
+    alone: tuple[int, float] = (0, 0.0)
+    beside: tuple[int, float] = (0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartTimes:
     """The mean update of a stretch of an attempt, up to ``step``: ``seconds`` by recorded bucket, of ``images``."""
 
@@ -96,6 +108,7 @@ class Evidence:
         stopped: seconds in which the process was stopped: nothing of it ran, queued or waited.
         grants: of the newest attempt, its stretches with as many cores; none where that never changed.
         parts: of the newest attempt, its stretches of as many updates; none where it is too short.
+        company: of the newest attempt, its updates with and without other processes at work.
         attempts: how often the run was started.
         unreadable: lines of its event logs that are no events.
     """
@@ -118,6 +131,7 @@ class Evidence:
     stopped: float = 0.0
     grants: tuple[Grant, ...] = ()
     parts: tuple[PartTimes, ...] = ()
+    company: Company = Company()
     attempts: int = 1
     unreadable: int = 0
 

@@ -479,6 +479,7 @@ class RunHistory:
             stopped=self._stopped_seconds,
             grants=self.attempts[-1].grants(),
             parts=self.attempts[-1].parts(),
+            company=self.attempts[-1].company,
             attempts=len(self.attempts),
             unreadable=self.unreadable,
         )

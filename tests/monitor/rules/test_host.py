@@ -17,7 +17,9 @@ from tests.monitor.rules.made import (
     times,
 )
 
+from steadytrain.events import ThreadStats
 from steadytrain.monitor import Evidence, diagnose
+from steadytrain.monitor.evidence import Company, PartTimes
 from steadytrain.monitor.rules.host import loop_time
 
 NET = "forward (mynets/net.py:12)"
@@ -231,6 +233,61 @@ def test_neighbours_that_leave_it_its_cores_may_slow_the_run_all_the_same() -> N
         unexplained = find("unexplained", alone)
         assert find("noisy_neighbour", alone) is None and unexplained is not None
         assert any("the processor was slower" in figure for figure in unexplained.evidence)
+
+
+def test_neighbours_cost_what_updates_take_longer_while_they_are_at_work() -> None:
+    facts = evidence(
+        measured=measured(full=0.03, fixed=0.001),
+        machine=machine(cpu=1.0, others=0.9),
+        threads=threads(ran=64.0, compute=(63.0, 0.0)),
+    )
+    slower = changed(facts, company=Company(alone=(1000, 10.0), beside=(4000, 55.0)))
+    cause = find("noisy_neighbour", slower)
+    assert cause is not None and cause.share == pytest.approx(15 / 65, abs=0.01)
+    same = changed(facts, company=Company(alone=(1000, 13.0), beside=(4000, 52.0)))
+    assert find("noisy_neighbour", same) is None, "updates took as long before they came"
+    hardly = changed(facts, company=Company(alone=(10, 0.1), beside=(4990, 64.9)))
+    assert find("noisy_neighbour", hardly) == find("noisy_neighbour", facts), "ten images are nothing to compare with"
+
+
+def stretches(*times: tuple[float, float]) -> tuple[PartTimes, ...]:
+    """Equal stretches: seconds of the forward and the backward pass."""
+    return tuple(
+        PartTimes(step=200 * number, images=200 * 128, seconds={"forward": forward, "backward": backward})
+        for number, (forward, backward) in enumerate(times, 1)
+    )
+
+
+def test_a_processor_that_is_slower_for_a_while_is_nothing_that_the_run_does() -> None:
+    # A core of a virtual machine is half as fast while another guest computes on the same one: nothing waits for it.
+    facts = evidence(updates=times(fast=0.035), threads=threads(ran=64.0, compute=(63.0, 0.0)))
+    evenly = stretches((0.012, 0.023), (0.024, 0.046), (0.024, 0.046), (0.023, 0.047), (0.012, 0.023))
+    assert first(facts) == "unexplained"
+    verdict = diagnose(changed(facts, parts=evenly)).causes[0]
+    assert verdict.name == "nothing" and "70 ms instead of 35 ms" in verdict.evidence[-1].replace(".0", "")
+    assert "the processor was slower" in verdict.evidence[-1]
+    unevenly = stretches((0.012, 0.023), (0.012, 0.058), (0.012, 0.058), (0.012, 0.058), (0.012, 0.023))
+    assert first(changed(facts, parts=unevenly)) == "unexplained", "one part alone took longer"
+    waited = changed(facts, parts=evenly, threads=threads(("backward", "python", "", 30.0), ran=36.0))
+    assert first(waited) == "unexplained", "its thread was on no processor"
+    never = changed(facts, parts=evenly, measured=measured(full=0.01, fixed=0.001))
+    assert first(never) == "unexplained", "not even its fastest updates come near the passes alone"
+
+
+def test_of_three_references_one_alone_proves_nothing() -> None:
+    facts = evidence(
+        measured=measured(full=0.02, fixed=0.001),
+        started=started(threads_seconds={"1": 0.11, "2": 0.055}),
+        threads=threads(ran=64.0),
+    )
+    assert first(changed(facts, updates=times(fast=0.06))) == "nothing"
+    assert first(changed(facts, updates=times(fast=0.03))) == "unexplained"
+
+
+def test_a_few_looks_at_python_code_are_chance() -> None:
+    few = evidence(threads=threads(("forward", "runs", NET, 5.0), ran=63.0, looks=150))
+    assert find("host_code", few) is None
+    assert find("host_code", changed(few, threads=replace(few.events[ThreadStats], looks=5000))) is not None
 
 
 def test_waiting_for_a_core_is_explained_even_where_nothing_can_be_done() -> None:

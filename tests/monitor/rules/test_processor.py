@@ -15,7 +15,7 @@ from tests.monitor.rules.made import (
 )
 
 from steadytrain.events import Accounted
-from steadytrain.monitor.evidence import Grant
+from steadytrain.monitor.evidence import Grant, PartTimes
 
 
 def test_one_core_of_several_that_is_always_busy_is_affinity() -> None:
@@ -94,6 +94,11 @@ def test_one_thread_that_computes_beside_an_idle_core() -> None:
     cause = find("compute_threads", facts)
     assert cause is not None and cause.change == "--set parallel.compute_threads=2"
     assert find("compute_threads", evidence(started=started(compute_threads=1), machine=machine(idle=0.1))) is None
+    tried = find("compute_threads", changed(facts, measured=measured(full=0.09, passes={"threads=2": 0.066})))
+    assert tried is not None and tried.share == pytest.approx(60 / 65 * (1 - 66 / 90)), (
+        "passes made one after the other"
+    )
+    assert find("compute_threads", changed(facts, measured=measured(full=0.09, passes={"threads=2": 0.09}))) is None
 
 
 def test_other_processes_on_a_full_machine_are_named_by_what_they_take() -> None:
@@ -225,6 +230,18 @@ def test_a_quota_that_was_lifted_during_the_run_is_named_with_its_step() -> None
     cause = find("quota", facts)
     assert cause is not None and "until step 500 it might use 1.2 cores instead of 2" in cause.sentence
     assert find("affinity", facts) is None
+
+
+def test_what_grows_meanwhile_is_not_put_down_to_cores_that_were_taken_away() -> None:
+    parts = tuple(
+        PartTimes(step=200 * at, images=200 * 128, seconds={"forward": forward / 4, "backward": backward / 4})
+        for at, forward, backward in ((1, 0.03, 0.05), (2, 0.11, 0.1), (3, 0.15, 0.1), (4, 0.19, 0.1), (5, 0.23, 0.1))
+    )
+    facts = evidence(
+        grants=(grant(0, 2, 12.0), grant(500, 1, 53.0)), machine=machine(cores=1, cpu=0.9, idle=0.1), parts=parts
+    )
+    shares = [cause.share if (cause := find(name, facts)) else 0.0 for name in ("affinity", "growth")]
+    assert min(shares) > 0 and sum(shares) == pytest.approx(41 / 65), "together what updates take longer"
 
 
 def test_cores_that_were_not_missed_are_no_cause() -> None:

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from steadytrain.events import Ceilings, StepMeasured
-from steadytrain.format import count, number, percent
+from steadytrain.format import count, duration, number, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.history_reader import read_history
 from steadytrain.monitor.ledger import INPUT, PASSES, STEADY, Ledger
 from steadytrain.monitor.rules import LEAST, Cause, find_causes
 from steadytrain.monitor.rules.cause import clip
-from steadytrain.monitor.rules.host import EXPLAINED
+from steadytrain.monitor.rules.host import EXPLAINED, slower_stretch
 from steadytrain.monitor.rules.pace import mean_pace
 from steadytrain.run import Run
 
@@ -264,6 +264,12 @@ def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:
             figures.append(f"{name} alone: {number(rate)} images/s ({how})")
     if limits.mfu is not None:
         figures.append(f"the updates use {percent(limits.mfu)} of what the device can compute (MFU)")
+    if (stretches := slower_stretch(evidence)) is not None:
+        fast, slow = (duration(sum(part.seconds.values())) for part in stretches)
+        figures.append(
+            f"updates take {slow} instead of {fast} up to step {stretches[1].step:,}, evenly in all their parts: the"
+            " processor was slower (its clock, or other guests of this host)"
+        )
     return Cause(name="nothing", share=0.0, sentence=sentence, evidence=tuple(figures))
 
 

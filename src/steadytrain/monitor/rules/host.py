@@ -7,6 +7,7 @@ Python code that runs from code that waits for a lock, the exact sums do: what i
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 from steadytrain.events import Ceilings, StepMeasured, ThreadStats
 from steadytrain.format import count, duration, percent
-from steadytrain.monitor.evidence import Evidence
+from steadytrain.monitor.evidence import BESIDE, Evidence, PartTimes
 from steadytrain.monitor.ledger import PASSES
 from steadytrain.monitor.rules.cause import LEAST, REDUCE_THREAD, STOP_OTHERS, Cause, clip
 
@@ -27,7 +28,9 @@ EXPLAINED = 2 / 3  # of what updates take too long: where the causes explain les
 MUCH_LONGER = 0.25  # of an update: what it has to take longer than alone, on a machine that is never quite still
 LEAST_UNEXPLAINED = 0.1  # of the time
 RAN = 0.9  # of an update: a training thread that was on a processor for so long waited for nothing
-BESIDE = 0.15  # of the cores: other processes that use so many may slow a run none of whose threads waits for a core
+ENOUGH = 0.05  # of the images: updates that are fewer say little of how long others take
+ALIKE = 0.5  # of what an update takes longer: each of its larger parts does at least so much, where it is the processor
+WEIGHTY = 0.1  # of an update: a part that is large enough to be timed
 EXPLAIN = frozenset(
     {"model_waits", "host_code", "busy_thread", "noisy_neighbour", "threads", "decode", "augment", "gather", "affinity"}
     | {
@@ -192,14 +195,16 @@ def rivals(evidence: Evidence) -> dict[str, float]:
 def host_code(evidence: Evidence) -> Iterator[Cause]:
     """Find foreign code that holds the loop up: it sleeps, runs, or holds Python's lock."""
     loop, threads = loop_time(evidence), evidence.newest(ThreadStats)
-    if loop is None or threads is None:
+    if loop is None or threads is None or threads.looks <= 0:
         return
     looks = count(threads.looks, "look")
     figures = [f"{looks} at the training thread, one in {duration(threads.seconds / threads.looks)}"]
     waits, runs = sum(loop.waits.values()), sum(loop.runs.values())
     places = {place: loop.waits.get(place, 0.0) + loop.runs.get(place, 0.0) for place in (*loop.waits, *loop.runs)}
     # Where code waits, it also runs a little; where it only runs, lines that call torch are among it.
-    least = LEAST_CODE * (1 + 2 * loop.queued / loop.passes)  # whoever loses its core in between keeps the lock longer
+    chance = 2 * math.sqrt(LEAST_CODE * (1 - LEAST_CODE) / threads.looks)  # two standard deviations of so few looks
+    # Whoever loses its core in between keeps the lock longer.
+    least = (LEAST_CODE + chance) * (1 + 2 * loop.queued / loop.passes)
     share = clip(waits + (runs if runs >= least or waits > runs else 0.0))
     if share > 0:
         where = max(places, key=lambda place: places[place])
@@ -254,7 +259,12 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
     """
     loop, mean = loop_time(evidence), evidence.mean_seconds(*PASSES, "optimizer")
     references = dict(_references(evidence))
-    name = min(references, key=lambda name: references[name], default="")
+    thread = busy_thread(evidence)
+    is_beside = thread is not None or rivals(evidence)["others"] >= BESIDE * evidence.cores
+    # Each was timed in a moment of its own, which may have been a lucky one: of three, two have to say so where nobody
+    # is known who could have made the others late.
+    ranked = sorted(references, key=lambda name: references[name])
+    name = ranked[1 if len(ranked) > 2 and not is_beside else 0] if ranked else ""
     excess, passes = 0.0, evidence.ledger.share(*PASSES, "optimizer")
     if name and mean > 0 and evidence.on_cpu:
         excess = passes * max(0.0, 1 - references[name] / mean)
@@ -265,14 +275,18 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
     if excess >= MUCH_LONGER * passes and explained < EXPLAINED * excess:
         share = excess - explained
     unknown = 0.0 if loop is None or not evidence.on_cpu or evidence.takes_turns else loop.unknown
+    if is_beside and thread is None:
+        share = min(share, _meanwhile(evidence))
+    if (share < LEAST_UNEXPLAINED or not is_beside) and slower_stretch(evidence) is not None:
+        share, is_beside = min(share, passes * _never_as_fast(evidence, references[name])), False
     if max(share, unknown) < LEAST_UNEXPLAINED:  # threads that take turns wait for each other
         return list(causes)
     figures, is_longer = [], excess >= MUCH_LONGER * passes
     if is_longer:
         figures.append(f"an update takes {duration(mean)}, {name} {duration(references[name])}")
     figures.append(f"the causes that were found explain {percent(explained)} of the time")
-    threads, machine, thread = evidence.newest(ThreadStats), evidence.whole or evidence.machine, busy_thread(evidence)
-    if share > unknown and (thread is not None or rivals(evidence)["others"] >= BESIDE * evidence.cores):
+    threads, machine = evidence.newest(ThreadStats), evidence.whole or evidence.machine
+    if share > unknown and is_beside:
         return _beside(evidence, share, causes, figures)
     if loop is not None and threads is not None:
         figures.append(f"the training thread waited {percent(loop.unknown)} of the time, and nothing tells for what")
@@ -300,6 +314,57 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
         change="py-spy dump --pid PID while it runs, or steady watch -- and the training command",
     )
     return [*causes, cause]
+
+
+def _meanwhile(evidence: Evidence) -> float:
+    """Return the share by which updates took longer while other processes were at work than while they were not.
+
+    It is compared within the run, where all else is the same; infinite where others were at work always, or never.
+    """
+    company = evidence.company
+    (images, seconds), (images_beside, seconds_beside) = company.alone, company.beside
+    if min(images, images_beside) < max(1.0, ENOUGH * (images + images_beside)) or seconds + seconds_beside <= 0:
+        return math.inf
+    longer = max(0.0, seconds_beside - images_beside * seconds / images)
+    return evidence.ledger.share(*PASSES, "optimizer") * longer / (seconds + seconds_beside)
+
+
+def slower_stretch(evidence: Evidence) -> tuple[PartTimes, PartTimes] | None:
+    """Return the fastest and the slowest stretch of the run where between them the processor itself was slower.
+
+    That is so where the training thread was on a processor all along and all larger parts of an update took longer
+    alike. Code of the run, more work or a wait lengthens one part or another; a lower clock, or other guests of the
+    host on the same core, lengthens them all, and no figure of this system tells of it.
+    """
+    loop, parts = loop_time(evidence), evidence.parts
+    if loop is None or not evidence.on_cpu or loop.ran < RAN * loop.passes or not parts:
+        return None
+    fastest, slowest = (choose(parts, key=lambda part: sum(part.seconds.values())) for choose in (min, max))
+    longer = sum(slowest.seconds.values()) >= (1 + MUCH_LONGER) * sum(fastest.seconds.values()) > 0
+    return (fastest, slowest) if longer and steadiest_part(fastest, slowest) is None else None
+
+
+def steadiest_part(before: PartTimes, after: PartTimes) -> str | None:
+    """Return the larger part of an update that took longer least, later in the run; None where all did alike.
+
+    A part that stays behind the rest is a clock: it tells how fast the processor was, whatever became of the others.
+    """
+    whole = sum(before.seconds.values())
+    longer = {n: after.seconds[n] / s for n, s in before.seconds.items() if s >= WEIGHTY * whole and s > 0}
+    name = min(longer, key=lambda name: longer[name], default="")
+    rise = sum(after.seconds.values()) / max(whole, 1e-9) - 1
+    return name if name and longer[name] - 1 < ALIKE * rise else None
+
+
+def _never_as_fast(evidence: Evidence, reference: float) -> float:
+    """Return the share of an update by which even the fastest ones take longer than ``reference``.
+
+    The passes were measured in a moment of the run, on a processor whose speed swings by more than that share. The
+    run's fastest updates (one in twenty) met it at its best as well, so only what they take longer is the run's own.
+    """
+    mean = evidence.mean_seconds(*PASSES, "optimizer")
+    fastest = min(seconds for seconds in (evidence.updates.fast, evidence.updates.seconds[0], mean) if seconds > 0)
+    return max(0.0, fastest - reference) / mean
 
 
 def _beside(evidence: Evidence, share: float, causes: Sequence[Cause], figures: Sequence[str]) -> list[Cause]:

@@ -11,6 +11,7 @@ from steadytrain.monitor.ledger import PASSES
 from steadytrain.monitor.rules.cause import LEAST, NAMED, STOP_OTHERS, TRUSTED, Cause, clip, name_process
 from steadytrain.monitor.rules.host import disturbed, loop_time, rivals
 from steadytrain.monitor.rules.pace import IDLE, is_limited_by_quota, mean_pace
+from steadytrain.monitor.rules.update import growth
 
 LEAST_STOLEN = 0.05  # cores: less is what others take on an idle machine, and "0.0" in words
 # Share of the work of training on a CPU that more cores divide among them (Amdahl's law): 0.88 and 0.75 on two virtual
@@ -107,7 +108,10 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _taken_away(evidence: Evidence, figures: tuple[str, ...]) -> Cause | None:
-    """Find a part of the attempt in which it might use fewer cores than in another, by how much slower it was."""
+    """Find a part of the attempt in which it might use fewer cores than in another, by how much slower it was.
+
+    What updates take longer since something grows from step to step is not counted again.
+    """
     grants = [grant for grant in evidence.grants if grant.images > 0 and grant.seconds > 0]
     most, wall = max((grant.amount for grant in grants), default=0.0), evidence.ledger.wall_seconds
     best = [grant for grant in grants if grant.amount == most]
@@ -115,7 +119,8 @@ def _taken_away(evidence: Evidence, figures: tuple[str, ...]) -> Cause | None:
     if not fewer or wall <= 0:
         return None
     usual = sum(grant.seconds for grant in best) / sum(grant.images for grant in best)
-    share = clip(sum(grant.seconds - usual * grant.images for grant in fewer) / wall)
+    lost = sum(grant.seconds - usual * grant.images for grant in fewer) / wall
+    share = clip(lost - sum(cause.share for cause in growth(evidence)))
     if share < LEAST:
         return None
     least = min(fewer, key=lambda grant: grant.amount)
@@ -155,7 +160,8 @@ def compute_threads(evidence: Evidence) -> Iterator[Cause]:
     turns = evidence.takes_turns
     better = [n for n in passes if passes[n] > 0 and (n <= evidence.cores if turns else n > threads)]
     num = min(better, key=lambda n: passes[n], default=0)
-    left = passes[num] / mean if num and mean > 0 else 1.0
+    full = mean if turns or measured is None else measured.passes.get("full", 0.0)  # made a moment before the other
+    left = passes[num] / full if num and full > 0 else 1.0
     how = "measured" if left <= 1 - TRUSTED else "estimated"
     if turns:
         if how == "estimated":
@@ -192,6 +198,8 @@ def compute_threads(evidence: Evidence) -> Iterator[Cause]:
     free = min(evidence.cores // ranks, threads + round(pace.idle))
     if free <= threads:
         return
+    if how == "estimated" and num:
+        return  # it was measured, and takes no less time
     if how == "estimated":
         num, left = free, _time_left(threads, free)
     share = clip(evidence.ledger.share(*PASSES) * (1 - left))

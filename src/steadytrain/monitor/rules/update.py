@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from statistics import fmean, linear_regression
 
 from steadytrain.config.parts import GRAPH_OPTIMIZERS
 from steadytrain.config.phases import parse_train
@@ -13,7 +14,7 @@ from steadytrain.format import count, duration, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import COMPUTE, PASSES
 from steadytrain.monitor.rules.cause import LEAST, TRUSTED, Cause, clip
-from steadytrain.monitor.rules.host import disturbed, loop_time
+from steadytrain.monitor.rules.host import disturbed, loop_time, steadiest_part
 from steadytrain.monitor.rules.pace import Pace, mean_pace
 
 ENOUGH = 64  # images: where a batch of so many is still more fixed cost than work, it is the model that is small
@@ -22,8 +23,8 @@ LARGEST_BATCH = 1024
 FIXED_LEFT = 0.1  # a larger batch is large enough where its fixed cost is this part of its update
 FEWEST_UPDATES = 20  # updates an epoch that a larger batch leaves, at least
 GROWN = 1.4  # times its first fifth: what a part of updates takes in the last, at least
-LEAST_RISE = 0.12  # of that rise: what three of the fifths add, at least; and no fifth takes away so much
-WEIGHTY, EVENLY = 0.1, 0.6  # of an update, a part that counts; of the growth of another, as much
+EVENLY = 0.6  # of the growth of another part: whoever waits for processors lengthens each by about as much
+GREATEST_FALL = 0.25  # of that rise: what a fifth may take less than the one before
 SHORTEST_PART = 1e-4  # seconds: times of less are no unit
 GROWING = {
     "forward": "the forward pass",
@@ -151,19 +152,32 @@ def _held_up(evidence: Evidence) -> Iterator[str]:
 
 
 def growth(evidence: Evidence) -> Iterator[Cause]:
-    """Find parts of the update that take longer and longer: something is kept from step to step."""
+    """Find parts of the update that take longer and longer: something is kept from step to step.
+
+    Where a large part stays behind the others and takes longer as well, it is the clock by which they are timed: cores
+    that were taken away, or a slower processor, are no growth. What an update took before it grew is read off
+    the straight line through all stretches, down to the first step of the attempt.
+    """
     parts, wall, recipe = evidence.parts, evidence.ledger.wall_seconds, evidence.recipe
     if len(parts) < 4 or wall <= 0 or recipe.data.grow_size or parse_train(recipe.model.train).has_phases:
         return  # larger images, or more layers that are trained, take longer
+    updates = [part.images / recipe.batch_size for part in parts]
+    clock = steadiest_part(parts[0], parts[-1])
+    speeds = [part.seconds[clock] / parts[0].seconds[clock] if clock else 1.0 for part in parts]
+    behind = speeds[-1]
+    if behind < GROWN or min(speeds) <= 0:
+        speeds = [1.0] * len(parts)  # less is the noise of the clock itself
+    middles = [part.step - num / 2 - evidence.started.step for part, num in zip(parts, updates, strict=True)]
     lost = dict[str, float]()
     for name in parts[0].seconds:
-        times = [part.seconds[name] for part in parts]
-        rises, rise = [after - before for before, after in pairwise(times)], times[-1] - times[0]
-        third, least = sorted(rises)[-3], LEAST_RISE * rise  # a fault that sets in rises in two of them at most
-        if times[-1] >= GROWN * times[0] and third >= least > 0 and min(rises) >= -least:
-            updates = [part.images / recipe.batch_size for part in parts]
-            began = max(0.0, times[0] - rises[0] / 2)  # a stretch's mean is that of its middle
-            lost[name] = sum((seconds - began) * num for seconds, num in zip(times, updates, strict=True))
+        times = [part.seconds[name] / speed for part, speed in zip(parts, speeds, strict=True)]
+        if times[-1] >= GROWN * times[0] and _grows_steadily(times):
+            slope, begin = linear_regression(middles, times)
+            began, earlier = min(max(0.0, begin), times[0]), max(0.0, middles[0] - updates[0] / 2)
+            lost[name] = slope * earlier**2 / 2 + sum(
+                (part.seconds[name] - began * speed) * num
+                for part, speed, num in zip(parts, speeds, updates, strict=True)
+            )
     share = clip(sum(lost.values()) / wall)
     if share < LEAST:
         return
@@ -171,9 +185,7 @@ def growth(evidence: Evidence) -> Iterator[Cause]:
     worst = max(lost, key=lambda name: lost[name])
     times_longer = last.seconds[worst] / max(first.seconds[worst], 1e-9)
     is_disturbed = disturbed(evidence) * evidence.ledger.share(*PASSES, "optimizer") >= share / 2
-    whole = sum(first.seconds.values())
-    weighty = [name for name, seconds in first.seconds.items() if seconds >= WEIGHTY * whole]
-    if is_disturbed and all(last.seconds[name] >= EVENLY * times_longer * first.seconds[name] for name in weighty):
+    if is_disturbed and (clock is None or behind >= EVENLY * times_longer):
         return  # whoever waits for processors more and more does so in all parts
     longer = f"{times_longer:.1f} times as long as" if first.seconds[worst] >= SHORTEST_PART else "far longer than"
     yield Cause(
@@ -190,6 +202,24 @@ def growth(evidence: Evidence) -> Iterator[Cause]:
         " list or a graph that grows",
         saves=share,
     )
+
+
+def _grows_steadily(times: Sequence[float]) -> bool:
+    """Return whether a straight line describes these times better than a single step does, with no great fall between.
+
+    What sets in and stays is a fault of another kind, whatever the machine adds to single stretches.
+
+    >>> _grows_steadily([40, 54, 55, 70, 66]), _grows_steadily([10, 10, 30, 40, 41])
+    (True, False)
+    """
+    slope, begin = linear_regression(range(len(times)), times)
+    off_line = sum((value - begin - slope * at) ** 2 for at, value in enumerate(times))
+    off_step = min(
+        sum((value - fmean(level)) ** 2 for level in (times[:at], times[at:]) for value in level)
+        for at in range(1, len(times))
+    )
+    fall = max(before - after for before, after in pairwise(times))
+    return slope > 0 and off_line < off_step and fall <= GREATEST_FALL * (times[-1] - times[0])
 
 
 def precision(evidence: Evidence) -> Iterator[Cause]:

@@ -88,10 +88,11 @@ class StepMeasuring:
         engine = session.state.engine
         waits = engine.is_sharded or (engine.world.size > 1 and recipe.model.batch_norm == "synchronous")
         self._is_open = not (waits or recipe.parallel.graph)
-        # On a CPU, these often cost much: 16-bit numbers, more compute threads than cores, batches of a few images.
+        # On a CPU, these often cost much: 16-bit numbers, more or fewer compute threads than cores, batches of a few
+        # images.
         self._is_suspect = session.state.engine.device.type == "cpu" and (
             recipe.precision.name != "fp32"
-            or session.started.machine["compute_threads"] > facts.cores()
+            or _tries_threads(session, session.started.machine["compute_threads"])
             or recipe.batch_size < FEW
         )
 
@@ -118,7 +119,8 @@ def measure_step(
     ``passes`` of the event, each the fastest of some: ``full``, the run's batch; ``other``, a quarter of it, or on a
     processor four times as many (made by repeating it) where there are fewer than :data:`FEW` images in a micro-batch;
     ``fp32`` where the run computes in 16 bits, ``bf16`` where it does not and the processor multiplies it natively;
-    ``threads=N`` where it computes with more threads than the N cores, and then the pass with other numbers is made
+    ``threads=N`` where it computes with more threads than the N cores, or with fewer that were not chosen by trial, and
+    then the pass with other numbers is made
     with as many, too; ``other threads=N``, the larger batch, where it computes with fewer than the N cores. Of compiled
     code there is ``full`` alone, as measured when it was made, and no count of operations. On a GPU ``fixed_seconds``
     is the time in which the device waits for the host, by a pass that was queued before it began; where the network's
@@ -246,7 +248,7 @@ def _alternatives(session: Session, full: Pass, clock: Seconds) -> dict[str, flo
         except torch.OutOfMemoryError:
             pass
 
-    if device.type == "cpu" and torch.get_num_threads() > cores:
+    if device.type == "cpu" and _tries_threads(session, torch.get_num_threads()):
         torch.set_num_threads(cores)  # the caller restores it
         measure(f"threads={cores}", full)
     name: Literal["fp32", "bf16"] = "bf16" if spec.name in ("fp32", "tf32") else "fp32"
@@ -259,6 +261,12 @@ def _alternatives(session: Session, full: Pass, clock: Seconds) -> dict[str, flo
         objective = replace(session.update.objective, policy=Policy(replace(spec, name=name), device))
         measure(name, replace(full, module=module, forward=objective))
     return seconds
+
+
+def _tries_threads(session: Session, threads: int) -> bool:
+    """Return whether as many threads as cores may be faster: there are more, or fewer that nobody tried others for."""
+    are_tried = session.state.engine.world.size > 1 or "threads_seconds" in session.started.machine
+    return threads > facts.cores() or (threads < facts.cores() and not are_tried)
 
 
 class Operations(TorchDispatchMode):
