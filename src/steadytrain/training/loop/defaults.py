@@ -30,10 +30,10 @@ from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves
 from steadytrain.data.filenames import find_validation_records
 from steadytrain.data.sources.columns import ColumnNames
-from steadytrain.data.sources.find import require_there
+from steadytrain.data.sources.find import require_there, source_name
 from steadytrain.data.storage.object_cache import find_validation_object
 from steadytrain.data.storage.store import is_uri, local_name
-from steadytrain.errors import RecipeError
+from steadytrain.errors import RecipeError, type_words
 from steadytrain.format import Say
 from steadytrain.optim import check_name
 from steadytrain.run import Run
@@ -107,6 +107,10 @@ def _choose(
     data: str | Path, changes: Mapping[str, object] | None, *, model: models.Given | None, finetune: bool, say: Say
 ) -> ChosenRecipe:
     """Make the choices of :func:`default_recipe`."""
+    if changes is not None and not isinstance(changes, Mapping):
+        raise RecipeError(
+            f"the changes are {type_words(changes)}; they must be a dict of the recipe's keys: {{'budget.epochs': 3}}"
+        )
     chosen = dict(changes or {})
     if model is not None:
         chosen["model.name"] = model
@@ -117,7 +121,7 @@ def _choose(
             chosen.setdefault("model.batch_norm", "train")  # there are none to keep
             if finetune:
                 chosen.setdefault("model.train", WITHOUT_PROBE)  # nor features worth a fit
-    return choose_recipe(str(data), {}, chosen, finetune=finetune, say=say)
+    return choose_recipe(source_name(data), {}, chosen, finetune=finetune, say=say)
 
 
 def finetune(
