@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+import steadytrain as st
+from steadytrain import models
 from steadytrain.cli import VERBS, main
 from steadytrain.cli.foreign_commands import foreign_command
+from steadytrain.errors import InputError
 
 
 def _ours(line: str) -> str:
@@ -87,3 +91,28 @@ def test_a_file_whose_name_has_an_equals_sign_is_data(
     Path("data=mine").mkdir()
     assert main(["train", "data=mine"]) == 2
     assert "manner" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("vit_b_16", "Did you mean torchvision/vit_b_16?"),
+        ("torchvision.models.swin_t", "Did you mean torchvision/swin_t?"),
+        ("models.mobilenet_v3_large", "Did you mean torchvision/mobilenet_v3_large?"),
+        ("resnet50.pth", "--weights resnet50.pth and --model NAME"),
+        ("yolo11n-cls.pt", "--weights yolo11n-cls.pt and --model NAME"),
+    ],
+)
+def test_a_model_in_the_words_of_torchvision_or_of_its_file_is_named(model: str, hint: str) -> None:
+    with pytest.raises(InputError, match=re.escape(hint)):
+        models.find(model)
+
+
+@pytest.mark.parametrize(
+    ("data", "name"), [("cifar10", "cifar10"), ("torch/CIFAR10", "cifar10"), ("hfds/food101", "food101")]
+)
+def test_a_public_data_set_that_is_not_here_is_one_to_fetch(data: str, name: str) -> None:
+    with pytest.raises(InputError, match=f"no file or folder {data}; steady fetch {name} fetches"):
+        st.default_recipe(data)
+    with pytest.raises(InputError, match=r"no file or folder photos\.$"):
+        st.default_recipe("photos")

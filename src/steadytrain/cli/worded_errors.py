@@ -46,6 +46,10 @@ _OTHER_FLAGS = {
     "format": "the name of the file says it: -o model.onnx, model.xml (OpenVINO), model.pt2 or a folder",
     **dict.fromkeys(("data", "data-dir", "dataset"), "the data need no flag: steady evaluate RUN DATA"),
     **dict.fromkeys(("batch", "imgsz-batch"), "--batch-size"),
+    **dict.fromkeys(("config", "c"), "flags, and what the run has: no file of settings is read"),
+    "resize": "--shorter-side 256",
+    **dict.fromkeys(("num-thread", "num-threads"), "--workers 8"),
+    **dict.fromkeys(("list", "recursive", "train-ratio", "test-ratio", "no-shuffle"), "steady mxnet im2rec, as of old"),
 }
 """Flags of other tools -> what to type instead in the verbs that do not train."""
 
