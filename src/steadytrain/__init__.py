@@ -1,5 +1,15 @@
 """Train and fine-tune image classifiers, and find out what slows a run down.
 
+::
+
+    import steadytrain as st
+
+    outcome = st.finetune("photos", {"budget.epochs": 5})  # a folder for each class
+    print(st.evaluate(outcome.run).top1)
+    for prediction in st.predict(outcome.run, "new/"):
+        print(prediction.path, prediction.classes[0])
+    st.report(outcome.run, "report.html")
+
 Importing this package imports no torch: each public name is loaded when it is first used.
 """
 
@@ -85,7 +95,7 @@ __all__ = sorted([*_PLACES, "__version__"])
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
-        raise AttributeError(f"module 'steadytrain' has no attribute {name!r}")
+        raise AttributeError(f"module 'steadytrain' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does
         import_module("steadytrain.reports.notebook").register()
     return getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)

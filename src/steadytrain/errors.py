@@ -101,6 +101,16 @@ class RankLostError(FailedError):
     exit_code = 4
 
 
+def type_words(value: object) -> str:
+    """Name a value's type for a message, with its article.
+
+    >>> type_words(3), type_words({}), type_words(None)
+    ('an int', 'a dict', 'None')
+    """
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def did_you_mean(value: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str:
     """A hint that ends an error message: the nearest of ``choices``, or nothing.
 

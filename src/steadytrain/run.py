@@ -38,7 +38,7 @@ from typing import Any
 
 from steadytrain.config import Data, Recipe
 from steadytrain.config.strangers import FILE_KEYS, elsewhere_words
-from steadytrain.errors import InputError, RecipeError, RunError, storage_error, storage_errors
+from steadytrain.errors import InputError, RecipeError, RunError, storage_error, storage_errors, type_words
 from steadytrain.events import (
     Accounted,
     Ceilings,
@@ -74,6 +74,27 @@ REPEAT = "seed-"
 """What the folder of a repeat is called, before its seed."""
 
 MAX_REPEATS = 1000
+
+
+def _require_folder(directory: object) -> str | os.PathLike[str]:
+    """Return a run's folder as it is. Raises RunError for another object, with what it has that is one."""
+    if isinstance(directory, str | os.PathLike):
+        return directory
+    what = f"{type_words(directory)} is not a run"
+    if isinstance(getattr(directory, "run", None), Run):
+        raise RunError(f"{what}: its .run is")
+    if isinstance(directory, Recipe):
+        raise RunError(f"{what}: st.Run.create('runs/a', recipe) makes one of it")
+    raise RunError(f"{what}: name its folder, such as 'runs/a'")
+
+
+def _data_words(folder: Path) -> str:
+    """Say how a folder that may be data is trained on; nothing where it is none, or empty."""
+    try:
+        is_empty = not any(folder.iterdir())
+    except OSError:
+        return ""
+    return "" if is_empty else f"; steady finetune {folder}, in Python st.finetune({str(folder)!r}), trains on data"
 
 
 def _runs_within(folder: Path) -> str:
@@ -204,7 +225,11 @@ class Run:
             RunError: the directory holds a run of another recipe, or something that is no run.
             StorageError: it cannot be written.
         """
-        path = Path(directory)
+        path = Path(_require_folder(directory))
+        if not isinstance(recipe, Recipe):
+            raise RecipeError(
+                f"the recipe is {type_words(recipe)}; it must be a Recipe, such as st.default_recipe('photos') returns"
+            )
         with storage_errors(path):
             before = Run.open(path) if (path / "recipe.json").exists() and not _is_only_begun(path) else None
             is_another = before is not None and before.recipe.digest != recipe.digest
@@ -257,12 +282,12 @@ class Run:
         """Open an existing run, unless it is one already. Raises RunError where there is none."""
         if isinstance(directory, Run):
             return directory
-        path = Path(directory)
+        path = Path(_require_folder(directory))
         try:
             text = read_text(path / "recipe.json", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             why = "is not a run: it has no recipe.json" if path.exists() else "does not exist"
-            raise RunError(f"{path} {why}{_runs_within(path)}") from None
+            raise RunError(f"{path} {why}{_runs_within(path) or _data_words(path)}") from None
         except OSError as error:
             raise RunError(f"cannot read {path / 'recipe.json'}: {error.strerror}") from error
         try:

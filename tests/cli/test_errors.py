@@ -126,7 +126,7 @@ def test_a_flag_of_another_trainer_has_an_answer(steady: Callable[..., Said], wo
 
 def test_what_another_verb_calls_otherwise_is_named(steady: Callable[..., Said]) -> None:
     _refused(steady("evaluate", "x", "--workers", "2"), 2, "Did you mean --threads?")
-    _refused(steady("fit", "x"), 2, "Did you mean train?")
+    _refused(steady("fit", "x"), 2, "Instead: steady train x")
     _refused(steady("frob"), 2, "There are: demo, fetch, pack")
 
 

@@ -65,7 +65,7 @@ def test_a_function_gets_what_it_takes() -> None:
 def test_what_is_no_classifier_of_the_data_is_refused() -> None:
     with pytest.raises(ModelError, match=r"gives \[2, 4\]: give it such a last layer"):
         models.build(Model(models.name_model(net(3))), num_classes=4, channels=3, size=8)
-    with pytest.raises(ModelError, match="the model is a int; it must be a name, "):
+    with pytest.raises(ModelError, match="the model is an int; it must be a name, "):
         models.name_model(3)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="object:Net-12345678 is a Python object \\(Net\\), and was not given in this"):
         models.find("object:Net-12345678")

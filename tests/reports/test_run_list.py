@@ -18,7 +18,8 @@ from steadytrain.errors import InputError, RunError
 from steadytrain.events import Failed
 from steadytrain.machine.facts import cache_folder
 from steadytrain.reports import run_list
-from steadytrain.reports.run_list import RunRow, list_runs, parse_where, sort_rows, write_notes
+from steadytrain.reports.files import run_folders, runs_inside
+from steadytrain.reports.run_list import RunRow, list_runs, parse_where, sort_rows, unmet_words, write_notes
 from steadytrain.run import Run
 
 
@@ -214,3 +215,38 @@ def test_a_running_run_is_listed_as_it_goes_and_never_cleaned_up(tmp_path: Path)
             log.append(event)
         assert list_runs(tmp_path)[0].epochs_done == pytest.approx(60 / 351.5625)
     assert run.checkpoints.exists()
+
+
+def test_a_condition_that_no_run_meets_is_told_the_values_there_are() -> None:
+    rows = [
+        RunRow(name="a", directory="a", status="finished", best=0.25, tags=("good",)),
+        RunRow(name="b", directory="b", status="failed", best=0.5),
+    ]
+    assert unmet_words("status=done", rows) == "status is failed, finished"
+    assert unmet_words("status=finished top1>0.9", rows) == "top1 is 0.25 to 0.5"
+    assert unmet_words("tag=best note=x", rows) == "tag is good; no run has a note"
+    assert unmet_words("status=failed tag=good", rows) == ""  # each is met, by different runs
+
+
+def test_the_list_and_the_report_find_the_same_runs(tmp_path: Path) -> None:
+    """Those of a sweep, at any depth; the report follows a link to a run elsewhere, the list, which writes, none."""
+    for name in ("a", "sweep/lr=0.1/seed-0", "sweep/lr=0.1/seed-1", ".trash/old"):
+        Run.create(tmp_path / "runs" / name, recipe())
+    elsewhere = Run.create(tmp_path / "elsewhere" / "b", recipe())
+    (tmp_path / "runs" / "b").symlink_to(elsewhere.directory)
+    (tmp_path / "runs" / "best").symlink_to("a")
+    (tmp_path / "runs" / "sweep" / "up").symlink_to("..")
+    found = ["a", "sweep/lr=0.1/seed-0", "sweep/lr=0.1/seed-1"]
+    assert [str(path.relative_to(tmp_path / "runs")) for path in run_folders(tmp_path / "runs")] == found
+    assert sorted(row.directory for row in list_runs(tmp_path / "runs")) == [str(tmp_path / "runs" / n) for n in found]
+    read = [str(run.directory.relative_to(tmp_path / "runs")) for run in runs_inside(tmp_path / "runs")[0]]
+    assert read == ["a", "b", *found[1:]]
+
+
+def test_a_tag_needs_no_choice_where_there_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finished(tmp_path / "runs", "a", epochs=1)
+    assert main(["runs", str(tmp_path / "runs"), "--tag", "good"]) == 0
+    assert list_runs(tmp_path / "runs")[0].tags == ("good",)
+    Run.create(tmp_path / "runs" / "b", recipe())
+    assert main(["runs", str(tmp_path / "runs"), "--tag", "bad"]) == 2
+    assert "all 2 runs" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import errno
 import inspect
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
-from steadytrain.cli.worded_errors import assignment_hint, examples, worded_errors
+from steadytrain.cli.worded_errors import OTHER_COMMANDS, assignment_hint, examples, worded_errors
 from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import FailedError, InputError, SteadyError, storage_error
 from steadytrain.format import fold
@@ -101,29 +102,6 @@ _ZSH_WITHOUT_VALUES = r"""^(\s+(['"])(?:\*?\d*|\*?-[^[]*\[.*\]):(?:[^:\\]|\\.)*)
 
 RECIPE_VERBS = (*TRAINING_VERBS, "sweep", "schedule")
 """Those that take the flags of a recipe."""
-SAME_VERBS = {
-    **dict.fromkeys(("fit", "training"), "train"),
-    **dict.fromkeys(("continue", "restart"), "resume"),
-    **dict.fromkeys(("fine-tune", "fine_tune", "transfer"), "finetune"),
-    **dict.fromkeys(("eval", "val", "validate", "validation", "test", "score"), "evaluate"),
-    **dict.fromkeys(("infer", "inference", "classify", "prediction"), "predict"),
-    **dict.fromkeys(("server", "deploy", "api"), "serve"),
-    **dict.fromkeys(("im2rec", "prepare"), "pack"),
-    **dict.fromkeys(("onnx", "openvino", "tensorrt", "quantize", "save"), "export"),
-    **dict.fromkeys(("benchmark",), "bench"),
-    **dict.fromkeys(("autotune", "auto-tune", "optimize"), "tune"),
-    **dict.fromkeys(("scaling", "devices"), "scale"),
-    **dict.fromkeys(("lr", "lr-schedule", "plot-schedule", "find-lr", "lr-find"), "schedule"),
-    **dict.fromkeys(("grid", "search", "hpo", "hparams", "experiment"), "sweep"),
-    **dict.fromkeys(("list-models", "model"), "models"),
-    **dict.fromkeys(("verify", "validate-data"), "check"),
-    **dict.fromkeys(("download", "datasets", "get"), "fetch"),
-    **dict.fromkeys(("ls", "list", "list-runs", "experiments", "history"), "runs"),
-    **dict.fromkeys(("price", "prices", "bill", "costs"), "cost"),
-}
-"""Other tools' names for these verbs."""
-
-
 SHELLS = ("bash", "zsh", "fish")
 INTERRUPTED = "interrupted: the same command resumes, or starts over"
 
@@ -307,6 +285,9 @@ def _run(words: Sequence[str]) -> object:
         for line in translated.notes:
             note(line)
         words = [verb, *translated.argv]
+    if ours := _ours_instead(words):
+        what = f'Unknown command "{verb}"' if verb not in VERBS else f"{words[1]} is in the manner of another tool"
+        raise InputError(f"{what}. Instead: {ours}")
     words = _own_words(words)
     is_help = not {"--help", "-h"}.isdisjoint(words)
     if verb in VERBS and is_help:
@@ -318,6 +299,20 @@ def _run(words: Sequence[str]) -> object:
         lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
         print("Examples:", *(f"  {line}" for line in lines), "", sep="\n")
     return result
+
+
+def _ours_instead(words: Sequence[str]) -> str:
+    """Return the command to type in place of another tool's; empty where none is like it."""
+    is_ours = words[0] in VERBS
+    if is_ours and "=" not in "".join(words[1:2]):
+        return ""
+    from steadytrain.cli.foreign_commands import PLACES, foreign_command, is_assignment
+
+    if is_ours and not (words[0] in PLACES and is_assignment(words[1])):
+        return ""
+    if words[0].startswith("-") or (len(words) == 1 and words[0] in OTHER_COMMANDS):
+        return ""
+    return shlex.join(foreign_command(words, tuple(VERBS)))
 
 
 def _help_words(words: Sequence[str]) -> list[str]:
@@ -379,7 +374,7 @@ def _own_words(words: Sequence[str]) -> list[str]:
     from steadytrain.cli.foreign_flags import read_flags
     from steadytrain.cli.options import translate
 
-    if len(words) > 1 and (hint := assignment_hint(words[0], words[1], (), True)):
+    if hint := assignment_hint(words[0], words[1:2], (), True):
         raise InputError(f"{words[1]} is in the manner of another tool{hint}")
     words, notes = read_flags(words)
     for line in notes:
@@ -398,7 +393,7 @@ def _worded_errors(verb: str) -> AbstractContextManager[None]:
     def names_of(verb: str) -> list[str]:
         return [name for argument in app()[verb].assemble_argument_collection() for name in argument.names]
 
-    return worded_errors(verb, tuple(VERBS), SAME_VERBS, function_of, names_of, verb in RECIPE_VERBS)
+    return worded_errors(verb, tuple(VERBS), function_of, names_of, verb in RECIPE_VERBS)
 
 
 def _no_memory(error: ImportError | MemoryError) -> str:

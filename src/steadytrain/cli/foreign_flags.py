@@ -19,6 +19,8 @@ from steadytrain.config.synonyms import plain_word
 from steadytrain.errors import InputError
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null")
+ON_OFF = _TRUE + _FALSE
+"""Words behind a switch that turn it on or off."""
 _TIMM_EMA = "0.9998"
 _STEPS = ("step", "steplr")
 """Names of a schedule that falls in steps of so many epochs, which another flag says."""
@@ -63,7 +65,7 @@ def read_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _take_values(name: str, waiting: list[str]) -> list[str]:
     """Take the values of a flag from the words that follow it."""
     if name in SWITCHES:
-        return [waiting.pop(0)] if waiting and waiting[0].lower() in _TRUE + _FALSE else []
+        return [waiting.pop(0)] if waiting and waiting[0].lower() in ON_OFF else []
     values: list[str] = []
     if name in _PAIRS:
         while waiting and "=" in waiting[0] and not waiting[0].startswith("-"):
@@ -492,6 +494,18 @@ TRAINING_READERS: dict[str, Read] = {
     **dict.fromkeys(("metrics", "class-mode"), _needless("every metric that the labels allow is computed")),
     **dict.fromkeys(("shuffle", "drop-last"), _needless("training images are shuffled, and every batch is full")),
     **dict.fromkeys(("do-train", "do-eval"), _needless("a run trains, and evaluates after each epoch")),
+    **dict.fromkeys(
+        ("remove-unused-columns", "load-best-model-at-end", "save-total-limit"),
+        _needless("the best and the last weights are always kept, and the same command resumes its run"),
+    ),
+    **dict.fromkeys(
+        ("logging-strategy", "disable-tqdm", "metric-for-best-model", "greater-is-better"),
+        _needless("a terminal shows progress, a file gets lines, and the best weights are the best by top-1"),
+    ),
+    **dict.fromkeys(
+        ("per-device-eval-batch-size", "val-batch-size"), _needless("evaluation takes --batch-size images")
+    ),
+    **dict.fromkeys(("launcher", "dist-backend"), _needless("--procs or steady launch starts ranks")),
     "save-model": _needless("the best and the last weights are always saved"),
     "plots": _needless("steady report RUN draws them"),
     "ignore-mismatched-sizes": _needless("a classifier for other classes is replaced"),
@@ -504,7 +518,7 @@ TRAINING_READERS: dict[str, Read] = {
         _needless(_LOADER),
     ),
     **dict.fromkeys(
-        ("pin-memory", "persistent-workers", "prefetch-factor"),
+        ("pin-memory", "persistent-workers", "prefetch-factor", "use-multiprocessing", "dataloader-drop-last"),
         _needless(_LOADER),
     ),
     "backend": _needless("JPEG is decoded natively, other images by Pillow"),
@@ -539,6 +553,8 @@ SWITCHES = frozenset(
                 "do-train",
                 "do-eval",
                 "save-model",
+                *("remove-unused-columns", "load-best-model-at-end", "disable-tqdm"),
+                *("greater-is-better", "use-multiprocessing", "dataloader-drop-last"),
                 "pin-memory",
                 "persistent-workers",
             ),

@@ -192,7 +192,7 @@ def feed(
             note(faults)
         fetched = records.traffic()
         document = {
-            "data": records.name,
+            "data": str(data),
             "n": len(records),
             "bytes": sum(path.stat().st_size for path in record_files(records.path)),
             "work": work,

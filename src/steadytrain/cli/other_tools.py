@@ -116,7 +116,12 @@ TOOLS: dict[str, str] = {
         --lr_scheduler_type cosine | --weight_decay 0.01 | --max_grad_norm 1 | --label_smoothing_factor 0.1 | --bf16
         --fp16 | --gradient_checkpointing | --dataloader_num_workers 4 | --logging_steps 10 | --eval_strategy epoch
         --save_strategy epoch | --report_to wandb | --output_dir out | --seed 42 | --torch_compile | --optim adamw_torch
-        --ignore_mismatched_sizes | --resume_from_checkpoint a | --train_val_split 0.15 | --no_cuda""",
+        --ignore_mismatched_sizes | --resume_from_checkpoint a | --train_val_split 0.15 | --no_cuda
+        --dataset_name beans | --validation_dir val | --label_column_name labels | --image_column_name image
+        --remove_unused_columns false | --overwrite_output_dir | --push_to_hub | --push_to_hub_model_id a
+        --per_device_eval_batch_size 8 | --logging_strategy steps | --load_best_model_at_end true
+        --save_total_limit 3 | --metric_for_best_model accuracy | --max_train_samples 1000 | --warmup_steps 100
+        --adam_beta1 0.9 | --adam_epsilon 1e-8 | --dataloader_drop_last true""",
 }
 """Tool -> its flags, each with a value, between bars or at the ends of lines."""
 

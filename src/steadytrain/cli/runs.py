@@ -66,7 +66,7 @@ def runs(
         steady runs runs/rates --compare
         steady runs --clean
     """
-    from steadytrain.reports.run_list import list_runs, parse_where, sort_rows, with_notes, write_notes
+    from steadytrain.reports.run_list import list_runs, parse_where, sort_rows, unmet_words, with_notes, write_notes
 
     chosen = parse_where(where or "")
     writes = tag is not None or untag is not None or remark is not None
@@ -84,8 +84,8 @@ def runs(
     rows = list({row.directory: row for folder in folders for row in list_runs(folder)}.values())
     found = sort_rows([row for row in rows if chosen(row)], sort or "age")
     if writes:
-        is_named = where is not None or all((Path(folder) / "recipe.json").exists() for folder in folders)
-        if not is_named:
+        are_named = all((Path(folder) / "recipe.json").exists() for folder in folders)
+        if len(rows) > 1 and where is None and not are_named:
             raise InputError(
                 f"--tag, --untag and --note would change all {len(rows):,} runs: name the runs, or choose by --where"
             )
@@ -101,7 +101,8 @@ def runs(
         print_json({"runs": [row.to_dict() for row in found], **compared[1]})
         return
     if not found:
-        note(f"none of {count(len(rows), 'run')} meets {where!r}")
+        values = unmet_words(where or "", rows)
+        note(f"none of {count(len(rows), 'run')} meets {where!r}{': ' * bool(values)}{values}")
         return
     _print_rows(found, with_settings=compare)
     if compared[0]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
@@ -46,6 +46,10 @@ _OTHER_FLAGS = {
     "format": "the name of the file says it: -o model.onnx, model.xml (OpenVINO), model.pt2 or a folder",
     **dict.fromkeys(("data", "data-dir", "dataset"), "the data need no flag: steady evaluate RUN DATA"),
     **dict.fromkeys(("batch", "imgsz-batch"), "--batch-size"),
+    **dict.fromkeys(("config", "c"), "flags, and what the run has: no file of settings is read"),
+    "resize": "--shorter-side 256",
+    **dict.fromkeys(("num-thread", "num-threads"), "--workers 8"),
+    **dict.fromkeys(("list", "recursive", "train-ratio", "test-ratio", "no-shuffle"), "steady mxnet im2rec, as of old"),
 }
 """Flags of other tools -> what to type instead in the verbs that do not train."""
 
@@ -54,7 +58,6 @@ _OTHER_FLAGS = {
 def worded_errors(
     verb: str,
     verbs: Sequence[str],
-    same_verbs: dict[str, str],
     function_of: Callable[[str], Callable[..., object]],
     names_of: Callable[[str], Sequence[str]],
     trains: bool,
@@ -63,7 +66,7 @@ def worded_errors(
 
     Args:
         verb: that was typed.
-        verbs: that there are; ``same_verbs``: other tools' names for them.
+        verbs: that there are.
         function_of: returns the function of a verb, whose docstring has examples; ``names_of``: the names of its flags.
         trains: the verb takes the flags of a recipe.
     """
@@ -83,12 +86,12 @@ def worded_errors(
         raise InputError(f"Unknown option: {word}.{_flag_hint(verb, word, _names(error), trains)}") from None
     except UnknownCommandError:
         about = f" Instead: {OTHER_COMMANDS[verb]}." if verb in OTHER_COMMANDS else ""
-        near = about or did_you_mean(same_verbs.get(verb, verb), verbs) or f" There are: {', '.join(verbs)}."
+        near = about or did_you_mean(verb, verbs) or f" There are: {', '.join(verbs)}."
         raise InputError(f'Unknown command "{verb}".{near}') from None
     except UnusedCliTokensError as error:
         tokens = [str(token) for token in error.unused_tokens or ()]
         names = names_of(verb)
-        hint = next((hint for token in tokens if (hint := assignment_hint(verb, token, names, trains))), "")
+        hint = assignment_hint(verb, tokens, names, trains)
         raise InputError(
             f"one argument too many: {' '.join(tokens)}{hint or ' (quote a path that has spaces)'}"
         ) from None
@@ -130,32 +133,30 @@ def _flag_hint(verb: str, word: str, names: Sequence[str], trains: bool) -> str:
     return about or near or f" steady {verb} --help shows all."
 
 
-def assignment_hint(verb: str, word: str, names: Sequence[str], trains: bool) -> str:
-    """Return what to type in place of ``lr=0.1``, the manner of other tools; empty where a word is no such thing.
+def assignment_hint(verb: str, words: Sequence[str], names: Sequence[str], trains: bool) -> str:
+    """Return what to type in place of ``lr=0.1 epochs=3``, the manner of other tools; empty where no word is so.
 
-    >>> assignment_hint("train", "lr=0.1", ["--lr"], True), assignment_hint("train", "photos/a b.jpg", ["--lr"], True)
-    (': flags begin with dashes: --lr 0.1', '')
+    >>> assignment_hint("train", ["lr=0.1", "photos/a b.jpg", "seed=1"], ["--lr", "--seed"], True)
+    ': flags begin with dashes: --lr 0.1 --seed 1'
     """
+    from steadytrain.cli.foreign_commands import is_assignment
     from steadytrain.cli.options import flag_of
     from steadytrain.config.recipe import synonym
     from steadytrain.config.synonyms import advice
 
-    match = re.fullmatch(r"(?P<name>[A-Za-z][\w.-]*)=(?P<value>.*)", word)
-    if match is None or Path(word).exists():
-        return ""
-    name, value = match["name"], match["value"]
-    if name.lower().replace("-", "_") in ("data", "dataset", "data_dir", "path", "train_data"):
-        return f": the data come first, without a name: steady {verb} {value}"
-    flag = f"--{name.rpartition('.')[2].replace('_', '-')}"
-    key = synonym(name) if trains else ""
-    known = flag if flag in names else flag_of(key)
-    if known:
-        return f": flags begin with dashes: {known} {value}"
-    if key or (trains and "." in name):
-        return f": it is --set {key or name}={value}"
-    if trains and (about := advice(name)):
-        return f":{about}"
-    return f": flags begin with dashes, such as {flag} {value}; steady {verb} --help shows all"
+    flags: list[str] = []
+    for name, value in (word.split("=", 1) for word in words if is_assignment(word)):
+        flag = f"--{name.rpartition('.')[2].replace('_', '-')}"
+        key = synonym(name) if trains else ""
+        known = flag if flag in names else flag_of(key)
+        if name.lower().replace("-", "_") in ("data", "dataset", "data_dir", "path", "train_data"):
+            return f": the data come first, without a name: steady {verb} {value}"
+        if not known and not key and trains and (about := advice(name)):
+            return f":{about}"
+        if not known and not key and not (trains and "." in name):
+            return f": flags begin with dashes, such as {flag} {value}; steady {verb} --help shows all"
+        flags += [known, value] if known else ["--set", f"{key or name}={value}"]
+    return f": flags begin with dashes: {shlex.join(flags)}" if flags else ""
 
 
 def _kinds(kind: Any) -> list[str]:

@@ -11,6 +11,7 @@ _FREEZE = (
     "--train head trains the classifier alone, --set model.freeze=conv_stem,blocks.0 freezes parts by name,"
     " --set model.batch_norm=frozen keeps the statistics"
 )
+_HUB = "steady export RUN -o FOLDER writes a folder for the hub"
 _GPUS = "--device cuda:1 takes that GPU, --device cuda:0,2 these two, --procs auto all, steady launch other machines"
 _PARTS = "--batch-size counts all images of an update; --set optim.accumulate=4 computes them in four parts"
 _RESUME = "the same command resumes its run, and so does steady resume RUN"
@@ -87,6 +88,8 @@ OTHERWISE = {
         (
             "resume",
             "resume-from-checkpoint",
+            "resume-from",
+            "initial-epoch",
             "ckpt",
             "ckpt-path",
             "checkpoint",
@@ -96,6 +99,8 @@ OTHERWISE = {
         ),
         _RESUME,
     ),
+    "overwrite-output-dir": "another --run FOLDER starts over; the same one resumes",
+    **dict.fromkeys(("work-dir", "logging-dir"), _RUN),
     **dict.fromkeys(("output", "output-dir", "out", "save-dir", "model-prefix", "logdir", "log-dir", "name"), _RUN),
     **dict.fromkeys(
         ("experiment", "project", "default-root-dir", "checkpoint-dir", "run-name", "exp-name", "exist-ok"), _RUN
@@ -106,7 +111,9 @@ OTHERWISE = {
         ("early-stopping", "early-stop", "early-stopping-patience"),
         "--patience 3 ends a run after 3 evaluations without a gain",
     ),
-    **dict.fromkeys(("max-time", "time-limit", "time-budget"), "--set budget.minutes=60 ends a run by the clock"),
+    **dict.fromkeys(
+        ("max-time", "time-limit", "time-budget", "time"), "--set budget.minutes=60 ends a run by the clock"
+    ),
     **dict.fromkeys(
         ("presets", "quality"), "--model timm/NAME, of a larger network (steady models); --budget-minutes 10"
     ),
@@ -124,7 +131,8 @@ OTHERWISE = {
     **dict.fromkeys(("dry-run", "debug"), "--explain prints what would be trained; --epochs 0.01 trains a little"),
     "steps-per-epoch": "an epoch is one pass over the images; --set budget.steps=1000 sets the updates of a run",
     **dict.fromkeys(
-        ("eval-strategy", "evaluation-strategy", "save-strategy", "eval-steps"), "--set every.evaluate_epochs=1"
+        ("validation-freq", "eval-strategy", "evaluation-strategy", "save-strategy", "eval-steps"),
+        "--set every.evaluate_epochs=1",
     ),
     **dict.fromkeys(("item-tfms", "batch-tfms"), _TRANSFORMS),
     "fraction": "steady pack DATA part --train-per-class 100 makes a smaller set",
@@ -133,13 +141,31 @@ OTHERWISE = {
     "gradient-checkpointing": "--recompute",
     **dict.fromkeys(("linear-probe", "linear-probing"), "--train probe, or --train probe+discriminative"),
     **dict.fromkeys(("gpus", "gpu", "devices", "accelerator", "strategy", "kv-store", "num-gpus", "world-size"), _GPUS),
-    **dict.fromkeys(("cuda", "device-ids", "gpu-ids", "ngpus", "nproc-per-node"), _GPUS),
+    **dict.fromkeys(("cuda", "device-ids", "gpu-ids", "ngpus", "ngpu", "nproc-per-node"), _GPUS),
     **dict.fromkeys(("grad-accum-steps", "accumulate-grad-batches", "accumulate", "gradient-accumulation"), _PARTS),
     **dict.fromkeys(("grad-accum", "accum-iter", "accum-steps", "gradient-accumulation-steps", "iter-size"), _PARTS),
     **dict.fromkeys(("per-device-train-batch-size", "batch-size-per-gpu"), _PARTS),
     **dict.fromkeys(
         ("data-dir", "data-path", "data-train", "train-dir", "dataset", "data-set", "data", "train-split"), _DATA_FIRST
     ),
+    **dict.fromkeys(("data-root", "train-data", "imagenet-path", "data-config", "path"), _DATA_FIRST),
+    **dict.fromkeys(
+        ("dataset-name", "dataset-config-name"), f"{_DATA_FIRST}; steady fetch fetches public ones by name"
+    ),
+    **dict.fromkeys(("validation-dir", "val-dir", "validation-data", "data-val"), "--val DATA"),
+    **dict.fromkeys(("label-column-name", "label-column"), "--label-column NAME, of a table"),
+    **dict.fromkeys(("image-column-name", "image-column"), "--path-column NAME, of a table"),
+    **dict.fromkeys(("model-name-or-path", "net", "arch-name", "learner", "config-name"), "--model timm/NAME"),
+    **dict.fromkeys(("load-from", "pretrained-weights"), "--weights FILE"),
+    **dict.fromkeys(("max-train-samples", "max-eval-samples"), "steady pack DATA part --train-per-class 100"),
+    **dict.fromkeys(("push-to-hub", "push-to-hub-model-id", "hub-model-id", "hub-token"), _HUB),
+    **dict.fromkeys(("adam-beta1", "adam-beta2"), "--set optim.betas=[0.9,0.999]"),
+    "adam-epsilon": "--set optim.eps=1e-8",
+    **dict.fromkeys(("fit-one-cycle", "one-cycle", "lr-max"), "--epochs 5 --schedule one-cycle --lr 0.003"),
+    **dict.fromkeys(("to-fp16", "mixed-float16", "opt-level"), _SIXTEEN),
+    **dict.fromkeys(("fliplr", "flipud"), "--set data.flip=true, or false; --transforms vflip:0.5"),
+    **dict.fromkeys(("hsv-h", "hsv-s", "hsv-v"), "--transforms color:0.4"),
+    "label-smooth": "--label-smoothing 0.1",
     **dict.fromkeys(("mean", "std", "rgb-mean", "rgb-std", "normalize"), _SCALING),
     **dict.fromkeys(("decay-epochs", "decay-milestones", "milestones", "lr-step-epochs", "step-size"), _WHERE),
     **dict.fromkeys(("scale", "ratio", "area", "crop-area"), _AREA),
@@ -172,7 +198,9 @@ OTHERWISE = {
         ("warmup-lr", "warmup-begin-lr", "warmup-mode", "warmup-prefix"),
         "--warmup-epochs 5 --set optim.warmup=linear:0.1, constant:0.1 or power:2; 0.1 is a share of the peak",
     ),
-    **dict.fromkeys(("warmup-steps", "warmup-ratio"), "--warmup-epochs says how long the warm-up is"),
+    **dict.fromkeys(
+        ("warmup-steps", "warmup-ratio", "num-warmup-steps", "warm"), "--warmup-epochs says how long the warm-up is"
+    ),
     **dict.fromkeys(("pct-start", "div-factor", "max-lr"), "--schedule one-cycle,up=0.3,from=0.04"),
     **dict.fromkeys(("cooldown-epochs",), "--schedule 'cosine:80,to=0.01 constant:10', of 80 and 10 epochs"),
     **dict.fromkeys(

@@ -86,6 +86,8 @@ def find(name: str, *, allow_import: bool = False) -> ModelSource:
     architecture, dot, tag = inner.partition(".")
     if not timm.models.is_model(architecture):
         raise ModelError(f"there is no model {name!r}.{_hint(name)}")
+    if dot and name.endswith(_WEIGHT_FILES):
+        raise ModelError(f"there is no model {name!r}.{_hint(name)}")
     if dot:
         tags = [full.partition(".")[2] for full in timm.models.list_pretrained(f"{architecture}.*")]
         if tag not in tags:
@@ -132,6 +134,18 @@ def _timm_name(name: str, repository: str) -> str:
     )
 
 
+_WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".safetensors", ".params", ".h5", ".keras")
+
+
+def _torchvision_names() -> list[str]:
+    """Return the names of torchvision's classifiers; none where it is not installed."""
+    try:
+        import torchvision
+    except ImportError:
+        return []
+    return torchvision.models.list_models(module=torchvision.models)
+
+
 def _hint(name: str) -> str:
     """A hint on a name that is no model: what it is elsewhere, and the nearest names."""
     import timm.models
@@ -139,7 +153,11 @@ def _hint(name: str) -> str:
     if name.startswith("local-dir:"):
         folder = name.partition(":")[2]
         return f" For a folder of weights, give --weights {Path(folder) / 'model.safetensors'} and --model NAME"
-    owner, slash, inner = name.rpartition("/")
+    if name.endswith(_WEIGHT_FILES):
+        return f" A file of weights: --weights {name} and --model NAME"
+    owner, slash, inner = name.removeprefix("torchvision.").removeprefix("models.").rpartition("/")
+    if not slash and inner in _torchvision_names():
+        return f" Did you mean torchvision/{inner}?"
     choices = [*(() if owner == "timm" else BUILT_IN), *timm.models.list_models()]
     plain = (inner if slash else name).partition(".")[0].casefold()
     same = [choice for choice in choices if _letters(choice) == _letters(plain)]

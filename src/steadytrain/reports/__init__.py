@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from steadytrain.errors import InputError, type_words
 from steadytrain.interop.logs import LogRun
 from steadytrain.intervals import Interval as Interval
 from steadytrain.intervals import spread as spread
@@ -49,6 +50,10 @@ def report(
     kind = kind_of(path)
     render = partial(page, target=target) if kind == ".html" else KINDS[kind]
     runs = [runs] if isinstance(runs, Run | str | Path) else runs
+    if not isinstance(runs, Sequence) or not runs:
+        raise InputError(
+            f"runs is {'empty' if isinstance(runs, Sequence) else type_words(runs)}; name a run, or several"
+        )
     chosen = find_all(run.directory if isinstance(run, Run) else run for run in runs).runs
     write(path, render(accounts(chosen)), force=force)
     return path

@@ -342,7 +342,7 @@ def energy_words(used: Energy | None, worth: str = "") -> str:
     return f"energy: {used.kwh:.3g} kWh{worth} ({', '.join(parts)}; {used.watts:.0f} W in the mean)"
 
 
-def bill(run: Run | str | Path, *, price: Price | str | None = None) -> Bill:
+def bill(run: Run | str | Path, *, price: Price | str | float | None = None) -> Bill:
     """Return the bill of a run, finished, running or killed: its attempts, their sum, and an estimate for the end.
 
     Args:
@@ -359,7 +359,7 @@ def bill(run: Run | str | Path, *, price: Price | str | None = None) -> Bill:
     ...
     steadytrain.errors.RunError: nowhere does not exist
     """
-    parsed = parse_price(price, name="price") if isinstance(price, str) else price
+    parsed = parse_price(str(price), name="price") if isinstance(price, str | int | float) else price
     cost = run_cost(Run.open(run), Question(price=parsed))
     if isinstance(cost, RunUsage):
         raise _no_price(cost.run)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from steadytrain.reports.page import page
 from steadytrain.reports.status import SILENT_SECONDS, is_held, signs
 from steadytrain.reports.summary import Account
 from steadytrain.reports.tables import MARK, comma_separated, markdown, to_json
-from steadytrain.run import REPEAT, Run
+from steadytrain.run import Run
 
+DEPTH = 3
+"""Folders below the one that is listed: a sweep's runs are at sweep/case/seed-0."""
 KINDS: dict[str, Callable[[Sequence[Account]], str]] = {
     ".html": page,
     ".md": markdown,
@@ -184,11 +188,31 @@ def open_run(path: Path) -> Run:
     return Run.open(path)
 
 
+def run_folders(folder: Path, *, links: bool = False, depth: int = DEPTH) -> Iterator[Path]:
+    """Yield the folders of runs in a folder, or itself, by name; hidden folders are passed over.
+
+    ``links``: a link that leads to a run elsewhere is one of them, for those who only read: a folder of links is a
+    choice of runs. None leads further, so that there is no loop.
+    """
+    if os.path.lexists(folder / "recipe.json"):
+        yield folder
+        return
+    with suppress(OSError):
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            path = folder / entry.name
+            if not entry.is_symlink() and entry.is_dir() and depth >= 0 and not entry.name.startswith("."):
+                yield from run_folders(path, links=links, depth=depth - 1)
+            elif links and entry.is_symlink() and (path / "recipe.json").exists() and not _is_below(path, folder):
+                yield path
+
+
+def _is_below(link: Path, folder: Path) -> bool:
+    return link.resolve().is_relative_to(folder.resolve())
+
+
 def runs_inside(folder: Path) -> tuple[list[Run], list[str]]:
-    """Open the runs in a folder, repeats included, and say why others were left out; RunError if there are none."""
-    inside = (path for path in sorted(folder.iterdir()) if path.is_dir())
-    of_each = ([path] if (path / "recipe.json").exists() else sorted(path.glob(f"{REPEAT}*")) for path in inside)
-    candidates = [path for paths in of_each for path in paths if (path / "recipe.json").exists()]
+    """Open the runs in a folder, and say why others were left out; RunError if there are none."""
+    candidates = list(run_folders(folder, links=True))
     if not candidates:
         raise RunError(f"{folder} is not a run (no recipe.json), nor a folder with runs in it")
     runs: list[Run] = []

@@ -16,7 +16,7 @@ import shlex
 import stat
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -27,10 +27,10 @@ from steadytrain.config.plain import build, check_types, leaves
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.errors import InputError, RecipeError, RunError, SteadyError, did_you_mean, first_line
 from steadytrain.files import MOST_TEXT_BYTES, read_text, replace_file
-from steadytrain.format import clean, count, duration, epoch, money, percent, rate
+from steadytrain.format import clean, count, duration, epoch, few, money, percent, rate
 from steadytrain.machine.facts import cache_folder
 from steadytrain.monitor.history_reader import read_any
-from steadytrain.reports.files import open_run
+from steadytrain.reports.files import open_run, run_folders
 from steadytrain.reports.status import Signs, may_go_on, other_host, signs
 from steadytrain.reports.summary import summarise_history
 from steadytrain.run import Run
@@ -39,8 +39,6 @@ NOTES = "notes.json"
 """File of a run with its tags and its note; nothing else reads it."""
 NOTE_COLUMNS = 48
 """Of a note in a table; JSON has the whole."""
-DEPTH = 3
-"""Folders below the one that is listed: a sweep's runs are at sweep/case/seed-0."""
 ODD_LOG = (SteadyError, ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 """Errors that one run's damaged files may cause; they must not hide the other runs."""
 DAMAGED = "damaged"
@@ -128,17 +126,6 @@ def write_notes(folder: Path, *, add: Sequence[str] = (), remove: Sequence[str] 
     after = RunNotes(tuple(tag for tag in tags if tag not in remove), before.note if note is None else note)
     if after != before:
         replace_file(folder / NOTES, json.dumps(asdict(after), indent=1, ensure_ascii=False) + "\n")
-
-
-def run_folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """Yield the folders of runs in a folder, or itself, by name; links and hidden folders are passed over."""
-    if os.path.lexists(folder / "recipe.json"):
-        yield folder
-    elif depth >= 0:
-        with suppress(OSError):
-            inside = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
-            for name in sorted(name for name in inside if not name.startswith(".")):
-                yield from run_folders(folder / name, depth - 1)
 
 
 def list_runs(folder: str | Path) -> list[RunRow]:
@@ -360,14 +347,39 @@ def parse_where(text: str) -> Callable[[RunRow], bool]:
     steadytrain.errors.InputError: unknown field 'acc': name, status, data, model, tag, note, best, top1, mean_ap, \
 loss, images_per_second, cost, age, seconds, epochs, or a key of the recipe, such as optim.lr. Did you mean top1?
     """
+    conditions = [_condition(term) for term in _terms(text)]
+    return lambda row: all(holds(row) for holds in conditions)
+
+
+def unmet_words(text: str, rows: Sequence[RunRow]) -> str:
+    """Say which values there are of the fields by which a condition finds no run.
+
+    >>> unmet_words("status=done top1>0.5", [RunRow(name="a", directory="a", status="finished", top1=0.25)])
+    'status is finished; top1 is 0.25'
+    """
+    parts: list[str] = []
+    for term in _terms(text):
+        match = _TERM.fullmatch(term)
+        if match is None or any(map(_condition(term), rows)):
+            continue
+        name = field_of(match[1])
+        values = [value for row in rows for value in (row.tags if name == "tag" else [value_of(row, name)])]
+        numbers = [value for value in values if isinstance(value, int | float)]
+        texts = sorted({str(value) for value in values if value is not None})
+        if numbers and len(texts) > 1:
+            parts.append(f"{name} is {min(numbers):.6g} to {max(numbers):.6g}")
+        else:
+            parts.append(f"{name} is {few(texts)}" if texts else f"no run has a {name}")
+    return "; ".join(parts)
+
+
+def _terms(text: str) -> list[str]:
     if not set(text) & set("'\""):
         text = re.sub(r"\s*([=!<>~]+)\s*", r"\1", text)
     try:
-        terms = [term for term in shlex.split(text) if term.lower() not in ("and", "&", "&&")]
+        return [term for term in shlex.split(text) if term.lower() not in ("and", "&", "&&")]
     except ValueError as error:
         raise InputError(f"--where cannot be read ({error}): close the quotation marks") from error
-    conditions = [_condition(term) for term in terms]
-    return lambda row: all(holds(row) for holds in conditions)
 
 
 def _condition(term: str) -> Callable[[RunRow], bool]:

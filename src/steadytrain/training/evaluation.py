@@ -46,10 +46,10 @@ class Evaluation:
     top5: float | None
     right: tuple[int, ...]
     total: tuple[int, ...]
-    outputs: NDArray[np.float32] | None = field(default=None, compare=False)
+    outputs: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     mean_ap: float | None = None
-    logits: NDArray[np.float32] | None = field(default=None, compare=False)
-    labels: NDArray[np.int64] | NDArray[np.float32] | None = field(default=None, compare=False)
+    logits: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
+    labels: NDArray[np.int64] | NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
 
     @property
     def score(self) -> float:

@@ -38,7 +38,7 @@ from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.lst import RecordList, format_line, list_path
 from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers, remove_left
 from steadytrain.data.sources.columns import ColumnNames
-from steadytrain.data.sources.find import find_all
+from steadytrain.data.sources.find import find_all, source_name
 from steadytrain.data.sources.listing import PORTION_FILES, Listing
 from steadytrain.data.sources.select import Identical, Selection, shard
 from steadytrain.data.storage.outgoing import Outgoing
@@ -190,7 +190,7 @@ def pack(
         identical=identical,
     )
     request = PackRequest(
-        sources=(str(source),) if isinstance(source, str | Path) else tuple(map(str, source)),
+        sources=tuple(map(source_name, source if isinstance(source, list | tuple) else [source])),
         root=root,
         labels=labels,
         classes=None if classes is None else read_classes(classes),

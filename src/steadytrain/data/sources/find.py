@@ -57,7 +57,7 @@ from steadytrain.data.sources.tables import is_of_paths, read_list, read_table
 from steadytrain.data.sources.webdataset import is_webdataset, list_samples
 from steadytrain.data.storage.scratch import new_path
 from steadytrain.data.storage.store import ObjectPlace, is_uri, local_name
-from steadytrain.errors import DataError, did_you_mean
+from steadytrain.errors import DataError, did_you_mean, type_words
 from steadytrain.format import Say, count, few
 
 Parts = Mapping[str, Sequence[str]]
@@ -143,6 +143,29 @@ def find_all(
     lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes, "group": group, "columns": columns}
     listed = [find(source, **lookup, scratch=scratch, say=say) for source in sources]
     return listed[0] if len(listed) == 1 else merge_sources(listed)
+
+
+def source_name(data: object) -> str:
+    """Return the name of a source as text.
+
+    Raises:
+        DataError: an object of Python's memory, with how it becomes one.
+
+    >>> source_name(Path("photos"))
+    'photos'
+    """
+    if isinstance(data, str | os.PathLike):
+        return str(data)
+    remedy = "save its images into a folder for each class; your own loop takes any loader (docs: own-loop)"
+    if isinstance(folder := getattr(data, "root", None), str | Path):  # torchvision's data sets
+        remedy = f"name its folder, {folder}"
+    elif hasattr(data, "to_csv"):
+        remedy = "write it, df.to_csv('photos.csv', index=False), and name that file; it needs paths and labels"
+    elif isinstance(data, list | tuple) and all(isinstance(item, str | Path) for item in data):
+        remedy = "put them into one folder, or pack them: st.pack([...], 'all.rec')"
+    elif isinstance(data, list) and all(isinstance(item, tuple) for item in data):
+        remedy = "write a file photos.csv with a header, image,label, and name it"
+    raise DataError(f"the data are {type_words(data)}; they must be the name of a folder or a file: {remedy}")
 
 
 def require_there(source: str) -> None:

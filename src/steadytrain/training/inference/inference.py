@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,10 +20,11 @@ from steadytrain.data.loader import Batch, ImageLoader, packed_side
 from steadytrain.data.packing.prepare import Prepared, prepare
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources.find import source_name
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.local_files import read_patiently
-from steadytrain.errors import DataError, RunError
+from steadytrain.errors import DataError, RunError, type_words
 from steadytrain.format import OnProgress, Say, few, print_note
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
@@ -229,6 +230,7 @@ def open_evaluation_data(
         if sets.val is not sets.train:
             sets.train.close()
         return EvaluationData(sets.val, sets.val_ids, batch_size=run.recipe.batch_size)
+    data = source_name(data)
     mapping = classes or {}
     options: dict[str, Any] = {"root": root, "labels": labels, "say": say, "progress": progress}
     options |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
@@ -392,6 +394,17 @@ Images = str | Path | bytes
 """An image file, a folder of them, a pattern such as ``photos/*.jpg``, a record file, or the bytes of an image."""
 
 
+def _named_images(images: Any) -> Iterator[Images]:
+    """Yield one image or several. Raises DataError for what is neither a file's name nor its bytes."""
+    for item in images if isinstance(images, Iterable) or hasattr(images, "__getitem__") else [images]:
+        if not isinstance(item, str | Path | bytes):
+            raise DataError(
+                f"an image is {type_words(item)}; it must be the name of a file or a folder, or a file's bytes: save it"
+                " first (PIL: image.save('a.png'))"
+            )
+        yield item
+
+
 class Files:
     """Images of files, folders and record files, as a source for the loader; all labels are 0. A context manager.
 
@@ -412,7 +425,7 @@ class Files:
         self.shorter_side: int | None = None
         self._places: list[Path | bytes | tuple[Records, int]] = []
         with ExitStack() as stack:
-            for item in [images] if isinstance(images, str | Path | bytes) else images:
+            for item in [images] if isinstance(images, str | Path | bytes) else _named_images(images):
                 for place in [item] if isinstance(item, bytes) else image_files([item]):
                     if isinstance(place, bytes) or place.suffix != ".rec":
                         self._places.append(place)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from steadytrain.config.factories import OBJECT
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
-from steadytrain.errors import DataError, ModelError, RecipeError, RunError
+from steadytrain.errors import DataError, InputError, ModelError, RecipeError, RunError, did_you_mean
 from steadytrain.format import epoch, few, score_name
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
 from steadytrain.interop.mxnet.files import PREFIX, require_content
@@ -61,8 +61,8 @@ class Trained:
         is_unnamed: its classes are called by numbers, their places in records that name none.
     """
 
-    module: nn.Module
-    policy: Policy
+    module: nn.Module = field(repr=False)
+    policy: Policy = field(repr=False)
     input: Input
     classes: tuple[str, ...]
     name: str
@@ -141,6 +141,8 @@ def restore(
         None if classes is None else class_names(classes),
         None if model is None else models.name_model(model),
     )
+    if not isinstance(place, str | Path):
+        place = Run.open(place)
     if not isinstance(place, Run) and (model_name := find_pretrained(place)) is not None:
         if model is not None:
             raise ModelError(f"{place} is a model's name: drop --model {model}")
@@ -366,6 +368,8 @@ def weights_file(place: Path, which: Which = "best") -> Path:
     if not (place / "recipe.json").exists() and (place / "config.json").exists():
         return place / "model.safetensors"  # a folder as the Hugging Face hub has them
     run = Run.open(place)
+    if which not in get_args(Which):
+        raise InputError(f"which is {which!r}; it must be best or last.{did_you_mean(str(which), get_args(Which))}")
     files = [place / "best.safetensors", run.weights]
     existing = [path for path in (files if which == "best" else reversed(files)) if path.exists()]
     if not existing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,12 +28,13 @@ from steadytrain.config.defaults import (
 from steadytrain.config.factories import is_own_model
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves
+from steadytrain.data.fetching.catalogue import find_data_set
 from steadytrain.data.filenames import find_validation_records
 from steadytrain.data.sources.columns import ColumnNames
-from steadytrain.data.sources.find import require_there
+from steadytrain.data.sources.find import require_there, source_name
 from steadytrain.data.storage.object_cache import find_validation_object
 from steadytrain.data.storage.store import is_uri, local_name
-from steadytrain.errors import RecipeError
+from steadytrain.errors import DataError, InputError, RecipeError, type_words
 from steadytrain.format import Say
 from steadytrain.optim import check_name
 from steadytrain.run import Run
@@ -107,6 +108,10 @@ def _choose(
     data: str | Path, changes: Mapping[str, object] | None, *, model: models.Given | None, finetune: bool, say: Say
 ) -> ChosenRecipe:
     """Make the choices of :func:`default_recipe`."""
+    if changes is not None and not isinstance(changes, Mapping):
+        raise RecipeError(
+            f"the changes are {type_words(changes)}; they must be a dict of the recipe's keys: {{'budget.epochs': 3}}"
+        )
     chosen = dict(changes or {})
     if model is not None:
         chosen["model.name"] = model
@@ -117,7 +122,7 @@ def _choose(
             chosen.setdefault("model.batch_norm", "train")  # there are none to keep
             if finetune:
                 chosen.setdefault("model.train", WITHOUT_PROBE)  # nor features worth a fit
-    return choose_recipe(str(data), {}, chosen, finetune=finetune, say=say)
+    return choose_recipe(source_name(data), {}, chosen, finetune=finetune, say=say)
 
 
 def finetune(
@@ -197,7 +202,7 @@ def choose_recipe(
     data = (
         data if is_uri(data) else str(Path(local_name(data)))
     )  # photos/ and ./photos are photos, and give the same run
-    require_there(data)
+    _require_data(data)
     chosen = {**dict(leaves(file_values)), **changes}
     changes = {**changes, "data.train": data}
     find_val = find_validation_object if is_uri(data) else find_validation_records
@@ -245,6 +250,19 @@ def choose_recipe(
     if not finetune and "model.name" not in chosen and (advice := _advice(draft, facts)):
         say(advice)
     return ChosenRecipe(partial(recipe, facts), opened)
+
+
+def _require_data(data: str) -> None:
+    """Refuse data that lead nowhere, with the command that fetches a public data set of that name."""
+    try:
+        require_there(data)
+    except DataError as error:
+        name = Path(data).name
+        with suppress(InputError):
+            name = find_data_set(name).name
+            hint = f"steady fetch {name} fetches the public data set of that name"
+            error = DataError(f"{str(error).rstrip('.')}; {hint}")
+        raise error from None
 
 
 def default_folder(recipe: Recipe) -> Path:

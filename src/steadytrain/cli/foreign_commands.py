@@ -1,0 +1,218 @@
+"""Whole command lines of other tools, as the command of ours to type instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path, PurePath
+
+from steadytrain.cli.augmentation_flags import is_number
+from steadytrain.cli.foreign_flags import ON_OFF, SWITCHES
+from steadytrain.config.synonyms import plain_word
+from steadytrain.errors import InputError
+from steadytrain.interop.mxnet.tools import ALIASES, PROGRAMS
+
+SAME_VERBS = {
+    **dict.fromkeys(("fit", "training", "main"), "train"),
+    **dict.fromkeys(("continue", "restart"), "resume"),
+    **dict.fromkeys(("fine-tune", "transfer"), "finetune"),
+    **dict.fromkeys(("run-image-classification", "run-image-classification-no-trainer"), "finetune"),
+    **dict.fromkeys(("eval", "val", "validate", "validation", "test", "score"), "evaluate"),
+    **dict.fromkeys(("infer", "inference", "classify", "prediction"), "predict"),
+    **dict.fromkeys(("server", "deploy", "api"), "serve"),
+    **dict.fromkeys(("im2rec", "prepare"), "pack"),
+    **dict.fromkeys(("onnx", "onnx-export", "openvino", "tensorrt", "quantize", "save"), "export"),
+    "benchmark": "bench",
+    "benchmark-score": "bench infer",
+    **dict.fromkeys(("autotune", "auto-tune", "optimize"), "tune"),
+    **dict.fromkeys(("scaling", "devices"), "scale"),
+    **dict.fromkeys(("lr", "lr-schedule", "plot-schedule", "find-lr", "lr-find"), "schedule"),
+    **dict.fromkeys(("grid", "search", "hpo", "hparams", "experiment"), "sweep"),
+    **dict.fromkeys(("list-models", "model"), "models"),
+    **dict.fromkeys(("verify", "validate-data"), "check"),
+    **dict.fromkeys(("download", "datasets", "get"), "fetch"),
+    **dict.fromkeys(("ls", "list", "list-runs", "experiments", "history"), "runs"),
+    **dict.fromkeys(("price", "prices", "bill", "costs"), "cost"),
+}
+"""Other tools' names for our verbs, and their scripts' names."""
+
+_STARTERS = ("python", "python3", "yolo", "uv", "run", "-m", "steady")
+_LAUNCHERS = (
+    *("torchrun", "accelerate", "deepspeed", "lightning", "fabric"),
+    *("torch.distributed.launch", "torch.distributed.run"),
+)
+_RANKS = ("nproc-per-node", "num-processes", "num-gpus", "devices")
+_MACHINES = ("nnodes", "num-machines", "num-nodes")
+"""Flags of launchers for the ranks of a machine, and for the machines."""
+_MODES = ("train", "val", "predict", "export", "benchmark")
+_LIGHTNING = ("fit", "validate", "test", "predict")
+_TASKS = ("detect", "segment", "pose", "obb", "track")
+_DATA = ("data", "data-dir", "data-path", "data-root", "train-dir", "train-data", "imagefolder", "path")
+_WEIGHTS = ("checkpoint", "ckpt-path", "ckpt", "weights", "resume")
+_NETWORK = ("model", "arch", "a")
+PLACES: dict[str, dict[str, tuple[str, ...]]] = {
+    "train": {"DATA": _DATA},
+    "finetune": {"DATA": _DATA},
+    "evaluate": {"RUN": _WEIGHTS, "DATA": _DATA},
+    "predict": {"RUN": _WEIGHTS, "IMAGE": ("source", *_DATA)},
+    "export": {"RUN": _WEIGHTS},
+}
+"""Verb -> what stands without a flag, and the flags of other tools that name it."""
+_OPTIONAL = {"evaluate": ("DATA",)}
+_FORMATS = {"onnx": "model.onnx", "openvino": "model.xml", "engine": "model.engine", "torchscript": "model.pt2"}
+_ULTRALYTICS = re.compile(r"yolo\S*\.(pt|yaml)")
+_UNNEEDED = ("task", "mode", "pretrained")
+
+
+def is_assignment(word: str) -> bool:
+    """Return whether a word is ``lr=0.1``, the manner of other tools, and no file's name.
+
+    >>> is_assignment("lr=0.1"), is_assignment("photos/a=b"), is_assignment("--lr=0.1")
+    (True, False, False)
+    """
+    return bool(re.fullmatch(r"[A-Za-z][\w.-]*=.*", word)) and not Path(word).exists()
+
+
+def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
+    """Return the command that comes nearest to another tool's command line; nothing where no verb of ours is like it.
+
+    Flags stay in the other tool's words where the verb reads them.
+
+    Args:
+        words: as typed behind ``steady``.
+        verbs: of ours.
+
+    Raises:
+        InputError: a task that is not the classification of images.
+
+    >>> verbs = ("train", "finetune", "evaluate", "predict")
+    >>> " ".join(foreign_command("yolo classify train data=photos model=resnet18 epochs=3".split(), verbs))
+    'steady train photos --model resnet18 --epochs 3'
+    >>> " ".join(foreign_command("torchrun --nproc_per_node=8 train.py --data-path photos -b 32".split(), verbs))
+    'steady train photos -b 256 --procs 8'
+    """
+    left, ranks, machines = _without_starter(words)
+    if left and _is_task(left[0]):  # classify train, task=classify mode=train
+        left = _mode_first(left)
+    if not left:
+        return []
+    name, is_script = _program(left[0]), left[0].endswith((".py", ".sh"))
+    if name == "distributed-train" and left[1:]:
+        name, ranks, left = "train", left[1], ["train", *left[2:]]
+    old = name.replace("-", "_")
+    is_old = is_script or name not in SAME_VERBS or name == "im2rec"
+    if is_old and name not in verbs and ALIASES.get(old, old) in PROGRAMS:
+        return ["steady", "mxnet", *left]
+    if is_script and left[1:] and left[1] in _LIGHTNING:  # main.py fit
+        left, name = left[1:], left[1]
+    verb = name if name in verbs else SAME_VERBS.get(name, "")
+    if not verb:
+        return []
+    number = (int(ranks) if ranks.isdecimal() else 1) * (int(machines) if machines.isdecimal() else 1)
+    command = _command(verb, left[1:], number)
+    if verb not in ("train", "finetune") or (not ranks and not machines):
+        return ["steady", *command]
+    if machines not in ("", "1"):
+        return ["steady", "launch", "--on", "ssh", "--nodes", machines, "--procs", ranks or "1", "--", *command]
+    return ["steady", *command, "--procs", ranks or "1"]
+
+
+def _program(word: str) -> str:
+    return plain_word(PurePath(word).name.removesuffix(".py").removesuffix(".sh"))
+
+
+def _without_starter(words: Sequence[str]) -> tuple[list[str], str, str]:
+    """Leave out what starts a script: an interpreter, a launcher and its flags.
+
+    Returns:
+        The words left, how many ranks a machine has, and how many machines there are, each empty where it is not said.
+    """
+    left, ranks, machines, is_launcher = list(words), "", "", False
+    while left:
+        word = left[0]
+        flag, _, value = word.partition("=")
+        if re.fullmatch(r"[A-Z_]+=\S*", word) or word in (*_STARTERS, *_LAUNCHERS):
+            is_launcher |= word in _LAUNCHERS
+            left.pop(0)
+        elif is_launcher and word in ("launch", "model"):
+            left.pop(0)
+        elif is_launcher and word.startswith("-"):
+            left.pop(0)
+            if not value and left and not left[0].startswith("-") and not left[0].endswith(".py"):
+                value = left.pop(0)
+            ranks = value if plain_word(flag) in _RANKS else ranks
+            machines = value if plain_word(flag) in _MACHINES else machines
+        else:
+            break
+    return left, ranks, machines
+
+
+def _is_task(word: str) -> bool:
+    """Return whether a word names Ultralytics' task, or its mode. Raises InputError for a task that is not ours."""
+    name = word.removeprefix("task=")
+    if name in _TASKS:
+        raise InputError(f"{name} is no task of steadytrain, which classifies images: steady train DATA")
+    return name == "classify" or word.startswith("mode=")
+
+
+def _mode_first(words: Sequence[str]) -> list[str]:
+    """Put Ultralytics' mode first, and leave out its task; nothing where it has no mode that is ours."""
+    left = [word for word in words if word not in ("classify", "task=classify")]
+    mode = next((word for word in left if word.removeprefix("mode=") in _MODES), "")
+    left = [word for word in left if word != mode]
+    return [mode.removeprefix("mode="), *left] if mode else ["predict", *left]
+
+
+def _command(verb: str, words: Sequence[str], num_ranks: int) -> list[str]:
+    """Put data, models and images where the verb has them, and keep the other words in their order.
+
+    A batch is that of all ranks here, and that of one in scripts of which a launcher starts several; and their rate is
+    that of the first batch, whatever its size.
+    """
+    if verb not in PLACES:
+        return [*verb.split(), *words]
+    named: dict[str, str] = {}
+    flags: list[str] = []
+    bare: list[str] = []
+    network = ""
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        plain = plain_word(name)
+        if not word.startswith("-") and not is_assignment(word):
+            bare.append(word)
+            continue
+        takes_any = plain not in SWITCHES
+        if not equals and left and not left[0].startswith("-") and (takes_any or left[0].lower() in ON_OFF):
+            value = left.pop(0)
+        place = next((place for place, names in PLACES[verb].items() if plain in names), "")
+        if plain in _NETWORK and not _ULTRALYTICS.fullmatch(value):
+            network = value
+        elif plain in _NETWORK:
+            verb = "finetune" if verb == "train" else verb  # its networks start from weights, and are not here
+        elif place:
+            named.setdefault(place, value)
+        elif verb == "export" and plain == "format":
+            flags += ["-o", _FORMATS.get(value, value)]
+        elif plain not in _UNNEEDED:
+            flags += [name if name.startswith("-") else f"--{name}", *([value] if value else [])]
+            while left and is_number(left[0]):  # --betas 0.9 0.999
+                flags.append(left.pop(0))
+    if network and "RUN" in PLACES[verb] and "RUN" not in named:
+        named["RUN"] = network
+    elif network:
+        flags = ["--model", network, *flags]
+    ours = []
+    for place in PLACES[verb]:
+        given = named.get(place) or (bare.pop(0) if bare else "")
+        ours += [given or place] if given or place not in _OPTIONAL.get(verb, ()) else []
+    if verb == "export" and "-o" not in flags:
+        flags += ["-o", _FORMATS["onnx"]]
+    if verb == "train" and {"lr", "learning-rate", "lr0"} & set(map(plain_word, flags)):
+        flags += ["--set", "optim.base_batch_size=none"]
+    for index, (flag, value) in enumerate(pairwise(flags)):
+        if plain_word(flag) in ("b", "batch-size") and value.isdecimal():
+            flags[index + 1] = str(num_ranks * int(value))
+    return [verb, *ours, *bare, *flags]

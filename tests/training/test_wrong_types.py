@@ -1,0 +1,110 @@
+"""An object where a name belongs is refused in one line with what to type; results print in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import steadytrain as st
+
+ARRAY: Any = np.zeros((4, 8, 8, 3), np.uint8)
+TABLE: Any = type("DataFrame", (), {"to_csv": None})()
+FOLDER_DATASET: Any = type("ImageFolder", (), {"root": "photos/train"})()
+PAIRS: Any = [("a.jpg", "cat")]
+
+
+@pytest.mark.parametrize("use", [st.finetune, st.default_recipe, lambda data: st.pack(data, "out.rec")])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (ARRAY, "ndarray; .* a folder for each class"),
+        ((ARRAY, [0, 1]), "folder for each class"),
+        (TABLE, r"a DataFrame; .* df.to_csv"),
+        (FOLDER_DATASET, "an ImageFolder; .* name its folder, photos/train"),
+        (PAIRS, "photos.csv"),
+        (None, "None; .* name of a folder or a file"),
+    ],
+)
+def test_data_in_memory_are_refused_with_how_they_become_files(
+    use: Callable[[Any], object], data: Any, words: str
+) -> None:
+    if use is not st.finetune and use is not st.default_recipe and isinstance(data, tuple | list):
+        words = "folder or a file"  # several sources, one of which is no name
+    with pytest.raises(st.SteadyError, match=words):
+        use(data)
+
+
+@pytest.mark.parametrize("use", [st.train, st.evaluate, st.restore, st.diagnose, st.ledger, st.bill, st.calibrate])
+def test_what_is_no_run_is_refused_with_what_is(use: Callable[[Any], object], tmp_path: Path) -> None:
+    run = st.Run(tmp_path, None)  # type: ignore[arg-type]
+    with pytest.raises(st.SteadyError, match=r"a SimpleNamespace is not a run: its \.run is"):
+        use(SimpleNamespace(run=run))
+    with pytest.raises(st.SteadyError, match="a DataFrame is not a run: name its folder"):
+        use(TABLE)
+
+
+def test_data_in_place_of_a_run_are_told_how_to_be_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    with pytest.raises(st.SteadyError, match=r"no recipe\.json; steady finetune .*st\.finetune\('.*photos'\)"):
+        st.train(tmp_path / "photos")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(st.SteadyError, match=r"no recipe\.json$"):
+        st.train(tmp_path / "empty")
+
+
+def test_a_recipe_is_no_run_and_a_dict_is_no_recipe(tmp_path: Path) -> None:
+    recipe = st.Recipe(data=st.Data(train="a.rec"), model=st.Model("mlp"), budget=st.Budget(epochs=1))
+    with pytest.raises(st.SteadyError, match=r"a Recipe is not a run: st\.Run\.create"):
+        st.train(recipe)  # type: ignore[arg-type]
+    wrong: Any = {"budget.epochs": 1}
+    with pytest.raises(st.SteadyError, match="the recipe is a dict"):
+        st.Run.create(tmp_path / "a", wrong)
+    assert not (tmp_path / "a").exists()
+    wrong = "budget.epochs=1"
+    with pytest.raises(st.SteadyError, match="the changes are a str"):
+        st.default_recipe(tmp_path, wrong)
+
+
+@pytest.mark.parametrize("images", [ARRAY, 3, None, [ARRAY[0]], {"a": 1}.items()])
+def test_images_in_memory_are_refused(images: Any) -> None:
+    from steadytrain.training.inference.inference import Files
+
+    with pytest.raises(st.SteadyError, match=r"an image is .*; it must be the name of a file"):
+        Files(images)
+
+
+def test_best_and_last_are_the_weights_that_there_are(tmp_path: Path) -> None:
+    from steadytrain.training.inference.trained import weights_file
+
+    recipe = st.Recipe(data=st.Data(train="a.rec"), model=st.Model("mlp"), budget=st.Budget(epochs=1))
+    run = st.Run.create(tmp_path / "a", recipe)
+    run.weights.touch()
+    wrong: Any = "bst"
+    with pytest.raises(st.SteadyError, match=r"which is 'bst'; it must be best or last. Did you mean best"):
+        weights_file(run.directory, wrong)
+
+
+def test_a_report_on_no_runs_is_refused(tmp_path: Path) -> None:
+    nothing: Any = None
+    for runs in ([], nothing):
+        with pytest.raises(st.SteadyError, match="name a run, or several"):
+            st.report(runs, tmp_path / "report.html")
+
+
+def test_a_name_that_is_not_there_has_python_look_for_a_near_one() -> None:
+    with pytest.raises(AttributeError) as caught:
+        st.fine_tune  # noqa: B018
+    assert (caught.value.name, caught.value.obj) == ("fine_tune", st)
+    assert "st.finetune(" in (st.__doc__ or "")
+
+
+def test_an_evaluation_prints_without_its_arrays() -> None:
+    from steadytrain.training.evaluation import Evaluation
+
+    found = Evaluation(n=1, loss=0.5, top1=1.0, top5=None, right=(1,), total=(1,), outputs=np.zeros((1, 4), np.float32))
+    assert "array" not in repr(found)
