@@ -6,7 +6,7 @@ start and at the end (imports, the report, the weights), and what it takes while
 seconds are those of the command with all that it started. The differences are medians over the rounds, each of two
 commands that followed each other.
 
-usage: python benchmarks/tracking.py [--rounds 5] [--epochs 150] [--trackers tensorboard ...] [--save]
+usage: python benchmarks/tracking.py [--rounds 5] [--epochs 40] [--trackers tensorboard ...] [--save]
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def measure(trackers: list[str], rounds: int, epochs: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, print, and save where the command line asks for it."""
     parser = machine.parser(__doc__, choose=("--trackers", TRACKERS), rounds=5)
-    parser.add_argument("--epochs", type=int, default=150)
+    parser.add_argument("--epochs", type=int, default=40)
     args = parser.parse_args()
     name = machine.of_cases("tracking", args.trackers, TRACKERS)
     machine.record(name, measure(args.trackers, args.rounds, args.epochs), save=args.save)

@@ -1,5 +1,8 @@
 """Sphinx: ``sphinx-build -W docs docs/_build`` after ``pip install -e ".[docs]"``."""
 
+from docutils import nodes
+from sphinx.application import Sphinx
+
 from steadytrain import __version__
 
 project = "steadytrain"
@@ -17,3 +20,14 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = f"steadytrain {release}"
+
+
+def widen(_: Sphinx, page: nodes.document) -> None:
+    """Give each picture a width: Sphinx makes it a link to itself in full size then, which phones need."""
+    for picture in page.findall(nodes.image):
+        picture["width"] = "100%"
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what this site adds to Sphinx."""
+    app.connect("doctree-read", widen)

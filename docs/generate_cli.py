@@ -70,11 +70,10 @@ def recipe_page() -> str:
     for row in recipe_keys():
         name = row.key.rpartition(".")[0] or "top level"
         if name != part:
-            lines += ["", f"## {name}", "", "| key | type | default of train | of finetune | meaning | example |"]
-            lines += ["|---|---|---|---|---|---|"]
+            lines += ["", f"## {name}", "", "| key | default | meaning, type, example |", "|---|---|---|"]
             part = name
-        cells = (f"`{row.key}`", row.type, row.train, row.finetune, row.meaning, f"`{row.example}`")
-        lines.append(f"| {' | '.join(cells)} |")
+        usual = row.train if row.train == row.finetune else f"train: {row.train}<br>finetune: {row.finetune}"
+        lines.append(f"| `{row.key}` | {usual} | {row.meaning}<br>*{row.type}*<br>`{row.example}` |")
     return "\n".join([*lines, ""])
 
 

@@ -1,7 +1,7 @@
-"""Draw the pictures of the documents by Chromium: the page of ``steady watch --web``, and parts of a report.
+"""Draw the pictures of the documents by Chromium: pages of the commands, and sections of a report.
 
-Needs a Chromium and playwright (``pip install -e ".[test,demo]"``). Without RUN it first trains for some minutes on the
-digits of ``steady demo``; that needs no network and no data.
+Needs a Chromium and playwright (``pip install -e ".[test,demo,serve]"``). Without RUN it first trains for some minutes
+on the digits of ``steady demo``; that needs no network and no data.
 
 usage: python docs/make_picture.py [RUN] [--part mistakes] [-o docs/mistakes.png]
 """
@@ -19,33 +19,42 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from PIL import Image
-from playwright.sync_api import sync_playwright
+from PIL import Image, ImageOps
+from playwright.sync_api import Page, sync_playwright
 
 STEADY = [sys.executable, "-m", "steadytrain"]
 TRAIN = ["--model", "resnet20", "--size", "32", "--epochs", "12", "--batch-size", "64", "--set", "data.holdout=0.2"]
+SWEEP = ["--model", "digits", "--epochs", "6", "--set", "data.pad=1", "--holdout", "0.2", "--over", "lr=0.02,0.1,0.5"]
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
 WIDTH, SCALE = 1120, 1.75  # CSS pixels; device pixels for each of them
-SECTIONS = {"mistakes": "#mistakes"}  # the sections of a report, by picture
+MARGIN = 32  # device pixels around a section
+SECTIONS = {"mistakes": "#mistakes", "sweep": "#results"}  # the sections of a report, by picture
+SERVERS = {"watch": ["watch", "{}", "--web"], "runs": ["report", "--serve", "{}"], "serve": ["serve", "{}"]}
 LAST_SECTION = "section:has(#chart-ledger)"  # where the picture ends: the chart of where the time goes
 
 
 def train_on_digits(folder: Path, part: str) -> Path:
-    """Run the demo on its digits; return its run or, for the live page, one of ResNet-20 on the same images."""
-    demo = folder / "demo"
-    subprocess.run([*STEADY, "demo", str(demo)], check=True)
-    if part != "watch":
-        return demo / "runs" / "digits"
-    run = folder / "digits"
-    subprocess.run([*STEADY, "train", str(demo / "digits.rec"), *TRAIN, "--run", str(run)], check=True)
-    return run
+    """Run the demo on its digits and train what a picture shows; return a run, or the folder of several."""
+
+    def steady(*words: str) -> None:
+        subprocess.run([*STEADY, *words], check=True, cwd=folder)  # pages show the paths as they are given here
+
+    steady("demo", "demo")
+    digits, runs = folder / "demo" / "runs" / "digits", folder / "demo" / "runs"
+    if part == "watch":
+        steady("train", "demo/digits.rec", *TRAIN, "--run", "digits")
+        return folder / "digits"
+    if part in ("sweep", "runs"):
+        steady("sweep", "demo/digits.rec", *SWEEP, "--run", "demo/runs/rates")
+        steady("runs", str(digits), "--tag", "baseline", "--note", "as the demo trains")
+    return {"sweep": runs / "rates", "runs": runs}.get(part, digits)
 
 
 @contextmanager
-def serve(run: Path) -> Iterator[str]:
-    """Serve the live page of a run; yield its address."""
-    command = [*STEADY, "watch", str(run), "--web"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+def serve(run: Path, part: str) -> Iterator[str]:
+    """Start the server of a page in the folder that holds the run, as the page shows its path; yield its address."""
+    command, pipe = [*STEADY, *(word.format(run.name) for word in SERVERS[part])], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=run.parent) as server:
         assert server.stdout is not None
         try:
             yield next(line.strip() for line in server.stdout if line.startswith("http://"))
@@ -62,8 +71,8 @@ def written(run: Path) -> Iterator[str]:
         yield page.as_uri()
 
 
-def take(address: str, of: str) -> bytes:
-    """Return a PNG of the page from its top to the end of LAST_SECTION, or of the section ``of`` alone."""
+def take(address: str, part: str, photographs: list[Path]) -> bytes:
+    """Return a PNG of a section of a report, or of a server's page."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
@@ -71,31 +80,38 @@ def take(address: str, of: str) -> bytes:
             viewport={"width": WIDTH, "height": 900}, device_scale_factor=SCALE, color_scheme="light"
         )
         page.goto(address)
-        if of:
-            page.wait_for_timeout(1500)  # the curves are drawn
-            return page.locator(of).screenshot()
-        page.wait_for_selector("body[data-ready]")
-        page.wait_for_timeout(1500)  # the curves are drawn after the first events
-        box = page.locator(LAST_SECTION).bounding_box()
-        assert box is not None
-        height = box["y"] + box["height"] + 16
-        picture = page.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": height})
+        if part == "serve":
+            page.set_input_files("input[type=file]", photographs)
+        page.wait_for_timeout(3000)  # the curves are drawn after the first events
+        picture = whole_page(page) if part == "watch" else page.locator(SECTIONS.get(part, "main")).screenshot()
         browser.close()
     return picture
 
 
+def whole_page(page: Page) -> bytes:
+    """Return a PNG of the live page from its top to the end of LAST_SECTION."""
+    page.wait_for_selector("body[data-ready]")
+    box = page.locator(LAST_SECTION).bounding_box()
+    assert box is not None
+    height = box["y"] + box["height"] + 16
+    return page.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": height})
+
+
 def main() -> None:
     """Read the command line, take the picture and write it with a palette, which makes it a third of the size."""
-    parser = argparse.ArgumentParser(description="Draw the page of steady watch --web, or a part of a report.")
+    parser = argparse.ArgumentParser(description="Draw a page of a command, or a section of a report.")
     parser.add_argument("run", nargs="?", type=Path, help="a run's folder; default: train on the demo's digits")
-    parser.add_argument("--part", choices=("watch", *SECTIONS), default="watch", help="the live page, or a section")
+    parser.add_argument("--part", choices=(*SERVERS, *SECTIONS), default="watch", help="the page, or the section")
+    parser.add_argument("--photographs", nargs="*", type=Path, help="what --part serve of RUN drops on the page")
     parser.add_argument("-o", "--output", type=Path, help="default: PART.png beside this script")
     asked = parser.parse_args()
     output = asked.output or Path(__file__).with_name(f"{asked.part}.png")
     with tempfile.TemporaryDirectory() as folder:
         run = asked.run or train_on_digits(Path(folder), asked.part)
-        with (serve if asked.part == "watch" else written)(run) as address:
-            picture = Image.open(io.BytesIO(take(address, SECTIONS.get(asked.part, "")))).convert("RGB")
+        photographs = asked.photographs or [Path(folder, f"demo/images/{digit}/000{digit}.png") for digit in "35"]
+        with serve(run, asked.part) if asked.part in SERVERS else written(run) as address:
+            picture = Image.open(io.BytesIO(take(address, asked.part, photographs))).convert("RGB")
+    picture = ImageOps.expand(picture, 0 if asked.part in SERVERS else MARGIN, "white")
     picture.quantize(256, dither=Image.Dither.NONE).save(output, optimize=True)
     print(f"drew {output}: {picture.width} x {picture.height} pixels, {output.stat().st_size} bytes")
 

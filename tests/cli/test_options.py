@@ -30,7 +30,7 @@ def test_a_flag_and_set_mean_the_same() -> None:
         text = "default" if key == "precision.compile" else "none" if texts[key] == "none" else texts[key]
         if text == "none" or (text == "false" and flag.kind is None):
             continue  # nothing is set
-        of_flags += [flag.name] if flag.kind is bool else [flag.name, text]
+        of_flags += [flag.name] if flag.kind is bool or text == "true" else [flag.name, text]
         of_set += ["--set", f"{key}={text}"]
     by_flags, by_set = (plain(parse(words)["options"].changes) for words in (of_flags, of_set))
     extra = {beside for key in by_set for beside in BESIDE.get(key, ())}

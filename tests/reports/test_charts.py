@@ -161,3 +161,11 @@ def test_every_curve_of_the_live_page_has_a_column_a_colour_and_in_a_key_its_nam
         assert {curve.column for curve in chart.curves} <= set(COLUMNS[chart.series])
         assert all(f"--{curve.colour}: #" in css for curve in chart.curves), chart.id
         assert len(chart.curves) == 1 or all(curve.label for curve in chart.curves), chart.id
+
+
+def test_a_probe_beside_another_run_is_a_point_among_its_curves(tmp_path: Path) -> None:
+    probe = Run.create(tmp_path / "probe", recipe())
+    write(probe, [started(steps=0), evaluated(0)], Clock(), end=True)
+    figures = charts([read_history(probe), read_history(finished(tmp_path))])
+    of_probe = [trace for figure in figures if figure["id"] == "top1" for trace in figure["traces"] if not trace["run"]]
+    assert [trace["y"] for trace in of_probe if trace["role"] == "val"] == [[0.5]]

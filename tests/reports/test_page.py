@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.reports.runs import Clock, course, finished, logged, recipe, restarted, started, step, write
+from tests.reports.runs import Clock, course, evaluated, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.events import Failed
 from steadytrain.intervals import spread
@@ -88,7 +88,7 @@ def test_the_policy_allows_the_two_scripts_of_the_page_and_no_other(tmp_path: Pa
 
 def test_a_name_or_a_message_is_text_and_never_markup(tmp_path: Path) -> None:
     run = Run.create(tmp_path / EVIL.replace("/", "\u2215"), recipe())
-    write(run, [started(), step(1), logged(1), Failed(error="DataError", message=EVIL)], Clock())
+    write(run, [started(), step(1), logged(1), logged(2), Failed(error="DataError", message=EVIL)], Clock())
     reader = read(run)
     assert [kind for kind, _ in reader.scripts] == ["application/json", "application/gzip", ""]
     assert EVIL in reader.visible
@@ -143,6 +143,15 @@ def test_a_run_in_which_nothing_was_logged_yet_has_a_page_without_curves(tmp_pat
     reader = read(run)
     assert "Nothing was logged or evaluated yet." in reader.visible
     assert reader.scripts == []
+
+
+def test_a_probe_has_a_page_without_curves_and_without_a_speed(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    write(run, [started(steps=0), evaluated(0)], Clock(), end=True)
+    reader = read(run)
+    assert reader.scripts == []  # of a single point there is no curve
+    assert "no updates" in reader.visible and "0.00 overall" not in reader.visible
+    assert "No updates were made" in reader.visible and "made yet" not in reader.visible
 
 
 def test_the_step_at_which_the_loss_was_lost_is_named(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ class Data:
     )
     val: str | Path | None = setting(
         None,
-        "Validation data, in any of these forms. None holds out the share holdout of the training data.",
+        "Validation data, in any of these forms. None holds out the share data.holdout of the training data.",
         example="val.rec",
         usual="X-val.rec beside X-train.rec, val/ beside train/, else 10 % of each class",
         flag=Flag(DATA, "Validation data.", names="--val --data-val"),
@@ -131,6 +131,7 @@ class Data:
         limit=ValueLimit(lambda share: 0 <= share < 1, "a fraction from 0 up to, not including, 1"),
         words="val-fraction val-split validation-split train-val-split valid-pct test-size",
         flag=Flag(DATA),
+        example=0.2,
     )
     classes: str | Path | None = setting(
         None,
@@ -150,8 +151,9 @@ class Data:
     )
     grow_size: tuple[str, ...] = setting(
         (),
-        'Side of training images from some epochs on, such as ["128@0", "160@6", "192@12"] (progressive resizing; '
-        "page augmentation). Before the first, and in evaluation always, it is size.",
+        'Smaller training images at first (progressive resizing; page augmentation): ["128@0", "160@6"] has 128 '
+        "pixels from the start and 160 from epoch 6 on. Before the first epoch given, and in evaluation, it is "
+        "data.size.",
         example="128@0,160@6,192@12",
         flag=Flag(
             IMAGES,
@@ -162,34 +164,40 @@ class Data:
     )
     augment: Literal["auto", "resized-crop", "pad-crop", "none"] = setting(
         "auto",
-        "Random cropping of training images: resized-crop (random area and aspect ratio), pad-crop (pad with zeros, "
-        "then crop) or none (crop as in evaluation). auto is pad-crop for images of up to 64 pixels and resized-crop "
-        "for larger ones.",
+        "Random crops of training images. resized-crop cuts out a random area and aspect ratio; pad-crop pads with "
+        "zeros and cuts out a window; none crops as evaluation does. auto is pad-crop for images of up to 64 pixels,"
+        " else resized-crop.",
+        example="pad-crop",
     )
     area: tuple[float, float] = setting(
         (0.08, 1.0),
-        "Smallest and largest share of the image area that resized-crop takes, above 0, up to 1.",
+        "Smallest and largest share of the image area that resized-crop cuts out, above 0, up to 1.",
         limit=ValueLimit(lambda area: 0 < area[0] <= area[1] <= 1, "two rising fractions up to 1"),
+        example=[0.25, 1],
     )
     ratio: tuple[float, float] = setting(
         (0.75, 4 / 3),
-        "Smallest and largest aspect ratio (width / height) that resized-crop takes, above 0.",
+        "Smallest and largest aspect ratio (width / height) that resized-crop cuts out, above 0.",
         limit=ValueLimit(lambda ratio: 0 < ratio[0] <= ratio[1], "two rising numbers above 0"),
+        example=[0.8, 1.25],
     )
     pad: int = setting(
-        4, "Zero padding on each side for pad-crop, 0 to 512 pixels.", limit=between(0, 512, "from 0 to 512 pixels")
+        4,
+        "Pixels of zeros that pad-crop adds on each side, 0 to 512.",
+        limit=between(0, 512, "from 0 to 512 pixels"),
+        example=8,
     )
     flip: bool | Literal["alternating"] | None = setting(
         None,
-        "Flip half of the training images horizontally; alternating draws them once, and flips the other half in "
-        "every other epoch. None flips colour images and leaves grey ones (digits, letters) alone.",
+        "Mirror training images horizontally. true: each with probability 1/2; alternating: each in every other "
+        "epoch; false: none. None mirrors colour images and leaves grey ones (digits, letters) alone.",
         example=True,
     )
     transforms: tuple[str, ...] = setting(
         (),
-        'Further augmentation of training batches, such as ["randaugment:2,9", "mixup:0.2"] (page augmentation): '
-        "vflip, rotate, shear, randaugment, trivialaugment, autoaugment, augmix, color, grey, pkg.mod:factory, "
-        "erase, mixup, cutmix, applied in this order.",
+        'Further augmentation of training batches, such as ["randaugment:2,9", "mixup:0.2"] (page augmentation). '
+        "They are applied in this order: vflip, rotate, shear, randaugment, trivialaugment, autoaugment, augmix, "
+        "color, grey, pkg.mod:factory, erase, mixup, cutmix.",
         example="randaugment:2,9,mixup:0.2",
         flag=Flag(
             IMAGES,
@@ -200,15 +208,15 @@ class Data:
     )
     crop: float | None = setting(
         None,
-        "Share of the shorter side that the centre crop of evaluation takes, above 0, up to 1. None uses the model's "
-        "own, else 0.875, or 1 for images of up to 64 pixels.",
+        "Share of the shorter side that the centre crop of evaluation keeps, above 0, up to 1. None uses the model's"
+        " own, else 0.875, or 1 for images of up to 64 pixels.",
         limit=ValueLimit(lambda share: 0 < share <= 1, "a fraction above 0, up to 1"),
         example=0.95,
         words="crop-pct",
     )
     interpolation: Literal["bilinear", "bicubic"] | None = setting(
         None,
-        "Used for every resize, always antialiased. None uses the model's own, else bilinear.",
+        "Interpolation of every resize, always antialiased. None uses the model's own, else bilinear.",
         example="bicubic",
         words="interpolation",
     )
@@ -221,7 +229,8 @@ class Data:
     )
     std: tuple[float, ...] | None = setting(
         None,
-        "Standard deviation of each channel (1 or 3 numbers above 0); None as for mean.",
+        "Standard deviation of each channel, 1 or 3 numbers above 0, for pixel values from 0 to 1. None as for "
+        "data.mean.",
         limit=_ONE_A_CHANNEL,
         example=[0.25, 0.25, 0.25],
     )
@@ -264,20 +273,23 @@ class Data:
     )
     order: Literal["global", "blocks"] = setting(
         "global",
-        "Order of training images: global shuffles all of them; blocks shuffles blocks and reads each in one go, for "
-        "disks that are slow at random reads.",
+        "Order of training images. global shuffles all of them; blocks shuffles blocks and reads each in one go, for"
+        " disks that are slow at random reads.",
+        example="blocks",
     )
     balance: Literal["none", "classes"] = setting(
         "none",
-        "classes shows all classes equally often: an epoch has as many images as without, but those of rare classes "
-        "several times and only some of frequent ones. none shows each image once an epoch.",
+        "classes: show all classes equally often. An epoch keeps its number of images: those of rare classes come "
+        "several times, and only some of frequent ones. none: each image once an epoch.",
         flag=Flag(LOSS, "classes: show all classes equally often, images of rare ones several times an epoch."),
+        example="classes",
     )
     repeats: int = setting(
         1,
-        "Number of times that each image comes in a row, with a new crop, flip and transform each time (repeated "
-        "augmentation), 1 to 16. An epoch has as many images as without: with 3, it shows a third of them.",
+        "How often each image comes in a row, each time with a new crop, flip and transform (repeated augmentation),"
+        " 1 to 16. An epoch keeps its number of images: with 3, it shows a third of them.",
         limit=between(1, 16, "from 1 to 16"),
+        example=3,
     )
     from_file: frozenset[str] = file_keys()
 
@@ -309,11 +321,12 @@ class Model:
             ),
             words="architecture arch backbone encoder model-name model-name-or-path",
             flag=Flag(MODEL, names="--model --network"),
+            example="timm/resnet18",
         )
     )
     _: KW_ONLY
     pretrained: bool = setting(
-        False, "Start from the pretrained weights of the Hugging Face hub, which are downloaded once."
+        False, "Start from the pretrained weights of the Hugging Face hub, which are downloaded once.", example=True
     )
     weights: str | Path | None = setting(
         None,
@@ -326,10 +339,10 @@ class Model:
     )
     train: str = setting(
         "full",
-        "What is trained: full (every parameter), head (only the classifier), discriminative (every parameter, with "
-        "a learning rate that falls by the factor decay from each layer to the one below), gradual (so too, and "
-        "layers join one by one from the top down, over half of the run; gradual:0.5: one each half epoch) or probe "
-        "(the classifier is fitted to the features of the frozen network, without updates; probe:3: to those of two "
+        "What is trained. full: every parameter. head: only the classifier. discriminative: every parameter, with a "
+        "learning rate that falls by the factor model.decay from each layer to the one below. gradual: the same, and"
+        " layers join one by one from the top down, over half of the run (gradual:0.5: one each half epoch). probe: "
+        "no updates; the classifier is fitted to the features of the frozen network (probe:3: to those of two "
         "augmented passes too). head:1+full trains the classifier alone for 1 epoch first; probe+discriminative "
         "begins with a fitted classifier.",
         flag=Flag(
@@ -337,22 +350,26 @@ class Model:
             "What is trained: full, head, discriminative, gradual, probe (fits the classifier to features in one "
             "pass), head:1+full, probe+discriminative.",
         ),
+        example="head:1+full",
     )
     freeze: tuple[str, ...] = setting(
         (),
-        'Names of parameters or modules that are not trained, such as ["conv_stem", "blocks.[01].*"], with the '
-        "wildcards of a shell; batch norms whose parameters are frozen keep their statistics.",
+        'Parameters or modules that are not trained, by name, such as ["conv_stem", "blocks.[01].*"], with the '
+        "wildcards of a shell. Batch norms whose parameters are frozen keep their statistics.",
         example="conv_stem,blocks.0",
     )
     decay: float = setting(
         0.75,
-        "Factor of the learning rate between two layers for discriminative and gradual, above 0, up to 1.",
+        "Factor of the learning rate from one layer to the one below, for discriminative and gradual, above 0, up to"
+        " 1. With 0.75, the tenth layer from the top learns at 8 % of the rate.",
         limit=UP_TO_1,
+        example=0.7,
     )
     batch_norm: Literal["train", "synchronous", "frozen"] = setting(
         "train",
-        "Statistics that batch norms use in training: train (of each micro-batch), synchronous (of all ranks "
-        "together) or frozen (those of the initial weights, which suits small batches).",
+        "Statistics that batch norms use in training. train: those of each micro-batch; synchronous: of all ranks "
+        "together; frozen: those of the initial weights, which suits small batches.",
+        example="frozen",
     )
     options: Mapping[str, Scalar] = setting(
         {}, 'Keyword arguments of the model\'s factory, such as {"pad_type": "same"}.', example={"drop_rate": 0.1}
@@ -373,42 +390,51 @@ class Optim:
 
     name: str = setting(
         "sgd",
-        "Optimizer, sgd, nag, adam, adamw, nadam, radam, adamax, rmsprop, adagrad, adadelta, signum, ftml, dcasgd, "
-        "lbsgd, ftrl, sgld, muon, timm/NAME or pkg.mod:factory.",
+        "Optimizer: sgd, nag, adam, adamw, nadam, radam, adamax, rmsprop, adagrad, adadelta, signum, ftml, dcasgd, "
+        "lbsgd, ftrl, sgld, muon, timm/NAME or your own function, pkg.mod:factory.",
         words="opt optim optimizer",
         flag=Flag(
             OPTIMIZER, "sgd, nag, adam, adamw, signum, lbsgd, ... or timm/NAME (docs: optimizers).", names="--optimizer"
         ),
+        example="adamw",
     )
     _: KW_ONLY
     lr: float = setting(
         0.1,
-        "Peak learning rate, above 0; for base_batch_size images an update if that is set.",
+        "Peak learning rate, above 0. If optim.base_batch_size is set, it is the rate for that many images an update.",
         limit=ABOVE_0,
         usual=("0.1 for 256 images an update, or for 128 if they are up to 64 pixels", "0.001"),
         words="learning-rate base-lr lr-base lr0",
         flag=Flag(OPTIMIZER, "Peak learning rate, before it is scaled to the batch."),
+        example=0.05,
     )
     base_batch_size: int | None = setting(
         None,
-        "Scale the learning rate linearly: lr * batch_size / base_batch_size is used (Goyal et al. 2017). None uses "
-        "lr as it is.",
+        "Batch size that optim.lr is meant for: lr * batch_size / base_batch_size is used (linear scaling, Goyal et "
+        "al. 2017). None uses lr as it is.",
         limit=ABOVE_0,
         example=256,
         usual=("256, or 128 for images up to 64 pixels", "none"),
         words="lr-base-size",
     )
-    momentum: float = setting(0.9, "Momentum of sgd and nag, from 0 to below 1.", limit=BELOW_1, words="momentum mom")
+    momentum: float = setting(
+        0.9, "Momentum of sgd and nag, from 0 to below 1.", limit=BELOW_1, words="momentum mom", example=0.95
+    )
     nesterov: bool | None = setting(
-        None, "Use Nesterov momentum in sgd. None does not, as in torch and MXNet; nag always does."
+        None, "Use Nesterov momentum in sgd; nag always does. None does not, as in torch and MXNet.", example=False
     )
     betas: tuple[float, float] = setting(
         (0.9, 0.999),
-        "The two decay rates of Adam's moments (and AdamW's, NAdam's, ...), from 0 to below 1.",
+        "Decay rates of the averages of gradients and of their squares in Adam (AdamW, NAdam, ...), from 0 to below 1.",
         limit=ValueLimit(lambda betas: all(0 <= beta < 1 for beta in betas), BELOW_1.words),
+        example=[0.9, 0.99],
     )
     eps: float = setting(
-        1e-8, "Added to the denominator of the same optimizers, above 0.", limit=ABOVE_0, words="opt-eps"
+        1e-8,
+        "Added to the denominator in Adam (AdamW, NAdam, ...), above 0, so that it is never 0.",
+        limit=ABOVE_0,
+        words="opt-eps",
+        example=1e-06,
     )
     weight_decay: float = setting(
         5e-4,
@@ -417,6 +443,7 @@ class Optim:
         usual=("5e-05, or 0.0005 for images up to 64 pixels", "0.05"),
         words="wd decay",
         flag=Flag(OPTIMIZER),
+        example=0.01,
     )
     schedule: str = setting(
         "cosine",
@@ -429,6 +456,7 @@ class Optim:
             'Learning-rate schedule: cosine, step, poly, one-cycle, plateau, "cosine:80 constant:15", ... (docs: '
             "schedules; steady schedule plots it).",
         ),
+        example="poly",
     )
     warmup_epochs: float = setting(
         0.0,
@@ -437,30 +465,35 @@ class Optim:
         usual=("5, or 0.5 for images up to 64 pixels; at most a quarter of the run", "0.5"),
         words="warmup lr-warmup-epochs",
         flag=Flag(OPTIMIZER),
+        example=3,
     )
     warmup: str = setting(
         "linear",
-        "How it rises: linear, linear:SHARE from a share of the peak, constant:SHARE at it, or power:EXPONENT.",
+        "Shape of the warm-up: linear, linear:SHARE from a share of the peak, constant:SHARE at it, or power:EXPONENT.",
         example="power:2",
     )
     milestones: tuple[float, ...] = setting(
         (),
-        "Epochs at which step and mxnet/multi-factor multiply the learning rate by factor, in rising order.",
+        "Epochs at which step and mxnet/multi-factor multiply the learning rate by optim.factor, in rising order.",
         limit=ValueLimit(lambda epochs: all(a < b for a, b in pairwise((0.0, *epochs))), "rising epochs above 0"),
         example=[30, 60, 80],
     )
     factor: float = setting(
         0.1,
-        "What step, factor and plateau multiply the learning rate by, above 0, up to 1.",
+        "What the schedules step, factor and plateau multiply the learning rate by, above 0, up to 1.",
         limit=UP_TO_1,
         words="decay-rate dr lr-factor lr-gamma gamma",
+        example=0.2,
     )
-    power: float = setting(2.0, "Exponent of poly, above 0.", limit=ABOVE_0)
+    power: float = setting(
+        2.0, "Exponent of the schedule poly, above 0; 1 falls in a straight line.", limit=ABOVE_0, example=1
+    )
     final: float = setting(
         0.0,
-        "Where falling laws end, and below which none falls, as a share of the peak, 0 to 1.",
+        "Where falling schedules end, and below which none falls, as a share of the peak learning rate, 0 to 1.",
         limit=between(0, 1, "a share of lr, 0 to 1"),
         words="lrf",
+        example=0.01,
     )
     loss: str = setting(
         "auto",
@@ -470,13 +503,15 @@ class Optim:
         usual="cross-entropy, or binary where images may have several labels",
         words="criterion loss-function objective",
         flag=Flag(LOSS),
+        example="focal:2",
     )
     class_weights: Literal["none", "balanced"] = setting(
         "none",
-        "balanced lets an image weigh N / (K n) in the loss, where n of N images have its class, one of K; of "
-        "several labels, those that have one weigh (N - n) / n. none weighs all alike.",
+        "balanced: in the loss, an image of a class with n of N images weighs N / (K n), for K classes. Of several "
+        "labels, images that have one weigh (N - n) / n. none: all weigh alike.",
         words="class-weight",
         flag=Flag(LOSS, "balanced: images of rare classes weigh more in the loss."),
+        example="balanced",
     )
     label_smoothing: float = setting(
         0.0,
@@ -486,18 +521,19 @@ class Optim:
         usual=("0.1, or 0 for images up to 64 pixels", "0.1"),
         words="smoothing label-smoothing-factor",
         flag=Flag(LOSS),
+        example=0.05,
     )
     clip_norm: float | None = setting(
         None,
-        "Clip the gradient to this global norm, above 0. None does not clip.",
+        "Largest norm of the whole gradient, above 0; a longer one is scaled down to it. None does not clip.",
         limit=ABOVE_0,
         example=1,
         words="clip-grad clip-grad-norm grad-clip gradient-clip-val max-grad-norm clip-norm",
     )
     ema: float | None = setting(
         None,
-        "Decay per update of an exponential moving average of the weights, which is evaluated and exported, between "
-        "0 and 1. None keeps no average.",
+        "Keep an exponential moving average of the weights, with this decay per update, between 0 and 1. The average"
+        " is evaluated and exported. None keeps no average.",
         limit=ValueLimit(lambda decay: 0 < decay < 1, "between 0 and 1, such as 0.999"),
         example=0.999,
         words="ema-decay model-ema-decay",
@@ -510,20 +546,22 @@ class Optim:
     swa: float | None = setting(
         None,
         "Share of the run after which the weights of every update are averaged alike (stochastic weight averaging), "
-        "from 0 to below 1, such as 0.75; until then the weights are evaluated as they are. None keeps no average.",
+        "from 0 to below 1. Until then the weights are evaluated as they are. None keeps no average.",
         limit=ValueLimit(BELOW_1.holds, "from 0 to below 1, such as 0.75"),
         example=0.75,
     )
     accumulate: int = setting(
         1,
-        "Compute each batch in this many equal parts: less memory, same update, but batch norms see one part at a "
-        "time.",
+        "Parts in which each batch is computed, one after another: less memory, same update. Batch norms see one "
+        "part at a time.",
         limit=FROM_1,
+        example=4,
     )
     grow_batch: tuple[str, ...] = setting(
         (),
-        'Multiply the batch after so many epochs, such as ["2@30", "2@60"] (page schedules); it is made of more '
-        "micro-batches of the same size, so that memory does not grow. The learning rate is not scaled to it.",
+        'Multiply the batch from some epochs on (page schedules): ["2@30", "2@60"] doubles it at epoch 30 and again '
+        "at 60. It is made of more micro-batches of the same size, so that memory does not grow. The learning rate "
+        "is not scaled to it.",
         example="2@30,2@60",
         flag=Flag(
             OPTIMIZER,
@@ -600,9 +638,9 @@ class Precision:
 
     name: Numbers = setting(
         "fp32",
-        "fp32; tf32 (fp32 with products rounded by NVIDIA's tensor cores); bf16 or fp16 (autocast, with loss scaling "
-        "for fp16); pure-bf16 or pure-fp16 (16-bit parameters and gradients with fp32 master weights, as MXNet's "
-        "multi_precision).",
+        "Number format. fp32; tf32: fp32 with products rounded by NVIDIA's tensor cores; bf16 or fp16: autocast, "
+        "with loss scaling for fp16; pure-bf16 or pure-fp16: 16-bit parameters and gradients with fp32 master "
+        "weights, as MXNet's multi_precision.",
         usual="bf16 where the hardware computes in it, else fp32",
         flag=Flag(
             SPEED,
@@ -610,12 +648,16 @@ class Precision:
             names="--precision --dtype",
             is_measured=True,
         ),
+        example="bf16",
     )
     _: KW_ONLY
-    channels_last: bool = setting(True, "Store images as NHWC, which is faster for most convolutional networks.")
+    channels_last: bool = setting(
+        True, "Store images as NHWC, which is faster for most convolutional networks.", example=False
+    )
     compile: CompileMode = setting(
         "none",
-        "Mode of torch.compile; none runs the network eagerly.",
+        "Mode of torch.compile: default; reduce-overhead and max-autotune also record CUDA graphs, and max-autotune "
+        "tries more kernels. none runs the network eagerly.",
         flag=Flag(
             SPEED,
             "Compile the network first (torch.compile); other modes by --set precision.compile=MODE.",
@@ -623,6 +665,7 @@ class Precision:
             kind=bool,
             read=lambda _: "default",
         ),
+        example="default",
     )
 
     def __post_init__(self) -> None:
@@ -661,10 +704,11 @@ class Budget:
         usual=("90, or 30 for images up to 64 pixels", "8"),
         words="max-epochs n-epochs nb-epochs num-train-epochs",
         flag=Flag(OPTIMIZER, names="--epochs --num-epochs", implied=(("budget.steps", None),)),
+        example=30,
     )
     steps: int | None = setting(
         None,
-        "Updates instead of epochs, 1 or more.",
+        "Number of updates, 1 or more, in place of budget.epochs.",
         limit=between(1, MOST_STEPS, f"above 0, up to {MOST_STEPS:,}"),
         example=10000,
         words="max-steps num-steps steps",
@@ -702,10 +746,11 @@ class Parallel:
         "auto (a GPU if there is one), cpu, cuda, cuda:1; cuda:0,2 starts a rank on each.",
         limit=ValueLimit(lambda device: _DEVICE.fullmatch(device) is not None, "auto, cpu, cuda or cuda:<number>"),
         flag=Flag(SPEED),
+        example="cuda:1",
     )
     threads: int | None = setting(
         None,
-        "Threads that load images, 1 to 256.",
+        "Threads that read, decode and crop images, 1 to 256.",
         limit=between(1, 256),
         example=4,
         usual="by the number of cores",
@@ -731,45 +776,58 @@ class Parallel:
         usual="1",
         flag=Flag(RANKS),
     )
-    restarts: int = setting(3, "How often ranks are restarted after one was killed, 0 to 1000.", limit=between(0, 1000))
+    restarts: int = setting(
+        3, "How often the ranks are started again after one was killed, 0 to 1000.", limit=between(0, 1000), example=10
+    )
     engine: Literal["ddp", "local", "async"] = setting(
         "ddp",
         "How ranks train together: ddp exchanges gradients in every update; local averages weights once in "
         "--sync-every updates, for slow links (docs: engines); async lets workers push gradients to servers "
         "without waiting for each other (docs: async).",
         flag=Flag(RANKS),
+        example="local",
     )
     shard: bool = setting(
         False,
-        "Keep a part of parameters, gradients and the optimizer's state on each rank (FSDP), where the model does "
-        "not fit one device.",
+        "Divide parameters, gradients and the optimizer's state among the ranks (FSDP), for a model that does not "
+        "fit one device.",
+        example=True,
     )
     sync_every: int = setting(
         32,
         "Updates between two averages of the weights with --engine local, 1 or more.",
         limit=FROM_1,
         flag=Flag(RANKS),
+        example=64,
     )
     local_from: float = setting(
         0.0,
         "Epochs of exchanging gradients in every update before --engine local begins (post-local SGD), 0 or more.",
         limit=NOT_NEGATIVE,
         flag=Flag(RANKS),
+        example=5,
     )
     outer: Literal["average", "diloco"] = setting(
         "average",
-        "What local does with the averaged weights: average takes them, diloco makes a step of Nesterov's momentum "
-        "towards them.",
+        "What --engine local does with the averaged weights: average takes them; diloco makes a step of Nesterov's "
+        "momentum towards them.",
+        example="diloco",
     )
-    outer_lr: float = setting(0.7, "Learning rate of diloco's step, above 0.", limit=ABOVE_0)
+    outer_lr: float = setting(
+        0.7, "Learning rate of diloco's step (parallel.outer), above 0.", limit=ABOVE_0, example=0.5
+    )
     outer_momentum: float = setting(
-        0.9, "Momentum of diloco's step, 0 to below 1.", limit=ValueLimit(BELOW_1.holds, "0 to below 1")
+        0.9,
+        "Momentum of diloco's step (parallel.outer), 0 to below 1.",
+        limit=ValueLimit(BELOW_1.holds, "0 to below 1"),
+        example=0.8,
     )
     servers: int = setting(
         1,
         "Servers of --engine async, among which the parameters are divided, 1 to 64.",
         limit=between(1, 64),
         flag=Flag(RANKS),
+        example=2,
     )
     staleness: int | None = setting(
         None,
@@ -778,42 +836,61 @@ class Parallel:
         limit=NOT_NEGATIVE,
         usual="no bound",
         flag=Flag(RANKS),
+        example=8,
     )
     staleness_power: float = setting(
         1.0,
-        "async divides the learning rate of a push by (1 + staleness) ** staleness_power, 0 or more; 0 uses it whole.",
+        "--engine async divides the learning rate of a push by (1 + staleness) ** staleness_power, 0 or more; 0 uses"
+        " it whole.",
         limit=NOT_NEGATIVE,
+        example=0.5,
     )
     ray_address: str | None = setting(
         None,
         "Running Ray cluster for --engine async, such as 10.0.0.1:6379 or auto.",
         usual="Ray is started here",
         flag=Flag(RANKS),
+        example="auto",
     )
-    deterministic: bool = setting(False, "Use only deterministic algorithms on a GPU; slower.", flag=Flag(SPEED))
+    deterministic: bool = setting(
+        False, "Use only deterministic algorithms on a GPU; slower.", flag=Flag(SPEED), example=True
+    )
     graph: bool = setting(
         False,
         "Record each update as a CUDA graph and replay it: faster for small networks.",
         flag=Flag(SPEED),
+        example=True,
     )
     recompute: bool = setting(
         False,
         "Recompute activations in the backward pass: less memory, more time, same bits.",
         flag=Flag(SPEED, names="--recompute --grad-checkpointing"),
+        example=True,
     )
     compress: Literal["none", "fp16", "bf16", "2bit", "powersgd"] = setting(
-        "none", "Format in which ranks exchange gradients: none, fp16, bf16, 2bit or powersgd."
+        "none",
+        "Format in which ranks exchange gradients (page compression): fp16 or bf16 (half the bytes of fp32), 2bit (a"
+        " sixteenth), powersgd (low-rank matrices), or none.",
+        example="fp16",
     )
     threshold: float = setting(
         0.5,
-        "Threshold of 2bit, above 0, in units of the summed gradient of a rank's images, as in MXNet.",
+        "Threshold of 2bit, above 0: what is beyond it is sent as plus or minus the threshold, and the rest waits "
+        "for later updates. In units of the summed gradient of a rank's images, as in MXNet.",
         limit=ABOVE_0,
+        example=0.25,
     )
     power_rank: int = setting(
-        2, "Columns of powersgd's matrices, 1 to 128: more are more exact, and more bytes.", limit=between(1, 128)
+        2,
+        "Rank of powersgd's matrices, 1 to 128: a higher one is more exact, and takes more bytes.",
+        limit=between(1, 128),
+        example=4,
     )
     power_from: float = setting(
-        0.0, "Epochs of exchanging whole gradients before powersgd begins, 0 or more.", limit=NOT_NEGATIVE
+        0.0,
+        "Epochs in which whole gradients are exchanged before powersgd begins, 0 or more.",
+        limit=NOT_NEGATIVE,
+        example=2,
     )
     price: str | None = setting(
         None,
@@ -868,12 +945,14 @@ class Every:
         "Updates between two log lines, 1 or more.",
         limit=FROM_1,
         words="log-interval log-every-n-steps log-freq logging-steps disp-batches print-freq",
+        example=100,
     )
     evaluate_epochs: float = setting(
         1.0,
-        "Epochs between two evaluations, above 0; the last update is always evaluated.",
+        "Epochs between two evaluations, above 0; 0.5 evaluates twice an epoch. The last update is always evaluated.",
         limit=ABOVE_0,
         words="check-val-every-n-epoch val-interval",
+        example=2,
     )
     save_steps: int | None = setting(
         None,
@@ -888,11 +967,18 @@ class Every:
         limit=ABOVE_0,
         example=10,
     )
-    keep: int = setting(2, "Newest checkpoints to keep, 1 or more.", limit=FROM_1, words="checkpoint-hist")
+    keep: int = setting(
+        2,
+        "How many of the newest checkpoints to keep, 1 or more; the best weights are kept, too.",
+        limit=FROM_1,
+        words="checkpoint-hist",
+        example=5,
+    )
     stall_minutes: float | None = setting(
         15.0,
         "End a run that makes no progress for this many minutes after a warning. 0 or None never ends it.",
         limit=ValueLimit(NOT_NEGATIVE.holds, "0 or more; 0: never"),
+        example=60,
     )
     upload: str | None = setting(
         None,
@@ -920,22 +1006,24 @@ class Every:
         "What to do when a loss or a weight is NaN or infinite: stop ends the run, with the evidence saved. The others "
         "return to the newest checkpoint and continue: skip leaves that update out, slower halves the learning rate "
         "from there on (each up to 5 times), fp32 computes in fp32 from the checkpoint on.",
+        example="skip",
     )
     skip: tuple[int, ...] = setting(
         (),
-        "Updates that are left out, with their images.",
+        "Updates, by their numbers, that are left out with their images.",
         limit=_UPDATES,
         example=[120],
     )
     slower: tuple[int, ...] = setting(
         (),
-        "Updates at each of which the learning rate is halved, for the rest of the run.",
+        "Updates, by their numbers, at each of which the learning rate is halved, for the rest of the run.",
         limit=_UPDATES,
         example=[120],
     )
     fp32: tuple[int, ...] = setting(
         (),
-        "The first of these updates and all later ones are computed in fp32, with any precision.name.",
+        "Updates, by their numbers: the first of them and all later ones are computed in fp32, with any "
+        "precision.name.",
         limit=_UPDATES,
         example=[120],
     )

@@ -85,6 +85,7 @@ class Recipe:
         128,
         "Images for each update, over all devices, 1 to 1,048,576.",
         limit=between(1, MOST_IMAGES),
+        example=64,
         usual=(
             "128 on each GPU; at most a tenth of the images, but at least 2",
             "16 on each GPU; at most a tenth of the images, but at least 2",
@@ -101,6 +102,7 @@ class Recipe:
         0,
         "Seed of initialisation, order and augmentation, 0 or more.",
         limit=ValueLimit(lambda seed: 0 <= seed < 2**63, "0 to 2**63 - 1"),
+        example=1,
         words="seed-everything random-seed manual-seed random-state",
         flag=Flag(OUTPUT),
     )

@@ -2,7 +2,7 @@
 
 >>> row = next(row for row in recipe_keys("model") if row.key == "model.decay")
 >>> row.train, row.finetune, row.example
-('0.75', '0.8', '--set model.decay=0.75')
+('0.75', '0.8', '--set model.decay=0.7')
 """
 
 from __future__ import annotations

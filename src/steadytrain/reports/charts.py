@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -170,6 +170,11 @@ E = TypeVar("E", bound=Drawn)
 def style(index: int) -> dict[str, str]:
     """Return the colour and the dash by which the run of that index is known everywhere on a page."""
     return {"colour": COLOURS[index % len(COLOURS)], "dash": DASHES[index // len(COLOURS) % len(DASHES)]}
+
+
+def has_line(figure: Mapping[str, Any]) -> bool:
+    """Return whether a figure of :func:`charts` has two points to join; that of a probe has one."""
+    return any(len(trace["y"]) > 1 for trace in figure["traces"])
 
 
 def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:

@@ -173,8 +173,9 @@ class _FolderPage:
         self._rows: list[RunRow] | None = None
         self._error = ""
         self._pages: OrderedDict[str, _RunPage] = OrderedDict()
+        name = str(Path.cwd() if folder == Path() else folder)
         self._fixed = {
-            "": ("text/html", render("runs.html.j2", {}, folder=str(folder)).encode()),
+            "": ("text/html", render("runs.html.j2", {}, folder=name).encode()),
             **_styles(),
             "runs.js": ("text/javascript", (TEMPLATES / "runs.js").read_bytes()),
         }

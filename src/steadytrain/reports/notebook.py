@@ -14,7 +14,7 @@ from typing import Any
 from steadytrain.cost.bill import Bill
 from steadytrain.format import duration, money, number, percent, score_name
 from steadytrain.monitor import Diagnosis, Ledger
-from steadytrain.reports.charts import charts
+from steadytrain.reports.charts import charts, has_line
 from steadytrain.reports.page import heroes_and_verdict, render
 from steadytrain.reports.plots import Panel, svg
 from steadytrain.reports.summary import Account
@@ -105,7 +105,7 @@ def _times(ledger: Ledger) -> dict[str, str]:
 
 def _curves(account: Account) -> str:
     """Draw accuracy and loss over epochs as a picture of its own, whose styles stay in it: an address of data."""
-    figures = [figure for figure in charts([account.history]) if figure["id"] in FIGURES]
+    figures = [figure for figure in charts([account.history]) if figure["id"] in FIGURES and has_line(figure)]
     if not figures:
         return ""
     picture = svg([_panel(figure) for figure in figures], title=account.summary.name)

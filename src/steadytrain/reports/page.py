@@ -34,7 +34,7 @@ from steadytrain.format import (
     size,
     when,
 )
-from steadytrain.reports.charts import TEMPLATES, charts, style
+from steadytrain.reports.charts import TEMPLATES, charts, has_line, style
 from steadytrain.reports.mistakes import sections
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account, Repeats, find_repeats, reached
@@ -101,7 +101,8 @@ def page(accounts: Sequence[Account], *, now: float | None = None, target: float
     """
     from markupsafe import Markup
 
-    figures, library = charts([account.history for account in accounts]), ""
+    drawn, library = charts([account.history for account in accounts]), ""
+    figures = [figure for figure in drawn if len(accounts) > 1 or has_line(figure)]
     if figures:
         from plotly.offline import get_plotlyjs
 
@@ -282,6 +283,7 @@ def _run(index: int, account: Account) -> dict[str, Any]:
         "name": summary.name,
         "status": summary.course.status,
         "why": summary.course.why,
+        "has_figures": bool(account.history.logged or account.history.evaluated),
         "bar": bar(account.ledger.seconds),
         "spent": sentence(account.ledger),
         "verdict": held_back(account),
@@ -311,7 +313,8 @@ def _heroes(account: Account) -> list[dict[str, str]]:
     if progress.epoch >= 1:  # as the live page has it
         per_epoch = f"{duration(speed.seconds / progress.epoch)} an epoch"
         per_epoch += f"; its updates {duration(speed.seconds_per_epoch)}" if speed.seconds_per_epoch else ""
-    overall = f"steady; {rate(speed.images_per_second_overall)} overall"
+    is_updated = speed.images_per_second_overall is not None
+    overall = f"steady; {rate(speed.images_per_second_overall)} overall" if is_updated else "no updates"
     heroes = [
         ("Best mAP" if summary.quality.is_multi_label else "Best top-1 accuracy", accuracy, more),
         ("Images per second", rate(speed.images_per_second), overall),

@@ -391,7 +391,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
         speed=RunSpeed(
             seconds_per_epoch=step_seconds / history.epoch(sum(span.steps for span in spans)) if step_seconds else None,
             images_per_second=ledger.steady_images_per_second or None,
-            images_per_second_overall=ledger.images_per_second if ledger.wall_seconds > 0 else None,
+            images_per_second_overall=ledger.images_per_second or None,
             wait_share=sum(s.seconds * s.wait_share for s in spans) / step_seconds if step_seconds else None,
             seconds=ledger.wall_seconds,
         ),

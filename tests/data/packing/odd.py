@@ -339,15 +339,17 @@ REAL: dict[str, dict[str, int]] = {
 
 INTRODUCTION = """# Odd images
 
-What `steady pack`, with its default options, does with files that are not plain photographs. `steady check` reports
-them before anything is packed. Files that are left out are listed with the reason, in the output and on the card;
-[record files](records.md#what-is-stored) says how many may be. The tests pack every one of these files and generate
-this page.
+Look up what becomes of a file that is no plain photograph, when it is packed or trained on. To find such files among
+yours, before anything is packed:
 
 <!-- not run: needs your images -->
 ```sh
 steady check photos/
 ```
+
+The tables are those of `steady pack` with its default options. A file that cannot be used is left out. The output and
+the card list it with the reason, and [record files](records.md#what-is-stored) says how many may be left out. The tests
+pack every one of these files and generate this page.
 """
 
 MEMORY = """## Memory

@@ -27,5 +27,7 @@ const curves = (() => {
       ...more,
     };
   }
-  return { dark, unit, where, title, layout };
+  // The axis of an accuracy: never far beyond 0 and 100 %, where plotly would go around a flat curve.
+  const share = { autorangeoptions: { clipmin: -0.02, clipmax: 1.02 } };
+  return { dark, unit, where, title, layout, share };
 })();

@@ -95,7 +95,7 @@
   }
   const plans = {
     loss: () => [learning("loss", ".4f"), { epochs: true, title: true }],
-    top1: () => [learning("top1", ".2%"), { epochs: true, ticks: ".0%", title: true }],
+    top1: () => [learning("top1", ".2%"), { epochs: true, ticks: ".0%", title: true, share: true }],
     ledger: () => [stacked(), { ticks: ".0%", range: [0, 1], hovermode: "x unified", title: true }],
   };
   for (const chart of told.charts) plans[chart.id] = (name = chart.series) => [drawn(chart, name), { ...chart, title: false, epochs: column(chart.series, "epoch") >= 0, zero: true, hovermode: chart.stacked ? "x unified" : "closest" }];
@@ -108,7 +108,7 @@
         nticks: 8, hoverformat: ".2f", unifiedhovertitle: { text: `%{x:.2f} ${unit()[2]}` }, title: plan.title ? curves.title(onEpochs, unit()) : undefined,
         ...(onEpochs ? { rangemode: "tozero" } : { range: [0, Math.max(state ? state.seconds / unit()[1] : 0, 1e-3)] }),
       },
-      y: { tickformat: plan.ticks ?? "", ticksuffix: plan.suffix ?? "", rangemode: plan.zero ? "tozero" : "nonnegative", ...(plan.range ? { range: plan.range } : {}) },
+      y: { tickformat: plan.ticks ?? "", ticksuffix: plan.suffix ?? "", rangemode: plan.zero ? "tozero" : "nonnegative", ...(plan.range ? { range: plan.range } : {}), ...(plan.share ? curves.share : {}) },
     });
   }
   function draw(name) {

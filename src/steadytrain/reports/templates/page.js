@@ -38,6 +38,7 @@
       opacity: train ? 0.6 : dense ? 0.75 : 1,
       line: { color: run.colour, dash: run.dash, width: trace.role === "val" ? 2.25 : dense ? 0.8 : train ? 1.25 : 1.5 },
       marker: { color: run.colour, size: 6 },
+      cliponaxis: false,
     };
   }
 
@@ -51,7 +52,7 @@
         width: printing ? (wide ? 670 : 320) : here.clientWidth,
         height: printing ? 200 : here.clientHeight,
         x: { rangemode: "tozero", title: curves.title(axis === "epoch", unit) },
-        y: { automargin: true, rangemode: figure.zero ? "tozero" : "normal", tickformat: { top1: ".0%", wait: ".2~%" }[figure.id] ?? "" },
+        y: { automargin: true, rangemode: figure.zero ? "tozero" : "normal", tickformat: { top1: ".0%", wait: ".2~%" }[figure.id] ?? "", ...(figure.id === "top1" ? curves.share : {}) },
       });
       Plotly.react(here, figure.traces.map((trace) => drawn(figure, trace)), plan, {
         displaylogo: false,

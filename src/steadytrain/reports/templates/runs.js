@@ -3,7 +3,8 @@
   const figures = ["images/s", "cost", "age"];
 
   function cell(row, head) {
-    const td = document.createElement("td");
+    const td = document.createElement(head === "run" ? "th" : "td");
+    if (head === "run") td.scope = "row";
     if (figures.includes(head)) td.className = "figure";
     if (head === "run" && row.key) {
       const link = document.createElement("a");
