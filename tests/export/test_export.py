@@ -333,7 +333,7 @@ def test_files_that_cannot_be_used_say_so_in_one_line(tmp_path: Path) -> None:
 
 def test_onnx_runtime_is_kept_from_reporting_its_use_to_its_makers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(exported.NO_TELEMETRY, raising=False)
-    monkeypatch.setattr(exported.importlib, "import_module", lambda name: os.environ.get(exported.NO_TELEMETRY))
+    monkeypatch.setattr("importlib.import_module", lambda name: os.environ.get(exported.NO_TELEMETRY))
     assert require_library("onnxruntime") == require_library("onnxruntime.quantization") == "1"
     assert require_library("json") is None
 
