@@ -182,13 +182,18 @@ def test_a_network_that_takes_no_other_batch_is_trained_without_being_measured(
         session.update(session.state, batch, 0.1)
 
 
-def test_more_threads_than_cores_are_compared_with_as_many_as_there_are(recipe: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [1, -1])
+def test_more_or_fewer_threads_than_cores_are_compared_with_as_many_as_there_are(
+    recipe: Recipe, tmp_path: Path, more: int
+) -> None:
     cores = facts.cores()
-    changed = recipe.with_({"parallel.compute_threads": cores + 1})
+    if cores + more < 1:
+        pytest.skip("one core has no fewer")
+    changed = recipe.with_({"parallel.compute_threads": cores + more})
     with session_of(changed, tmp_path) as (session, batch):
         measured = measure_step(session, batch)
         assert measured is not None and f"threads={cores}" in measured.passes
-        assert torch.get_num_threads() == cores + 1
+        assert torch.get_num_threads() == cores + more
 
 
 def test_sixteen_bits_are_compared_with_thirty_two(recipe: Recipe, tmp_path: Path) -> None:

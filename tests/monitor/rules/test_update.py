@@ -215,7 +215,7 @@ def test_growth_is_timed_by_a_part_that_does_not_grow_where_the_cores_became_few
         for part, (forward, backward) in zip(stretches(*(0.01,) * 5), times, strict=True)
     )
     cause = find("growth", evidence(parts=parts))
-    # In a backward pass's time the forward one grows from 21.5 ms by 21 in each fifth; on one core both take twice that.
+    # Timed by the backward pass it grows from 21.5 ms by 21 in each fifth; on one core both take twice that.
     assert cause is not None and cause.share == pytest.approx(200 * (0.71 - 9 * 0.0215) / 4 / 65)
 
 

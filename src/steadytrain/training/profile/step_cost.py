@@ -120,11 +120,10 @@ def measure_step(
     processor four times as many (made by repeating it) where there are fewer than :data:`FEW` images in a micro-batch;
     ``fp32`` where the run computes in 16 bits, ``bf16`` where it does not and the processor multiplies it natively;
     ``threads=N`` where it computes with more threads than the N cores, or with fewer that were not chosen by trial, and
-    then the pass with other numbers is made
-    with as many, too; ``other threads=N``, the larger batch, where it computes with fewer than the N cores. Of compiled
-    code there is ``full`` alone, as measured when it was made, and no count of operations. On a GPU ``fixed_seconds``
-    is the time in which the device waits for the host, by a pass that was queued before it began; where the network's
-    code waits for the device, by the two sizes, as on a processor.
+    then the pass with other numbers is made with as many, too; ``other threads=N``, the larger batch, where it computes
+    with fewer than the N cores. Of compiled code there is ``full`` alone, as measured when it was made, and no count of
+    operations. On a GPU ``fixed_seconds`` is the time in which the device waits for the host, by a pass that was queued
+    before it began; where the network's code waits for the device, by the two sizes, as on a processor.
 
     Args:
         batch: the run's next one, or one it has had; only read.
