@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,20 @@ from typing import Any
 import pytest
 
 from steadytrain import files
-from steadytrain.files import create, lock, lock_at_once, lock_surely, locked, read_text, replace_file, unlock
+from steadytrain.data.sources.find import require_there
+from steadytrain.errors import DataError, RunError
+from steadytrain.files import (
+    create,
+    lock,
+    lock_at_once,
+    lock_surely,
+    locked,
+    other_spelling,
+    read_text,
+    replace_file,
+    unlock,
+)
+from steadytrain.run import Run
 
 
 def test_a_lock_is_one_holders_or_shared_and_falls_with_its_file(tmp_path: Path) -> None:
@@ -181,3 +195,16 @@ def test_a_writer_whose_new_folder_was_taken_for_a_left_one_makes_another(
     replace_file(tmp_path / "a.txt", "whole")
     assert len(taken) == 2 and (tmp_path / "a.txt").read_text() == "whole"
     assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_name_in_another_spelling_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path("photos", "été").mkdir(parents=True)
+    for name in ("~/photos", '"photos"', "'photos'", "photos\\" + "été", unicodedata.normalize("NFD", "photos/été")):
+        with pytest.raises(DataError, match=r"Did you mean .*photos"):
+            require_there(name)
+        with pytest.raises(RunError, match=r"does not exist\. Did you mean .*photos"):
+            Run.open(name)
+    for name in ("~nobody/photos", "\\\\server\\photos", "C:\\photos", "''"):
+        assert not other_spelling(name)

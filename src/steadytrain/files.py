@@ -16,6 +16,7 @@ import shutil
 import stat
 import tempfile
 import time
+import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -252,3 +253,17 @@ def replace_file(path: Path, text: str) -> None:
             return
     with replacing(target, name=path) as part:
         part.write_bytes(data)
+
+
+def other_spelling(name: str) -> str:
+    """Return the path that a name means: with ``~``, backslashes, quotation marks, or accents in another form.
+
+    Args:
+        name: of nothing that is there.
+
+    Returns:
+        The path, which is there; empty where none is.
+    """
+    forms = [os.path.expanduser(name), name.strip("'\"")]  # noqa: PTH111 - leaves an unknown user's name as it is
+    forms += [name.replace("\\", "/"), *(unicodedata.normalize(form, name) for form in ("NFC", "NFD"))]
+    return next((form for form in forms if form not in ("", name) and os.path.lexists(form)), "")

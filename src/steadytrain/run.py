@@ -64,6 +64,7 @@ from steadytrain.files import (
     lock_surely,
     open_lock,
     open_regular,
+    other_spelling,
     read_text,
     replacing,
     sync,
@@ -287,6 +288,8 @@ class Run:
             text = read_text(path / "recipe.json", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             why = "is not a run: it has no recipe.json" if path.exists() else "does not exist"
+            if not path.exists() and (other := other_spelling(str(directory))):
+                why += f". Did you mean {other}?"
             raise RunError(f"{path} {why}{_runs_within(path) or _data_words(path)}") from None
         except OSError as error:
             raise RunError(f"cannot read {path / 'recipe.json'}: {error.strerror}") from error

@@ -90,8 +90,8 @@ def test_best_and_last_are_the_weights_that_there_are(tmp_path: Path) -> None:
 
 
 def test_a_report_on_no_runs_is_refused(tmp_path: Path) -> None:
-    nothing: Any = None
-    for runs in ([], nothing):
+    wrong: list[Any] = [[], None]
+    for runs in wrong:
         with pytest.raises(st.SteadyError, match="name a run, or several"):
             st.report(runs, tmp_path / "report.html")
 

@@ -143,7 +143,7 @@ def _torchvision_names() -> list[str]:
         import torchvision
     except ImportError:
         return []
-    return torchvision.models.list_models(module=torchvision.models)
+    return list(torchvision.models.list_models(module=torchvision.models))
 
 
 def _hint(name: str) -> str:

@@ -354,7 +354,7 @@ loss, images_per_second, cost, age, seconds, epochs, or a key of the recipe, suc
 def unmet_words(text: str, rows: Sequence[RunRow]) -> str:
     """Say which values there are of the fields by which a condition finds no run.
 
-    >>> unmet_words("status=done top1>0.5", [RunRow(name="a", directory="a", status="finished", top1=0.25)])
+    >>> unmet_words("status=done top1>0.5", [RunRow(name="a", directory="a", status="finished", best=0.25)])
     'status is finished; top1 is 0.25'
     """
     parts: list[str] = []

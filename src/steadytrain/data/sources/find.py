@@ -58,6 +58,7 @@ from steadytrain.data.sources.webdataset import is_webdataset, list_samples
 from steadytrain.data.storage.scratch import new_path
 from steadytrain.data.storage.store import ObjectPlace, is_uri, local_name
 from steadytrain.errors import DataError, did_you_mean, type_words
+from steadytrain.files import other_spelling
 from steadytrain.format import Say, count, few
 
 Parts = Mapping[str, Sequence[str]]
@@ -187,6 +188,8 @@ def require_there(source: str) -> None:
         return
     if path.is_symlink():
         raise DataError(f"{source} is a broken link (to {path.readlink()}): fix it")
+    if other := other_spelling(source):
+        raise DataError(f"there is no file or folder {source}. Did you mean {other}?")
     names = {p.name for p in path.parent.iterdir()} if path.parent.is_dir() else set()
     packed = {name.removesuffix(".rec") for name in names if name.endswith(".rec")}
     companions = {f"{name}{ending}" for name in packed for ending in (".idx", ".lst", ".json")}  # no sources themselves
