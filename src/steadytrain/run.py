@@ -90,12 +90,13 @@ def _require_folder(directory: object) -> str | os.PathLike[str]:
 
 
 def _data_words(folder: Path) -> str:
-    """Say how a folder that may be data is trained on; nothing where it is none, or empty."""
+    """Say how to train on a folder that may be data: one with folders in it, as of classes; nothing elsewhere."""
     try:
-        is_empty = not any(folder.iterdir())
+        may_be_data = any(entry.is_dir() for entry in folder.iterdir())
     except OSError:
         return ""
-    return "" if is_empty else f"; steady finetune {folder}, in Python st.finetune({str(folder)!r}), trains on data"
+    words = f"; to train on images in it: steady finetune {folder} (in Python: st.finetune({str(folder)!r}))"
+    return words if may_be_data else ""
 
 
 def _runs_within(folder: Path) -> str:

@@ -50,7 +50,9 @@ def test_what_is_no_run_is_refused_with_what_is(use: Callable[[Any], object], tm
 
 def test_data_in_place_of_a_run_are_told_how_to_be_trained_on(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cat").mkdir(parents=True)
-    with pytest.raises(st.SteadyError, match=r"no recipe\.json; steady finetune .*st\.finetune\('.*photos'\)"):
+    with pytest.raises(
+        st.SteadyError, match=r"no recipe\.json; to train on images in it: steady finetune .*st\.finetune\('.*photos'\)"
+    ):
         st.train(tmp_path / "photos")
     (tmp_path / "empty").mkdir()
     with pytest.raises(st.SteadyError, match=r"no recipe\.json$"):
