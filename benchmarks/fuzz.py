@@ -641,7 +641,8 @@ def asking(serve: Callable[[socket.socket, Callable[[], object]], object]) -> Re
         name = listener.getsockname()
         with contextlib.suppress(ConnectionError), socket.create_connection(name, timeout=30) as connection:
             connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # it may have hung up already
+                connection.shutdown(socket.SHUT_WR)
             while piece := connection.recv(65536):
                 answer += piece
         if failures.lines:

@@ -92,11 +92,14 @@ def _require_folder(directory: object) -> str | os.PathLike[str]:
 def _data_words(folder: Path) -> str:
     """Say how to train on a folder that may be data: one with folders in it, as of classes; nothing elsewhere."""
     try:
-        may_be_data = any(entry.is_dir() for entry in folder.iterdir())
+        with os.scandir(folder) as entries:
+            first = list(itertools.islice(entries, 1000))
     except OSError:
         return ""
-    words = f"; to train on images in it: steady finetune {folder} (in Python: st.finetune({str(folder)!r}))"
-    return words if may_be_data else ""
+    if any(entry.name.startswith("step-") for entry in first) or not any(entry.is_dir() for entry in first):
+        return ""
+    path = shlex.quote(str(folder))
+    return f"; to train on images in it: steady finetune {path} (in Python: st.finetune({str(folder)!r}))"
 
 
 def _runs_within(folder: Path) -> str:

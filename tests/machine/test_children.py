@@ -137,3 +137,13 @@ def test_processes_that_save_are_not_killed_by_the_same_request(
     wait_together([child], requests, ask_to_end=ask, grace_seconds=60, kill_if_asked_twice=True)
     child.stdout.close()
     assert child.returncode == (75 if is_the_same else -signal.SIGKILL)
+
+
+def test_a_signal_that_a_shell_has_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with interrupted_once() as received:
+            signal.raise_signal(signal.SIGUSR1)
+        assert received == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)

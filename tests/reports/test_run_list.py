@@ -235,6 +235,7 @@ def test_the_list_and_the_report_find_the_same_runs(tmp_path: Path) -> None:
     elsewhere = Run.create(tmp_path / "elsewhere" / "b", recipe())
     (tmp_path / "runs" / "b").symlink_to(elsewhere.directory)
     (tmp_path / "runs" / "best").symlink_to("a")
+    (tmp_path / "runs" / "sweep" / "best").symlink_to("../a")
     (tmp_path / "runs" / "sweep" / "up").symlink_to("..")
     found = ["a", "sweep/lr=0.1/seed-0", "sweep/lr=0.1/seed-1"]
     assert [str(path.relative_to(tmp_path / "runs")) for path in run_folders(tmp_path / "runs")] == found

@@ -23,7 +23,7 @@ from steadytrain.cli.worded_errors import OTHER_COMMANDS, assignment_hint, examp
 from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import FailedError, InputError, SteadyError, storage_error
 from steadytrain.format import fold
-from steadytrain.machine.children import interrupted_once
+from steadytrain.machine.children import SIGINT_ALONE, TO_END, interrupted_once
 from steadytrain.machine.process import share_cores
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ MODULES = {
 }
 """The module of each verb's function."""
 TRAINING_VERBS = ("train", "finetune", "resume")
+WITH_RANKS = (*TRAINING_VERBS, "replay", "evaluate", "bandwidth", "tune", "scale", "mxnet")
+"""Those whose processes may wait for each other."""
 _ZSH_WITHOUT_VALUES = r"""^(\s+(['"])(?:\*?\d*|\*?-[^[]*\[.*\]):(?:[^:\\]|\\.)*)(\2 \\)$"""
 """A word or the value of a flag of which the script for zsh only says what it is."""
 
@@ -212,9 +214,13 @@ def main(argv: list[str] | None = None) -> int:
             "`torch.distributed.all_gather_into_tensor` is deprecated",
         ):
             warnings.filterwarnings("ignore", message=harmless)  # of torch, about its own threads and files
-    with interrupted_once() as received:
-        code = _code_of(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    # Ranks wait for each other in code that no handler interrupts: the system ends them at once.
+    with interrupted_once(SIGINT_ALONE if {*words[:1]} & {*WITH_RANKS} else TO_END) as received:
+        code = _code_of(words)
     if received and received[0] != signal.SIGINT:  # whoever waits for this process is to see what ended it
+        with suppress(OSError):
+            sys.stdout.flush()
         os.kill(os.getpid(), received[0])
     return code
 
@@ -450,9 +456,11 @@ def _silence_output() -> None:
 
 def _interrupted() -> int:
     """Say that the command was interrupted, once for all ranks of a job."""
-    if world_from_environment(os.environ).is_first:
-        with suppress(OSError):  # the terminal may be gone
-            _fail(INTERRUPTED, 130)
+    with suppress(OSError, InputError):  # the terminal may be gone; ranks that are misnamed are no job
+        if not world_from_environment(os.environ).is_first:
+            return 130
+    with suppress(OSError):
+        _fail(INTERRUPTED, 130)
     return 130
 
 

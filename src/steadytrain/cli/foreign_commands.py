@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
-from itertools import pairwise
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from steadytrain.cli.augmentation_flags import is_number
 from steadytrain.cli.foreign_flags import ON_OFF, SWITCHES
@@ -62,7 +62,10 @@ PLACES: dict[str, dict[str, tuple[str, ...]]] = {
 _OPTIONAL = {"evaluate": ("DATA",)}
 _FORMATS = {"onnx": "model.onnx", "openvino": "model.xml", "engine": "model.engine", "torchscript": "model.pt2"}
 _ULTRALYTICS = re.compile(r"yolo\S*\.(pt|yaml)")
-_UNNEEDED = ("task", "mode", "pretrained")
+_UNNEEDED = ("task",)
+_BATCHES = ("b", "bs", "batch", "batch-size", "train-batch-size", "per-device-train-batch-size", "batch-size-per-gpu")
+_ASSIGNED = {"DATA": ("dataset",), "RUN": ("run",), "IMAGE": ("image", "images", "input")}
+"""What names a place in words such as ``run=runs/a``; as flags these are others."""
 
 
 def is_assignment(word: str) -> bool:
@@ -71,7 +74,7 @@ def is_assignment(word: str) -> bool:
     >>> is_assignment("lr=0.1"), is_assignment("photos/a=b"), is_assignment("--lr=0.1")
     (True, False, False)
     """
-    return bool(re.fullmatch(r"[A-Za-z][\w.-]*=.*", word)) and not Path(word).exists()
+    return bool(re.fullmatch(r"[A-Za-z][\w.-]*=.*", word)) and not os.path.exists(word)  # noqa: PTH110 - a long word is no path, and no error
 
 
 def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
@@ -110,11 +113,12 @@ def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
     if not verb:
         return []
     number = (int(ranks) if ranks.isdecimal() else 1) * (int(machines) if machines.isdecimal() else 1)
-    command = _command(verb, left[1:], number)
     if verb not in ("train", "finetune") or (not ranks and not machines):
-        return ["steady", *command]
+        return ["steady", *_command(verb, left[1:], 1)]
+    command = _command(verb, left[1:], number)
     if machines not in ("", "1"):
-        return ["steady", "launch", "--on", "ssh", "--nodes", machines, "--procs", ranks or "1", "--", *command]
+        where = ["--on", "ssh", "--hosts", "HOSTS", "--nodes", machines]
+        return ["steady", "launch", *where, "--procs", ranks or "1", "--", *command]
     return ["steady", *command, "--procs", ranks or "1"]
 
 
@@ -128,7 +132,7 @@ def _without_starter(words: Sequence[str]) -> tuple[list[str], str, str]:
     Returns:
         The words left, how many ranks a machine has, and how many machines there are, each empty where it is not said.
     """
-    left, ranks, machines, is_launcher = list(words), "", "", False
+    left, ranks, machines, is_launcher, is_total = list(words), "", "", False, False
     while left:
         word = left[0]
         flag, _, value = word.partition("=")
@@ -141,10 +145,13 @@ def _without_starter(words: Sequence[str]) -> tuple[list[str], str, str]:
             left.pop(0)
             if not value and left and not left[0].startswith("-") and not left[0].endswith(".py"):
                 value = left.pop(0)
-            ranks = value if plain_word(flag) in _RANKS else ranks
+            if plain_word(flag) in _RANKS:
+                ranks, is_total = value if value.isdecimal() else "auto", plain_word(flag) == "num-processes"
             machines = value if plain_word(flag) in _MACHINES else machines
         else:
             break
+    if is_total and ranks.isdecimal() and machines.isdecimal():  # accelerate counts those of all machines
+        ranks = str(max(1, int(ranks) // max(1, int(machines))))
     return left, ranks, machines
 
 
@@ -187,15 +194,29 @@ def _command(verb: str, words: Sequence[str], num_ranks: int) -> list[str]:
         takes_any = plain not in SWITCHES
         if not equals and left and not left[0].startswith("-") and (takes_any or left[0].lower() in ON_OFF):
             value = left.pop(0)
-        place = next((place for place, names in PLACES[verb].items() if plain in names), "")
+        places = PLACES[verb].items()
+        place = next((place for place, names in places if plain in names), "")
+        if not place and not word.startswith("-"):
+            place = next((place for place, _ in places if plain in _ASSIGNED.get(place, ())), "")
         if plain in _NETWORK and not _ULTRALYTICS.fullmatch(value):
             network = value
-        elif plain in _NETWORK:
-            verb = "finetune" if verb == "train" else verb  # its networks start from weights, and are not here
+        elif plain in _NETWORK:  # these networks are not here; a .yaml starts without weights
+            verb = "finetune" if verb == "train" and value.endswith(".pt") else verb
+        elif plain == "pretrained":
+            if verb in ("train", "finetune"):
+                verb = "train" if value.lower() in ("false", "no", "0", "off") else "finetune"
+        elif plain == "mode" and value in ("train", "training"):
+            pass
         elif place:
             named.setdefault(place, value)
         elif verb == "export" and plain == "format":
             flags += ["-o", _FORMATS.get(value, value)]
+        elif verb == "export" and plain in ("out", "output"):
+            flags += ["-o", value]
+        elif "." in name and not name.startswith("-"):  # a key of a recipe
+            flags += ["--set", word]
+        elif plain in _BATCHES and num_ranks > 1 and value.isdecimal():
+            flags += [name if plain in ("b", "batch-size") else "--batch-size", str(num_ranks * int(value))]
         elif plain not in _UNNEEDED:
             flags += [name if name.startswith("-") else f"--{name}", *([value] if value else [])]
             while left and is_number(left[0]):  # --betas 0.9 0.999
@@ -212,7 +233,4 @@ def _command(verb: str, words: Sequence[str], num_ranks: int) -> list[str]:
         flags += ["-o", _FORMATS["onnx"]]
     if verb == "train" and {"lr", "learning-rate", "lr0"} & set(map(plain_word, flags)):
         flags += ["--set", "optim.base_batch_size=none"]
-    for index, (flag, value) in enumerate(pairwise(flags)):
-        if plain_word(flag) in ("b", "batch-size") and value.isdecimal():
-            flags[index + 1] = str(num_ranks * int(value))
     return [verb, *ours, *bare, *flags]

@@ -153,7 +153,7 @@ OTHERWISE = {
         ("dataset-name", "dataset-config-name"), f"{_DATA_FIRST}; steady fetch fetches public ones by name"
     ),
     **dict.fromkeys(("validation-dir", "val-dir", "validation-data", "data-val"), "--val DATA"),
-    **dict.fromkeys(("label-column-name", "label-column"), "--label-column NAME, of a table"),
+    "label-column-name": "--label-column NAME, of a table",
     **dict.fromkeys(("image-column-name", "image-column"), "--path-column NAME, of a table"),
     **dict.fromkeys(("model-name-or-path", "net", "arch-name", "learner", "config-name"), "--model timm/NAME"),
     **dict.fromkeys(("load-from", "pretrained-weights"), "--weights FILE"),

@@ -38,6 +38,8 @@ GRACE_SECONDS = 5.0
 _PipeEnd = int | IO[bytes] | None
 ASKED_TWICE_SECONDS = 1.0
 """Signals that follow the first within this time ask for nothing new."""
+SIGINT_ALONE = ("SIGINT",)
+TO_END = (*SIGINT_ALONE, "SIGTERM", "SIGHUP", "SIGUSR1")
 
 _PID = struct.Struct("<q")
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
@@ -451,7 +453,7 @@ def take_signals(names: Iterable[str], on_signal: Callable[[int], None] = lambda
 
 
 @contextmanager
-def interrupted_once() -> Iterator[list[int]]:
+def interrupted_once(names: Iterable[str] = TO_END) -> Iterator[list[int]]:
     """Let signals that ask to end interrupt a block as Ctrl-C does, so that it cleans up; yield as take_signals does.
 
     SIGUSR1 is what mpirun and Slurm ask ranks by. A process is often asked twice, by whoever signals all of a group and
@@ -467,11 +469,14 @@ def interrupted_once() -> Iterator[list[int]]:
                 interrupt(number, None)
             raise KeyboardInterrupt
 
-    names = ["SIGTERM", "SIGHUP", "SIGUSR1"]
-    if callable(interrupt):  # not where a shell has it ignored
-        names.append("SIGINT")
-    with take_signals(names, ask) as received:
+    # Not those that a shell has ignored.
+    heard = [name for name in names if getattr(signal, name, None) and _is_heard(getattr(signal, name))]
+    with take_signals(heard, ask) as received:
         yield received
+
+
+def _is_heard(number: int) -> bool:
+    return signal.getsignal(number) not in (signal.SIG_IGN, None)
 
 
 @contextmanager

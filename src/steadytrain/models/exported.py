@@ -370,7 +370,7 @@ def _silent_onnxruntime() -> Iterator[None]:
         yield
     finally:
         if not is_given:
-            del os.environ[NO_TELEMETRY]
+            os.environ.pop(NO_TELEMETRY, None)
 
 
 def _engine_of(path: Path) -> RuntimeName:

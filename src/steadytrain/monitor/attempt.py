@@ -256,7 +256,7 @@ class Attempt:
                 if not self._granted or self._granted[-1][1:] != (event.cores, event.quota):
                     since = event.seconds if self._granted else 0.0  # it may have changed just after the sample before
                     self._granted.append((event.time - since, event.cores, event.quota))
-                self._take_company(is_beside=(event.others or 0.0) >= BESIDE * event.cores)
+                self._take_company(is_beside=(event.others or 0.0) >= BESIDE * event.cores > 0)
             case ThreadStats():
                 stopped = {bucket: of["stopped"] for bucket, of in event.loop.items() if of.get("stopped", 0.0) > 0}
                 if stopped and (not self.stops or self.stops[-1][1] != stopped):
@@ -339,7 +339,12 @@ class Attempt:
         return tuple(stretches)
 
     def _take_company(self, *, is_beside: bool) -> None:
-        """Add the updates since the sample before to those with or without other processes at work."""
+        """Add the updates since the sample before to those with or without other processes at work.
+
+        What was the warm-up is known by the first account: the sample before it adds nothing, the one after it all.
+        """
+        if not self._is_accounted:
+            return
         end, (alone, beside) = self.end(), (self.company.alone, self.company.beside)
         images = max(0, end.images - alone[0] - beside[0])
         seconds = max(0.0, self._working(end) - alone[1] - beside[1])

@@ -197,22 +197,22 @@ def run_folders(folder: Path, *, links: bool = False, depth: int = DEPTH) -> Ite
     if os.path.lexists(folder / "recipe.json"):
         yield folder
         return
+    entries = list[os.DirEntry[str]]()
     with suppress(OSError):
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            path = folder / entry.name
-            if not entry.is_symlink() and entry.is_dir() and depth >= 0 and not entry.name.startswith("."):
-                yield from run_folders(path, links=links, depth=depth - 1)
-            elif links and entry.is_symlink() and (path / "recipe.json").exists() and not _is_below(path, folder):
-                yield path
-
-
-def _is_below(link: Path, folder: Path) -> bool:
-    return link.resolve().is_relative_to(folder.resolve())
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    for entry in entries:
+        path = folder / entry.name
+        if not entry.is_symlink() and entry.is_dir() and depth >= 0 and not entry.name.startswith("."):
+            yield from run_folders(path, links=links, depth=depth - 1)
+        elif links and entry.is_symlink() and os.access(path / "recipe.json", os.F_OK):
+            yield path
 
 
 def runs_inside(folder: Path) -> tuple[list[Run], list[str]]:
     """Open the runs in a folder, and say why others were left out; RunError if there are none."""
-    candidates = list(run_folders(folder, links=True))
+    inside = folder.resolve()
+    found = run_folders(folder, links=True)
+    candidates = [path for path in found if not path.is_symlink() or not path.resolve().is_relative_to(inside)]
     if not candidates:
         raise RunError(f"{folder} is not a run (no recipe.json), nor a folder with runs in it")
     runs: list[Run] = []

@@ -353,4 +353,4 @@ def test_train_finds_the_validation_object_beside_the_training_one(
 
 def test_a_file_uri_is_a_local_file(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["feed", digits.as_uri(), "--seconds", "0.1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["data"] == str(digits)
+    assert json.loads(capsys.readouterr().out)["data"] == digits.as_uri()

@@ -245,6 +245,7 @@ def test_neighbours_cost_what_updates_take_longer_while_they_are_at_work() -> No
     assert cause is not None and cause.share == pytest.approx(15 / 65, abs=0.01)
     same = changed(facts, company=Company(alone=(1000, 13.0), beside=(4000, 52.0)))
     assert find("noisy_neighbour", same) is None, "updates took as long before they came"
+    assert first(same) == "unexplained", "and what they take longer is not passed over"
     hardly = changed(facts, company=Company(alone=(10, 0.1), beside=(4990, 64.9)))
     assert find("noisy_neighbour", hardly) == find("noisy_neighbour", facts), "ten images are nothing to compare with"
 
@@ -265,6 +266,8 @@ def test_a_processor_that_is_slower_for_a_while_is_nothing_that_the_run_does() -
     verdict = diagnose(changed(facts, parts=evenly)).causes[0]
     assert verdict.name == "nothing" and "70 ms instead of 35 ms" in verdict.evidence[-1].replace(".0", "")
     assert "the processor was slower" in verdict.evidence[-1]
+    beside = diagnose(changed(facts, parts=evenly, feed=None, machine=machine(cpu=1.0, others=1.0, idle=0.0)))
+    assert "the processor was slower" in beside.causes[0].evidence[-1], "whatever else there is"
     unevenly = stretches((0.012, 0.023), (0.012, 0.058), (0.012, 0.058), (0.012, 0.058), (0.012, 0.023))
     assert first(changed(facts, parts=unevenly)) == "unexplained", "one part alone took longer"
     waited = changed(facts, parts=evenly, threads=threads(("backward", "python", "", 30.0), ran=36.0))

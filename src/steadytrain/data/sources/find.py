@@ -156,7 +156,7 @@ def source_name(data: object) -> str:
     'photos'
     """
     if isinstance(data, str | os.PathLike):
-        return str(data)
+        return os.fspath(data)
     remedy = "save its images into a folder for each class; your own loop takes any loader (docs: own-loop)"
     if isinstance(folder := getattr(data, "root", None), str | Path):  # torchvision's data sets
         remedy = f"name its folder, {folder}"

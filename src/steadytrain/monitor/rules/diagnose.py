@@ -168,6 +168,13 @@ def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
     limits = ceiling(evidence, causes)
     if not any(cause.share >= LEAST and not cause.is_usual for cause in causes):
         causes = (_nothing(evidence, limits), *causes)
+    if (stretches := slower_stretch(evidence)) is not None:  # no cause, but to be seen
+        fast, slow = (duration(sum(part.seconds.values())) for part in stretches)
+        figure = (
+            f"updates take {slow} instead of {fast} up to step {stretches[1].step:,}, evenly in all their parts: the"
+            " processor was slower (its clock, or other guests of this host)"
+        )
+        causes = (replace(causes[0], evidence=(*causes[0].evidence, figure)), *causes[1:])
     missing = tuple(_not_measurable(evidence))
     return Diagnosis(causes=causes, ledger=evidence.ledger, ceiling=limits, not_measurable=missing)
 
@@ -264,12 +271,6 @@ def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:
             figures.append(f"{name} alone: {number(rate)} images/s ({how})")
     if limits.mfu is not None:
         figures.append(f"the updates use {percent(limits.mfu)} of what the device can compute (MFU)")
-    if (stretches := slower_stretch(evidence)) is not None:
-        fast, slow = (duration(sum(part.seconds.values())) for part in stretches)
-        figures.append(
-            f"updates take {slow} instead of {fast} up to step {stretches[1].step:,}, evenly in all their parts: the"
-            " processor was slower (its clock, or other guests of this host)"
-        )
     return Cause(name="nothing", share=0.0, sentence=sentence, evidence=tuple(figures))
 
 

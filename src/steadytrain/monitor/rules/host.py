@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from steadytrain.config.phases import parse_train
 from steadytrain.events import Ceilings, StepMeasured, ThreadStats
 from steadytrain.format import count, duration, percent
 from steadytrain.monitor.evidence import BESIDE, Evidence, PartTimes
@@ -259,8 +260,10 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
     """
     loop, mean = loop_time(evidence), evidence.mean_seconds(*PASSES, "optimizer")
     references = dict(_references(evidence))
-    thread = busy_thread(evidence)
-    is_beside = thread is not None or rivals(evidence)["others"] >= BESIDE * evidence.cores
+    thread, meanwhile = busy_thread(evidence), _meanwhile(evidence)
+    # Others beside whom updates take no longer explain nothing.
+    are_others = rivals(evidence)["others"] >= BESIDE * evidence.cores and meanwhile >= LEAST_UNEXPLAINED
+    is_beside = thread is not None or are_others
     # Each was timed in a moment of its own, which may have been a lucky one: of three, two have to say so where nobody
     # is known who could have made the others late.
     ranked = sorted(references, key=lambda name: references[name])
@@ -276,8 +279,8 @@ def unexplained(evidence: Evidence, causes: Sequence[Cause]) -> list[Cause]:
         share = excess - explained
     unknown = 0.0 if loop is None or not evidence.on_cpu or evidence.takes_turns else loop.unknown
     if is_beside and thread is None:
-        share = min(share, _meanwhile(evidence))
-    if (share < LEAST_UNEXPLAINED or not is_beside) and slower_stretch(evidence) is not None:
+        share = min(share, meanwhile)
+    if name and (share < LEAST_UNEXPLAINED or not is_beside) and slower_stretch(evidence) is not None:
         share, is_beside = min(share, passes * _never_as_fast(evidence, references[name])), False
     if max(share, unknown) < LEAST_UNEXPLAINED:  # threads that take turns wait for each other
         return list(causes)
@@ -336,9 +339,11 @@ def slower_stretch(evidence: Evidence) -> tuple[PartTimes, PartTimes] | None:
     alike. Code of the run, more work or a wait lengthens one part or another; a lower clock, or other guests of the
     host on the same core, lengthens them all, and no figure of this system tells of it.
     """
-    loop, parts = loop_time(evidence), evidence.parts
+    loop, parts, recipe = loop_time(evidence), evidence.parts, evidence.recipe
     if loop is None or not evidence.on_cpu or loop.ran < RAN * loop.passes or not parts:
         return None
+    if recipe.data.grow_size or parse_train(recipe.model.train).has_phases:
+        return None  # larger images, or more layers that are trained, take longer
     fastest, slowest = (choose(parts, key=lambda part: sum(part.seconds.values())) for choose in (min, max))
     longer = sum(slowest.seconds.values()) >= (1 + MUCH_LONGER) * sum(fastest.seconds.values()) > 0
     return (fastest, slowest) if longer and steadiest_part(fastest, slowest) is None else None

@@ -14,7 +14,7 @@ from steadytrain.format import count, duration, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import COMPUTE, PASSES
 from steadytrain.monitor.rules.cause import LEAST, TRUSTED, Cause, clip
-from steadytrain.monitor.rules.host import disturbed, loop_time, steadiest_part
+from steadytrain.monitor.rules.host import disturbed, loop_time, slower_stretch, steadiest_part
 from steadytrain.monitor.rules.pace import Pace, mean_pace
 
 ENOUGH = 64  # images: where a batch of so many is still more fixed cost than work, it is the model that is small
@@ -198,8 +198,11 @@ def growth(evidence: Evidence) -> Iterator[Cause]:
             + ", ".join(f"{duration(part.seconds[name])} by step {part.step:,}" for part in parts)
             for name in sorted(lost, key=lambda name: -lost[name])
         ),
-        change="look in the model, its hooks, the loss and the optimizer for what is kept from one step to the next: a"
-        " list or a graph that grows",
+        change=(
+            "" if slower_stretch(evidence) is None else "see that the processor keeps its clock (heat, other guests); "
+        )
+        + "look in the model, its hooks, the loss and the optimizer for what is kept from one step to the next: a list"
+        " or a graph that grows",
         saves=share,
     )
 
@@ -235,7 +238,8 @@ def precision(evidence: Evidence) -> Iterator[Cause]:
     if candidates:
         best = min(candidates, key=lambda name: candidates[name])
         # Where more threads compute than there are cores, both were tried with as many: what is left is compared.
-        turns = min((seconds for other, seconds in passes.items() if other.startswith("threads=")), default=None)
+        tried = (seconds for other, seconds in passes.items() if other.startswith("threads="))
+        turns = min(tried, default=None) if evidence.takes_turns else None
         full = passes["full"] if turns is None else turns
         unqueued = 1.0 if turns is None else min(1.0, turns / max(evidence.mean_seconds(*PASSES), 1e-9))
         left = candidates[best] / full

@@ -119,9 +119,9 @@ def measure_step(
     ``passes`` of the event, each the fastest of some: ``full``, the run's batch; ``other``, a quarter of it, or on a
     processor four times as many (made by repeating it) where there are fewer than :data:`FEW` images in a micro-batch;
     ``fp32`` where the run computes in 16 bits, ``bf16`` where it does not and the processor multiplies it natively;
-    ``threads=N`` where it computes with more threads than the N cores, or with fewer that were not chosen by trial, and
-    then the pass with other numbers is made with as many, too; ``other threads=N``, the larger batch, where it computes
-    with fewer than the N cores. Of compiled code there is ``full`` alone, as measured when it was made, and no count of
+    ``threads=N`` where it computes with more threads than the N cores (then so is the pass with other numbers), or with
+    fewer that were not chosen by trial; ``other threads=N``, the larger batch, where it computes with fewer than the N
+    cores. Of compiled code there is ``full`` alone, as measured when it was made, and no count of
     operations. On a GPU ``fixed_seconds`` is the time in which the device waits for the host, by a pass that was queued
     before it began; where the network's code waits for the device, by the two sizes, as on a processor.
 
@@ -247,9 +247,11 @@ def _alternatives(session: Session, full: Pass, clock: Seconds) -> dict[str, flo
         except torch.OutOfMemoryError:
             pass
 
-    if device.type == "cpu" and _tries_threads(session, torch.get_num_threads()):
-        torch.set_num_threads(cores)  # the caller restores it
+    threads = torch.get_num_threads()
+    if device.type == "cpu" and _tries_threads(session, threads):
+        torch.set_num_threads(cores)
         measure(f"threads={cores}", full)
+        torch.set_num_threads(min(threads, cores))  # number formats are compared as the run computes; not in turns
     name: Literal["fp32", "bf16"] = "bf16" if spec.name in ("fp32", "tf32") else "fp32"
     if device.type == "cuda":
         has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
