@@ -874,9 +874,9 @@ class Session:
         atheris.Fuzz()
 
 
-def figures(sessions: Sequence[Session]) -> dict[str, Any]:
-    """Return a row for each target."""
-    rows = []
+def figures(sessions: Sequence[Session], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a row for each target, those of ``others`` as they were."""
+    rows = [*others]
     for session in sessions:
         texts = [path.read_text(encoding="utf-8").splitlines()[0][:160] for path in sorted(session.kept.glob("*.txt"))]
         row = {"target": session.target.name, **{name: round(getattr(session, name)) for name in COUNTED}}
@@ -909,15 +909,16 @@ def main() -> None:
         before = {row["target"]: row for row in json.loads(path.read_text())["targets"]}
     for session in sessions:
         if session.target.name in before:
-            session.go_on_from(before[session.target.name])
+            session.go_on_from(before.pop(session.target.name))
+    others = [*before.values()]  # of commands that had these, which are not among --only
     while time.monotonic() < end:
         for session in sessions:
             if time.monotonic() < end:
                 session.run(min(words.slice, max(1.0, end - time.monotonic())), words.seed + turn + session.inputs)
         turn += 1
-        path.write_text(json.dumps(figures(sessions), indent=1))
+        path.write_text(json.dumps(figures(sessions, others), indent=1))
         machine.say(f"turn {turn}: {sum(session.inputs for session in sessions):,} inputs")
-    machine.record("fuzz", figures(sessions), save=words.save)
+    machine.record("fuzz", figures(sessions, others), save=words.save)
 
 
 if __name__ == "__main__":
