@@ -12,14 +12,8 @@ import pytest
 
 from steadytrain.errors import FailedError, InputError
 from steadytrain.machine import children
-from steadytrain.machine.children import (
-    ChildEndedError,
-    ForkServer,
-    interrupted_once,
-    run_program,
-    start,
-    wait_together,
-)
+from steadytrain.machine.children import ChildEndedError, ForkServer, run_program, start, wait_together
+from steadytrain.machine.process import interrupted_once
 
 
 def python(code: str) -> list[str]:

@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
-from steadytrain.cli.worded_errors import OTHER_COMMANDS, assignment_hint, examples, worded_errors
-from steadytrain.distributed.world import world_from_environment
+from steadytrain.cli.worded_errors import OTHER_COMMANDS, assignment_hint, examples, is_assignment, worded_errors
 from steadytrain.errors import FailedError, InputError, SteadyError, storage_error
 from steadytrain.format import fold
-from steadytrain.machine.children import SIGINT_ALONE, TO_END, interrupted_once
-from steadytrain.machine.process import share_cores
+from steadytrain.machine.process import SIGINT_ALONE, TO_END, interrupted_once, share_cores
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -310,13 +308,13 @@ def _run(words: Sequence[str]) -> object:
 def _ours_instead(words: Sequence[str]) -> str:
     """Return the command to type in place of another tool's; empty where none is like it."""
     is_ours = words[0] in VERBS
-    if is_ours and "=" not in "".join(words[1:2]):
+    if words[0].startswith("-") or (is_ours and not any(map(is_assignment, words[1:2]))):
         return ""
-    from steadytrain.cli.foreign_commands import PLACES, foreign_command, is_assignment
+    from steadytrain.cli.foreign_commands import PLACES, foreign_command
 
-    if is_ours and not (words[0] in PLACES and is_assignment(words[1])):
+    if is_ours and words[0] not in PLACES:
         return ""
-    if words[0].startswith("-") or (len(words) == 1 and words[0] in OTHER_COMMANDS):
+    if len(words) == 1 and words[0] in OTHER_COMMANDS:
         return ""
     return shlex.join(foreign_command(words, tuple(VERBS)))
 
@@ -456,11 +454,14 @@ def _silence_output() -> None:
 
 def _interrupted() -> int:
     """Say that the command was interrupted, once for all ranks of a job."""
-    with suppress(OSError, InputError):  # the terminal may be gone; ranks that are misnamed are no job
-        if not world_from_environment(os.environ).is_first:
-            return 130
-    with suppress(OSError):
-        _fail(INTERRUPTED, 130)
+    from steadytrain.distributed.world import world_from_environment
+
+    is_first = True
+    with suppress(InputError):  # ranks that are misnamed are no job
+        is_first = world_from_environment(os.environ).is_first
+    with suppress(OSError):  # the terminal may be gone
+        if is_first:
+            _fail(INTERRUPTED, 130)
     return 130
 
 

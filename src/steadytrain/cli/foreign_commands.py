@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
 from steadytrain.cli.augmentation_flags import is_number
 from steadytrain.cli.foreign_flags import ON_OFF, SWITCHES
+from steadytrain.cli.worded_errors import is_assignment
 from steadytrain.config.synonyms import plain_word
 from steadytrain.errors import InputError
 from steadytrain.interop.mxnet.tools import ALIASES, PROGRAMS
@@ -66,15 +66,6 @@ _UNNEEDED = ("task",)
 _BATCHES = ("b", "bs", "batch", "batch-size", "train-batch-size", "per-device-train-batch-size", "batch-size-per-gpu")
 _ASSIGNED = {"DATA": ("dataset",), "RUN": ("run",), "IMAGE": ("image", "images", "input")}
 """What names a place in words such as ``run=runs/a``; as flags these are others."""
-
-
-def is_assignment(word: str) -> bool:
-    """Return whether a word is ``lr=0.1``, the manner of other tools, and no file's name.
-
-    >>> is_assignment("lr=0.1"), is_assignment("photos/a=b"), is_assignment("--lr=0.1")
-    (True, False, False)
-    """
-    return bool(re.fullmatch(r"[A-Za-z][\w.-]*=.*", word)) and not os.path.exists(word)  # noqa: PTH110 - a long word is no path, and no error
 
 
 def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
@@ -227,8 +218,8 @@ def _command(verb: str, words: Sequence[str], num_ranks: int) -> list[str]:
         flags = ["--model", network, *flags]
     ours = []
     for place in PLACES[verb]:
-        given = named.get(place) or (bare.pop(0) if bare else "")
-        ours += [given or place] if given or place not in _OPTIONAL.get(verb, ()) else []
+        value = named.get(place) or (bare.pop(0) if bare else "")
+        ours += [value or place] if value or place not in _OPTIONAL.get(verb, ()) else []
     if verb == "export" and "-o" not in flags:
         flags += ["-o", _FORMATS["onnx"]]
     if verb == "train" and {"lr", "learning-rate", "lr0"} & set(map(plain_word, flags)):

@@ -18,8 +18,8 @@ from steadytrain.cli.render import shorten_name
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
 from steadytrain.format import clock, pairs, wrap
-from steadytrain.machine.children import exit_code, in_foreground, start, take_signals
-from steadytrain.machine.process import given_environment
+from steadytrain.machine.children import exit_code, in_foreground, start
+from steadytrain.machine.process import given_environment, take_signals
 from steadytrain.monitor.process_watch import Cause, Moment, Reading, Sampler, read
 from steadytrain.monitor.rules import LEAST
 from steadytrain.reports.verdict import MAX_COLUMNS

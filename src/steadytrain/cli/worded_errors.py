@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -133,13 +134,21 @@ def _flag_hint(verb: str, word: str, names: Sequence[str], trains: bool) -> str:
     return about or near or f" steady {verb} --help shows all."
 
 
+def is_assignment(word: str) -> bool:
+    """Return whether a word is ``lr=0.1``, the manner of other tools, and no file's name.
+
+    >>> is_assignment("lr=0.1"), is_assignment("photos/a=b"), is_assignment("--lr=0.1")
+    (True, False, False)
+    """
+    return bool(re.fullmatch(r"[A-Za-z][\w.-]*=.*", word)) and not os.path.exists(word)  # noqa: PTH110 - a long word is no path, and no error
+
+
 def assignment_hint(verb: str, words: Sequence[str], names: Sequence[str], trains: bool) -> str:
     """Return what to type in place of ``lr=0.1 epochs=3``, the manner of other tools; empty where no word is so.
 
     >>> assignment_hint("train", ["lr=0.1", "photos/a b.jpg", "seed=1"], ["--lr", "--seed"], True)
     ': flags begin with dashes: --lr 0.1 --seed 1'
     """
-    from steadytrain.cli.foreign_commands import is_assignment
     from steadytrain.cli.options import flag_of
     from steadytrain.config.recipe import synonym
     from steadytrain.config.synonyms import advice

@@ -13,8 +13,7 @@ from types import FrameType
 from steadytrain.errors import InputError
 from steadytrain.export.serve import ServeSettings, Service
 from steadytrain.machine import facts
-from steadytrain.machine.children import ASKED_TWICE_SECONDS
-from steadytrain.machine.process import keep_memory
+from steadytrain.machine.process import ASKED_TWICE_SECONDS, keep_memory
 from steadytrain.machine.web_server import BACKLOG, LimitedServer, ServerLimits
 from steadytrain.reports.live import HOSTS
 from steadytrain.training import Trained

@@ -21,15 +21,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from steadytrain.launch.supervise import job_exit_code, killed_words, rank_variables
-from steadytrain.machine.children import (
-    die_with_parent,
-    exit_code,
-    kill_at_last,
-    start,
-    start_copying,
-    take_signals,
-    wait_together,
-)
+from steadytrain.machine.children import die_with_parent, exit_code, kill_at_last, start, start_copying, wait_together
+from steadytrain.machine.process import take_signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:

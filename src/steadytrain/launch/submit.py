@@ -32,9 +32,9 @@ from steadytrain.machine.children import (
     kill_at_last,
     start,
     start_copying,
-    take_signals,
     wait_together,
 )
+from steadytrain.machine.process import take_signals
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _SHORT_SECONDS = 5.0, 300.0, 60.0
 """Seconds before a kept job starts again, and at most, doubled after each start that came to less than the third."""

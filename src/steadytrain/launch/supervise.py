@@ -27,9 +27,9 @@ from steadytrain.machine.children import (
     kill_at_last,
     send,
     start,
-    take_signals,
     wait_together,
 )
+from steadytrain.machine.process import take_signals
 
 USAGE = InputError.exit_code
 RANK_LOST = RankLostError.exit_code

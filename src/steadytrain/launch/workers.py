@@ -60,8 +60,8 @@ from steadytrain.machine.children import (
     kill_at_last,
     send,
     start,
-    take_signals,
 )
+from steadytrain.machine.process import take_signals
 
 _LEFT = "STEADYTRAIN_RESTARTS_LEFT"
 SCRATCH = Path("/tmp/steady")

@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
 
 from steadytrain.errors import FailedError, InputError, SteadyError
+from steadytrain.machine.process import ASKED_TWICE_SECONDS, given_environment
 
 if TYPE_CHECKING:  # a child that packs needs none of it
     from multiprocessing.connection import Connection
@@ -36,11 +36,6 @@ POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 """For a child that no longer answers to end by itself, which gives its return code."""
 _PipeEnd = int | IO[bytes] | None
-ASKED_TWICE_SECONDS = 1.0
-"""Signals that follow the first within this time ask for nothing new."""
-SIGINT_ALONE = ("SIGINT",)
-TO_END = (*SIGINT_ALONE, "SIGTERM", "SIGHUP", "SIGUSR1")
-
 _PID = struct.Struct("<q")
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
@@ -137,8 +132,6 @@ def run_program(
 
 def run_steady(words: Sequence[str]) -> FinishedProgram:
     """Run another command of ours to its end, in the environment that this one was given."""
-    from steadytrain.machine.process import given_environment
-
     return run_program([sys.executable, "-m", "steadytrain", *words], variables=given_environment())
 
 
@@ -386,7 +379,7 @@ def wait_together(
     """Wait until all processes have ended; where one ends badly, or a request comes, the others are made to end.
 
     Args:
-        requests: to end, such as :func:`take_signals` yields; what is appended while this waits counts.
+        requests: to end, such as :func:`.process.take_signals` yields; what is appended while this waits counts.
         ask_to_end: called once, to ask those that still run.
         grace_seconds: after they were asked; then they are killed.
         lenience_seconds: after a bad end, for the others to end by themselves before they are asked.
@@ -423,60 +416,6 @@ def wait_together(
             for process in processes:
                 process.kill()
         time.sleep(POLL_SECONDS)
-
-
-@contextmanager
-def take_signals(names: Iterable[str], on_signal: Callable[[int], None] = lambda number: None) -> Iterator[list[int]]:
-    """Take signals in the main thread; yield a list that gets the number of each that comes.
-
-    SIGHUP stays ignored where it was ignored before: ``nohup`` starts a program like that.
-    """
-    received: list[int] = []
-
-    def take(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        on_signal(number)
-
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = [
-        getattr(signal, name)
-        for name in names
-        if is_main and hasattr(signal, name)
-        if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, take) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def interrupted_once(names: Iterable[str] = TO_END) -> Iterator[list[int]]:
-    """Let signals that ask to end interrupt a block as Ctrl-C does, so that it cleans up; yield as take_signals does.
-
-    SIGUSR1 is what mpirun and Slurm ask ranks by. A process is often asked twice, by whoever signals all of a group and
-    by its parent: what follows the first within ``ASKED_TWICE_SECONDS`` does not interrupt the cleaning up.
-    """
-    interrupt, asked_at = signal.getsignal(signal.SIGINT), -math.inf
-
-    def ask(number: int) -> None:
-        nonlocal asked_at
-        if time.monotonic() > asked_at + ASKED_TWICE_SECONDS:
-            asked_at = time.monotonic()
-            if callable(interrupt):
-                interrupt(number, None)
-            raise KeyboardInterrupt
-
-    # Not those that a shell has ignored.
-    heard = [name for name in names if getattr(signal, name, None) and _is_heard(getattr(signal, name))]
-    with take_signals(heard, ask) as received:
-        yield received
-
-
-def _is_heard(number: int) -> bool:
-    return signal.getsignal(number) not in (signal.SIG_IGN, None)
 
 
 @contextmanager

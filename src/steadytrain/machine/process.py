@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -54,6 +54,11 @@ _IDLE, _WINDOW = 0.3, 0.1
 _REQUESTS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP")
 _SAME_SIGNAL, _GRACE = 0.3, 2.0
 """Seconds within which a launcher may pass on the same Ctrl-C, and those to end in after a second one."""
+ASKED_TWICE_SECONDS = 1.0
+"""Signals that follow the first within this time ask for nothing new."""
+SIGINT_ALONE = ("SIGINT",)
+TO_END = (*SIGINT_ALONE, "SIGTERM", "SIGHUP", "SIGUSR1")
+"""Signals that ask a process to end."""
 
 _NEVER = 2**31 - 1
 """Searches of younger objects before one of the oldest: more than there will be."""
@@ -323,6 +328,60 @@ def keep_memory(available_bytes: int, *, all_threads: bool = False) -> int:
         libc.free(block)
     libc.mallopt(_M_MMAP_MAX, most_mapped)
     return size if block else 0
+
+
+@contextmanager
+def take_signals(names: Iterable[str], on_signal: Callable[[int], None] = lambda number: None) -> Iterator[list[int]]:
+    """Take signals in the main thread; yield a list that gets the number of each that comes.
+
+    SIGHUP stays ignored where it was ignored before: ``nohup`` starts a program like that.
+    """
+    received: list[int] = []
+
+    def take(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        on_signal(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [
+        getattr(signal, name)
+        for name in names
+        if is_main and hasattr(signal, name)
+        if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, take) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def interrupted_once(names: Iterable[str] = TO_END) -> Iterator[list[int]]:
+    """Let signals that ask to end interrupt a block as Ctrl-C does, so that it cleans up; yield as take_signals does.
+
+    SIGUSR1 is what mpirun and Slurm ask ranks by. A process is often asked twice, by whoever signals all of a group and
+    by its parent: what follows the first within ``ASKED_TWICE_SECONDS`` does not interrupt the cleaning up.
+    """
+    interrupt, asked_at = signal.getsignal(signal.SIGINT), -math.inf
+
+    def ask(number: int) -> None:
+        nonlocal asked_at
+        if time.monotonic() > asked_at + ASKED_TWICE_SECONDS:
+            asked_at = time.monotonic()
+            if callable(interrupt):
+                interrupt(number, None)
+            raise KeyboardInterrupt
+
+    # Not those that a shell has ignored.
+    heard = [name for name in names if getattr(signal, name, None) and _is_heard(getattr(signal, name))]
+    with take_signals(heard, ask) as received:
+        yield received
+
+
+def _is_heard(number: int) -> bool:
+    return signal.getsignal(number) not in (signal.SIG_IGN, None)
 
 
 class StopRequest:

@@ -37,9 +37,8 @@ from steadytrain.machine.children import (
     run_program,
     send,
     start,
-    take_signals,
 )
-from steadytrain.machine.process import given_environment
+from steadytrain.machine.process import given_environment, take_signals
 from steadytrain.monitor import read_history
 from steadytrain.run import Run
 from steadytrain.tuning.sweep import Case, Point, Range, Values, is_diverged, points

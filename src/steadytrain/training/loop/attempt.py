@@ -48,7 +48,7 @@ START_SECONDS = 600.0
 
 
 class EachAttempt(TypedDict, total=False):
-    """What each attempt at a run is given: as of :func:`.steps.steps`, but for two.
+    """Arguments of each attempt at a run, as of :func:`.steps.steps` but for two.
 
     Args:
         since: seconds since 1970; an older file is no notice that the machine goes. None: the beginning of the attempt.
