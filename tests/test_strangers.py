@@ -80,6 +80,7 @@ def test_a_run_names_what_it_reads_outside_of_the_working_folder(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     Path("linked").symlink_to(tmp_path)
+    Path("a.json").touch()  # a path that is not here is sought in the folders above the run, up to that of all users
     values = {"data.train": "linked/x.rec", "data.val": f"{tmp_path}/here/val.rec", "data.root": "../photos"}
     values |= {"data.labels": "s3://bucket/labels.csv", "data.classes": "a.json", "model.weights": "/etc/weights.pth"}
     named = RECIPE.with_(values)
