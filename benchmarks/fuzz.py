@@ -811,7 +811,7 @@ class Session:
             status = code if done else None
             if self.counts[0] != seen:
                 seen, moved = int(self.counts[0]), time.monotonic()
-            elif time.monotonic() - moved > STUCK_SECONDS:
+            elif status is None and time.monotonic() - moved > STUCK_SECONDS:
                 os.kill(child, signal.SIGKILL)
         shutil.rmtree(f"/dev/shm/steady-fuzz-{child}", ignore_errors=True)
         size = int.from_bytes(self.current[:8], "little")

@@ -369,7 +369,7 @@ def _stopped(chance: Random) -> Draw:
     seconds = _amount(chance, 0.7, 6.0)
     settings = {"number": number, "seconds": seconds, "apart": round(chance.uniform(0.5, 1.5), 2)}
     times = "once" if number == 1 else f"{number} times"
-    return _made("stopped", f"stopped {times} for {seconds} s", base, "counted", patches={"stopped": settings})
+    return _made("stopped", f"stopped {times} for {seconds} s", base, patches={"stopped": settings})
 
 
 def _growing_code(chance: Random) -> Draw:

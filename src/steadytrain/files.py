@@ -22,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from steadytrain.errors import storage_errors
+from steadytrain.errors import did_you_mean, storage_errors
 
 try:
     import fcntl
@@ -267,3 +267,13 @@ def other_spelling(name: str) -> str:
     forms = [os.path.expanduser(name), name.strip("'\"")]  # noqa: PTH111 - leaves an unknown user's name as it is
     forms += [name.replace("\\", "/"), *(unicodedata.normalize(form, name) for form in ("NFC", "NFD"))]
     return next((form for form in forms if form not in ("", name) and os.path.lexists(form)), "")
+
+
+def near_name(name: str) -> str:
+    """A hint that ends the message on a file that is not there: another spelling, or the nearest name beside it."""
+    if other := other_spelling(name):
+        return f" Did you mean {other}?"
+    path = Path(name)
+    with contextlib.suppress(OSError):
+        return did_you_mean(path.name, [beside.name for beside in path.parent.iterdir()])
+    return ""

@@ -19,6 +19,19 @@ OnProgress = Callable[[int, int], object]
 """Takes the amount of work done so far, and the total."""
 
 
+def whole_number(text: str, below: int = 2**63) -> int | None:
+    """Read a whole number of ASCII digits; None for anything else, however long it is.
+
+    >>> whole_number("007"), whole_number("\u00b2"), whole_number("9" * 5000), whole_number("-1")
+    (7, None, None, None)
+    """
+    digits = text.lstrip("0") or text[-1:]
+    if not digits.isascii() or not digits.isdigit() or len(digits) > len(str(below)):
+        return None
+    value = int(digits)
+    return value if value < below else None
+
+
 def percent(fraction: float | None, digits: int | None = None) -> str:
     """Format a fraction in percent: a whole one, or one decimal below 1 %, unless ``digits`` asks for others.
 

@@ -89,6 +89,14 @@ def _require_folder(directory: object) -> str | os.PathLike[str]:
     raise RunError(f"{what}: name its folder, such as 'runs/a'")
 
 
+def _require_recipe(recipe: object) -> None:
+    """Raise RecipeError for another object, with what has a recipe."""
+    if isinstance(recipe, Recipe):
+        return
+    remedy = "its .recipe is one" if isinstance(recipe, Run) else "st.default_recipe('photos') returns one"
+    raise RecipeError(f"the recipe is {type_words(recipe)}; it must be a Recipe: {remedy}")
+
+
 def _data_words(folder: Path) -> str:
     """Say how to train on a folder that may be data: one with folders in it, as of classes; nothing elsewhere."""
     try:
@@ -231,10 +239,7 @@ class Run:
             StorageError: it cannot be written.
         """
         path = Path(_require_folder(directory))
-        if not isinstance(recipe, Recipe):
-            raise RecipeError(
-                f"the recipe is {type_words(recipe)}; it must be a Recipe, such as st.default_recipe('photos') returns"
-            )
+        _require_recipe(recipe)
         with storage_errors(path):
             before = Run.open(path) if (path / "recipe.json").exists() and not _is_only_begun(path) else None
             is_another = before is not None and before.recipe.digest != recipe.digest
@@ -274,9 +279,10 @@ class Run:
             RunError: the directory is itself a run, or holds runs of another recipe.
             StorageError: it cannot be written.
         """
-        path = Path(directory)
-        if not 2 <= number <= MAX_REPEATS:
-            raise InputError(f"the number of repeats is {number}; it must be from 2 to {MAX_REPEATS:,}")
+        path = Path(_require_folder(directory))
+        _require_recipe(recipe)
+        if not isinstance(number, int) or not 2 <= number <= MAX_REPEATS:
+            raise InputError(f"the number of repeats is {number!r}; it must be from 2 to {MAX_REPEATS:,}")
         if (path / "recipe.json").exists():
             raise RunError(f"{path} is a run; repeats need another folder: --run FOLDER")
         seeds = range(recipe.seed, recipe.seed + number)

@@ -272,6 +272,10 @@ def test_flags_are_checked_before_any_file_is_looked_at(
         ("train a --lr 0,1", "--lr is '0,1'; it must be a number: 0.1, with a point"),
         ("train a --batch-size 64MB", "--batch-size is '64MB'; it must be a whole number or auto, such as 64"),
         ("train a --batch-size 1,024", "--batch-size is '1,024'; it must be a whole number or auto, such as 1024"),
+        (
+            "bench infer a --batch-size 1,4",
+            "--batch-size is '1,4'; it must be a whole number, or several: --batch-size 1 4",
+        ),
         ("train a --size 224x224", "--size is '224x224'; it must be a whole number: the side of the square, 224"),
         ("train a --epochs ten", "--epochs is 'ten'; it must be a number"),
         ("serve a --port http", "--port is 'http'; it must be a whole number"),

@@ -151,8 +151,14 @@ def test_what_is_no_weights_file_is_refused(tmp_path: Path) -> None:
         read_weights(tmp_path / "photo.jpg")
     with pytest.raises(ModelError, match=r"there is no weights file .*nothing.pth: check --weights"):
         read_weights(tmp_path / "nothing.pth")
-    with pytest.raises(ModelError, match=r"is a folder: name a file in it, such as .*/model.safetensors"):
+    with pytest.raises(ModelError, match=r"is a folder: it holds no weights file"):
         read_weights(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model.safetensors").touch()
+    with pytest.raises(ModelError, match=r"is a folder: name a file in it, such as .*/run/model.safetensors"):
+        read_weights(tmp_path)
+    with pytest.raises(ModelError, match=r"check --weights. Did you mean model.safetensors\?"):
+        read_weights(tmp_path / "run" / "mdel.safetensors")
     with pytest.raises(ModelError, match=r"^cannot read /proc/self/mem: Input/output error$"):
         read_weights(Path("/proc/self/mem"))
 

@@ -72,6 +72,24 @@ def test_a_recipe_is_no_run_and_a_dict_is_no_recipe(tmp_path: Path) -> None:
         st.default_recipe(tmp_path, wrong)
 
 
+def test_repeats_are_of_a_recipe_and_some_number(tmp_path: Path) -> None:
+    recipe = st.Recipe(data=st.Data(train="a.rec"), model=st.Model("mlp"), budget=st.Budget(epochs=1))
+    run: Any = st.Run.create(tmp_path / "a", recipe)
+    with pytest.raises(st.SteadyError, match=r"the recipe is a Run; it must be a Recipe: its \.recipe is one"):
+        st.repeat(run, run=tmp_path / "b")
+    wrong: Any = "3"
+    with pytest.raises(st.SteadyError, match="the number of repeats is '3'; it must be from 2 to 1,000"):
+        st.repeat(recipe, wrong, run=tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_how_many_classes_are_predicted_is_a_whole_number() -> None:
+    wrong: Any = "5"
+    for top in (wrong, 0):
+        with pytest.raises(st.SteadyError, match=rf"top={top!r}: it must be"):
+            list(st.predict("run", "1.png", top=top))
+
+
 @pytest.mark.parametrize("images", [ARRAY, 3, None, [ARRAY[0]], {"a": 1}.items()])
 def test_images_in_memory_are_refused(images: Any) -> None:
     from steadytrain.training.inference.inference import Files

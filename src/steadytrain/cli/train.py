@@ -34,15 +34,9 @@ from steadytrain.config.settings import OUTPUT
 from steadytrain.config.strangers import elsewhere_words
 from steadytrain.cost.prices import known_price
 from steadytrain.distributed.world import World, world_from_environment
-from steadytrain.errors import (
-    InputError,
-    RankLostError,
-    RecipeError,
-    RunError,
-    SteadyError,
-    did_you_mean,
-)
+from steadytrain.errors import InputError, RankLostError, RecipeError, RunError, SteadyError
 from steadytrain.events import Ended, Evaluated, Noticed, Started
+from steadytrain.files import near_name
 from steadytrain.format import count
 from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators, cores
@@ -619,10 +613,7 @@ def open_draft(
     for flag, key in files.items():
         file = options.value(key)
         if isinstance(file, str) and not Path(local_name(file)).exists() and not is_pattern(file) and not is_uri(file):
-            folder = Path(file).parent
-            siblings = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-            near = did_you_mean(Path(file).name, siblings)
-            raise InputError(f"{flag} is {file}: there is no such file or folder.{near}")
+            raise InputError(f"{flag} is {file}: there is no such file or folder.{near_name(file)}")
     of_file = {key: value for key, value in leaves(options.file_values) if key not in options.changes}
     _note_if_any(elsewhere_words({key: value for key, value in of_file.items() if not (data and key == "data.train")}))
     note(f"reading {train}{_size_words(Path(train))}")  # before torch and timm are imported, which takes seconds

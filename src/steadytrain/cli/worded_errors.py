@@ -187,7 +187,9 @@ def _wrong_value(error: Any) -> str:
     name = token.keyword or (argument.name.lstrip("-").upper() if argument is not None else "the value")
     value = token.value
     meant = ""
-    if re.fullmatch(r"-?\d+,\d+", value) and "a number" in kinds:
+    if "," in value and get_origin(hint) in (list, tuple):
+        meant = f", or several: {name} {' '.join(value.replace(',', ' ').split())}"
+    elif re.fullmatch(r"-?\d+,\d+", value) and "a number" in kinds:
         meant = f": {value.replace(',', '.')}, with a point"
     elif re.fullmatch(r"\d+[x*,]\d+", value) and name in ("--size", "--img-size"):
         meant = f": the side of the square, {re.split('[^0-9]', value)[0]}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from steadytrain.config.words import number, refused
 from steadytrain.errors import RecipeError, did_you_mean
+from steadytrain.format import whole_number
 
 MAIN = ("full", "head", "discriminative", "gradual")
 """The parts of the network that a run trains. ``gradual`` has the learning rates of ``discriminative``."""
@@ -96,7 +97,7 @@ def _main(text: str, main: str) -> TrainPlan:
 
 
 def _passes(text: str, count: str) -> int:
-    if not count.isdecimal() or not 1 <= int(count) <= 100:
+    if not 1 <= (whole_number(count) or 0) <= 100:
         raise refused("model.train", text, "probe:PASSES takes 1 to 100 passes, such as probe:3")
     return int(count)
 

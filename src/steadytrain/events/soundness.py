@@ -28,9 +28,7 @@ LAST_TIME = 253_000_000_000.0
 MOST_DEPTH = 12
 """Tables and lists within each other; the deepest of ours has four."""
 
-MAY_BE_NAN = frozenset(
-    {"epoch", "loss", "top1", "top5", "mean_ap", "lr", "images_per_second", "wait_share", "grad_norm"}
-)
+MAY_BE_NAN = frozenset({"loss", "top1", "top5", "mean_ap", "lr", "images_per_second", "wait_share", "grad_norm"})
 """Fields that hold what a diverged run measured, infinities included."""
 
 

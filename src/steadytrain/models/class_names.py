@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from steadytrain.format import whole_number
+
 _SYNSET = re.compile(r"n\d{8}(?!\d)")
 
 
@@ -101,16 +103,16 @@ def match_classes(names: Sequence[str], classes: Sequence[str], *, synsets: Sequ
     places = {name: number for number, name in enumerate(classes)}
     is_numbers = all(name.isascii() and name.isdigit() for name in names) and not set(names) & places.keys()
     if is_numbers and all(name.isascii() and name.isdigit() for name in classes):
-        values = _group((str(int(name)),) for name in classes)
-        outputs_of = {name: tuple(sorted(values.get(str(int(name)), ()))) for name in names}
+        values = _group((name.lstrip("0"),) for name in classes)
+        outputs_of = {name: tuple(sorted(values.get(name.lstrip("0"), ()))) for name in names}
         return tuple(
             Match(name, outputs[0], "name") if len(outputs) == 1 else Match(name, candidates=outputs)
             for name, outputs in outputs_of.items()
         )
     if is_numbers:
-        numbers = [int(name) for name in names]
+        numbers = [whole_number(name, below=len(classes)) for name in names]
         return tuple(
-            Match(name, number, "number") if number < len(classes) else Match(name)
+            Match(name) if number is None else Match(name, number, "number")
             for name, number in zip(names, numbers, strict=True)
         )
     synsets = synsets or [_synset_of(name) for name in classes]

@@ -28,6 +28,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from steadytrain.config.plain import check_types
 from steadytrain.errors import ModelError, first_line
+from steadytrain.files import near_name
 from steadytrain.format import few
 from steadytrain.interop.mxnet.files import PREFIX, require_content
 from steadytrain.models.class_names import OutputNames, imagenet_names, match_classes
@@ -470,6 +471,8 @@ def _beside(state: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> list[s
 
 _PICKLES = (".pth", ".th", ".pt", ".bin", ".ckpt", ".tar")
 
+_SUFFIXES = (".safetensors", *_PICKLES, ".params")
+
 _INNER = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict", "model")
 """Keys under which training scripts keep the weights, those of an average first: they are what was evaluated. Of a file
 with other keys it is the table with the most tensors."""
@@ -501,9 +504,11 @@ def read_weights(path: Path) -> WeightsFile:
         ModelError: no such file, not a weights file, damaged, or one that would run code.
     """
     if path.is_dir():
-        raise ModelError(f"{path} is a folder: name a file in it, such as {path / 'model.safetensors'}")
+        inside = [file for file in sorted((*path.glob("*"), *path.glob("*/*"))) if file.suffix in _SUFFIXES]
+        remedy = f"name a file in it, such as {inside[0]}" if inside else "it holds no weights file"
+        raise ModelError(f"{path} is a folder: {remedy}")
     if not path.is_file():
-        raise ModelError(f"there is no weights file {path}: check --weights")
+        raise ModelError(f"there is no weights file {path}: check --weights.{near_name(str(path))}")
     require_content(path)
     if path.suffix == ".safetensors":
         return _read_safetensors(path)

@@ -214,6 +214,12 @@ class Attempt:
         return self.started.step if self.started else 0
 
     @property
+    def _cores_begun(self) -> int:
+        """Cores that the process might use when the attempt began; 0 where that is not known."""
+        cores = self.started.machine.get("cores") if self.started else None
+        return cores if isinstance(cores, int) else 0
+
+    @property
     def batch_size(self) -> int:
         """Images of the run's first update."""
         return self.started.batch_size if self.started else 0
@@ -253,6 +259,9 @@ class Attempt:
             case FeedStats():
                 self._waits.add_stats(event)
             case MachineStats():
+                if not self._granted and not event.quota and self._cores_begun > event.cores:
+                    self._granted.append((self.began, self._cores_begun, 0.0))  # and fewer by the first sample
+                    self._granted.append((event.time, event.cores, 0.0))
                 if not self._granted or self._granted[-1][1:] != (event.cores, event.quota):
                     since = event.seconds if self._granted else 0.0  # it may have changed just after the sample before
                     self._granted.append((event.time - since, event.cores, event.quota))

@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from steadytrain.cost.prices import Price
 from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats
-from steadytrain.format import NONE, duration, epoch, money, number, percent, rate, size
+from steadytrain.format import NONE, duration, epoch, money, number, percent, rate, size, whole_number
 from steadytrain.machine.process import return_free_memory
 from steadytrain.machine.web_server import LimitedServer, ServerLimits
 from steadytrain.monitor.series import COLUMNS, MAX_POINTS, THINNED_BY, ChartPoint, ChartRow
@@ -362,9 +362,8 @@ def _place(viewer: Viewer, after: str) -> tuple[int, int] | None:
     """Parse the generation and number of the last point that a browser has; None where it has none of this server."""
     boot, _, numbers = after.partition(".")
     generation, _, count = numbers.partition(".")
-    if boot != viewer.boot or not (generation.isdecimal() and count.isdecimal()):
-        return None
-    return int(generation), int(count)
+    place = whole_number(generation), whole_number(count)
+    return None if boot != viewer.boot or place[0] is None or place[1] is None else (place[0], place[1])
 
 
 def _message(kind: str, data: str, name: str = "") -> str:

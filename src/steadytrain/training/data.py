@@ -30,7 +30,7 @@ from steadytrain.data.sources.listing import Labels
 from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.data.transforms.operations import to_device
 from steadytrain.errors import DataError, RecipeError
-from steadytrain.format import OnProgress, Say, count, few
+from steadytrain.format import OnProgress, Say, count, few, whole_number
 from steadytrain.machine.process import StartPart, StartTimer
 from steadytrain.machine.web import is_inner
 from steadytrain.training.clock import Clock
@@ -329,7 +329,7 @@ def are_values(names: Sequence[str], num_classes: int, source: str | Path) -> bo
 
     Those of a table are, and those of folders where these are sorted as numbers are: up to 10.
     """
-    numbers = [int(name) for name in names if name.isascii() and name.isdigit() and name == str(int(name))]
+    numbers = [number for name in names if (number := whole_number(name)) is not None and name == str(number)]
     are_numbers = len(numbers) == len(names) > 0 and max(numbers) < num_classes
     return are_numbers and len(names) < num_classes and (_is_table(source) or num_classes <= _DIGITS)
 

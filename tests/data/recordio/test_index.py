@@ -126,3 +126,12 @@ def test_the_line_that_makes_an_index_none_is_named(lines: str, why: str, tmp_pa
     (tmp_path / "a.idx").write_text(lines)
     with pytest.raises(DataError, match=rf"a\.idx is not an index \({why}"):
         read_index(tmp_path / "a.idx")
+
+
+@pytest.mark.parametrize("offset", ["9" * 5000, "\N{SUPERSCRIPT TWO}", "-1"])
+def test_an_offset_that_is_no_number_of_bytes_is_named_in_a_line(tmp_path: Path, offset: str) -> None:
+    path = tmp_path / "a.idx"
+    path.write_bytes(f"0\t0\n1\t{offset}\n2\t".encode() + b"\xff\n")
+    with pytest.raises(DataError, match=r"^a\.idx is not an index \(line 2 .*\)$") as caught:
+        read_index(path)
+    assert len(str(caught.value)) < 200

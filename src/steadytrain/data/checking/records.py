@@ -45,14 +45,13 @@ from steadytrain.data.recordio.reader import (
     why_no_image,
 )
 from steadytrain.errors import DataError
-from steadytrain.format import OnProgress, printable
+from steadytrain.format import OnProgress, printable, whole_number
 
 Bounds = tuple[int, int]  # where a record begins and ends
 
 _HEADER = struct.Struct("<IfQQ")
 _ROW = struct.Struct("<qqQqf????")
 _COLUMNS = "<i8, <i8, <u8, <i8, <f4, ?, ?, ?, ?"
-_LARGEST = 2**63 - 1
 _PORTION_RECORDS = 32
 _PORTION_BYTES = 2 << 20
 _BYTES_FOR_A_WORKER = 1 << 19
@@ -69,7 +68,7 @@ class Index:
     def key_of(self) -> dict[int, int]:
         """The keys that are whole numbers, by offset."""
         pairs = zip(self.keys, self.offsets.tolist(), strict=True)
-        return {offset: int(key) for key, offset in pairs if key.isdigit() and int(key) < 2**64}
+        return {offset: number for key, offset in pairs if (number := whole_number(key, 2**64)) is not None}
 
 
 @dataclass(frozen=True)
@@ -607,11 +606,12 @@ def _find_index(path: Path) -> Index | None:
                 key, tab, offset = line.rstrip("\r\n").rpartition("\t")
                 if not line.strip():
                     continue
-                if not tab or not offset.strip().isdecimal() or int(offset) > _LARGEST:
+                place = whole_number(offset.strip())
+                if not tab or place is None:
                     index.wrong = f"line {number}: {line.strip()[:60]!r}"
                     break
                 index.keys.append(key)
-                offsets.append(int(offset))
+                offsets.append(place)
     except FileNotFoundError:
         return None
     except OSError as error:

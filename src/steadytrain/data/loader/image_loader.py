@@ -269,6 +269,7 @@ class ImageLoader:
         self._times = StageTimes()
         self._requests = RequestCounts()
         self._streams: weakref.WeakSet[BatchStream[WorkerScratch, LoadedBatch]] = weakref.WeakSet()
+        self._by_loop = False
         self._process = os.getpid()
         Image.init()  # Pillow finds its readers when first asked, and not safely from several threads
 
@@ -374,7 +375,9 @@ class ImageLoader:
         """Return totals over all iterations so far."""
         for child in self._children:
             child.refresh()
-        depths = [stream.depth for stream in self._streams] + [child.depth for child in self._children]
+        if streams := list(self._streams):
+            self._by_loop = any(stream.is_made_by_consumer for stream in streams)  # and stays so after the last batch
+        depths = [stream.depth for stream in streams] + [child.depth for child in self._children]
         cache, device_cache = self._worker.cache, self._worker.device_cache
         return LoaderStats(
             **asdict(sum(self._times_of_children, start=self._times)),
@@ -387,7 +390,7 @@ class ImageLoader:
             starved=self._requests.starved,
             ready=self._requests.ready / max(1, self._requests.requests),
             depth=max([self.depth, *depths]),
-            by_loop=any(stream.is_made_by_consumer for stream in self._streams),
+            by_loop=self._by_loop,
         )
 
     def doing(self) -> dict[str, str]:

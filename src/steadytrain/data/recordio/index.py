@@ -29,6 +29,7 @@ from steadytrain.data.recordio.framing import (
 from steadytrain.data.storage.local_files import LocalFile, read_patiently
 from steadytrain.errors import DataError
 from steadytrain.files import replace_file, require_regular
+from steadytrain.format import whole_number
 
 Offsets = NDArray[np.int64]
 
@@ -67,10 +68,10 @@ def _wrong_line(path: Path) -> str:
         for number, line in enumerate(file, 1):
             fields = line.rstrip("\n").split("\t")
             offset = fields[1].strip() if len(fields) > 1 else ""
-            if not line.strip() or (offset.isdecimal() and int(offset) < 2**63):
+            if not line.strip() or whole_number(offset) is not None:
                 continue
             if offset.isdecimal():
-                return f"line {number} names byte {offset}, and no file is as long"
+                return f"line {number} names byte {offset[:60]}, and no file is as long"
             return f"line {number} is {line.strip()[:60]!r}, not a key, a tab and an offset"
     return "it has lines of another form than a key, a tab and an offset"
 

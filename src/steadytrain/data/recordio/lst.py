@@ -28,7 +28,7 @@ from steadytrain.data.names import Names
 from steadytrain.data.recordio.index import RecordColumns
 from steadytrain.errors import DataError
 from steadytrain.files import open_regular, require_regular
-from steadytrain.format import printable
+from steadytrain.format import printable, whole_number
 
 LARGEST_LABEL = float(np.finfo(np.float32).max)
 
@@ -82,7 +82,7 @@ def parse_line(line: str) -> ListLine:
         plural = "s" * (len(fields) > 1)
         raise ValueError(f"{len(fields)} field{plural} separated by tabs, at least 3 are needed (index, label, path)")
     index, *texts, path = (field.strip() for field in fields)  # as MXNet's im2rec does
-    if not index.isascii() or not index.isdigit() or int(index) >= 2**63:
+    if whole_number(index) is None:
         raise ValueError(f"the index {index!r} is not a whole number of 0 or more")
     if not path:
         raise ValueError("the path is empty")

@@ -118,11 +118,15 @@ def _taken_away(evidence: Evidence, figures: tuple[str, ...]) -> Cause | None:
     fewer = [grant for grant in grants if grant.amount < most]
     if not fewer or wall <= 0:
         return None
+    batch = evidence.recipe.batch_size
+    batch, grown = evidence.recipe.batch_size, sum(cause.share for cause in growth(evidence))
     usual = sum(grant.seconds for grant in best) / sum(grant.images for grant in best)
-    lost = sum(grant.seconds - usual * grant.images for grant in fewer) / wall
-    share = clip(lost - sum(cause.share for cause in growth(evidence)))
+    share = clip(sum(grant.seconds - usual * grant.images for grant in fewer) / wall - grown)
     if share < LEAST:
         return None
+    if (fast := evidence.updates.seconds[0]) > 0:  # near the change, the stretch before it has updates of both kinds
+        usual = min(usual, fast / batch)
+        share = clip(sum(grant.seconds - usual * grant.images for grant in fewer) / wall - grown)
     least = min(fewer, key=lambda grant: grant.amount)
     after = grants[grants.index(least) + 1 :]
     is_quota = least.quota > 0 and least.quota < least.cores + 1 and least.quota != best[0].quota
@@ -130,7 +134,6 @@ def _taken_away(evidence: Evidence, figures: tuple[str, ...]) -> Cause | None:
     when = f"from step {least.step:,}" if least.step else f"until step {after[0].step:,}" if after else ""
     if least.step and after:
         when += f" to step {after[0].step:,}"
-    batch = evidence.recipe.batch_size
     each = least.seconds / least.images * batch
     return Cause(
         name="quota" if is_quota else "affinity",
@@ -203,6 +206,9 @@ def compute_threads(evidence: Evidence) -> Iterator[Cause]:
     if how == "estimated":
         num, left = free, _time_left(threads, free)
     share = clip(evidence.ledger.share(*PASSES) * (1 - left))
+    fast, each = evidence.updates.seconds[0], evidence.mean_seconds(*PASSES, "optimizer")
+    if was_set and 0 < fast <= (1 + left) / 2 * each:  # those were made with more
+        share = min(share, clip(evidence.ledger.share(*PASSES, "optimizer") * (1 - fast / each)))
     who, change = count(threads, "thread computes", "threads compute"), f"--set parallel.compute_threads={num}"
     figures = [*_core_figures(machine), f"a pass with {num} threads takes {percent(left)} of the time ({how})"]
     if was_set:

@@ -24,6 +24,7 @@ FIXED_LEFT = 0.1  # a larger batch is large enough where its fixed cost is this 
 FEWEST_UPDATES = 20  # updates an epoch that a larger batch leaves, at least
 GROWN = 1.4  # times its first fifth: what a part of updates takes in the last, at least
 EVENLY = 0.6  # of the growth of another part: whoever waits for processors lengthens each by about as much
+RISES = 1.15  # times the fifth before: what is no noise, four times in a row
 GREATEST_FALL = 0.25  # of that rise: what a fifth may take less than the one before
 SHORTEST_PART = 1e-4  # seconds: times of less are no unit
 GROWING = {
@@ -173,6 +174,9 @@ def growth(evidence: Evidence) -> Iterator[Cause]:
         times = [part.seconds[name] / speed for part, speed in zip(parts, speeds, strict=True)]
         if times[-1] >= GROWN * times[0] and _grows_steadily(times):
             slope, begin = linear_regression(middles, times)
+            if begin < 0:  # it grows faster and faster: what it was before, the first two stretches tell
+                slope = (times[1] - times[0]) / max(middles[1] - middles[0], 1e-9)
+                begin = times[0] - slope * middles[0]
             began, earlier = min(max(0.0, begin), times[0]), max(0.0, middles[0] - updates[0] / 2)
             lost[name] = slope * earlier**2 / 2 + sum(
                 (part.seconds[name] - began * speed) * num
@@ -210,11 +214,14 @@ def growth(evidence: Evidence) -> Iterator[Cause]:
 def _grows_steadily(times: Sequence[float]) -> bool:
     """Return whether a straight line describes these times better than a single step does, with no great fall between.
 
-    What sets in and stays is a fault of another kind, whatever the machine adds to single stretches.
+    What sets in and stays is a fault of another kind, whatever the machine adds to single stretches. What rises from
+    each to the next grows as well, on whatever line.
 
-    >>> _grows_steadily([40, 54, 55, 70, 66]), _grows_steadily([10, 10, 30, 40, 41])
-    (True, False)
+    >>> [_grows_steadily(times) for times in ([40, 54, 55, 70, 66], [10, 10, 30, 40, 41], [25, 31, 38, 53, 117])]
+    [True, False, True]
     """
+    if all(after >= RISES * before for before, after in pairwise(times)):
+        return True
     slope, begin = linear_regression(range(len(times)), times)
     off_line = sum((value - begin - slope * at) ** 2 for at, value in enumerate(times))
     off_step = min(

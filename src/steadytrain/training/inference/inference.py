@@ -17,6 +17,7 @@ from torch import nn
 
 from steadytrain.data.filenames import expand, is_ignored, is_image, is_pattern
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
+from steadytrain.data.loader.image_loader import at_least
 from steadytrain.data.packing.prepare import Prepared, prepare
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.reader import Records
@@ -535,6 +536,8 @@ def predict(
     >>> len(good.classes), bad.error is None
     (3, False)
     """
+    if top is not None:
+        at_least(1, "top", top)
     trained = _trained(place, which, classes)
     top = min(top or (len(trained.classes) if trained.is_multi_label else 5), len(trained.classes))
     with ExitStack() as stack:
@@ -547,7 +550,11 @@ def predict(
         if batch_size is None:
             fitting = PREDICTED_PIXELS // crop.size**2 if trained.policy.device.type == "cpu" else PREDICTED_AT_ONCE
             batch_size = max(1, min(PREDICTED_AT_ONCE, fitting))
-        options: dict[str, Any] = {"batch_size": min(batch_size, len(source)), "threads": threads, "pin": pin}
+        options: dict[str, Any] = {
+            "batch_size": min(at_least(1, "batch_size", batch_size), len(source)),
+            "threads": threads,
+            "pin": pin,
+        }
         options["on_bad"] = lambda bad: errors.update({bad.id: bad.reason})
         feed = stack.enter_context(ImageLoader(source, crop, train=False, skip_bad=True, **options))
         limit, first = PassLimit("evaluation", on_halved=lambda halved: print_note(halved.message)), 0

@@ -149,7 +149,7 @@ def _evaluate(
             state.best, state.misses = evaluation.score, 0
             export(session, "best.safetensors")
             if session.is_first:
-                with session.clock.within("evaluation"):
+                with session.clock.within("checkpoint"):  # it is the disk's time, as that of the weights
                     write_per_image(session.run.predictions, *session.data.validated, evaluation)
         if is_last and not is_finite:
             raise session.diverged(f"the loss on the validation images is {evaluation.loss}")
