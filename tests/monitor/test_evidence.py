@@ -252,6 +252,21 @@ def test_cores_that_change_divide_an_attempt() -> None:
     assert (whole.cores, less.cores) == (2, 1) and whole.amount == 2.0 and whole.images + less.images == 30 * BATCH
 
 
+def test_cores_that_are_fewer_by_the_first_sample_divide_an_attempt() -> None:
+    run = Recorder()
+    run.start()
+    run.events[0] = replace(run.events[0], machine={"cores": 2})  # type: ignore[call-arg]
+    for _ in range(20):
+        run.update(forward=0.1)
+    run.account()
+    history = RunHistory(RECIPE)
+    sample = MachineStats(seconds=1.0, cores=1, machine_cores=2, time=run.time - 1.0, attempt=1)
+    for event in sorted([*run.events, sample], key=lambda event: event.time):
+        history.take(event)
+    before, after = history.evidence().grants
+    assert (before.cores, after.cores) == (2, 1) and min(before.images, after.images) > 0
+
+
 def test_updates_are_told_apart_by_whether_other_processes_were_at_work() -> None:
     run = Recorder()
     run.start()

@@ -539,6 +539,9 @@ def test_when_all_images_are_kept_the_threads_end_and_only_small_batches_are_mad
     assert stats.starved == starved, "what is made when it is wanted is ready"
     assert small._worker.batches_per_job(10) == MOST_BATCHES
     assert small._worker.batches_per_job(2**20) == 1
+    del batches
+    gc.collect()
+    assert small.stats().by_loop, "also after the last batch"
     small.close()
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.monitor.rules.made import (
     changed,
@@ -12,6 +14,7 @@ from tests.monitor.rules.made import (
     recipe,
     started,
     threads,
+    times,
 )
 
 from steadytrain.events import Accounted
@@ -223,6 +226,14 @@ def test_cores_that_were_taken_away_during_the_run_are_named_with_their_step() -
     assert cause is not None and cause.share == pytest.approx(25 / 65)
     assert "CPU affinity changed while it trained: from step 500 it might use 1 core instead of 2" in cause.sentence
     assert cause.evidence[0] == "an update takes 90.0 ms with 1 core, 40.0 ms with 2 cores"
+
+
+def test_updates_just_before_cores_were_taken_away_may_be_slow_already() -> None:
+    fast = replace(times(), seconds=(0.03, 0.09, 0.1))
+    facts = evidence(grants=(grant(0, 2, 20.0), grant(500, 1, 45.0)), updates=fast)
+    cause = find("affinity", facts)
+    assert cause is not None and cause.share == pytest.approx((45 - 500 * 0.03) / 65)
+    assert cause.evidence[0] == "an update takes 90.0 ms with 1 core, 30.0 ms with 2 cores"
 
 
 def test_a_quota_that_was_lifted_during_the_run_is_named_with_its_step() -> None:

@@ -176,6 +176,12 @@ def test_a_forward_pass_that_grows_from_step_to_step_is_named_with_its_steps() -
     assert cause.evidence[0].startswith("the forward pass takes 10.0 ms by step 200, 13.0 ms by step 400")
 
 
+def test_growth_that_gets_faster_costs_what_is_beyond_its_beginning() -> None:
+    cause = find("growth", evidence(parts=stretches(0.02, 0.024, 0.032, 0.05, 0.1)))
+    assert cause is not None and "the forward pass takes 5.0 times as long" in cause.sentence
+    assert cause.share == pytest.approx(200 * (0.226 - 5 * 0.018) / 65, rel=0.02), "18 ms at the first update"
+
+
 def test_growth_may_begin_slowly() -> None:
     cause = find("growth", evidence(parts=stretches(0.0401, 0.0406, 0.0494, 0.0589, 0.0654)))
     assert cause is not None and "the forward pass takes 1.6 times as long" in cause.sentence
