@@ -24,11 +24,25 @@ from playwright.sync_api import Page, sync_playwright
 
 STEADY = [sys.executable, "-m", "steadytrain"]
 TRAIN = ["--model", "resnet20", "--size", "32", "--epochs", "12", "--batch-size", "64", "--set", "data.holdout=0.2"]
+OTHER = [
+    "--model",
+    "digits",
+    "--epochs",
+    "20",
+    "--set",
+    "data.pad=1",
+    "--holdout",
+    "0.2",
+    "--lr",
+    "0.02",
+    "--precision",
+    "fp32",
+]
 SWEEP = ["--model", "digits", "--epochs", "6", "--set", "data.pad=1", "--holdout", "0.2", "--over", "lr=0.02,0.1,0.5"]
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
 WIDTH, SCALE = 1120, 1.75  # CSS pixels; device pixels for each of them
 MARGIN = 32  # device pixels around a section
-SECTIONS = {"mistakes": "#mistakes", "sweep": "#results"}  # the sections of a report, by picture
+SECTIONS = {"mistakes": "#mistakes", "sweep": "#results", "compare": "#results"}  # the sections of a report, by picture
 SERVERS = {"watch": ["watch", "{}", "--web"], "runs": ["report", "--serve", "{}"], "serve": ["serve", "{}"]}
 LAST_SECTION = "section:has(#chart-ledger)"  # where the picture ends: the chart of where the time goes
 
@@ -47,7 +61,9 @@ def train_on_digits(folder: Path, part: str) -> Path:
     if part in ("sweep", "runs"):
         steady("sweep", "demo/digits.rec", *SWEEP, "--run", "demo/runs/rates")
         steady("runs", str(digits), "--tag", "baseline", "--note", "as the demo trains")
-    return {"sweep": runs / "rates", "runs": runs}.get(part, digits)
+    if part == "compare":
+        steady("train", "demo/digits.rec", *OTHER, "--run", "demo/runs/lower-rate")
+    return {"sweep": runs / "rates", "runs": runs, "compare": runs}.get(part, digits)
 
 
 @contextmanager
