@@ -643,7 +643,7 @@ def asking(serve: Callable[[socket.socket, Callable[[], object]], object]) -> Re
             connection.sendall(data)
             with contextlib.suppress(OSError):  # it may have hung up already
                 connection.shutdown(socket.SHUT_WR)
-            while piece := connection.recv(65536):
+            while piece := _receive(connection, answer):
                 answer += piece
         if failures.lines:
             raise RuntimeError(failures.lines.pop())
@@ -651,6 +651,18 @@ def asking(serve: Callable[[socket.socket, Callable[[], object]], object]) -> Re
             raise RuntimeError(answer[:300].decode("latin1"))
 
     return read
+
+
+def _receive(connection: socket.socket, answer: bytes) -> bytes:
+    """Receive more of an answer; empty at its end, and once a stream of events goes on: that has none."""
+    is_stream = b"text/event-stream" in answer
+    connection.settimeout(1 if is_stream else 30)
+    try:
+        return connection.recv(65536)
+    except TimeoutError:
+        if is_stream:
+            return b""
+        raise
 
 
 def make_serve(folder: Path) -> tuple[Sequence[bytes], Read]:
