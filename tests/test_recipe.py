@@ -295,6 +295,7 @@ def test_toml_reads_as_a_recipe() -> None:
         ({"budget.epochs": None}, "budget needs epochs or steps, not both: epochs=None steps=None"),
         ({"data.train": ""}, "data.train is ''; it must be a .rec file or a folder of classes"),
         ({"data.size": 224.5}, "data.size is 224.5; it must be a whole number or nothing"),
+        ({"batch_size": 10**400}, f"batch_size is {10**119}...; it must be a whole number, and a number of at most 9,"),
         ({"data.mean": [0.5, 0.5]}, "data.mean is (0.5, 0.5); it must be 1 or 3 numbers"),
         ({"data.std": [0.0]}, "data.std is (0.0,); it must be above 0 in every channel"),
         ({"model.pretrained": True, "model.weights": "a.pth"}, "model.pretrained and model.weights='a.pth' exclude"),

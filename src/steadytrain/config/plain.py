@@ -34,6 +34,8 @@ PLAIN = "plain"
 """Metadata of a field: False keeps it out of plain data, which then has no such key."""
 
 MOST_SHOWN = 120
+MOST_WHOLE = 2**63 - 1
+"""Whole numbers beyond it are no count of anything, and their products no floats."""
 _WORDS = {
     float: "a number",
     int: "a whole number",
@@ -146,8 +148,11 @@ def check_types(part: Any, where: str) -> None:
         if not fits(value, hint):
             choices = [a for a in get_args(hint) if isinstance(a, str)]
             near = did_you_mean(value, choices) if isinstance(value, str) else ""
+            near = f".{near}" if near else ""
+            if isinstance(value, int) and abs(value) > MOST_WHOLE:
+                near = f", and a number of at most {MOST_WHOLE:,}"
             full = f"{where}.{name}".lstrip(".")
-            raise RecipeError(f"{full} is {shorten(value)}; it must be {type_words(hint)}{near and '.' + near}")
+            raise RecipeError(f"{full} is {shorten(value)}; it must be {type_words(hint)}{near}")
         object.__setattr__(part, name, _as_float(value, hint))
 
 
@@ -215,7 +220,7 @@ _LEAVES: Mapping[Any, Check] = {
     float: lambda value: (
         isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     ),
-    int: lambda value: isinstance(value, int) and not isinstance(value, bool),
+    int: lambda value: isinstance(value, int) and not isinstance(value, bool) and -MOST_WHOLE <= value <= MOST_WHOLE,
     Any: lambda value: True,
 }
 
