@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import os
 import re
 import shutil
@@ -275,5 +276,6 @@ def near_name(name: str) -> str:
         return f" Did you mean {other}?"
     path = Path(name)
     with contextlib.suppress(OSError):
-        return did_you_mean(path.name, [beside.name for beside in path.parent.iterdir()])
+        beside = itertools.islice(path.parent.iterdir(), 10_000)  # of a million names the nearest takes minutes
+        return did_you_mean(path.name, [entry.name for entry in beside])
     return ""

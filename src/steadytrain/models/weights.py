@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -504,8 +505,9 @@ def read_weights(path: Path) -> WeightsFile:
         ModelError: no such file, not a weights file, damaged, or one that would run code.
     """
     if path.is_dir():
-        inside = [file for file in sorted((*path.glob("*"), *path.glob("*/*"))) if file.suffix in _SUFFIXES]
-        remedy = f"name a file in it, such as {inside[0]}" if inside else "it holds no weights file"
+        files = islice(chain(path.glob("*"), path.glob("*/*")), 10_000)  # it may be a folder of a million images
+        inside = next((file for file in files if file.suffix in _SUFFIXES), None)
+        remedy = f"name a file in it, such as {inside}" if inside else "it holds no weights file"
         raise ModelError(f"{path} is a folder: {remedy}")
     if not path.is_file():
         raise ModelError(f"there is no weights file {path}: check --weights.{near_name(str(path))}")

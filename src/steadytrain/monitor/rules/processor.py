@@ -118,7 +118,6 @@ def _taken_away(evidence: Evidence, figures: tuple[str, ...]) -> Cause | None:
     fewer = [grant for grant in grants if grant.amount < most]
     if not fewer or wall <= 0:
         return None
-    batch = evidence.recipe.batch_size
     batch, grown = evidence.recipe.batch_size, sum(cause.share for cause in growth(evidence))
     usual = sum(grant.seconds for grant in best) / sum(grant.images for grant in best)
     share = clip(sum(grant.seconds - usual * grant.images for grant in fewer) / wall - grown)
