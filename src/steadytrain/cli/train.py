@@ -174,7 +174,7 @@ def _begin(
             f"--budget-minutes belongs to steady finetune; --set budget.minutes={minutes} ends any run by the clock"
         )
     require_range("--repeats", options.repeats, MAX_REPEATS, least=2)
-    if until is not None and until <= 0:
+    if until is not None and not until > 0:  # nor is it no number
         raise InputError(f"--until is {until:g}; it must be above 0: an epoch with an evaluation")
     require_trackers(options)
     world = world_from_environment(os.environ)
