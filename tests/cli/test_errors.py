@@ -572,3 +572,13 @@ def test_the_network_of_a_benchmark_stands_with_a_flag_or_without(
     _refused(steady("bench", "infer", "digits", "mlp"), 2, "enough")
     _refused(steady("bench", "infer", "--model", "digits", "mlp"), 2, "enough")
     assert asked[0] == asked[1] and asked[2] == asked[3] == ("digits", "mlp")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["train {}", "train . --labels {}", "evaluate {}", "predict a {}", "report {}", "check {}", "watch {}"],
+)
+def test_a_name_that_is_too_long_for_a_file_is_one_line(steady: Callable[..., Said], words: str) -> None:
+    said = steady(*words.format("QUJD" * 1200).split())
+    (line,) = said.lines
+    assert said.code == 2 and len(line) < 300 and "Traceback" not in said.error
