@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.config.plain import build, check_types, fits, leaves, plain, type_words
+from steadytrain.config.plain import MOST_WHOLE, build, check_types, fits, leaves, plain, type_words
 from steadytrain.errors import RecipeError
 
 
@@ -37,14 +37,15 @@ class Outer:
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
-inners = st.builds(Inner, rate=numbers | st.integers(-100, 100), sizes=st.lists(st.integers()).map(tuple))
+whole = st.integers(-MOST_WHOLE, MOST_WHOLE)
+inners = st.builds(Inner, rate=numbers | st.integers(-100, 100), sizes=st.lists(whole).map(tuple))
 outers = st.builds(
     Outer,
     name=st.text(),
     inner=inners,
     pair=st.none() | st.tuples(numbers, numbers),
     mode=st.sampled_from(["fast", "exact"]),
-    extra=st.dictionaries(st.text(), st.text() | st.integers()),
+    extra=st.dictionaries(st.text(), st.text() | whole),
 )
 
 
