@@ -31,7 +31,8 @@ def train(records: Path, run: Path, tracker: str, epochs: int) -> dict[str, floa
     words = ["train", str(records), *SETTINGS, "--epochs", str(epochs), "--run", str(run)]
     words += [] if tracker == WITHOUT else ["--track", tracker]
     cpu, began = machine.cpu_seconds(), time.perf_counter()
-    done = subprocess.run([*machine.STEADY, *words], capture_output=True, text=True, check=False)
+    command = [*machine.STEADY, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=records.parent)  # MLflow's is there
     taken = {"seconds": time.perf_counter() - began, "cpu_seconds": machine.cpu_seconds() - cpu}
     if done.returncode or "sends the rest" in done.stderr:
         raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
