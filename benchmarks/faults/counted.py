@@ -76,13 +76,6 @@ def add(seconds: float) -> None:
             _counts["training"] += seconds
 
 
-def add_training(seconds: float) -> None:
-    """Count seconds that the training thread is going to lose, whatever it does."""
-    with _lock:
-        _counts["seconds"] += seconds
-        _counts["training"] += seconds
-
-
 def so_far() -> dict[str, float]:
     """Return the seconds counted in all threads, and in the training thread."""
     with _lock:

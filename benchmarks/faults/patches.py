@@ -217,7 +217,6 @@ def stopped(settings: Mapping[str, Any]) -> None:
 
     def begin() -> None:
         subprocess.Popen(command)
-        counted.add_training(settings["number"] * settings["seconds"])
 
     at_first_batch(begin)
 
