@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steadytrain.errors import DataError, InputError, RunError, did_you_mean
-from steadytrain.files import replace_file
+from steadytrain.files import near_name, replace_file
 from steadytrain.interop.logs import LogRun, may_be_log, read_log
 from steadytrain.monitor.history_reader import read_any
 from steadytrain.reports.page import page
@@ -181,8 +181,7 @@ def is_run(path: Path) -> bool:
 def open_run(path: Path) -> Run:
     """Open the run of a folder. Raises RunError where there is none, with the nearest name that there is."""
     if not path.exists():
-        neighbours = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise RunError(f"{path} does not exist.{did_you_mean(path.name, neighbours)}")
+        raise RunError(f"{path} does not exist.{near_name(str(path))}")
     if path.is_file():
         raise RunError(f"{path} is a file: name the run's folder")
     return Run.open(path)

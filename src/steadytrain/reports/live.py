@@ -362,8 +362,8 @@ def _place(viewer: Viewer, after: str) -> tuple[int, int] | None:
     """Parse the generation and number of the last point that a browser has; None where it has none of this server."""
     boot, _, numbers = after.partition(".")
     generation, _, count = numbers.partition(".")
-    place = whole_number(generation), whole_number(count)
-    return None if boot != viewer.boot or place[0] is None or place[1] is None else (place[0], place[1])
+    begun, point = whole_number(generation), whole_number(count)
+    return None if boot != viewer.boot or begun is None or point is None else (begun, point)
 
 
 def _message(kind: str, data: str, name: str = "") -> str:

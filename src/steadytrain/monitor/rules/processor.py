@@ -119,13 +119,16 @@ def _taken_away(evidence: Evidence, figures: tuple[str, ...]) -> Cause | None:
     if not fewer or wall <= 0:
         return None
     batch, grown = evidence.recipe.batch_size, sum(cause.share for cause in growth(evidence))
+
+    def lost(usual: float) -> float:
+        return clip(sum(grant.seconds - usual * grant.images for grant in fewer) / wall - grown)
+
     usual = sum(grant.seconds for grant in best) / sum(grant.images for grant in best)
-    share = clip(sum(grant.seconds - usual * grant.images for grant in fewer) / wall - grown)
-    if share < LEAST:
+    if lost(usual) < LEAST:
         return None
     if (fast := evidence.updates.seconds[0]) > 0:  # near the change, the stretch before it has updates of both kinds
         usual = min(usual, fast / batch)
-        share = clip(sum(grant.seconds - usual * grant.images for grant in fewer) / wall - grown)
+    share = lost(usual)
     least = min(fewer, key=lambda grant: grant.amount)
     after = grants[grants.index(least) + 1 :]
     is_quota = least.quota > 0 and least.quota < least.cores + 1 and least.quota != best[0].quota
