@@ -39,6 +39,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 from tests.reports.test_browser import browser, chromium
 
+import steadytrain
 from steadytrain.cli.serve import _flags
 from steadytrain.errors import InputError
 from steadytrain.export import batching, containers
@@ -908,7 +909,7 @@ def test_the_page_classifies_pictures(
 
 
 def test_the_health_check_of_the_container_asks_this_server(server: Server) -> None:
-    text = containers.render("w.pth", image="cats")["Dockerfile"]
+    text = containers.render("w.pth", "s.whl", image="cats")["Dockerfile"]
     command = json.loads(text.partition("    CMD ")[2].splitlines()[0])
     command[0], command[2] = sys.executable, command[2].replace(str(containers.PORT), str(server.port))
     assert subprocess.run(command, check=False).returncode == 0
@@ -916,15 +917,34 @@ def test_the_health_check_of_the_container_asks_this_server(server: Server) -> N
     assert subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 1
 
 
+def test_the_wheel_in_a_container_s_folder_installs_this_steadytrain_without_an_index(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_text("network")
+    written = containers.write(tmp_path / "out", tmp_path / "model.onnx", image="cats")
+    (wheel,) = (path for path in written if path.suffix == ".whl")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--only-binary=:all:"]
+    subprocess.run([*pip, "--target", str(tmp_path / "installed"), str(wheel)], check=True)
+    installed = tmp_path / "installed" / "steadytrain"
+    package = Path(steadytrain.__file__).parent
+    for path in package.rglob("*.*"):
+        if path.suffix in (".py", ".toml", ".html", ".css", ".js", ".md", ".typed"):
+            assert (installed / path.relative_to(package)).read_bytes() == path.read_bytes()
+    code = "import steadytrain, importlib.metadata as m; print(steadytrain.__file__, m.version('steadytrain'))"
+    asked = [sys.executable, "-c", code]
+    done = subprocess.run(asked, env={"PYTHONPATH": str(tmp_path / "installed")}, capture_output=True, text=True)
+    assert done.stdout.split() == [str(installed / "__init__.py"), steadytrain.__version__], done.stderr
+    assert (tmp_path / "installed" / "bin" / "steady").exists()
+
+
 def test_containers_run_as_nobody_and_the_manifest_is_valid(tmp_path: Path) -> None:
     (tmp_path / "model.xml").write_text("network")
     (tmp_path / "model.bin").write_text("weights")
     image = "registry.example.com/Cats_and_dogs:1"
     written = containers.write(tmp_path / "out", tmp_path / "model.xml", image=image, words=["--max-batch", "8"])
-    assert sorted(path.name for path in written) == ["Dockerfile", "kubernetes.yaml", "model.bin", "model.xml"]
+    (wheel,) = (path.name for path in written if path.suffix == ".whl")
+    assert sorted(path.name for path in written) == ["Dockerfile", "kubernetes.yaml", "model.bin", "model.xml", wheel]
     lines = (tmp_path / "out" / "Dockerfile").read_text().splitlines()
     assert f"USER {containers.USER}:{containers.USER}" in lines
-    assert any("--only-binary=:all:" in line and "[serve,openvino]" in line for line in lines)
+    assert any("--only-binary=:all:" in line and f'"/build/{wheel}[serve,openvino]"' in line for line in lines)
     assert json.loads(lines[-1].removeprefix("ENTRYPOINT "))[-2:] == ["--max-batch", "8"]
     deployment, service = yaml.safe_load_all((tmp_path / "out" / "kubernetes.yaml").read_text())
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
@@ -934,7 +954,9 @@ def test_containers_run_as_nobody_and_the_manifest_is_valid(tmp_path: Path) -> N
     with pytest.raises(InputError, match="needs other files beside it"):
         (tmp_path / "net-0001.params").write_text("arrays")
         containers.write(tmp_path / "out", tmp_path / "net-0001.params", image=image)
-    late = containers.render("model.onnx", image="registry.example.com/3d:1", grace_seconds=60)["kubernetes.yaml"]
+    late = containers.render("model.onnx", wheel, image="registry.example.com/3d:1", grace_seconds=60)[
+        "kubernetes.yaml"
+    ]
     assert "terminationGracePeriodSeconds: 70" in late and "name: steady-3d" in late
     with pytest.raises(InputError, match="is no file: export the model first"):
         containers.write(tmp_path / "out", tmp_path / "none.onnx", image=image)

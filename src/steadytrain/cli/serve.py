@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib.util import find_spec
@@ -81,7 +82,7 @@ def serve(
         json_log: Write a line of JSON for each request on standard error.
         classes: A card (.json) or a text file with the name of each output on a line, for weights without names.
         precision: Number format (default: as in the run, else fp32).
-        write: Write a Dockerfile, a Kubernetes manifest and the model into this folder instead.
+        write: Write a Dockerfile, a Kubernetes manifest, the model and a wheel of steadytrain into this folder instead.
         image: Name of the container's image in these.
 
     Examples:
@@ -132,6 +133,7 @@ def serve(
         words = _flags(settings, {"--model": model, "--size": size, "--precision": precision, "--threads": threads})
         for path in write_files(write, load().path, image=image, words=words, grace_seconds=grace_seconds):
             print(path)
+        note(f"build the image: docker build -t {shlex.quote(image)} {shlex.quote(str(write))}")
         return
     with listen(host, port) as listener:
         address = f"[{host}]" if ":" in host else host
