@@ -237,6 +237,15 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Make a device the current one."""
         self.current = self.resolve(device).index
 
+    @contextmanager
+    def on(self, device: object) -> Iterator[None]:
+        """Make a device the current one meanwhile."""
+        before, self.current = self.current, self.resolve(device).index
+        try:
+            yield
+        finally:
+            self.current = before
+
     def _stubs(self) -> dict[str, Any]:
         """Return what stands in for the functions of ``torch.cuda`` meanwhile."""
         facts = SimpleNamespace(
@@ -253,6 +262,8 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
             "device_count": lambda: COUNT,
             "current_device": lambda: self.current,
             "set_device": self.set_device,
+            "device": self.on,
+            "_sleep": lambda cycles: None,
             "set_sync_debug_mode": self.set_sync_debug_mode,
             "get_device_capability": lambda device=None: (facts.major, facts.minor),
             "get_device_name": lambda device=None: facts.name,
