@@ -275,6 +275,8 @@ def test_toml_reads_as_a_recipe() -> None:
     ("changes", "message"),
     [
         ({"optim.lrr": 1}, "unknown key 'optim.lrr'. Did you mean lr?"),
+        ({"optim.batch_size": 8}, "unknown key 'optim.batch_size'. Did you mean batch_size?"),
+        ({"data.epochs": 8}, "unknown key 'data.epochs'. Did you mean budget.epochs?"),
         ({"optin.lr": 1}, "unknown key 'optin.lr' in the recipe. Did you mean optim.lr?"),
         ({"bath_size": 1}, "unknown key 'bath_size' in the recipe. Did you mean batch_size?"),
         ({"lr": 0.1}, "unknown key 'lr' in the recipe. Did you mean optim.lr?"),

@@ -38,7 +38,7 @@ from typing import Any
 
 from steadytrain.config import Data, Recipe
 from steadytrain.config.strangers import FILE_KEYS, elsewhere_words
-from steadytrain.errors import InputError, RecipeError, RunError, storage_error, storage_errors, type_words
+from steadytrain.errors import InputError, RecipeError, RunError, SteadyError, storage_error, storage_errors, type_words
 from steadytrain.events import (
     Accounted,
     Ceilings,
@@ -75,6 +75,9 @@ REPEAT = "seed-"
 """What the folder of a repeat is called, before its seed."""
 
 MAX_REPEATS = 1000
+
+UNSTARTED = {"recipe.json", "lock", "checkpoints", "events.jsonl", "tuning.json"}
+"""Entries of a run that never started."""
 
 
 def _require_folder(directory: object) -> str | os.PathLike[str]:
@@ -218,6 +221,8 @@ class Run:
 
     directory: Path
     recipe: Recipe
+    is_new: bool = field(default=False, compare=False, repr=False)
+    """:meth:`create` has made its folder."""
 
     @functools.cached_property
     def _reader(self) -> LogReader:
@@ -249,7 +254,11 @@ class Run:
                 differences = before.recipe.differences(recipe)
                 changes = [d for d in differences if not d.startswith(("parallel.", "every."))]
                 remedy = "choose another --run folder, or repeat the command that made this one"
-                if before.progress().finished and all(d.startswith(("budget.", "optim.warmup")) for d in changes):
+                is_longer = all(d.startswith(("budget.", "optim.warmup")) for d in changes)
+                if is_longer and not before.progress().finished:
+                    resumed = f"steady resume {shlex.quote(str(path))} finishes it as it was planned"
+                    remedy = f"{resumed}, and its weights can be trained on then; or choose another --run folder"
+                elif is_longer:
                     more = f"--weights {shlex.quote(str(before.weights))} --run {shlex.quote(f'{path}-more')}"
                     more += f" --size {started.model['size']}" if "size" in started.model else ""
                     remedy = f"it is finished; to train on from its weights, as another run, add {more} to this command"
@@ -268,7 +277,7 @@ class Run:
                 with held, replacing(path / "recipe.json") as part:  # where it is a link, the link goes
                     part.write_text(recipe.to_json(), encoding="utf-8")
                 sync(path.parent)  # or a power cut takes the folder
-        return Run(path, recipe)
+        return Run(path, recipe, is_new=before is None)
 
     @staticmethod
     def create_repeats(directory: str | Path, recipe: Recipe, number: int) -> tuple[Run, ...]:
@@ -394,6 +403,20 @@ class Run:
             for event in chunk:
                 self._progress.take(event)
         return replace(self._progress)
+
+    @contextlib.contextmanager
+    def gone_if_refused(self) -> Iterator[None]:
+        """Remove a new run's folder where the block is refused before training starts: nothing in it is of use."""
+        try:
+            yield
+        except InputError:
+            with contextlib.suppress(OSError, SteadyError):
+                names = {re.sub(r"events-\d+", "events", path.name) for path in self.directory.iterdir()}
+                if self.is_new and names <= UNSTARTED and self.progress().started is None:
+                    shutil.rmtree(self.directory)
+                    if self.name.startswith(REPEAT):
+                        self.directory.parent.rmdir()  # of repeats, once it is empty
+            raise
 
     def refuse_links(self) -> None:
         """Raise RunError where a checkpoint is a link, or what lies in it: it may lead out of the run's folder."""

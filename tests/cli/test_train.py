@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from steadytrain.cli import main
 from steadytrain.config import Recipe
@@ -97,6 +98,51 @@ def test_a_finished_run_is_trained_on_from_its_weights_by_the_command_that_is_of
     assert main([*words, "--epochs", "2", *shlex.split(offered[1])]) == 0
     more = Run.open("runs/a-more")
     assert more.recipe.model.weights == "runs/a/model.safetensors" and more.finished() is not None
+
+
+def test_a_command_that_is_refused_leaves_no_run_and_reads_no_data(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "photos", *QUICK, "--run", "runs/a"]) == 0
+    other = tmp_path / "w.pth"
+    torch.save({"layer.weight": torch.zeros(3, 3)}, other)
+    capsys.readouterr()
+    for words, message in (
+        (["--model", "mlp", "--device", "cuda:9"], "cuda:9"),
+        (["--model", "resnet5O"], "there is no model 'resnet5O'"),
+        (["--model", "mlp", "--weights", str(other)], "do not fit"),
+        (["--model", "mlp", "--weights", str(photos)], "is a folder"),
+    ):
+        assert main(["train", "photos", *words]) == 2
+        said = capsys.readouterr().err
+        assert message in said and "packed" not in said
+        assert [path.name for path in Path("runs").iterdir()] == ["a"]
+
+
+def test_what_is_refused_once_the_run_was_made_takes_its_folder_along(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("nets.py").write_text("def small(num_classes, **shape):\n    return num_classes / 0\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    words = ["train", "photos", *QUICK, "--model", "nets:small"]
+    assert main([*words, "--repeats", "2"]) == main(words) == 2
+    assert "division by zero" in capsys.readouterr().err and list(Path("runs").iterdir()) == []
+    taken = Run.create("runs/mine", Recipe.from_dict({"data": {"train": "photos"}, "model": {"name": "nets:small"}}))
+    assert main(["resume", "runs/mine"]) == 2 and taken.directory.exists()  # this command has not made it
+
+
+def test_longer_training_of_a_run_that_has_not_ended_names_both_ways(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "photos", "--model", "mlp", "--batch-size", "32", "--device", "cpu", "--run", "runs/a"]
+    assert main([*words, "--epochs", "4", "--until", "1"]) == 75
+    capsys.readouterr()
+    assert main([*words, "--epochs", "5"]) == 2
+    said = capsys.readouterr().err
+    assert "budget.epochs: 4.0 -> 5.0" in said and "steady resume runs/a finishes it as it was planned" in said
+    assert main(["resume", "runs/a"]) == 0
+    assert main([*words, "--epochs", "5"]) == 2
+    assert "--weights runs/a/model.safetensors --run runs/a-more" in capsys.readouterr().err
 
 
 def test_a_run_is_gone_on_with_by_its_folder_alone(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

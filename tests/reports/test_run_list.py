@@ -186,6 +186,23 @@ def test_cleaning_up_asks_and_keeps_what_a_run_has_written(folder: Path, capsys:
     assert (kept / "checkpoints").exists() and _rows(folder)["failed"].status == "failed"
 
 
+def test_a_run_that_failed_before_it_started_goes_whole_and_one_with_nothing_to_remove_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs"
+    late = Run.create(folder / "late", recipe())
+    write(late, [started(), Failed(error="FeedError", message="the disk is gone", step=4)], Clock())
+    write(Run.create(folder / "early", recipe()), [Failed(error="ModelError", message="no such net")], Clock())
+    assert {name: row.status for name, row in _rows(folder).items()} == {"late": "failed", "early": "failed"}
+    assert main(["runs", str(folder), "--clean", "--yes"]) == 0
+    assert "late (failed) has no checkpoint or weights left" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["late"]
+    assert main(["runs", str(folder), "--clean"]) == 0
+    assert "no run failed" not in (said := capsys.readouterr().err) and "--clean --whole --where" in said
+    assert main(["runs", str(folder), "--clean", "--whole", "--yes", "--where", "status=failed"]) == 0
+    assert list(folder.iterdir()) == []
+
+
 def test_cleaning_up_leaves_runs_in_use_kept_ones_links_and_what_is_no_run(folder: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

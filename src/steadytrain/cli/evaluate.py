@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv as csv_module
+import shlex
 import shutil
 import sys
 import time
@@ -302,7 +303,9 @@ def predict(
         steady predict resnet18.pth --model timm/resnet18 cat.jpg
     """
     if not images:
-        raise InputError("name at least one image file")
+        raise InputError(
+            f"name what to predict, too: steady predict RUN {shlex.quote(place)}, of a run, a weights file or a model"
+        )
     if top is not None and top < 1:
         raise InputError(f"--top is {top}; it must be 1 or more")
     require_range("--batch-size", batch_size, 65_536)

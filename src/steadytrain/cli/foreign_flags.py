@@ -17,6 +17,7 @@ from steadytrain.cli.options import key_of
 from steadytrain.config.stages import OTHER_NAMES
 from steadytrain.config.synonyms import plain_word
 from steadytrain.errors import InputError
+from steadytrain.format import count
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null")
 ON_OFF = _TRUE + _FALSE
@@ -121,8 +122,10 @@ def _join_parts(reading: FlagReading, left: list[str]) -> None:
         reading.keys["optim.warmup"] = f"{parts.get('warmup method', 'constant')}:{parts.get('warmup share', '0.01')}"
     if devices := parts.get("devices", ""):
         numbers = re.findall(r"\d+", devices)
-        if devices in ("-1", "auto"):
+        if devices.lower() in ("-1", "auto", "all"):
             reading.flags += ["--procs", "auto"]
+        elif not numbers:
+            raise InputError(f"devices are {devices}: --procs 2 computes on two GPUs, --device cuda:0,2 on these")
         elif not re.fullmatch(r"\d+", devices):
             parts["device"] = f"cuda:{','.join(numbers)}"
         elif devices != "1":
@@ -170,13 +173,15 @@ def _options(key: str) -> Read:
     return read
 
 
-def _switch(key: str, value: str, note: str = "") -> Read:
-    """Read a switch, which may have a word that turns it off, as a value of the recipe."""
+def _switch(key: str, value: str, note: str = "", *, off: str = "") -> Read:
+    """Read a switch, which may have a word that turns it off, as a value of the recipe; ``off``: the value then."""
 
     def read(reading: FlagReading, word: str, values: list[str]) -> None:
         if is_on(values):
             reading.keys[key] = value
             reading.notes += [note] if note else []
+        elif off:
+            reading.keys[key] = off
 
     return read
 
@@ -261,10 +266,12 @@ def _of_255(key: str) -> Read:
 
 
 def _gpus(reading: FlagReading, word: str, values: list[str]) -> None:
-    if "," not in values[0]:
-        many = f"--procs {values[0]} for that many GPUs" if values[0] != "0" else "--device cpu for none"
-        raise InputError(f"{word} is {values[0]}: say --device cuda:{values[0]} for the GPU of that number, or {many}")
-    reading.parts["devices"] = values[0]
+    """Read GPUs by number (``0,1``), or all; one number may be a count or a GPU's own, so it is refused."""
+    value = values[0].lower()
+    if value.isdecimal():
+        many = f"--procs {value} computes on {count(int(value), 'GPU')}" if value != "0" else "--device cpu for none"
+        raise InputError(f"{word} is {value}: {many}, and --device cuda:{value} on GPU {value} (the first is cuda:0)")
+    reading.parts["devices"] = value
 
 
 def _accelerator(reading: FlagReading, word: str, values: list[str]) -> None:
@@ -390,7 +397,10 @@ TRAINING_READERS: dict[str, Read] = {
     ),
     # model
     "pretrained": _switch(
-        "model.pretrained", "true", "--pretrained: steady finetune has rates and epochs that suit pretrained weights"
+        "model.pretrained",
+        "true",
+        "--pretrained: steady finetune has rates and epochs that suit pretrained weights",
+        off="false",
     ),
     "channels-last": _switch("precision.channels_last", "true"),
     "model-kwargs": _options("model.options"),

@@ -27,6 +27,7 @@ from steadytrain.cli.explain import head_lines, print_explained
 from steadytrain.cli.options import HEADINGS, TrainingOptions, read_table, require_range, require_trackers
 from steadytrain.config import Model, Parallel, Recipe
 from steadytrain.config.defaults import usual_recipe
+from steadytrain.config.factories import FACTORY
 from steadytrain.config.parts import listed_gpus
 from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
@@ -203,6 +204,7 @@ def _begin(
         restarts = restarts if isinstance(restarts, int) else Parallel().restarts
         return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
     spin_where_alone()
+    _require_device(options)
     with closing(open_draft(data, options, finetune=finetune)) as drafted:
         return _train_alone(drafted, options, until=until)
 
@@ -224,6 +226,14 @@ def _train_alone(drafted: DraftRun, options: TrainingOptions, *, until: float | 
         with runs[0].log_beside() as log:
             log.append(Noticed(message=plan.words))
     return _train_all(runs, options, opened=drafted.opened, until=until)
+
+
+def _require_device(options: TrainingOptions, world: World = World()) -> None:  # noqa: B008 - frozen
+    """Refuse a GPU that is not here before data are read. Raises RecipeError."""
+    if (device := options.value("parallel.device")) not in (None, "auto", "cpu"):
+        from steadytrain.training.device import choose_device
+
+        choose_device(str(device), world)
 
 
 def num_procs(data: str | None, options: TrainingOptions, world: World = World()) -> int:  # noqa: B008 - frozen
@@ -378,24 +388,27 @@ def _train_all(
 ) -> int:
     """Train runs one after another until one does not finish; print their results; return the exit code."""
     code, trained = 0, list[Run]()
-    for run in runs:
-        if options.repeats is not None:
-            note(f"repeat {len(trained) + 1} of {len(runs)}: {run.directory}")
-        began = None if trained else own_start()
-        code = _train_visibly(
-            run,
-            probe=options.probe,
-            group=group,
-            cluster=cluster,
-            opened=opened,
-            began=began,
-            until=until,
-            mxnet_log=options.mxnet_log,
-        )
-        trained.append(run)
-        if code:
-            break
     world = cluster.world if cluster is not None else World() if group is None else group.world
+    with ExitStack() as stack:
+        for run in runs if world.is_first else ():
+            stack.enter_context(run.gone_if_refused())
+        for run in runs:
+            if options.repeats is not None:
+                note(f"repeat {len(trained) + 1} of {len(runs)}: {run.directory}")
+            began = None if trained else own_start()
+            code = _train_visibly(
+                run,
+                probe=options.probe,
+                group=group,
+                cluster=cluster,
+                opened=opened,
+                began=began,
+                until=until,
+                mxnet_log=options.mxnet_log,
+            )
+            trained.append(run)
+            if code:
+                break
     if world.is_first:
         _print_outcome(trained, json=options.json)
         print_next_commands(trained[-1], code, repeats=options.repeats is not None)
@@ -440,6 +453,7 @@ def _train_as_rank(
     with lasting_imports():
         from steadytrain.training import init_group
 
+    _require_device(options, world)
     with ExitStack() as stack:
         group = stack.enter_context(init_group(world))
         draft = group.run_first_then_rest(
@@ -614,6 +628,12 @@ def open_draft(
         file = options.value(key)
         if isinstance(file, str) and not Path(local_name(file)).exists() and not is_pattern(file) and not is_uri(file):
             raise InputError(f"{flag} is {file}: there is no such file or folder.{near_name(file)}")
+    if isinstance(model := options.value("model.name"), str):
+        with lasting_imports():
+            from steadytrain.models import find
+
+        if not FACTORY.fullmatch(model):  # which is imported later, if the user named it
+            find(model)
     of_file = {key: value for key, value in leaves(options.file_values) if key not in options.changes}
     _note_if_any(elsewhere_words({key: value for key, value in of_file.items() if not (data and key == "data.train")}))
     note(f"reading {train}{_size_words(Path(train))}")  # before torch and timm are imported, which takes seconds

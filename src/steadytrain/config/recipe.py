@@ -295,7 +295,8 @@ def _key_hint(key: str, known: Iterable[str]) -> str:
     """Return what an unknown key is called here, what there is instead, or which known one is near."""
     last = key.rpartition(".")[2]
     known = list(dict.fromkeys(known))
-    matches = [name for name in known if name.rpartition(".")[2] == last]  # optim.lr, for lr or train.lr
+    everywhere = dict.fromkeys([*known, *recipe_settings()])
+    matches = [name for name in everywhere if name.rpartition(".")[2] == last]  # batch_size, for optim.batch_size
     if matches or (nearest := synonym(last)):
         return f" Did you mean {' or '.join(matches) or nearest}?"
     if hint := advice(last) or did_you_mean(key.partition(".")[0], [name for name in known if "." not in name]):

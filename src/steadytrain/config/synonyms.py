@@ -99,9 +99,14 @@ OTHERWISE = {
         ),
         _RESUME,
     ),
-    "overwrite-output-dir": "another --run FOLDER starts over; the same one resumes",
+    **dict.fromkeys(
+        ("overwrite-output-dir", "fresh", "force", "overwrite"),
+        "another --run FOLDER starts over; the same one resumes",
+    ),
     **dict.fromkeys(("work-dir", "logging-dir"), _RUN),
-    **dict.fromkeys(("output", "output-dir", "out", "save-dir", "model-prefix", "logdir", "log-dir", "name"), _RUN),
+    **dict.fromkeys(
+        ("output", "output-dir", "out", "save-dir", "model-prefix", "logdir", "log-dir", "name", "o"), _RUN
+    ),
     **dict.fromkeys(
         ("experiment", "project", "default-root-dir", "checkpoint-dir", "run-name", "exp-name", "exist-ok"), _RUN
     ),
@@ -136,7 +141,7 @@ OTHERWISE = {
     ),
     **dict.fromkeys(("item-tfms", "batch-tfms"), _TRANSFORMS),
     "fraction": "steady pack DATA part --train-per-class 100 makes a smaller set",
-    "train-size": "--holdout 0.2 is the share for validation",
+    **dict.fromkeys(("train-size", "split"), "--holdout 0.2 is the share for validation"),
     "tf32": "--precision tf32",
     "gradient-checkpointing": "--recompute",
     **dict.fromkeys(("linear-probe", "linear-probing"), "--train probe, or --train probe+discriminative"),

@@ -121,7 +121,7 @@ def build(
         file = read_weights(Path(model.weights))
         size = size or (None if file.input is None else file.input.size)
     try:
-        built = _make(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
+        built = make_network(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
         side = size or built.input.size or 224
         vain = try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
     except ModelError as error:
@@ -155,7 +155,7 @@ def num_outputs(model: Model, *, allow_import: bool = False) -> int:
         raise ModelError(f"{model.name} has no weights file: give --weights FILE")
     # 997 is a number of outputs that no layer but the classifier is likely to have.
     weights = model.weights if source.kind == "mxnet" else None  # they may hold its graph
-    built = _make(
+    built = make_network(
         source, Model(model.name, weights=weights, options=model.options), num_classes=997, channels=3, size=None
     )
     state = rename_to_match(built.module, read_weights(Path(model.weights)).tensors, head=built.head)
@@ -300,7 +300,7 @@ def _refuses(source: ModelSource, spec: Model, size: int) -> bool:
     """Return whether a network cannot take images of a side, as far as that can be known without values."""
     try:
         with torch.device("meta"), torch.no_grad():
-            module = _make(source, spec, num_classes=2, channels=3, size=size).module
+            module = make_network(source, spec, num_classes=2, channels=3, size=size).module
             module.eval()(torch.zeros(1, 3, size, size))
     except NotImplementedError:  # a value is asked for
         return False
@@ -350,7 +350,7 @@ def _load_params(built: Built, source: ModelSource, model: Model, classes: Seque
     checkpoint = mxnet.open_checkpoint(path)
     network = checkpoint.network()
     plain = Model(model.name, options=model.options)
-    same = _make(source, plain, num_classes=network.num_outputs, channels=network.channels, size=network.size)
+    same = make_network(source, plain, num_classes=network.num_outputs, channels=network.channels, size=network.size)
     state, _ = translate(network, network.state(checkpoint.params), same.module, name=built.name)
     what, names = f"the weights of {path} and {built.name}", OutputNames(checkpoint.classes, checkpoint.synsets)
     notes = load_weights(built.module, state, head=built.head, what=what, names=names, classes=classes)
@@ -441,7 +441,7 @@ def _make_torchvision(source: ModelSource, model: Model, *, num_classes: int, ch
     return Built(module, source.name, input, find_head(module, num_classes))
 
 
-def _make(
+def make_network(
     source: ModelSource, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str] = ()
 ) -> Built:
     """The network as its maker gives it, without the user's weights file."""

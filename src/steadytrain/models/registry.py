@@ -137,7 +137,7 @@ def _timm_name(name: str, repository: str) -> str:
 _WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".safetensors", ".params", ".h5", ".keras")
 
 
-def _torchvision_names() -> list[str]:
+def torchvision_names() -> list[str]:
     """Return the names of torchvision's classifiers; none where it is not installed."""
     try:
         import torchvision
@@ -156,7 +156,7 @@ def _hint(name: str) -> str:
     if name.endswith(_WEIGHT_FILES):
         return f" A file of weights: --weights {name} and --model NAME"
     owner, slash, inner = name.removeprefix("torchvision.").removeprefix("models.").rpartition("/")
-    if not slash and inner in _torchvision_names():
+    if not slash and inner in torchvision_names():
         return f" Did you mean torchvision/{inner}?"
     choices = [*(() if owner == "timm" else BUILT_IN), *timm.models.list_models()]
     plain = (inner if slash else name).partition(".")[0].casefold()

@@ -259,6 +259,11 @@ def mismatches(state: Mapping[str, Tensor], target: Mapping[str, Tensor], head: 
     return lines
 
 
+def find_mismatches(state: Mapping[str, Tensor], target: Mapping[str, Tensor], head: tuple[str, ...]) -> list[str]:
+    """List what keeps a file's tensors from filling a network: wrappers' prefixes and the classifier may differ."""
+    return mismatches(_fit(without_prefixes(state, target), target, head)[0], target, head)
+
+
 def without_prefixes(state: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
     """Take off what wrappers put into the names, and the prefix under which the network of ``wanted`` lies.
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from steadytrain.errors import storage_errors
 from steadytrain.reports.run_list import DAMAGED, RunRow
 from steadytrain.reports.status import is_held
-from steadytrain.run import Run
+from steadytrain.run import UNSTARTED, Run
 
 KEEP_TAG = "keep"
 """A run with this tag is never cleaned up."""
 BEGIN_SECONDS = 600.0
 """So old is a run that never started: a command of another machine may be about to begin it."""
-OURS = {"recipe.json", "lock", "checkpoints", "events.jsonl", "notes.json", "tuning.json"}
+OURS = {*UNSTARTED, "notes.json"}
 """Entries of a run that never started; where there are others, the folder stays."""
 WEIGHTS = ("best.safetensors", "model.safetensors")
 
@@ -44,7 +44,7 @@ def plan_removals(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool) -> tu
     """Return what goes of each run, and why others keep all.
 
     Of a run that failed, or was interrupted, the checkpoints and weights go, of a finished one the checkpoints; of one
-    that never started the whole folder. Event log, recipe, notes and reports stay.
+    that never started, or failed before it had, the whole folder. Event log, recipe, notes and reports stay.
 
     Args:
         rows: of runs.
@@ -60,12 +60,15 @@ def plan_removals(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool) -> tu
         if reason := _reason_to_stay(row, folder):
             reasons.append(f"{folder} stays: {reason}")
             continue
-        is_whole = whole or (row.status == "waiting" and {path.name for path in folder.iterdir()} <= OURS)
+        never_started = row.status == "waiting" or (row.status == "failed" and not Run.open(folder).progress().started)
+        is_whole = whole or (never_started and {path.name for path in folder.iterdir()} <= OURS)
         names = ["checkpoints"] if row.status == "finished" else ["checkpoints", *WEIGHTS]
         paths = (folder,) if is_whole else tuple(folder / name for name in names if _is_own(folder / name))
         num_bytes = sum(_sizes(paths))
         if is_whole or num_bytes:
             removals.append(Removal(row, paths, num_bytes, is_whole))
+        else:
+            reasons.append(f"{folder} ({row.status}) has no checkpoint or weights left: only its log and recipe stay")
     return removals, reasons
 
 

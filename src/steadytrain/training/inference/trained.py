@@ -380,7 +380,7 @@ def weights_file(place: Path, which: Which = "best") -> Path:
 def _restore_foreign(path: Path, model: str | None, policy: Policy, names: tuple[str, ...] | None) -> Trained:
     """Load a file that does not say what model it is of."""
     if model is None:
-        raise ModelError(f"{path} does not say what model it is of: name it with --model")
+        model = models.find_model(path)
     spec = recipes.Model(model, weights=str(path))
     outputs = models.num_outputs(spec, allow_import=True)
     built = models.build(spec, num_classes=outputs, channels=3, size=None, allow_import=True)

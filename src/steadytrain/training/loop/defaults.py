@@ -39,6 +39,7 @@ from steadytrain.format import Say
 from steadytrain.optim import check_name
 from steadytrain.run import Run
 from steadytrain.training.data import OpenedData, open_named
+from steadytrain.training.device import choose_device
 from steadytrain.training.inference.trained import weights_file
 from steadytrain.training.loop.steps import Outcome, train_opened
 from steadytrain.training.progress import wants_progress
@@ -169,11 +170,14 @@ def finetune(
         if out is not None:
             print(message, file=out, flush=True)
 
+    if isinstance(changes, Mapping):
+        choose_device(str(changes.get("parallel.device", "auto")))  # before data are read
     choice = _choose(data, changes, model=model, finetune=True, say=say or show)
     with closing(choice.opened):
         recipe = choice.recipe()
         created = Run.create(default_folder(recipe) if run is None else run, recipe)
-        return train_opened(created, progress=progress, opened=choice.opened)
+        with created.gone_if_refused():
+            return train_opened(created, progress=progress, opened=choice.opened)
 
 
 def choose_recipe(
@@ -242,6 +246,8 @@ def choose_recipe(
     require_licence(draft)
     if draft.data.size is not None:
         models.require_size(draft.model, draft.data.size)
+    if draft.model.weights is not None:
+        models.require_fit(draft.model, size=draft.data.size, allow_import="model.name" in changes)
     if draft.model.pretrained and source.kind == "timm":
         models.require_weights(source)
     opened = open_named(draft.data, say=say, remark=say, say_reused=True, progress=progress)
@@ -284,11 +290,9 @@ def _precision() -> Precision:
 
 
 def _choose_model(weights: object, say: Say) -> str:
-    """Choose what to fine-tune. Raises RecipeError for weights that do not say which model's they are."""
+    """Choose what to fine-tune. Raises ModelError for weights that fit no model, or several."""
     if weights is not None:
-        name = models.read_weights(Path(str(weights))).model
-        if not name:
-            raise RecipeError(f"{weights} does not say which model's weights it holds: name it with --model NAME")
+        name = models.find_model(Path(str(weights)), say)
         say(f"model: {name}, whose weights are in {weights}")
         return name
     local = next((name for name in FINETUNED_MODELS if models.has_local_weights(name)), None)

@@ -1,0 +1,129 @@
+"""Find the network that a file of weights is of, by the names and shapes of its tensors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steadytrain.config import Model
+from steadytrain.errors import ModelError
+from steadytrain.format import few
+from steadytrain.models.build import build, make_network
+from steadytrain.models.registry import BUILT_IN, find, torchvision_names
+from steadytrain.models.weights import NETWORK_ERRORS, find_mismatches, read_weights, without_prefixes
+
+_NUM_CLASSES = 997  # that no layer but the classifier is likely to have
+_LEAST_SHARED = 0.5
+"""Of the names that the nearest family of networks has in common with a file, that others must have to be tried."""
+
+
+def find_model(path: Path, say: Callable[[str], None] = lambda message: None) -> str:
+    """Return the name of the network whose tensors are called and shaped as a file's, the classifier's aside.
+
+    What the file's name, or a ``config.json`` beside it, mentions is tried first, and taken if it fits. Else all
+    networks are tried whose family shares names with the file, which takes some ten seconds; they are built without
+    values.
+
+    Raises:
+        ModelError: the file cannot be read; or no network fits, or several do.
+    """
+    file = read_weights(path)
+    if file.model:
+        return file.model
+    hint = f"{path.parent.name} {path.name} {_architecture(path.with_name('config.json'))}"
+    families = _families()
+    timm_names = [name for names in families.values() for name in names]
+    mentioned = [
+        name
+        for name in (*timm_names, *(f"torchvision/{name}" for name in torchvision_names()), *BUILT_IN)
+        if re.search(rf"(?<![a-z0-9]){re.escape(name.rpartition('/')[2])}(?![a-z0-9])", hint)
+    ]
+    longest_first = sorted(mentioned, key=lambda name: -len(name.rpartition("/")[2]))
+    if name := next(_fitting(longest_first, file.tensors), None):
+        return name
+    say(f"{path} does not say which model's weights it holds: looking for a network with such tensors")
+    near = [name for family in _near_families(families, file.tensors) for name in family]
+    fits = list(_fitting([*BUILT_IN, *near], file.tensors))
+    fits = fits or list(_fitting([f"torchvision/{name}" for name in torchvision_names()], file.tensors))
+    if len(fits) == 1:
+        return fits[0]
+    found = f"its tensors fit {few(fits, 8)}" if fits else "no network of steady models has such tensors"
+    raise ModelError(f"{path} does not say which model's weights it holds, and {found}: name it with --model NAME")
+
+
+def require_fit(model: Model, *, size: int | None, allow_import: bool = False) -> None:
+    """Refuse a file of weights that is not one, or does not fit its network, before any image is read.
+
+    Where names and shapes agree, no values are needed, so that this is quick; MXNet's files are left for later.
+
+    Raises:
+        ModelError: as of :func:`~steadytrain.models.build.build`.
+    """
+    path = Path(str(model.weights))
+    source = find(model.name, allow_import=allow_import)
+    if source.kind not in ("timm", "torchvision", "built-in") or path.suffix == ".params":
+        return
+    file = read_weights(path)
+    target, head = _tensors(model.name, model.options)
+    is_shaped_by_images = source.kind == "built-in" and file.input is None
+    if not is_shaped_by_images and (not target or find_mismatches(file.tensors, target, head)):
+        channels = 3 if file.input is None else file.input.channels
+        with torch.random.fork_rng(devices=[]):
+            build(model, num_classes=_NUM_CLASSES, channels=channels, size=size)
+
+
+def _architecture(config: Path) -> str:
+    """Return the network that a ``config.json`` names, as the hub has it beside weights; empty elsewhere."""
+    try:
+        return str(json.loads(config.read_text(encoding="utf-8")).get("architecture", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def _families() -> Mapping[str, Sequence[str]]:
+    """Return the names of timm's networks by the module that defines them."""
+    import timm.models
+
+    families: dict[str, list[str]] = defaultdict(list)
+    for name in timm.models.list_models():
+        families[timm.models.model_entrypoint(name).__module__].append(f"timm/{name}")
+    return families
+
+
+def _near_families(families: Mapping[str, Sequence[str]], state: Mapping[str, Tensor]) -> Iterable[Sequence[str]]:
+    """Return the families whose shortest-named network shares the most tensor names with a file, the nearest first."""
+    shared = {}
+    for family, names in families.items():
+        target = _tensors(min(names, key=len))[0]
+        shared[family] = sum(name in target for name in without_prefixes(state, target)) / len(state)
+    least = max(0.05, _LEAST_SHARED * max(shared.values()))
+    return [
+        families[family] for family in sorted(shared, key=lambda family: -shared[family]) if shared[family] >= least
+    ]
+
+
+def _fitting(names: Iterable[str], state: Mapping[str, Tensor]) -> Iterable[str]:
+    """Yield the networks, of those of these names, that a file's tensors fill."""
+    for name in names:
+        target, head = _tensors(name)
+        if target and not find_mismatches(state, target, head):
+            yield name
+
+
+def _tensors(name: str, options: Mapping[str, Any] | None = None) -> tuple[Mapping[str, Tensor], tuple[str, ...]]:
+    """Return the tensors of a network, without values, and its classifier; nothing where it cannot be built so."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            built = make_network(
+                find(name), Model(name, options=dict(options or {})), num_classes=_NUM_CLASSES, channels=3, size=None
+            )
+    except (ModelError, *NETWORK_ERRORS):
+        return {}, ()
+    return built.module.state_dict(), built.head
