@@ -24,7 +24,11 @@ truth is not known well enough, and the draw's share counts apart; so does a dra
 took the cores. Each result is a line of a file in ``--out``, so that the same command goes on where it was stopped;
 ``--minutes`` stops it by the clock.
 
-usage: python benchmarks/verdict.py --data FOLDER [--drawn N [--seed S] [--minutes M]] [--rounds 3] [--only NAME ...]
+``--advice N`` makes N runs that nothing is wrong with (``faults/sound.py``: ten networks, batches of 8 to 256, one and
+two threads, fed and starved) and follows each change that their verdicts name: ``predicted`` beside ``actual``.
+
+usage: python benchmarks/verdict.py --data FOLDER [--drawn N | --advice N [--seed S] [--minutes M]]
+                                    [--rounds 3] [--only NAME ...]
                                     [--quick] [--work FOLDER]
                                     [--save [NAME]]
        FOLDER holds imagenet-sample-200.tar and cifar10-png.tar.zst
@@ -50,7 +54,7 @@ share_cores()  # as the command does, before torch is loaded
 spin_where_alone()
 
 import machine  # noqa: E402
-from faults import data, drawn, score  # noqa: E402
+from faults import data, drawn, score, sound  # noqa: E402
 from faults.around import missing  # noqa: E402
 from faults.catalogue import BASES, NOT_INJECTED, PAIRS, SINGLES  # noqa: E402
 from faults.fault import Base, Fault  # noqa: E402
@@ -107,7 +111,7 @@ def measure_drawn(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     blocks = [numbers[at : at + BLOCK] for at in range(0, len(numbers), BLOCK)]
     draws = [(number, drawn.draw(args.seed, number)) for number in numbers]
     failed: dict[str, str] = {}
-    sound: drawn.Row | None = None
+    before_it: drawn.Row | None = None
 
     def keep(row: drawn.Row) -> drawn.Row:
         rows.append(row)
@@ -121,19 +125,37 @@ def measure_drawn(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
                 break
             base, clean = drawn.LONG[draw.fault.base], draw.fault.clean
             try:
-                if sound is None or not bench.is_fresh(base, clean):
-                    sound = keep(_sound(bench, base, clean))
+                if before_it is None or not bench.is_fresh(base, clean):
+                    before_it = keep(_sound(bench, base, clean))
                 trial = bench.trial(draw.fault, mend=False, base=base)
                 row = _row(number, draw, base.name, trial, bench.newest)
-                before, sound = sound, keep(_sound(bench, base, clean))
+                before, before_it = before_it, keep(_sound(bench, base, clean))
             except RunFailedError as error:
                 failed[f"{number}: {draw.fault.about}"] = str(error)
                 machine.say(f"{number} {draw.fault.about}: FAILED {str(error)[-400:]}")
                 continue
-            keep(replace(row, after=sound.clean, others=max(row.others, before.others, sound.others)))
+            keep(replace(row, after=before_it.clean, others=max(row.others, before.others, before_it.others)))
     summary = drawn.summary(rows)
     machine.say("\n".join(drawn.lines(summary)))
     return {"seed": args.seed, **summary, "failed": failed, "rows": [asdict(row) for row in rows]}
+
+
+def measure_advice(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
+    """Follow the advice of drawn sound runs, and sum up what it brought."""
+    began, rows, failed, runs = time.monotonic(), list[sound.Advised](), dict[str, str](), 0
+    for number in range(args.advice):
+        if args.minutes and time.monotonic() - began > 60 * args.minutes:
+            break
+        base = sound.draw(args.seed, number)
+        try:
+            rows += bench.advised(base)
+            runs += 1
+        except RunFailedError as error:
+            failed[base.name] = str(error)[-400:]
+            machine.say(f"{base.name}: FAILED {failed[base.name]}")
+    outcome = sound.summary(rows, runs)
+    machine.say(str(outcome))
+    return {"seed": args.seed, **outcome, "failed": failed, "rows": [asdict(row) for row in rows]}
 
 
 def _sound(bench: Bench, base: Base, settings: Mapping[str, Any]) -> drawn.Row:
@@ -275,6 +297,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
     parser.add_argument("--drawn", type=int, metavar="N", help="make the first N draws instead of the listed faults")
+    parser.add_argument("--advice", type=int, metavar="N", help="follow the advice of N drawn sound runs instead")
     parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
     parser.add_argument("--minutes", type=float, help="begin no further draw after so long")
     parser.add_argument("--rounds", type=int, default=3)
@@ -305,6 +328,10 @@ def main() -> None:
         if args.drawn is not None:
             outcome = {"crowded": args.crowded, **measure_drawn(bench, args)}
             machine.record(args.save or "verdict_drawn", outcome, save=args.save is not None)
+            return
+        if args.advice is not None:
+            outcome = {"crowded": args.crowded, **measure_advice(bench, args)}
+            machine.record(args.save or "verdict_advice", outcome, save=args.save is not None)
             return
         trials, failed = measure(bench, chosen(args), rounds, args.out)
         result = document(trials, failed)

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from faults import data
+import machine
+from faults import data, sound
 from faults.advice import PACKS, settings_of
 from faults.catalogue import BASES
 from faults.fault import Base, Fault
 from faults.run import Done, command, run
 from faults.score import Trial
+from faults.sound import Advised
 from steadytrain.monitor.rules import Cause
 from steadytrain.monitor.rules.diagnose import Diagnosis, diagnose
 from steadytrain.run import Run
@@ -68,6 +70,32 @@ class Bench:
             mended=mended,
             others=done.others,
         )
+
+    def advised(self, base: Base) -> list[Advised]:
+        """Judge a run that nothing is wrong with, and follow each cause that names a change by a flag."""
+        _, verdict = self._judged(base, base.name, {}, {}, {})
+        rate = verdict.ledger.steady_images_per_second
+        batch = int(base.settings["batch_size"])
+        base = replace(base, images=max(base.images, round(sound.SECONDS * rate / batch) * batch))
+        _, verdict = self._judged(base, base.name, {}, {}, {})
+        rows = []
+        for cause in verdict.causes:
+            after = settings_of(cause.change)
+            if after is None or cause.saves <= 0:
+                continue
+            if (flags := after.pop(PACKS, None)) is not None:
+                after["data"] = data.packed_again(self._file(base.data), flags)
+            seconds = [
+                [self._run(base, settings, {}, {})[0].wall_seconds for settings in ({}, after)]
+                for _ in range(sound.ROUNDS)
+            ]
+            before, mended = (min(times) for times in zip(*seconds, strict=True))
+            actual = 1 - mended / before
+            rows.append(sound.Advised(base.name, cause.name, cause.change, cause.saves, actual, (before, mended)))
+            machine.say(next(iter(sound.lines(rows[-1:]))))
+        if not rows:
+            machine.say(f"{base.name:70} {verdict.causes[0].name}: no change by a flag")
+        return rows
 
     def clean_trial(self, base: Base, settings: Mapping[str, Any] | None = None) -> Trial:
         """Make a sound run and judge it; faults that begin a moment later are compared with it."""

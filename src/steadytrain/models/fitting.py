@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def _near_families(families: Mapping[str, Sequence[str]], state: Mapping[str, Te
     ]
 
 
-def _fitting(names: Iterable[str], state: Mapping[str, Tensor]) -> Iterable[str]:
+def _fitting(names: Iterable[str], state: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield the networks, of those of these names, that a file's tensors fill."""
     for name in names:
         target, head = _tensors(name)

@@ -6,6 +6,7 @@ import pytest
 from tests.monitor.rules.made import (
     changed,
     evidence,
+    feed,
     find,
     ledger,
     machine,
@@ -93,7 +94,8 @@ def test_threads_that_wait_for_each_other_are_no_sign_of_a_small_model() -> None
 
 
 def test_one_thread_that_computes_beside_an_idle_core() -> None:
-    facts = evidence(started=started(compute_threads=1), machine=machine(cpu=1.0, idle=1.0))
+    small = feed(decode=0.1)
+    facts = evidence(started=started(compute_threads=1), machine=machine(cpu=1.0, idle=1.0), feed=small)
     cause = find("compute_threads", facts)
     assert cause is not None and cause.change == "--set parallel.compute_threads=2"
     assert find("compute_threads", evidence(started=started(compute_threads=1), machine=machine(idle=0.1))) is None
@@ -102,6 +104,19 @@ def test_one_thread_that_computes_beside_an_idle_core() -> None:
         "passes made one after the other"
     )
     assert find("compute_threads", changed(facts, measured=measured(full=0.09, passes={"threads=2": 0.09}))) is None
+
+
+def test_a_second_compute_thread_gains_nothing_on_the_core_that_the_feed_needs() -> None:
+    facts = evidence(
+        started=started(compute_threads=1),
+        machine=machine(cpu=1.45, idle=0.55),
+        feed=feed(decode=29.0),  # 0.45 of a core
+        measured=measured(full=0.06, passes={"threads=2": 0.046}),
+    )
+    cause = find("compute_threads", facts)
+    assert cause is None or cause.share < 0.05, "passes alone would take 76 % of the time"
+    fed = find("compute_threads", changed(facts, machine=machine(cpu=1.0, idle=1.0), feed=feed(decode=1.0)))
+    assert fed is not None and fed.share == pytest.approx(60 / 65 * (1 - 46 / 60), abs=0.01)
 
 
 def test_other_processes_on_a_full_machine_are_named_by_what_they_take() -> None:

@@ -226,8 +226,9 @@ def ceiling(evidence: Evidence, causes: Sequence[Cause] = ()) -> Ceiling | None:
         ledger = evidence.ledger
         computing, updating = ledger.share(*PASSES, "optimizer"), ledger.share(*STEADY) - ledger.share(*INPUT)
         slowed = max((c for c in causes if c.name in SLOWS_UPDATES and c.share >= LEAST), key=_share, default=None)
+        computing = computing or updating  # where nothing timed the parts of an update
         left = computing
-        if slowed is not None and computing > 0:
+        if slowed is not None:
             left, without = max(computing - slowed.share, (1 - MOST_SLOWED) * computing), slowed.name
         part = left / updating if computing > 0 and updating > 0 else 1.0
         compute = pace.batch_size / (pace.update * part)

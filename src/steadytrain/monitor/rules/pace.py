@@ -201,6 +201,16 @@ class Pace:
             return self.step
         return min(self.step, max(self.busy / threads, self.update, self.processors))
 
+    def with_compute_threads(self, threads: int, passes: float, left: float) -> float:
+        """Seconds of an update whose passes, of ``passes`` seconds, take ``left`` of them with so many threads.
+
+        Threads that wait for each other spin: all of them have a core meanwhile, which the feed's do not get.
+        """
+        beside_passes = max(0.0, self.beside_feed - passes * self.compute_threads)
+        computing = beside_passes + threads * left * passes
+        bound = (computing + self.busy * self.on_processor) / self.granted
+        return min(self.step, max(self.step - passes * (1 - left), bound))
+
     def without(self, seconds: float, on_processor: float = 0.0) -> float:
         """Seconds of an update if the feed's threads were busy ``seconds`` less a batch, a share of it computing."""
         if self.is_by_loop:

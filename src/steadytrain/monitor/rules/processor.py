@@ -207,7 +207,9 @@ def compute_threads(evidence: Evidence) -> Iterator[Cause]:
         return  # it was measured, and takes no less time
     if how == "estimated":
         num, left = free, _time_left(threads, free)
-    share = clip(evidence.ledger.share(*PASSES) * (1 - left))
+    # Measured alone: beside the feed, the cores may have no room for what a pass takes less.
+    saved = pace.saved(pace.with_compute_threads(num, mean, left))
+    share = min(clip(evidence.ledger.share(*PASSES) * (1 - left)), clip(saved))
     fast, each = evidence.updates.seconds[0], evidence.mean_seconds(*PASSES, "optimizer")
     if was_set and 0 < fast <= (1 + left) / 2 * each:  # those were made with more
         share = min(share, clip(evidence.ledger.share(*PASSES, "optimizer") * (1 - fast / each)))
