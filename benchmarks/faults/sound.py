@@ -28,7 +28,7 @@ _NETWORKS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     (PLAIN, {"model.options.width": 96}),
     ("mlp", {}),
     ("lenet", {}),
-    ("resnet8", {}),
+    ("timm/test_efficientnet", {}),
     ("resnet20", {}),
     ("timm/test_resnet", {}),
     ("timm/test_vit", {}),

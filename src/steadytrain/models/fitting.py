@@ -21,7 +21,7 @@ from steadytrain.models.weights import NETWORK_ERRORS, find_mismatches, read_wei
 
 _NUM_CLASSES = 997  # that no layer but the classifier is likely to have
 _LEAST_SHARED = 0.5
-"""Of the names that the nearest family of networks has in common with a file, that others must have to be tried."""
+"""Of its tensors that a family's network must have in common with a file to be tried."""
 
 
 def find_model(path: Path, say: Callable[[str], None] = lambda message: None) -> str:
@@ -39,11 +39,9 @@ def find_model(path: Path, say: Callable[[str], None] = lambda message: None) ->
         return file.model
     hint = f"{path.parent.name} {path.name} {_architecture(path.with_name('config.json'))}"
     families = _families()
-    timm_names = [name for names in families.values() for name in names]
+    names = [*BUILT_IN, *(name for names in families.values() for name in names)]
     mentioned = [
-        name
-        for name in (*timm_names, *(f"torchvision/{name}" for name in torchvision_names()), *BUILT_IN)
-        if re.search(rf"(?<![a-z0-9]){re.escape(name.rpartition('/')[2])}(?![a-z0-9])", hint)
+        name for name in names if re.search(rf"(?<![a-z0-9]){re.escape(name.rpartition('/')[2])}(?![a-z0-9])", hint)
     ]
     longest_first = sorted(mentioned, key=lambda name: -len(name.rpartition("/")[2]))
     if name := next(_fitting(longest_first, file.tensors), None):
@@ -51,9 +49,9 @@ def find_model(path: Path, say: Callable[[str], None] = lambda message: None) ->
     say(f"{path} does not say which model's weights it holds: looking for a network with such tensors")
     near = [name for family in _near_families(families, file.tensors) for name in family]
     fits = list(_fitting([*BUILT_IN, *near], file.tensors))
-    fits = fits or list(_fitting([f"torchvision/{name}" for name in torchvision_names()], file.tensors))
-    if len(fits) == 1:
-        return fits[0]
+    own = [name for name in fits if not name.startswith("torchvision/")]  # the same network may be timm's, too
+    if len(own or fits) == 1:
+        return (own or fits)[0]
     found = f"its tensors fit {few(fits, 8)}" if fits else "no network of steady models has such tensors"
     raise ModelError(f"{path} does not say which model's weights it holds, and {found}: name it with --model NAME")
 
@@ -88,25 +86,37 @@ def _architecture(config: Path) -> str:
 
 
 def _families() -> Mapping[str, Sequence[str]]:
-    """Return the names of timm's networks by the module that defines them."""
+    """Return the names of timm's and torchvision's networks by the module that defines them."""
     import timm.models
 
     families: dict[str, list[str]] = defaultdict(list)
     for name in timm.models.list_models():
         families[timm.models.model_entrypoint(name).__module__].append(f"timm/{name}")
+    for name in torchvision_names():
+        import torchvision
+
+        families[torchvision.models.get_model_builder(name).__module__].append(f"torchvision/{name}")
     return families
 
 
 def _near_families(families: Mapping[str, Sequence[str]], state: Mapping[str, Tensor]) -> Iterable[Sequence[str]]:
-    """Return the families whose shortest-named network shares the most tensor names with a file, the nearest first."""
+    """Return the families whose shortest-named network is most like a file, the nearest first: :data:`_LEAST_SHARED`.
+
+    A deeper network of a family has more tensors, a wider one larger ones: names and kernels count, by the smaller of
+    the two.
+    """
     shared = {}
     for family, names in families.items():
         target = _tensors(min(names, key=len))[0]
-        shared[family] = sum(name in target for name in without_prefixes(state, target)) / len(state)
-    least = max(0.05, _LEAST_SHARED * max(shared.values()))
-    return [
-        families[family] for family in sorted(shared, key=lambda family: -shared[family]) if shared[family] >= least
-    ]
+        plain = without_prefixes(state, target)
+        same = [name for name, value in plain.items() if name in target and _kernel(value) == _kernel(target[name])]
+        shared[family] = len(same) / max(1, min(len(plain), len(target)))
+    nearest_first = sorted(shared, key=lambda family: -shared[family])
+    return [families[family] for family in nearest_first if shared[family] >= _LEAST_SHARED]
+
+
+def _kernel(tensor: Tensor) -> tuple[int, ...]:
+    return (tensor.ndim, *tensor.shape[2:])
 
 
 def _fitting(names: Iterable[str], state: Mapping[str, Tensor]) -> Iterator[str]:
