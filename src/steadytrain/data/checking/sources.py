@@ -32,7 +32,7 @@ from steadytrain.data.sources.folder import (
     read_entries,
     scan_folder,
 )
-from steadytrain.data.sources.layout import flat_splits
+from steadytrain.data.sources.layout import class_splits, flat_splits
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, look_at_files
 from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.data.storage.scratch import scratch_beside
@@ -201,8 +201,10 @@ def _list_anyway(
         return [], refusal
     if not path.is_dir():
         return _list_archive(path, scratch), refusal
+    look = look_on_disk(path)
     try:
-        if flat_splits(look_on_disk(path)):  # names of splits are no classes
+        class_splits(look, path)  # refuses folders that may be no classes
+        if flat_splits(look):  # names of splits are no classes
             return [list_unclassed(*scan_folder(path), path)], refusal
         folders = [path / name for name in read_entries(path)[0]]
         splits = [folder for folder in folders if folder.name.casefold() in SPLITS]
