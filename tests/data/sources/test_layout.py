@@ -462,7 +462,7 @@ def test_the_command_for_each_meaning_of_such_folders_works(
         if not shutil.which("unzip" if source.suffix == ".zip" else "tar"):
             pytest.skip("nothing unpacks it here")
         subprocess.run(["bash", "-c", message.split("Unpack it (")[1].split("). Splits")[0]], check=True)
-    folder = Path("a set/release" if source.suffix == ".tar" else "a set")
+    folder = Path(f"{source}-unpacked" if source.is_file() else source, "release" * (source.suffix == ".tar"))
 
     _, _, train, _, val = shlex.split(message.split("Splits: ")[1].split("; ")[0])
     assert [train, val] == [f"{folder}/{name}" for name in train_and_val.split(" --val ")]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -31,7 +30,6 @@ _NUMBERED = re.compile(r"(.*?)[-_ ]*\d+")
 _ANNOTATIONS = frozenset(["annotations", "annotation", "masks", "mask", "trimaps", "segmentations", "labels", "xmls"])
 _NO_CLASSES = frozenset(["figures", "docs", "assets", "examples", "screenshots", "demo", "static", "results", "logs"])
 _PARTS = frozenset(["part", "chunk", "batch", "shard", "fold", "images", "imgs", "photos", "files"])
-_ARCHIVE = re.compile(r"\.(zip|t[gbx]z2?|tar(\.\w+)?)$", re.IGNORECASE)
 _LABELLED = re.compile(r"(.*[^\W\d_])[ ._(-]*\d+\)?\.\w+")  # cat.0.jpg, great_pyrenees_12.jpg, dog (3).png
 _SED = r"sed -nE 's#^(.*/)?([^/]*[^/ ._(0-9-])[ ._(-]*[0-9]+\)?\.[A-Za-z]+$#&,\2#p'"
 
@@ -48,18 +46,11 @@ FolderLook = Callable[[str], Entries]
 """Returns what lies in a folder, which is named by its path below the source; empty for the source itself."""
 
 
-def class_splits(
-    look: FolderLook, where: Path, classes: Sequence[str] | None = None, *, base: str = ""
-) -> dict[str, str]:
+def class_splits(look: FolderLook, where: Path, classes: Sequence[str] | None = None, base: str = "") -> dict[str, str]:
     """Find the folders of classes by split, training set first; none where the source's folders are its classes.
 
-    A folder that does no more than wrap another is passed through: ``seg_train/seg_train``, ``train/images``.
-
-    Args:
-        look: tells what lies in the source.
-        where: the folder or the archive that the user named.
-        classes: the class list; folders that are all named in it are classes.
-        base: the folder in an archive that ``look`` starts from.
+    A folder that does no more than wrap another is passed through: ``seg_train/seg_train``, ``train/images``. Folders
+    that ``classes`` has all are classes. In an archive, ``look`` starts from the folder ``base``.
 
     Raises:
         DataError: two folders for one split, no training set, or folders that may be splits, parts of a set or classes.
@@ -67,10 +58,10 @@ def class_splits(
     folders = look("").folders
     named = folder_splits(folders)
     splits: dict[str, str] = {}
-    twice: list[str] = []
+    twice = ""
     for name in sorted(named, key=lambda name: (name.casefold() not in SPLITS, name)):
         if (first := splits.setdefault(named[name], name)) != name:
-            twice = [first, name]
+            twice = f"{where} holds both {first} and {name}: keep one of them"
     inner: dict[str, str] = {
         split: _unwrap(look, splits[split]) for split in ("train", "val", "test") if split in splits
     }
@@ -82,110 +73,78 @@ def class_splits(
         )
     # A class may be called "train": splits hold folders, and "train" stands beside another split or alone.
     if "train" not in hold_folders or (len(splits) == 1 and len(named) < len(folders)):
-        inner, twice = {}, []
-    if alike := _alike_folders(look, inner) if classes is None or inner or not {*folders} <= {*classes} else []:
-        names = few(look(alike[0]).folders)
-        raise DataError(
-            f"{where} holds {few(alike)}, each with folders of the same names ({names}), so these may be splits, parts"
-            f" of one set, or classes. {_meanings(look, where, alike, base)}"
-        )
+        inner, twice = {}, ""
+    if (classes is None or inner or not {*folders} <= {*classes}) and (alike := _alike_folders(look, inner)):
+        raise DataError(_words_for_alike(look, where, alike, base))
     if twice:
-        raise DataError(f"{where} holds both {twice[0]} and {twice[1]}: keep one of them")
+        raise DataError(twice)
     return inner
 
 
 def _alike_folders(look: FolderLook, splits: Mapping[str, str]) -> list[str]:
-    """Find the folders beside each other that hold folders of the same names; none where most of them do not.
+    """Find the folders beside each other that hold folders of the same names: all of them, or all but one in a hundred.
 
-    Args:
-        look: tells what lies in the source.
-        splits: folders that are splits for certain: then these, and the others that hold the training set's classes.
-
-    Returns:
-        Paths; where a folder holds nothing but another one, it is that of the inner one.
+    Beside ``splits``, one that holds the training set's classes is enough.
     """
-    tops = {path.partition("/")[0] for path in splits.values()}
-    others = [name for name in look("").folders if name not in tops and name.casefold() not in _NO_CLASSES]
-    if splits:
-        train = _class_names(look, splits["train"])
-        paths = [_descend(look, name) for name in others if not holds_no_labels(name)]
-        alike = [path for path in paths if _are_alike(_class_names(look, path), train) and _holds_images(look, path)]
-        return [*splits.values(), *alike] if alike else []
-    divided = splits_in_classes(look).get("train", {})  # of cat/train it is what this holds that may be alike
-    num_needed = max(2, len(others) - max(1, len(others) // 100))
-    names_in: dict[str, set[str]] = {}
+    passed = _NO_CLASSES | {path.partition("/")[0].casefold() for path in splits.values()}
+    others = [name for name in look("").folders if name.casefold() not in passed]
+    others = [name for name in others if not splits or not holds_no_labels(name)]
+    divided = {} if splits else splits_in_classes(look).get("train", {})  # of cat/train, what this holds may be alike
+    num_needed = 1 if splits else max(2, len(others) - max(1, len(others) // 100))
+    inside: dict[str, set[str]] = {}
     for number, name in enumerate(others, 1):
-        path = _descend(look, divided.get(name, name))
-        if names := _class_names(look, path):
-            names_in[path] = names
-        elif len(names_in) + len(others) - number < num_needed:
+        path, names = _class_names(look, divided.get(name, name))
+        if names:
+            inside[path] = names
+        elif len(inside) + len(others) - number < num_needed:
             return []  # spares a look into each of a thousand classes
-    for largest in sorted(names_in.values(), key=len)[:-3:-1]:  # one folder of another kind may hold the most
-        alike = [path for path, names in names_in.items() if _are_alike(names, largest)]
-        parted = (
-            path for path in alike if sum(_holds_images(look, f"{path}/{name}") for name in look(path).folders) > 1
-        )
-        if len(alike) >= num_needed and len(list(islice(parted, 2))) > 1:
-            return alike
+    by_size = sorted(inside, key=lambda path: -len(inside[path]))
+    # A folder of another kind may hold the most, and one of the same may lack some.
+    for largest in [_class_names(look, splits["train"])[1]] if splits else map(inside.__getitem__, by_size[:2]):
+        alike = [path for path in by_size if 3 * len(inside[path] - largest) < len(inside[path])]
+        num_holding = [sum(_holds_images(look, f"{path}/{name}") for name in look(path).folders) for path in alike[:2]]
+        if len(alike) >= num_needed and min(num_holding) > 1:
+            return [*splits.values(), *alike]
     return []
 
 
-def _class_names(look: FolderLook, path: str) -> set[str]:
-    """Names of the folders in a folder, in one spelling; none where they are no classes, or lie beside many images."""
-    entries = look(path)
-    folders = _without_annotations(entries.folders)
-    are_wrappers = all(is_wrapper(name, "") and not split_words(name)[0] for name in folders)
-    if len(entries.images) >= len(folders) or are_wrappers or _parts_of_one(folders):
-        return set()
-    return {unicodedata.normalize("NFC", name.strip()).casefold() for name in folders}
-
-
-def _are_alike(names: set[str], largest: set[str]) -> bool:
-    """Tell whether names are those of a larger set, but for a few.
-
-    >>> _are_alike({"cat", "dog"}, {"cat", "dog", "elk"}), _are_alike({"2019", "2020"}, {"2020", "2021", "2022"})
-    (True, False)
-    """
-    num_shared = len(names & largest)
-    return 0 < num_shared == len(names) or num_shared > max(1, len(names) * 2 / 3)
-
-
-def _descend(look: FolderLook, path: str) -> str:
-    """Go down through folders that hold one folder and no image."""
+def _class_names(look: FolderLook, path: str) -> tuple[str, set[str]]:
+    """Go down to where folders lie; return their names in one spelling: none if images do, or they are no classes."""
     for _ in range(_MOST_LEVELS):
         entries = look(path)
         if len(entries.folders) != 1 or entries.images:
             break
         path = f"{path}/{entries.folders[0]}"
-    return path
+    folders = _without_annotations(entries.folders)
+    are_wrappers = all(is_wrapper(name, "") and not split_words(name)[0] for name in folders)
+    if len(entries.images) >= len(folders) or are_wrappers or _parts_of_one(folders):
+        return path, set()
+    return path, {name.strip().casefold() for name in folders}
 
 
-def _meanings(look: FolderLook, where: Path, paths: Sequence[str], base: str) -> str:
-    """The command for each meaning that folders may have; ``paths`` as :func:`_alike_folders` returns them."""
+def _words_for_alike(look: FolderLook, where: Path, paths: Sequence[str], base: str) -> str:
+    """The error for folders that may be splits, parts of one set or classes, with the command for each of these."""
     folder, unpack = where / base, ""
-    if where.is_file():
-        into = where.with_name(_ARCHIVE.sub("", where.name))
-        shown, made = shlex.quote(str(where)), shlex.quote(str(into))
-        is_zip = where.suffix.lower() == ".zip"
-        command = f"unzip -q {shown} -d {made}" if is_zip else f"mkdir {made} && tar -xf {shown} -C {made}"
-        folder, unpack = into / base, f"Unpack it ({command}). "
-    elif not (where / paths[0]).is_dir():
-        unpack = "Unpack the archives there. "
-    is_divided = bool(splits_in_classes(look)) or any(split_words(name)[0] for name in look(paths[0]).folders)
-    places = {shlex.quote(str(folder / (path.partition("/")[0] if is_divided else path))): path for path in paths}
-    split_of = {place: split_words(path.partition("/")[0])[0] for place, path in places.items() if not is_divided}
-    train = min(places, key=lambda place: split_of.get(place) != "train")
-    others = [place for place in places if place != train]
-    val = min(others, key=lambda place: ("val", "test", "", "train").index(split_of.get(place, "")))
-    parts = [place for place in places if split_of.get(place) not in ("val", "test")]
-    several = f"parts of one set: steady pack {' '.join(parts)} OUT; " * (len(parts) > 1)
+    if not (folder / paths[0]).is_dir():
+        made = f"{where}-unpacked"
+        folder, shown, into = Path(made, base), shlex.quote(str(where)), shlex.quote(made)
+        command = f"mkdir {into} && tar -xf {shown} -C {into}" if where.is_file() else f"all archives, into {into}"
+        unpack = f"Unpack it ({command if where.suffix.lower() != '.zip' else f'unzip -q {shown} -d {into}'}). "
+    # Of cat/train and cat/val the classes are parts, each with its splits.
+    is_divided = any(split_words(name)[0] for name in look(paths[0].partition("/")[0]).folders)
+    splits = {path: "" if is_divided else split_words(path.partition("/")[0])[0] for path in paths}
+    ordered = sorted(paths, key=lambda path: ("train", "", "val", "test").index(splits[path]))
+    num_parts = sum(split in ("train", "") for split in splits.values())
+    places = [shlex.quote(str(folder / (path.partition("/")[0] if is_divided else path))) for path in ordered]
+    several = f"parts of one set: steady pack {' '.join(places[:num_parts])} OUT; " * (num_parts > 1)
     sed = r's#^\./([^/]+)/([^/]+)/.*#"&","\1","\2"#' if is_divided else r's#^\./([^/]+)/.*#"&","\1"#'
     suffixes = "|".join(sorted(suffix[1:] for suffix in SUFFIXES))
     find = rf"find ./*/ -type f -not -path '*/.*' | grep -iE '\.({suffixes})$' | sort | sed -E '{sed}' > classes.csv"
-    inside = shlex.quote(str(folder))
     return (
-        f"{unpack}Splits: steady train {train} --val {val}; {several}classes: (cd {inside} && {find}), and give"
-        f" {shlex.quote(str(folder / 'classes.csv'))}"
+        f"{where} holds {few(paths)}, each with folders of the same names ({few(look(paths[0]).folders)}), so these may"
+        f" be splits, parts of one set, or classes. {unpack}Splits: steady train {places[0]} --val"
+        f" {places[num_parts % len(places) or 1]}; {several}classes: (cd {shlex.quote(str(folder))} && {find}), and"
+        f" give {shlex.quote(str(folder / 'classes.csv'))}"
     )
 
 
