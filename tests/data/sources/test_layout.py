@@ -422,6 +422,10 @@ ALIKE = {
     "without labels": (_trees("labeled", "unlabeled"), "labeled --val unlabeled"),
     "folds": (_trees(*(f"fold_{number}" for number in range(5))), "fold_0 --val fold_1"),
     "sites with splits": (_trees("A", "B", inside=("train/cat", "train/dog", "val/cat", "val/dog")), "A --val B"),
+    "sites within splits": (
+        _trees(*(f"{split}/{site}" for split in ("train", "val") for site in "AB")),
+        "train/A --val train/B",
+    ),
     "one more folder around the classes": (_trees("A/images", "B/images", "C/shots"), "A/images --val B/images"),
     "patients, some of one class": (_trees(*map(str, range(20, 39))) + _trees("39", inside=["cat"]), "20 --val 21"),
     "other spellings": (_trees("train") + _trees("devel", inside=("Cat", "DOG ")), None),
@@ -476,7 +480,7 @@ def test_the_command_for_each_meaning_of_such_folders_works(
 
     command = message.split("classes: ")[1].split(", and give")[0]
     subprocess.run(["bash", "-c", command], check=True)
-    tops = {name.partition("/")[0] for name in names}
+    tops = {name.split("/")[names[0].startswith("train/A")] for name in names}
     listings = found(shlex.split(message.split(", and give ")[1])[0], tmp_path / "scratch")
     assert set(listings[0].classes) == tops
     assert sum(map(len, listings)) == len(names)
@@ -486,6 +490,9 @@ def test_a_class_list_says_that_such_folders_are_classes(tmp_path: Path) -> None
     source = _folder(_images(*_trees("cat", "dog", inside=("left", "right"))), tmp_path / "set")
     [listing] = found(source, tmp_path / "scratch", classes=("cat", "cow", "dog"))
     assert listing.counts() == (4, 0, 4)
+    split = _folder(_images(*_trees("train/cat", "train/dog", "val/cat", inside=("left", "right"))), tmp_path / "split")
+    train, val = found(split, tmp_path / "scratch", classes=("cat", "cow", "dog"))
+    assert (train.counts(), val.counts()) == ((4, 0, 4), (4, 0, 0))
 
 
 @pytest.mark.skipif(shutil.which("sed") is None, reason="there is no sed here")

@@ -74,11 +74,17 @@ def class_splits(look: FolderLook, where: Path, classes: Sequence[str] | None = 
     # A class may be called "train": splits hold folders, and "train" stands beside another split or alone.
     if "train" not in hold_folders or (len(splits) == 1 and len(named) < len(folders)):
         inner, twice = {}, ""
-    if (classes is None or inner or not {*folders} <= {*classes}) and (alike := _alike_folders(look, inner)):
-        raise DataError(_words_for_alike(look, where, alike, base))
+    for part, found in {"": inner, inner.get("train", ""): {}}.items():  # of train/A the classes may be alike, too
+        is_told = not found and classes is not None and {*look(part).folders} <= {*classes}
+        if alike := [] if is_told else _alike_folders(_below(look, part), found):
+            raise DataError(_words_for_alike(look, where, [f"{part}/{path}".lstrip("/") for path in alike], base))
     if twice:
         raise DataError(twice)
     return inner
+
+
+def _below(look: FolderLook, folder: str) -> FolderLook:
+    return lambda path: look(f"{folder}/{path}".strip("/"))
 
 
 def _alike_folders(look: FolderLook, splits: Mapping[str, str]) -> list[str]:
@@ -87,8 +93,7 @@ def _alike_folders(look: FolderLook, splits: Mapping[str, str]) -> list[str]:
     Beside ``splits``, one that holds the training set's classes is enough.
     """
     passed = _NO_CLASSES | {path.partition("/")[0].casefold() for path in splits.values()}
-    others = [name for name in look("").folders if name.casefold() not in passed]
-    others = [name for name in others if not splits or not holds_no_labels(name)]
+    others = [n for n in look("").folders if n.casefold() not in passed and not (splits and holds_no_labels(n))]
     divided = {} if splits else splits_in_classes(look).get("train", {})  # of cat/train, what this holds may be alike
     num_needed = 1 if splits else max(2, len(others) - max(1, len(others) // 100))
     inside: dict[str, set[str]] = {}
@@ -130,14 +135,15 @@ def _words_for_alike(look: FolderLook, where: Path, paths: Sequence[str], base: 
         folder, shown, into = Path(made, base), shlex.quote(str(where)), shlex.quote(made)
         command = f"mkdir {into} && tar -xf {shown} -C {into}" if where.is_file() else f"all archives, into {into}"
         unpack = f"Unpack it ({command if where.suffix.lower() != '.zip' else f'unzip -q {shown} -d {into}'}). "
-    # Of cat/train and cat/val the classes are parts, each with its splits.
     is_divided = any(split_words(name)[0] for name in look(paths[0].partition("/")[0]).folders)
     splits = {path: "" if is_divided else split_words(path.partition("/")[0])[0] for path in paths}
     ordered = sorted(paths, key=lambda path: ("train", "", "val", "test").index(splits[path]))
     num_parts = sum(split in ("train", "") for split in splits.values())
     places = [shlex.quote(str(folder / (path.partition("/")[0] if is_divided else path))) for path in ordered]
     several = f"parts of one set: steady pack {' '.join(places[:num_parts])} OUT; " * (num_parts > 1)
-    sed = r's#^\./([^/]+)/([^/]+)/.*#"&","\1","\2"#' if is_divided else r's#^\./([^/]+)/.*#"&","\1"#'
+    sed = r's#^\./([^/]+)/.*#"&","\1"#'
+    if is_divided or len({path.partition("/")[0] for path in paths}) == 1:  # or the classes may be those of train
+        sed = r's#^\./([^/]+)/([^/]+)/.*#"&",' + (r'"\1","\2"#' if is_divided else r'"\2","\1"#')
     suffixes = "|".join(sorted(suffix[1:] for suffix in SUFFIXES))
     find = rf"find ./*/ -type f -not -path '*/.*' | grep -iE '\.({suffixes})$' | sort | sed -E '{sed}' > classes.csv"
     return (
@@ -198,7 +204,7 @@ def flat_splits(look: FolderLook) -> dict[str, tuple[str, ...]]:
         alone = flat_folder(look, holding[0])
         if alone is not None:
             return {} if top.images else {named.get(holding[0], ""): (alone,)}
-        inside = flat_splits(lambda path: look(f"{holding[0]}/{path}" if path else holding[0]))
+        inside = flat_splits(_below(look, holding[0]))
         if len(inside) < 2:
             return {}
         return {split: tuple(f"{holding[0]}/{path}" for path in paths) for split, paths in inside.items()}
