@@ -131,8 +131,7 @@ def _words_for_alike(look: FolderLook, where: Path, paths: Sequence[str], base: 
     """The error for folders that may be splits, parts of one set or classes, with the command for each of these."""
     folder, unpack = where / base, ""
     if not (folder / paths[0]).is_dir():
-        made = f"{where}-unpacked"
-        folder, shown, into = Path(made, base), shlex.quote(str(where)), shlex.quote(made)
+        folder, shown, into = Path(f"{where}-unpacked", base), shlex.quote(str(where)), shlex.quote(f"{where}-unpacked")
         command = f"mkdir {into} && tar -xf {shown} -C {into}" if where.is_file() else f"all archives, into {into}"
         unpack = f"Unpack it ({command if where.suffix.lower() != '.zip' else f'unzip -q {shown} -d {into}'}). "
     is_divided = any(split_words(name)[0] for name in look(paths[0].partition("/")[0]).folders)
