@@ -408,13 +408,27 @@ def test_splits_far_down_a_sorted_table_are_found(read: Read, tmp_path: Path) ->
     assert (len(train), val.names) == (400, ["c.png"])
 
 
+@pytest.mark.parametrize("values", ["train val extra", "Training PublicTest PrivateTest", "tr tr te"])
+def test_a_column_of_splits_beside_folders_of_classes_is_asked_about(tmp_path: Path, values: str) -> None:
+    rows = zip(("cat/1.png", "dog/1.png", "cat/2.png"), values.split(), strict=True)
+    for number, name in enumerate(("cat/1.png", "dog/1.png", "cat/2.png")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(encoded(number))
+    (tmp_path / "a.csv").write_text("".join(f"{a},{b}\n" for a, b in [("path", "Split"), *rows]))
+    with pytest.raises(DataError, match=r"the column 'Split' holds .* it must be train, val or test"):
+        found(tmp_path / "a.csv", tmp_path / "scratch")
+
+
+def test_an_index_without_a_name_is_no_label(read: Read) -> None:
+    [listing] = read(",path,car,train\n0,a.png,0,1\n1,b.png,1,0\n2,c.png,1,1\n3,d.png,0,1\n")
+    assert listing.label_names == ("car", "train")
+
+
 def test_two_columns_of_splits_are_named(read: Read) -> None:
     text = table(
         "path,label,first,second", *(f"{n}.png,{n},{s},{s}" for n, s in zip(NAMES, ["train", "val"] * 2, strict=True))
     )
-    with pytest.raises(
-        DataError, match="the columns first and second each tell the splits: choose one with --split-co"
-    ):
+    with pytest.raises(DataError, match="columns first, second each tell the splits: choose with --split-column"):
         read(text)
     assert [part.split for part in read(text, columns=ColumnNames(split="second"))] == ["train", "val"]
     [train, *_] = read(text.replace("first", "split"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from steadytrain.data.filenames import SPLITS, folder_splits, is_image, is_wrapper, split_words
 from steadytrain.data.sources.labels import is_number, whole_number
 from steadytrain.errors import DataError, did_you_mean
-from steadytrain.format import Say
+from steadytrain.format import Say, few
 
 # Names of columns, in the order of preference.
 PATHS = (
@@ -300,18 +300,19 @@ def _find_split(
 ) -> int | None:
     """The column of splits by its name and its values, of each the first line; what is unclear raises DataError."""
     headers = {place: names[place].strip() if names else str(place + 1) for place in lines}
+    called = {place: _plain(header) for place, header in headers.items()}
     splits = {place: {SPLITS.get(value.casefold(), "") for value in lines[place]} for place in lines}
     for place in lines:
-        if (not names or _plain(headers[place]) in SPLIT) and splits[place] and "" not in splits[place]:
+        if (not names or called[place] in SPLIT) and splits[place] and "" not in splits[place]:
             return place
-    others = [place for place in lines if _plain(headers[place]) not in (*LABELS, trained)]
+    others = [place for place in lines if called[place] not in (*LABELS, trained or "label")]
     is_settled = bool(labels) or len(others) < len(lines)
-    if not labels and len(lines) == 1:  # what is not called so is the label
-        others = [p for p in others if headers[p] == "split" or (headers[p] in SPLIT and {"train"} < splits[p] - {""})]
+    if not labels and len(lines) == 1:  # what is not called so, or has one word for a split, is the label
+        words = {split_words(value)[0] for place in others if "train" in splits[place] for value in lines[place]} - {""}
+        others = [place for place in others if called[place] == "split" or (called[place] in SPLIT and len(words) > 1)]
     sure = [place for place in others if {"train"} < splits[place] and "" not in splits[place]]
     if len(sure) > 1:
-        columns = " and ".join(headers[place] for place in sure)
-        raise DataError(f"the columns {columns} each tell the splits: choose one with --split-column")
+        raise DataError(f"columns {few([headers[p] for p in sure])} each tell the splits: choose with --split-column")
     for place in others if not sure else []:
         if _may_be_splits(headers[place], lines[place], is_settled=is_settled):
             _require_splits(f"the column {headers[place]!r}", headers[place], lines[place], {})
@@ -326,7 +327,7 @@ def _may_be_splits(header: str, values: Collection[str], *, is_settled: bool) ->
         return False
     if "split" in others and (is_settled or name == "split"):
         return True
-    is_told = bool(split) or (not others and not name.isdigit())  # "train_test" has two
+    is_told = bool(split) or (not others and name[:1].isalpha())  # "train_test" has two
     rest = [word for word in others if word not in ("is", "in", "for", "used", "flag")]
     is_named = name in SPLIT or (is_told and is_wrapper("_".join(["train", *rest]), ""))
     if all(map(_FLAG.fullmatch, words)):  # "train" with 0 and 1 may be a label of its own

@@ -266,8 +266,7 @@ def read_table(
     try:
         delimiter = find_delimiter(sample)
         rows = read_rows(stored_at, path, delimiter)
-        first = list(islice(rows, _SAMPLE))
-        if not first:
+        if not (first := list(islice(rows, _SAMPLE))):
             raise DataError("it lists no images")
         options: dict[str, Any] = {"group": group, "named": named, "is_headed": delimiter == JSON_LINES}
         numbered = [*first, *_rows_of_new_values(rows, first)]
