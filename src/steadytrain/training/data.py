@@ -314,7 +314,8 @@ def _prepare_val(data: Data, val: str | Path, train: Records, prepare: Callable[
     options: dict[str, Any] = {"only": "val"}
     if _is_table(val):  # its paths start where the training data's do, and its columns are called alike
         options |= {"root": data.root, "path_column": data.path_column, "label_column": data.label_column}
-        options |= {"split_column": data.split_column} if _is_val_alone_a_table(data) else {}
+        if _is_val_alone_a_table(data) or data.split_column == "none":
+            options["split_column"] = data.split_column
         options |= {"trained_column": "" if train.card is None else train.card.label_column}
     named = train.named_classes or None  # by the list beside records that have no card
     prepared = prepare(val, classes=card if card.exists() else named, **options)

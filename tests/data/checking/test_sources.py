@@ -105,10 +105,11 @@ def test_files_that_packing_skips_are_reported(folder: Path) -> None:
 
 
 def test_folders_beside_those_of_splits_are_named(tmp_path: Path) -> None:
-    for folder in ("train", "val", "train_augmented"):
+    for folder in ("train", "val"):
         write_folder(tmp_path / "photos" / folder, {"cat": 1, "dog": 1})
+    write_folder(tmp_path / "photos" / "wild", {"elk": 1, "bee": 1})
     report = _examine(tmp_path / "photos")
-    assert _found(report)["beside"] == ["train_augmented/"]
+    assert _found(report)["beside"] == ["wild/"]
 
 
 def test_images_without_a_class_are_reported(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.rows import is_json_lines
 from steadytrain.data.sources.unpacked import Unpacked
 from steadytrain.errors import DataError, RecipeError
+from steadytrain.training.data import open_named
 
 Read = Callable[..., list[Listing]]
 
@@ -181,13 +183,13 @@ def test_columns_are_those_that_are_named(read: Read) -> None:
     def columns(*, path: str | None = None, label: str | None = None, split: str | None = None) -> ColumnNames:
         return ColumnNames.of(path, label, split)
 
-    [one] = read(WIDE, columns=columns(label="colour"))
+    one, _ = read(WIDE, columns=columns(label="colour"))
     assert labelled(one)["a.png"] == "red"
-    [other] = read(WIDE, columns=columns(label="kind", path="alt"))
+    [other] = read(WIDE, columns=columns(label="kind", path="alt", split="none"))
     assert labelled(other)["b.png"] == "x"
     train, val = read(WIDE, columns=columns(label="kind", split="fold"))
     assert (train.split, train.names, val.split, val.names) == ("train", ["a.png", "c.png"], "val", ["b.png", "d.png"])
-    [spelled] = read(WIDE.replace("colour", " Co Lour"), columns=columns(label="co_lour"))
+    spelled, _ = read(WIDE.replace("colour", " Co Lour"), columns=columns(label="co_lour"))
     assert labelled(spelled)["a.png"] == "red"
     [by_number] = read(PETS, name="list.txt", columns=columns(label="2"))
     assert labelled(by_number) == {"a.png": "1", "b.png": "2", "c.png": "3", "d.png": "1"}
@@ -248,13 +250,15 @@ def test_columns_are_named_in_python_and_in_the_recipe(tmp_path: Path, read: Rea
     read(WIDE, columns=ColumnNames(labels=("kind",)))
     path = tmp_path / "a.csv"
     named: dict[str, Any] = {"path_column": "alt", "label_column": "colour"}
+    named["split_column"] = "fold:val=train"
     [packed] = st.pack(path, tmp_path / "packed", **named)
     assert packed.card.classes == ("blue", "red")
     with Unpacked.open(path, **named) as opened:
         assert (opened.classes, opened.name(0)) == (("blue", "red"), "b.png")
     assert examine_source(path, **named).classes == {"blue": 2, "red": 2}
     first = prepare(path, **named, cache=tmp_path / "cache")
-    second = prepare(path, path_column="alt", label_column=["kind"], cache=tmp_path / "cache")
+    other = {"path_column": "alt", "label_column": ["kind"], "split_column": "none"}
+    second = prepare(path, **other, cache=tmp_path / "cache")  # type: ignore[arg-type]
     cards = [card_of(prepared.train) for prepared in (first, second)]
     assert [card.classes for card in cards if card] == [("blue", "red"), ("x", "y")]
     data = Data(train=path, label_column="colour")  # type: ignore[arg-type]
@@ -292,3 +296,175 @@ def test_a_table_of_test_images_beside_folders_of_classes_is_named(tmp_path: Pat
     assert len(listing) == 2
     file = tmp_path / "Test.csv"
     assert f"{file} is not trained on: steady evaluate RUN {file} measures on its images" in said
+
+
+def with_column(name: str, *values: str, label: str = "label") -> str:
+    """A table of the four images, with a column of its own for the label and for these values."""
+    rows = zip(NAMES, ("cat", "dog", "cat", "dog"), values, strict=True)
+    return table(f"path,{label},{name}", *(f"{image}.png,{kind},{value}" for image, kind, value in rows))
+
+
+@pytest.mark.parametrize("name", ["split", "Usage", "tvt", "data type", "in which"])
+def test_words_for_splits_alone_are_read_whatever_the_column_is_called(read: Read, name: str) -> None:
+    parts = read(with_column(name, "train", "Validation", "TEST", "train"))
+    assert {part.split: part.names for part in parts} == {
+        "train": ["a.png", "d.png"],
+        "val": ["b.png"],
+        "test": ["c.png"],
+    }
+
+
+UNCLEAR = {
+    "FER2013": ("Usage", ("Training", "Training", "PublicTest", "PrivateTest"), 5, "PrivateTest=test,PublicTest=test"),
+    "words under any name": ("purpose", ("training", "training", "testing1", "eval"), 5, "eval=val,testing1=test"),
+    "a flag": ("is_train", ("1", "1", "1", "0"), 5, "0=test,1=train"),
+    "a flag in one word": ("isTraining", ("yes", "yes", "no", "yes"), 4, "no=test,yes=train"),
+    "fastai": ("is_valid", ("False", "True", "False", "True"), 2, "False=train,True=val"),
+    "the name of a split": ("test", ("0", "0", "1", "1"), 2, "0=train,1=test"),
+    "two names of splits": ("train_test", ("0", "0", "1", "1"), 2, "0=train,1=val"),
+    "CelebA": ("partition", ("0", "0", "1", "2"), 2, "0=train,1=val,2=test"),
+    "numbers that pandas wrote": ("partition", ("0.0", "0.0", "1.0", ""), 5, "=train,0.0=val,1.0=test"),
+    "folds called splits": ("cv_split", ("0", "1", "2", "3"), 2, "0=train,1=val,2=test,3=none"),
+    "abbreviations": ("split", ("tr", "tr", "te", "va"), 4, "te=test,tr=train,va=val"),
+    "abbreviations under any name": ("side", ("tr", "tr", "te", "te"), 4, "te=test,tr=train"),
+    "one word more": ("subset", ("train", "val", "test", "extra"), 5, "extra=none"),
+    "one word for a split": ("set", ("train", "train", "extra", "extra"), 4, "extra=none"),
+    "an empty cell": ("set", ("train", "val", "test", ""), 5, "=none"),
+    "years": ("split", ("train2017", "train2017", "val2017", "val2017"), 2, "train2017=train,val2017=val"),
+}
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+def test_a_column_that_may_tell_the_splits_is_refused_and_read_as_the_message_says(read: Read, case: str) -> None:
+    name, values, line, meanings = UNCLEAR[case]
+    text = with_column(name, *values)
+    with pytest.raises(DataError) as error:
+        read(text)
+    message = str(error.value)
+    assert (
+        f"a.csv: line {line}: the column '{name}' holds '{values[line - 2]}'; it must be train, val or test" in message
+    )
+    assert f"--split-column {name}:{meanings} (none: not used), or --split-column none if" in message
+    parts = read(text, columns=ColumnNames(split=f"{name}:{meanings}"))
+    assert (parts[0].split, sum(map(len, parts))) == ("train", 4 - meanings.count("none") * values.count(values[-1]))
+    [listing] = read(text, columns=ColumnNames(split="none"))
+    assert (listing.split, len(listing)) == ("", 4)
+
+
+SOUND = {
+    "a class that is called like a split": ("scene", ("bus", "train", "plane", "train")),
+    "groups of a trial": ("group", ("control", "test", "control", "test")),
+    "sets of images": ("dataset", ("ISIC", "PH2", "ISIC", "PH2")),
+    "folds": ("fold", ("0", "1", "2", "3")),
+    "a flag of something else": ("male", ("0", "1", "0", "1")),
+    "a word for a split and one for what is seen": ("train_station", ("0", "1", "0", "1")),
+    "languages": ("lang", ("tr", "te", "hi", "tr")),
+    "one value": ("vehicle", ("train", "train", "train", "train")),
+    "nothing": ("split", ("", "", "", "")),
+}
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_other_columns_are_left_alone(read: Read, case: str) -> None:
+    said: list[str] = []
+    [listing] = read(with_column(SOUND[case][0], *SOUND[case][1]), said)
+    assert (listing.split, listing.classes, len(listing)) == ("", ("cat", "dog"), 4)
+    assert any(f"not used: {SOUND[case][0]}" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("text", "classes"),
+    [
+        ("path,set\na.png,one\nb.png,two\nc.png,one\n", ("one", "two")),
+        ("path,dataset\na.png,bus\nb.png,train\nc.png,plane\n", ("bus", "plane", "train")),
+        ("path,type\na.png,bus\nb.png,train\nc.png,bus\n", ("bus", "train")),
+        ("path,is_train\na.png,0\nb.png,1\nc.png,0\n", ("0", "1")),
+        ("path,label,set\na.png,train,1\nb.png,test,1\nc.png,train,1\n", ("test", "train")),
+    ],
+)
+def test_the_only_column_is_the_label_whatever_it_is_called(read: Read, text: str, classes: tuple[str, ...]) -> None:
+    [listing] = read(text)
+    assert (listing.split, listing.classes) == ("", classes)
+
+
+def test_a_split_among_columns_of_zeros_and_ones_is_asked_about(read: Read) -> None:
+    [vehicles] = read("path,car,bus,train\na.png,0,1,0\nb.png,1,0,0\nc.png,0,0,1\n")
+    assert vehicles.label_names == ("car", "bus", "train")
+    flags = "path,cat,dog,is_valid\na.png,0,1,0\nb.png,1,0,0\nc.png,1,0,1\n"
+    with pytest.raises(DataError, match=r"the column 'is_valid' holds '0'.* --split-column is_valid:0=train,1=val"):
+        read(flags)
+    train, val = read(flags, columns=ColumnNames(split="is_valid:0=train,1=val"))
+    assert (train.label_names, train.names, val.names) == (("cat", "dog"), ["a.png", "b.png"], ["c.png"])
+
+
+def test_splits_far_down_a_sorted_table_are_found(read: Read, tmp_path: Path) -> None:
+    rows = [f"a.png?{number},cat,{{}}\nb.png?{number},dog,{{}}\n" for number in range(200)]
+    for name, word in (("Usage", "PublicTest"), ("purpose", "PublicTest"), ("tvt", "test?")):
+        body = "".join(row.format("Training", "Training") for row in rows)
+        with pytest.raises(DataError, match=rf"line 402: the column '{name}' holds .* --split-column .*=test") as error:
+            read(f"path,label,{name}\n{body}c.png,dog,{word}\n")
+        assert word in str(error.value)
+    train, val = read(f"path,label,tvt\n{body}c.png,dog,test\n")
+    assert (len(train), val.names) == (400, ["c.png"])
+
+
+@pytest.mark.parametrize("values", ["train val extra", "Training PublicTest PrivateTest", "tr tr te"])
+def test_a_column_of_splits_beside_folders_of_classes_is_asked_about(tmp_path: Path, values: str) -> None:
+    rows = zip(("cat/1.png", "dog/1.png", "cat/2.png"), values.split(), strict=True)
+    for number, name in enumerate(("cat/1.png", "dog/1.png", "cat/2.png")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(encoded(number))
+    (tmp_path / "a.csv").write_text("".join(f"{a},{b}\n" for a, b in [("path", "Split"), *rows]))
+    with pytest.raises(DataError, match=r"the column 'Split' holds .* it must be train, val or test"):
+        found(tmp_path / "a.csv", tmp_path / "scratch")
+
+
+def test_an_index_without_a_name_is_no_label(read: Read) -> None:
+    [listing] = read(",path,car,train\n0,a.png,0,1\n1,b.png,1,0\n2,c.png,1,1\n3,d.png,0,1\n")
+    assert listing.label_names == ("car", "train")
+
+
+def test_two_columns_of_splits_are_named(read: Read) -> None:
+    text = table(
+        "path,label,first,second", *(f"{n}.png,{n},{s},{s}" for n, s in zip(NAMES, ["train", "val"] * 2, strict=True))
+    )
+    with pytest.raises(DataError, match="columns first, second each tell the splits: choose with --split-column"):
+        read(text)
+    assert [part.split for part in read(text, columns=ColumnNames(split="second"))] == ["train", "val"]
+    [train, *_] = read(text.replace("first", "split"))
+    assert train.split == "train"
+
+
+def test_meanings_that_are_no_splits_are_refused(read: Read) -> None:
+    text = with_column("Usage", "Training", "Training", "PublicTest", "PrivateTest")
+    with pytest.raises(
+        DataError, match="--split-column Usage:PublicTest=dev2 means 'dev2'; it must be train, val, test or"
+    ):
+        read(text, columns=ColumnNames(split="Usage:PublicTest=dev2"))
+    with pytest.raises(
+        DataError, match=r"--split-column Usage holds 'PrivateTest'.* Usage:PrivateTest=test,PublicTest=val "
+    ):
+        read(text, columns=ColumnNames(split="Usage:PublicTest=val"))
+    parts = read(text, columns=ColumnNames(split="3:PublicTest=Validation,PrivateTest=none"))
+    assert [(part.split, part.names) for part in parts] == [("train", ["a.png", "b.png"]), ("val", ["c.png"])]
+
+
+def test_meanings_of_splits_work_wherever_data_are_named(tmp_path: Path, read: Read) -> None:
+    meanings = "Usage:PublicTest=val,PrivateTest=test"
+    read(with_column("Usage", "Training", "Training", "PublicTest", "PrivateTest"), columns=ColumnNames(split=meanings))
+    path = tmp_path / "a.csv"
+    packed = st.pack(path, tmp_path / "packed", split_column=meanings)
+    assert [(file.path.name, file.card.num_images) for file in packed] == [
+        ("packed-train.rec", 2),
+        ("packed-val.rec", 1),
+        ("packed-test.rec", 1),
+    ]
+    assert examine_source(path, split_column=meanings).is_usable
+    assert not examine_source(path).is_usable
+    prepared = prepare(path, split_column=meanings, cache=tmp_path / "cache")
+    assert prepared.val is not None and prepared.val != prepared.train
+    recipe = Recipe.from_dict({"data": {"train": str(path), "split_column": meanings}, "model": {"name": "mlp"}})
+    with closing(open_named(Recipe.from_json(recipe.to_json()).data)) as opened:
+        assert (len(opened.train), opened.val and len(opened.val)) == (2, 1)
+    with Unpacked.open(path, split="test", split_column=meanings) as unpacked:
+        assert unpacked.name(0) == "d.png"

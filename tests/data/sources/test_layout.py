@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.data.sources.samples import content, encoded, found, write_tar
 
+import steadytrain as st
 from steadytrain.data.checking.sources import examine_source
 from steadytrain.data.sources.listing import Listing
 from steadytrain.errors import DataError
+from steadytrain.training.data import open_named
 
 Files = Mapping[str, bytes]
 
@@ -335,7 +339,20 @@ def test_labels_that_are_named_split_as_the_folders_do(tmp_path: Path) -> None:
         (["bullet_train/1.jpg", "freight_train/1.jpg"], ("bullet_train", "freight_train")),
         (["train/1.jpg", "test_vehicle/1.jpg"], ("test_vehicle", "train")),
         (["Dev/1.jpg", "Val/1.jpg", "Alex/1.jpg"], ("Alex", "Dev", "Val")),
-        (["train/new/1.jpg", "train/old/1.jpg", "plane/new/1.jpg", "plane/old/1.jpg"], ("plane", "train")),
+        (["train/new/1.jpg", "train/1.jpg", "train/old/1.jpg", "plane/old/1.jpg", "plane/2.jpg"], ("plane", "train")),
+        # What they hold says nothing of classes, differs, or lies beside images.
+        (["cat/images/1.jpg", "cat/masks/1.png", "dog/images/1.jpg", "dog/masks/1.png"], ("cat", "dog")),
+        (["cat/batch1/1.jpg", "cat/batch2/1.jpg", "dog/batch1/1.jpg", "dog/batch2/1.jpg"], ("cat", "dog")),
+        (["cat/original/1.jpg", "cat/cropped/1.jpg", "dog/original/1.jpg", "dog/cropped/1.jpg"], ("cat", "dog")),
+        (["oak/alba/1.jpg", "oak/rubra/1.jpg", "elm/alba/1.jpg", "elm/minor/1.jpg"], ("elm", "oak")),
+        (
+            [f"cat/{year}/1.jpg" for year in (18, 19, 20)] + [f"dog/{year}/1.jpg" for year in (19, 20, 21)],
+            ("cat", "dog"),
+        ),
+        (
+            ["cat/old/1.jpg", "cat/new/1.jpg", "cat/2.jpg", "cat/3.jpg", "dog/old/1.jpg", "dog/new/1.jpg"],
+            ("cat", "dog"),
+        ),
     ],
 )
 def test_classes_whose_names_sound_like_splits(
@@ -374,7 +391,7 @@ NO_LABELS = {
     "parts of a set": (["images_001/1.jpg", "images_002/2.jpg"], "images_001 and images_002 are parts of one set"),
     "folds": (
         ["fold1/a/1.jpg", "fold1/b/1.jpg", "fold2/a/1.jpg", "fold2/b/1.jpg"],
-        r"holds parts of one set \(fold1, fold2\), each with the folders of the same classes: give these folders",
+        r"holds fold1, fold2, each with folders of the same names \(a, b\), so these may be .* parts of one set: s",
     ),
     "parts of a split": (["train1/1.jpg", "train2/1.jpg"], "no table holds labels"),
     "two of a split": (["train/a/1.jpg", "train/b/1.jpg", "test1/a/1.jpg", "test2/a/1.jpg"], "both test1 and test2"),
@@ -390,6 +407,92 @@ def test_splits_without_labels_are_refused_with_the_remedy(
     with pytest.raises(DataError, match=message) as error:
         found(pack(_images(*names), tmp_path / "set"), tmp_path / "scratch")
     assert "\n" not in str(error.value)
+
+
+def _trees(*tops: str, inside: Iterable[str] = ("cat", "dog")) -> list[str]:
+    return [f"{top}/{inner}/{number}.png" for top in tops for inner in inside for number in range(2)]
+
+
+ALIKE = {
+    "two tests": (_trees("train", "test_A", "test_B"), "train --val test_A"),
+    "a word for a split that is not known": (_trees("train", "devel"), "train --val devel"),
+    "no word for a split": (_trees("augmented", "original"), "augmented --val original"),
+    "two training sets": (_trees("train_clean", "train_noisy", "val"), "train_clean --val val"),
+    "two training sets, one of which is certain": (_trees("train", "train_lq", "test"), "train --val test"),
+    "without labels": (_trees("labeled", "unlabeled"), "labeled --val unlabeled"),
+    "folds": (_trees(*(f"fold_{number}" for number in range(5))), "fold_0 --val fold_1"),
+    "sites with splits": (_trees("A", "B", inside=("train/cat", "train/dog", "val/cat", "val/dog")), "A --val B"),
+    "sites within splits": (
+        _trees(*(f"{split}/{site}" for split in ("train", "val") for site in "AB")),
+        "train/A --val train/B",
+    ),
+    "one more folder around the classes": (_trees("A/images", "B/images", "C/shots"), "A/images --val B/images"),
+    "patients, some of one class": (_trees(*map(str, range(20, 39))) + _trees("39", inside=["cat"]), "20 --val 21"),
+    "other spellings": (_trees("train") + _trees("devel", inside=("Cat", "DOG ")), None),
+    "a rare class that one lacks": (_trees("train", inside="abcdef") + _trees("devel", inside="abcde"), None),
+    "one of another kind": (_trees("train", "devel") + _trees("misc", inside="xyz"), "train --val devel"),
+    "a folder of figures": (_trees("train", "devel", "figures", "misc")[:-2], "train --val devel"),
+    "names with blanks": (_trees("my 'own' set", "-x"), "-x --val my 'own' set"),
+}
+
+
+@pytest.mark.parametrize("pack", [_folder, _tar, _zip])
+@pytest.mark.parametrize("case", ALIKE)
+def test_folders_of_the_same_folders_are_no_classes(
+    tmp_path: Path, case: str, pack: Callable[[Files, Path], Path]
+) -> None:
+    names, _ = ALIKE[case]
+    source = pack(_images(*names), tmp_path / "set")
+    with pytest.raises(DataError, match=r"holds .*, each with folders of the same names \(.*, so these may be splits"):
+        found(source, tmp_path / "scratch")
+    report = examine_source(source)
+    assert (report.classes, report.num_images, report.is_usable) == ({}, len(names), False)
+
+
+@pytest.mark.skipif(shutil.which("sed") is None, reason="there is no sed here")
+@pytest.mark.parametrize("pack", [_folder, _tar, _zip])
+@pytest.mark.parametrize("case", [case for case in ALIKE if ALIKE[case][1]])
+def test_the_command_for_each_meaning_of_such_folders_works(
+    tmp_path: Path, case: str, pack: Callable[[Files, Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, train_and_val = ALIKE[case]
+    assert train_and_val is not None
+    monkeypatch.chdir(tmp_path)
+    source = pack(_images(*names), Path("a set"))
+    with pytest.raises(DataError) as error:
+        found(source, tmp_path / "scratch")
+    message = str(error.value)
+    if source.is_file():
+        if not shutil.which("unzip" if source.suffix == ".zip" else "tar"):
+            pytest.skip("nothing unpacks it here")
+        subprocess.run(["bash", "-c", message.split("Unpack it (")[1].split("). Splits")[0]], check=True)
+    folder = Path(f"{source}-unpacked" if source.is_file() else source, "release" * (source.suffix == ".tar"))
+
+    _, _, train, _, val = shlex.split(message.split("Splits: ")[1].split("; ")[0])
+    assert [train, val] == [f"{folder}/{name}" for name in train_and_val.split(" --val ")]
+    with closing(open_named(st.Data(train=train, val=val))) as opened:
+        assert (opened.train.class_list, opened.val and opened.val.class_list) == (("cat", "dog"),) * 2
+
+    if "parts of one set: " in message:
+        _, _, *parts, _ = shlex.split(message.split("parts of one set: ")[1].split("; classes")[0])
+        [packed, *_] = st.pack(parts, tmp_path / "out")
+        assert packed.card.classes == ("cat", "dog")
+
+    command = message.split("classes: ")[1].split(", and give")[0]
+    subprocess.run(["bash", "-c", command], check=True)
+    tops = {name.split("/")[names[0].startswith("train/A")] for name in names}
+    listings = found(shlex.split(message.split(", and give ")[1])[0], tmp_path / "scratch")
+    assert set(listings[0].classes) == tops
+    assert sum(map(len, listings)) == len(names)
+
+
+def test_a_class_list_says_that_such_folders_are_classes(tmp_path: Path) -> None:
+    source = _folder(_images(*_trees("cat", "dog", inside=("left", "right"))), tmp_path / "set")
+    [listing] = found(source, tmp_path / "scratch", classes=("cat", "cow", "dog"))
+    assert listing.counts() == (4, 0, 4)
+    split = _folder(_images(*_trees("train/cat", "train/dog", "val/cat", inside=("left", "right"))), tmp_path / "split")
+    train, val = found(split, tmp_path / "scratch", classes=("cat", "cow", "dog"))
+    assert (train.counts(), val.counts()) == ((4, 0, 4), (4, 0, 0))
 
 
 @pytest.mark.skipif(shutil.which("sed") is None, reason="there is no sed here")

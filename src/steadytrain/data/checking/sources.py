@@ -17,7 +17,7 @@ import numpy as np
 from steadytrain.config import Data
 from steadytrain.data.checking.findings import IMAGE_FAULTS, Findings, Report, remedies_for_source
 from steadytrain.data.checking.images import ImageTally, alike, check_classes
-from steadytrain.data.filenames import SPLITS, is_ignored, is_image, repeated
+from steadytrain.data.filenames import is_ignored, is_image, repeated
 from steadytrain.data.images.file_types import LOOK_AT, FileType, recognise
 from steadytrain.data.images.look import Look, duplicates, look_in_children
 from steadytrain.data.packing.pack import default_max_bad
@@ -29,10 +29,9 @@ from steadytrain.data.sources.folder import (
     list_folder,
     list_unclassed,
     look_on_disk,
-    read_entries,
     scan_folder,
 )
-from steadytrain.data.sources.layout import flat_splits
+from steadytrain.data.sources.layout import class_splits, flat_splits
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, look_at_files
 from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.data.storage.scratch import scratch_beside
@@ -201,14 +200,13 @@ def _list_anyway(
         return [], refusal
     if not path.is_dir():
         return _list_archive(path, scratch), refusal
+    look = look_on_disk(path)
     try:
-        if flat_splits(look_on_disk(path)):  # names of splits are no classes
+        if flat_splits(look):  # names of splits are no classes
             return [list_unclassed(*scan_folder(path), path)], refusal
-        folders = [path / name for name in read_entries(path)[0]]
-        splits = [folder for folder in folders if folder.name.casefold() in SPLITS]
-        if any(SPLITS[folder.name.casefold()] == "train" for folder in splits):
-            folders = [split / name for split in splits for name in read_entries(split)[0]]
-        classes = sorted({unicodedata.normalize("NFC", printable(folder.name)) for folder in folders})
+        parts = class_splits(look, path).values() or [""]  # refuses folders that may be no classes
+        names = [name for part in parts for name in look(part).folders]
+        classes = sorted({unicodedata.normalize("NFC", printable(name)) for name in names})
         return list_folder(path, classes=classes), refusal
     except DataError:
         return [list_unclassed(*scan_folder(path), path)], refusal

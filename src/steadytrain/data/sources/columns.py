@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from steadytrain.data.filenames import SPLITS, is_image
+from steadytrain.data.filenames import SPLITS, folder_splits, is_image, is_wrapper, split_words
 from steadytrain.data.sources.labels import is_number, whole_number
 from steadytrain.errors import DataError, did_you_mean
-from steadytrain.format import Say
+from steadytrain.format import Say, few
 
 # Names of columns, in the order of preference.
 PATHS = (
@@ -29,17 +30,8 @@ LABELS = (
     *("label", "labels", "class", "class_name", "classname", "category", "category_name", "target", "breed", "species"),
     *("diagnosis", "dx", "finding_labels", "emotion", "expression", "cultivar", "variant"),
     *("tag", "tags", "classes", "categories", "class_label", "label_name", "y"),
-    *(
-        "class_id",
-        "classid",
-        "class_index",
-        "class_idx",
-        "label_id",
-        "labelid",
-        "label_idx",
-        "category_id",
-        "target_id",
-    ),
+    *("class_id", "classid", "class_index", "class_idx", "label_id", "labelid", "label_idx"),
+    *("category_id", "target_id"),
 )
 SPLIT = ("split", "set", "subset", "partition", "phase", "usage", "ml_use", "data_set", "dataset")
 MOST_LISTED = 10
@@ -54,6 +46,9 @@ _FOLDER = re.compile(r"[^./\\][/\\][^/\\]+$")  # the end of a path that has one
 _STORES = ("gs", "s3", "s3a", "az", "abfs", "abfss", "wasbs", "oss", "obs", "cos", "hdfs")
 _MOST_PIXELS = 16
 _TRUTHS = {"true": "1", "false": "0"}
+_FLAG = re.compile(r"-?\d+(\.0*)?|true|false|yes|no|[tfyn]|", re.IGNORECASE)
+_ABBREVIATED = {word[:length]: split for word, split in SPLITS.items() for length in range(2, len(word))}
+_MEANINGS = {**SPLITS, "none": "none"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +56,8 @@ class ColumnNames:
     """The columns of a table that the user has named, by their names or by their numbers from 1 on.
 
     Args:
-        path, split: None finds the column, if there is one.
+        path, split: None finds the column, if there is one. The split's may have the meanings of its values behind it
+            (``Usage:PublicTest=val,PrivateTest=test``); ``none`` is no column.
         labels: empty finds them; several columns make label vectors.
         trained: the label's column of the training set's table, for the table of another split; the user does not name
             it, and no other column counts unless it is called like a label's.
@@ -71,6 +67,16 @@ class ColumnNames:
     labels: tuple[str, ...] = ()
     split: str | None = None
     trained: str = ""
+
+    def split_meanings(self) -> tuple[str | None, dict[str, str]]:
+        """Return the name of the split's column, and what its values mean in the user's words."""
+        if self.split is None or "=" not in self.split:
+            return self.split, {}
+        name, _, text = self.split.partition(":")
+        meanings = dict(pair.rpartition("=")[::2] for pair in text.casefold().split(","))
+        if wrong := sorted(meanings.values() - _MEANINGS.keys()):
+            raise DataError(f"--split-column {self.split} means {wrong[0]!r}; it must be train, val, test or none")
+        return name, {value: _MEANINGS[split] for value, split in meanings.items()}
 
     @staticmethod
     def of(path: str | None, labels: str | Sequence[str] | None, split: str | None) -> ColumnNames:
@@ -95,6 +101,7 @@ class TableColumns:
     split: int | None = None
     group: int | None = None
     numbering: int | None = None  # numbers the lines, where no header says so
+    splits: Mapping[str, str] = field(default_factory=lambda: SPLITS)  # by what the split's column holds
     is_guess: bool = False  # the first line is taken for a header only because its path is none
     are_labels_named: bool = False  # by the user
 
@@ -114,7 +121,7 @@ class TableColumns:
         if "./" in name or "//" in name:
             name = os.path.normpath(name)
         split = ""
-        if self.split is not None and not (split := SPLITS.get(row[self.split].strip().casefold(), "")):
+        if self.split is not None and not (split := self.splits.get(row[self.split].strip().casefold(), "")):
             raise ValueError(f"the split {row[self.split]!r} is not train, val or test")
         labels = [row[place].strip() for place in self.labels]
         if not labels:
@@ -150,6 +157,7 @@ class TableColumns:
 def find_columns(
     rows: Sequence[Sequence[str]],
     *,
+    numbered: Sequence[tuple[int, Sequence[str]]] = (),
     group: str | None = None,
     named: ColumnNames | None = None,
     is_headed: bool = False,
@@ -159,6 +167,7 @@ def find_columns(
 
     Args:
         rows: with the names of the columns first, if there are any.
+        numbered: these, and more in which splits are looked for, with the numbers of their lines.
         group: the name of the column that says what each image belongs to.
         named: columns that the user has named.
         is_headed: the first row is known to be one of names.
@@ -175,6 +184,9 @@ def find_columns(
     (2,)
     """
     named = named or ColumnNames()
+    split_name, meanings = named.split_meanings()
+    is_unsplit = split_name == "none" and "none" not in map(_plain, rows[0])
+    named = replace(named, split=None if is_unsplit else split_name)
     has_header = is_headed or _is_header(rows, named)
     names = tuple(rows[0]) if has_header else ()
     width = len(rows[0])
@@ -188,10 +200,13 @@ def find_columns(
     group_place = None if group is None else _place_of("--group", group, names, width)
     left = [place for place in range(width) if place not in {path, group_place, *labels}]
     split = chosen.get("--split-column")
-    if split is None:
-        split = _find_split(names, body, left)
-    elif others := sorted({row[split] for row in body if row[split].casefold() not in SPLITS}):
-        raise DataError(f"--split-column {named.split} holds {others[0]!r}; it must be train, val or test")
+    full = [pair for pair in (numbered or list(enumerate(rows, 1)))[has_header:] if len(pair[1]) >= width]
+    tried = [] if is_unsplit else left if split is None else [split]
+    lines = {place: {row[place].strip(): number for number, row in reversed(full)} for place in tried}
+    if split is not None:
+        _require_splits(f"--split-column {named.split}", str(named.split), lines[split], meanings)
+    else:
+        split = _find_split(names, lines, labels, named.trained)
     left = [place for place in left if place != split]
     numbering = None if has_header or labels else _find_numbering(body, left)
     left = [place for place in left if place != numbering]
@@ -202,7 +217,8 @@ def find_columns(
     if twice and not named.labels:
         raise DataError(f"two columns are called {twice[0]!r}: rename one")
     is_guess = has_header and not _has_known(rows[0]) and not named.options()
-    return TableColumns(names, width, path, labels, split, group_place, numbering, is_guess, bool(named.labels))
+    splits = SPLITS | meanings
+    return TableColumns(names, width, path, labels, split, group_place, numbering, splits, is_guess, bool(named.labels))
 
 
 def list_columns(names: Sequence[str], width: int = 0) -> str:
@@ -279,17 +295,68 @@ def _find_path(
     )
 
 
-def _find_split(names: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int]) -> int | None:
-    """The column of splits by its name and what stands in it; without names by that alone."""
-    for place in left:
-        name = _plain(names[place]) if names else ""
-        values = {row[place].casefold() for row in body}
-        if (not names or name in SPLIT) and values and values <= SPLITS.keys():
+def _find_split(
+    names: Sequence[str], lines: Mapping[int, Mapping[str, int]], labels: Sequence[int], trained: str
+) -> int | None:
+    """The column of splits by its name and its values, of each the first line; what is unclear raises DataError."""
+    headers = {place: names[place].strip() if names else str(place + 1) for place in lines}
+    called = {place: _plain(header) for place, header in headers.items()}
+    splits = {place: {SPLITS.get(value.casefold(), "") for value in lines[place]} for place in lines}
+    for place in lines:
+        if (not names or called[place] in SPLIT) and splits[place] and "" not in splits[place]:
             return place
-        if name == "split" and values & SPLITS.keys():
-            other = sorted(values - SPLITS.keys())[0]
-            raise DataError(f"the column 'split' holds {other!r}; it must be train, val or test")
-    return None
+    others = [place for place in lines if called[place] not in (*LABELS, trained or "label")]
+    is_settled = bool(labels) or len(others) < len(lines)
+    if not labels and len(lines) == 1:  # what is not called so, or has one word for a split, is the label
+        words = {split_words(value)[0] for place in others if "train" in splits[place] for value in lines[place]} - {""}
+        others = [place for place in others if called[place] == "split" or (called[place] in SPLIT and len(words) > 1)]
+    sure = [place for place in others if {"train"} < splits[place] and "" not in splits[place]]
+    if len(sure) > 1:
+        raise DataError(f"columns {few([headers[p] for p in sure])} each tell the splits: choose with --split-column")
+    for place in others if not sure else []:
+        if _may_be_splits(headers[place], lines[place], is_settled=is_settled):
+            _require_splits(f"the column {headers[place]!r}", headers[place], lines[place], {})
+    return sure[0] if sure else None
+
+
+def _may_be_splits(header: str, values: Collection[str], *, is_settled: bool) -> bool:
+    """Tell whether a column may tell the splits, not only by words for them; ``is_settled``: another has the labels."""
+    name, words = _plain(header), {value.casefold() for value in values}
+    split, others = split_words(header)
+    if not 1 < len(words) <= MOST_LISTED:
+        return False
+    if "split" in others and (is_settled or name == "split"):
+        return True
+    is_told = bool(split) or (not others and name[:1].isalpha())  # "train_test" has two
+    rest = [word for word in others if word not in ("is", "in", "for", "used", "flag")]
+    is_named = name in SPLIT or (is_told and is_wrapper("_".join(["train", *rest]), ""))
+    if all(map(_FLAG.fullmatch, words)):  # "train" with 0 and 1 may be a label of its own
+        return is_named and len(words) < 4 and (is_settled or name not in SPLITS)
+    are_words = "train" in folder_splits([*values]).values() or words <= _ABBREVIATED.keys()
+    num_splits = len({*_guess(header, values).values()} - {"none"})
+    return (are_words and num_splits > 1) or (is_named and not SPLITS.keys().isdisjoint(words))
+
+
+def _guess(header: str, values: Collection[str]) -> dict[str, str]:
+    """The split that each value of a column may mean, or ``none``."""
+    yes = split_words(header)[0]
+    if yes and all(map(_FLAG.fullmatch, values)):
+        return {v: yes if v[:1] in {*"1tTyY"} else "test" if yes == "train" else "train" for v in values}
+    guess = {value: split_words(value)[0] or _ABBREVIATED.get(value.casefold(), "none") for value in values}
+    in_order = dict(zip(sorted(values), ("train", "val", "test"), strict=False))
+    return guess if "train" in guess.values() else guess | in_order
+
+
+def _require_splits(subject: str, name: str, lines: Mapping[str, int], meanings: dict[str, str]) -> None:
+    """Refuse values that mean no split; the message gives the option that says what they mean."""
+    if unknown := sorted(value for value in lines if value.casefold() not in SPLITS | meanings):
+        guess = {value: meanings.get(value.casefold(), split) for value, split in sorted(_guess(name, lines).items())}
+        pairs = [f"{value}={split}" for value, split in guess.items() if value.casefold() not in SPLITS][:MOST_LISTED]
+        raise DataError(
+            f"line {lines[unknown[0]]}: {subject} holds {unknown[0]!r}; it must be train, val or test. Say what each"
+            f" value means, as --split-column {shlex.quote(f'{name}:' + ','.join(pairs))} (none: not used), or"
+            " --split-column none if the column says something else"
+        )
 
 
 def _find_numbering(body: Sequence[Sequence[str]], left: Sequence[int]) -> int | None:

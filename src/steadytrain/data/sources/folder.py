@@ -75,7 +75,7 @@ class Folder:
     def is_flat(self, files: FileList) -> bool:
         """Return whether images lie in one folder without classes: at the top, or in the only folder that has any."""
         holding = [folder for folder in self.walk() if folder.images]
-        return len(holding) == 1 and len(self.folders) <= 1 and not class_splits(self.look(files), "")
+        return len(holding) == 1 and len(self.folders) <= 1 and not class_splits(self.look(files), Path())
 
     def look(self, files: FileList) -> FolderLook:
         """Return what tells the entries of this folder and of those below it."""
@@ -110,7 +110,7 @@ def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[L
         DataError: not a folder, no images, a class without images, one class only, or a class not in the list.
     """
     look = look_on_disk(source)
-    splits = class_splits(look, str(source))
+    splits = class_splits(look, source, classes)
     top, files = scan_folder(source, list(splits.values()) or [""])
     first, *more = list_tree(top, files, root=source, classes=classes)
     tops = {path.partition("/")[0] for path in splits.values()}
@@ -123,7 +123,7 @@ def count_images(source: Path) -> tuple[int, int]:
     look = look_on_disk(source)
     if flat_splits(look):
         return 0, 0
-    source = source / class_splits(look, str(source)).get("train", "")
+    source = source / class_splits(look, source).get("train", "")
     folders, _ = read_entries(source)
     return sum(sum(map(is_image, read_entries(source / name)[1])) for name in folders), len(folders)
 
@@ -231,7 +231,7 @@ def build_tree(files: FileList, *, strip: bool = True) -> Folder:
         folder = folder_at(path)
         if folder is not None and not is_ignored(base):
             (folder.images if is_image(base) else folder.others).append(row)
-    while strip and len(top.folders) == 1 and not top.images and not class_splits(top.look(files), top.name):
+    while strip and len(top.folders) == 1 and not top.images and not class_splits(top.look(files), Path(top.name)):
         if top.others and len(flat_splits(top.look(files))) > 1:
             break  # their table may lie here
         inner = next(iter(top.folders.values()))
@@ -248,7 +248,7 @@ def list_tree(top: Folder, files: FileList, *, root: Path, classes: Sequence[str
         DataError: as :func:`list_folder`.
     """
     look = top.look(files)
-    paths = class_splits(look, str(root))
+    paths = class_splits(look, root, classes, base=top.name)
     splits = {split: top.at(path) for split, path in paths.items()}
     for split, class_paths in ({} if paths else splits_in_classes(look)).items():
         splits[split] = Folder(folders={name: top.at(path) for name, path in class_paths.items()})

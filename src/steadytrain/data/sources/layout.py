@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from steadytrain.data.filenames import SPLITS, folder_splits, holds_no_labels, is_wrapper, split_words
+from steadytrain.data.filenames import SPLITS, SUFFIXES, folder_splits, holds_no_labels, is_wrapper, split_words
 from steadytrain.errors import DataError
 from steadytrain.format import few
 
@@ -46,22 +46,17 @@ FolderLook = Callable[[str], Entries]
 """Returns what lies in a folder, which is named by its path below the source; empty for the source itself."""
 
 
-def class_splits(look: FolderLook, where: str) -> dict[str, str]:
+def class_splits(look: FolderLook, where: Path, classes: Sequence[str] | None = None, base: str = "") -> dict[str, str]:
     """Find the folders of classes by split, training set first; none where the source's folders are its classes.
 
-    A folder that does no more than wrap another is passed through: ``seg_train/seg_train``, ``train/images``.
+    A folder that does no more than wrap another is passed through: ``seg_train/seg_train``, ``train/images``. Folders
+    that ``classes`` has all are classes. In an archive, ``look`` starts from the folder ``base``.
 
     Raises:
-        DataError: two folders for one split, no training set, or parts of a set beside each other.
+        DataError: two folders for one split, no training set, or folders that may be splits, parts of a set or classes.
     """
     folders = look("").folders
     named = folder_splits(folders)
-    inside = {tuple(look(name).folders) for name in _parts_of_one(folders)}
-    if len(inside) == 1 and len(inside.pop()) > 1:
-        raise DataError(
-            f"{where} holds parts of one set ({few(folders)}), each with the folders of the same classes: give these"
-            " folders as several sources, or one of them"
-        )
     splits: dict[str, str] = {}
     twice = ""
     for name in sorted(named, key=lambda name: (name.casefold() not in SPLITS, name)):
@@ -78,10 +73,84 @@ def class_splits(look: FolderLook, where: str) -> dict[str, str]:
         )
     # A class may be called "train": splits hold folders, and "train" stands beside another split or alone.
     if "train" not in hold_folders or (len(splits) == 1 and len(named) < len(folders)):
-        return {}
+        inner, twice = {}, ""
+    for part, found in {"": inner, inner.get("train", ""): {}}.items():  # of train/A the classes may be alike, too
+        is_told = not found and classes is not None and {*look(part).folders} <= {*classes}
+        if alike := [] if is_told else _alike_folders(_below(look, part), found):
+            raise DataError(_words_for_alike(look, where, [f"{part}/{path}".lstrip("/") for path in alike], base))
     if twice:
         raise DataError(twice)
     return inner
+
+
+def _below(look: FolderLook, folder: str) -> FolderLook:
+    return lambda path: look(f"{folder}/{path}".strip("/"))
+
+
+def _alike_folders(look: FolderLook, splits: Mapping[str, str]) -> list[str]:
+    """Find the folders beside each other that hold folders of the same names: all of them, or all but one in a hundred.
+
+    Beside ``splits``, one that holds the training set's classes is enough.
+    """
+    passed = _NO_CLASSES | {path.partition("/")[0].casefold() for path in splits.values()}
+    others = [n for n in look("").folders if n.casefold() not in passed and not (splits and holds_no_labels(n))]
+    divided = {} if splits else splits_in_classes(look).get("train", {})  # of cat/train, what this holds may be alike
+    num_needed = 1 if splits else max(2, len(others) - max(1, len(others) // 100))
+    inside: dict[str, set[str]] = {}
+    for number, name in enumerate(others, 1):
+        path, names = _class_names(look, divided.get(name, name))
+        if names:
+            inside[path] = names
+        elif len(inside) + len(others) - number < num_needed:
+            return []  # spares a look into each of a thousand classes
+    by_size = sorted(inside, key=lambda path: -len(inside[path]))
+    # A folder of another kind may hold the most, and one of the same may lack some.
+    for largest in [_class_names(look, splits["train"])[1]] if splits else map(inside.__getitem__, by_size[:2]):
+        alike = [path for path in by_size if 3 * len(inside[path] - largest) < len(inside[path])]
+        num_holding = [sum(_holds_images(look, f"{path}/{name}") for name in look(path).folders) for path in alike[:2]]
+        if len(alike) >= num_needed and min(num_holding) > 1:
+            return [*splits.values(), *alike]
+    return []
+
+
+def _class_names(look: FolderLook, path: str) -> tuple[str, set[str]]:
+    """Go down to where folders lie; return their names in one spelling: none if images do, or they are no classes."""
+    for _ in range(_MOST_LEVELS):
+        entries = look(path)
+        if len(entries.folders) != 1 or entries.images:
+            break
+        path = f"{path}/{entries.folders[0]}"
+    folders = _without_annotations(entries.folders)
+    are_wrappers = all(is_wrapper(name, "") and not split_words(name)[0] for name in folders)
+    if len(entries.images) >= len(folders) or are_wrappers or _parts_of_one(folders):
+        return path, set()
+    return path, {name.strip().casefold() for name in folders}
+
+
+def _words_for_alike(look: FolderLook, where: Path, paths: Sequence[str], base: str) -> str:
+    """The error for folders that may be splits, parts of one set or classes, with the command for each of these."""
+    folder, unpack = where / base, ""
+    if not (folder / paths[0]).is_dir():
+        folder, shown, into = Path(f"{where}-unpacked", base), shlex.quote(str(where)), shlex.quote(f"{where}-unpacked")
+        command = f"mkdir {into} && tar -xf {shown} -C {into}" if where.is_file() else f"all archives, into {into}"
+        unpack = f"Unpack it ({command if where.suffix.lower() != '.zip' else f'unzip -q {shown} -d {into}'}). "
+    is_divided = any(split_words(name)[0] for name in look(paths[0].partition("/")[0]).folders)
+    splits = {path: "" if is_divided else split_words(path.partition("/")[0])[0] for path in paths}
+    ordered = sorted(paths, key=lambda path: ("train", "", "val", "test").index(splits[path]))
+    num_parts = sum(split in ("train", "") for split in splits.values())
+    places = [shlex.quote(str(folder / (path.partition("/")[0] if is_divided else path))) for path in ordered]
+    several = f"parts of one set: steady pack {' '.join(places[:num_parts])} OUT; " * (num_parts > 1)
+    sed = r's#^\./([^/]+)/.*#"&","\1"#'
+    if is_divided or len({path.partition("/")[0] for path in paths}) == 1:  # or the classes may be those of train
+        sed = r's#^\./([^/]+)/([^/]+)/.*#"&",' + (r'"\1","\2"#' if is_divided else r'"\2","\1"#')
+    suffixes = "|".join(sorted(suffix[1:] for suffix in SUFFIXES))
+    find = rf"find ./*/ -type f -not -path '*/.*' | grep -iE '\.({suffixes})$' | sort | sed -E '{sed}' > classes.csv"
+    return (
+        f"{where} holds {few(paths)}, each with folders of the same names ({few(look(paths[0]).folders)}), so these may"
+        f" be splits, parts of one set, or classes. {unpack}Splits: steady train {places[0]} --val"
+        f" {places[num_parts % len(places) or 1]}; {several}classes: (cd {shlex.quote(str(folder))} && {find}), and"
+        f" give {shlex.quote(str(folder / 'classes.csv'))}"
+    )
 
 
 def splits_in_classes(look: FolderLook) -> dict[str, dict[str, str]]:
@@ -134,7 +203,7 @@ def flat_splits(look: FolderLook) -> dict[str, tuple[str, ...]]:
         alone = flat_folder(look, holding[0])
         if alone is not None:
             return {} if top.images else {named.get(holding[0], ""): (alone,)}
-        inside = flat_splits(lambda path: look(f"{holding[0]}/{path}" if path else holding[0]))
+        inside = flat_splits(_below(look, holding[0]))
         if len(inside) < 2:
             return {}
         return {split: tuple(f"{holding[0]}/{path}" for path in paths) for split, paths in inside.items()}

@@ -11,10 +11,11 @@ import contextlib
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import name_by_folders, read_lines
 from steadytrain.data.recordio.reader import MOST_CLASSES
-from steadytrain.data.sources.columns import ColumnNames, TableColumns, find_columns, plain_name
+from steadytrain.data.sources.columns import MOST_LISTED, ColumnNames, TableColumns, find_columns, plain_name
 from steadytrain.data.sources.labels import (
     align_columns,
     class_name,
@@ -44,6 +45,7 @@ from steadytrain.errors import DataError
 from steadytrain.files import require_regular
 from steadytrain.format import Say, few
 
+_Row = tuple[int, list[str]]  # with the number of its line
 _MOST_ERRORS = 5
 _SAMPLE = 200
 _EACH_TWICE = 2
@@ -263,11 +265,12 @@ def read_table(
 
     try:
         delimiter = find_delimiter(sample)
-        first = [row for _, row in islice(read_rows(stored_at, path, delimiter), _SAMPLE)]
-        if not first:
+        rows = read_rows(stored_at, path, delimiter)
+        if not (first := list(islice(rows, _SAMPLE))):
             raise DataError("it lists no images")
-        is_headed = delimiter == JSON_LINES
-        columns = find_columns(first, group=group, named=named, is_headed=is_headed, is_file=is_file)
+        options: dict[str, Any] = {"group": group, "named": named, "is_headed": delimiter == JSON_LINES}
+        numbered = [*first, *_rows_of_new_values(rows, first)]
+        columns = find_columns([row for _, row in first], numbered=numbered, is_file=is_file, **options)
     except DataError as error:
         raise error if where in str(error) else DataError(f"{path}: {error}") from None
     columns.remark(path, say)
@@ -289,6 +292,16 @@ def read_table(
         label_column = plain_name(columns) if len(columns.labels) == 1 else ""
         listings.append(replace(listing, label_names=label_names, groups=parted, label_column=label_column))
     return listings
+
+
+def _rows_of_new_values(rows: Iterable[_Row], first: Sequence[_Row]) -> Iterator[_Row]:
+    """Those of further rows with a value that a column of few values had not before; none of two columns alone."""
+    seen = [{row[place] for _, row in first if len(row) > place} for place in range(len(first[0][1]))]
+    for number, row in rows if len(seen) > 2 else ():
+        for value, values in zip(row, seen, strict=False):
+            if value not in values and len(values) <= MOST_LISTED:
+                values.add(value)
+                yield number, row
 
 
 def _say_contradictions(where: str, columns: TableColumns, body: _Body, say: Say) -> None:
@@ -336,6 +349,8 @@ def _read_body(
     for number, row in rows:
         try:
             name, label, split = columns.cells(row)
+            if split == "none":
+                continue
             if columns.group is not None:
                 if not row[columns.group].strip():
                     raise ValueError(f"the group ({columns.names[columns.group].strip()}) is empty")
