@@ -345,7 +345,7 @@ class _Source:
                 " --labels FILE"
             )
             if tables:
-                remedy = f"give {path / tables[0]}, if it holds their labels"
+                remedy = f"give {' or '.join(str(path / name) for name in tables[:3])}, if it holds their labels"
             elif words := labels_in_names(look("").images):
                 remedy = labels_from_names(path, words, [])
             raise DataError(f"the images in {path} have no classes: {remedy}")
