@@ -149,5 +149,5 @@ def test_two_labels_for_one_member_of_an_archive_are_refused(tmp_path: Path) -> 
     archive = _zip(tmp_path, "x/0.png", "x/1.png")
     table = tmp_path / "t.csv"
     table.write_text("path,label\nx/0.png,cat\n1.png,dog\n0,dog\n")
-    with pytest.raises(DataError, match=r"x/0\.png are one file with two labels \(cat, dog\)"):
+    with pytest.raises(DataError, match=r"x/0\.png has two labels, cat and dog: keep one"):
         found(archive, tmp_path / "scratch", labels=table)

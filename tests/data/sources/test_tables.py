@@ -453,6 +453,8 @@ def test_quotation_marks_after_a_blank_are_no_part_of_a_name(read: Read, sign: s
     text = "".join(cell if cell == "\n" or rows[n + 1] == "\n" else cell + sign for n, cell in enumerate(rows))
     [listing] = read(text)
     assert (listing.names, listing.classes) == (["a.jpg", "b.jpg"], ("cat, black", "dog"))
+    [behind] = read(text.replace('"\n', '" \n').replace('"a.jpg"', '"a.jpg" '))
+    assert (behind.names, behind.classes) == (listing.names, listing.classes)
 
 
 @pytest.mark.parametrize(

@@ -516,8 +516,6 @@ def remark_on_split(shards: Sequence[Listing], say: Callable[[str], None]) -> No
     folders = [printable(name) for name in listing.passed_over if name.endswith("/")]
     if beside := [name for name in folders if listing.split and name.count("/") == 1]:
         say(f"{where}{', '.join(beside)} beside the folders for training and validation: not read")
-    if left_out := [name for name in folders if name not in beside]:
-        say(f"{where}{', '.join(left_out)} left out, named like recycle bins and caches: rename what is a class")
     if others := [name for name in listing.passed_over if not name.endswith("/")]:
         names = ", ".join(printable(name) for name in others[:3]) + ", ..." * (len(others) > 3)
         say(f"{where}{len(others)} file{'s' * (len(others) > 1)} without an image suffix skipped ({names})")

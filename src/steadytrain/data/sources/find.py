@@ -115,6 +115,10 @@ def find(
             f" {flag}"
         )
     for listing in listings:
+        if odd := [
+            name for name in listing.passed_over if name.endswith("/") and name.count("/") > bool(listing.split)
+        ]:
+            say(f"{source}: {few(odd)} left out, named like recycle bins and caches: rename what is a class")
         if group is not None and listing.groups is None:
             raise DataError(
                 f"--group {group} names a column of a CSV or TSV file, and the labels of {source} do not come"

@@ -40,10 +40,7 @@ _MOST_LEVELS = 20  # folders of another machine
 
 
 class FileStatus(NamedTuple):
-    """A file's name below its folder, its bytes, when it was last changed (ns); -1 and 0 for one that is missing.
-
-    ``file`` is the same for two names of one file; 0 where that is not known.
-    """
+    """A file's name below its folder, bytes, last change (ns), number (0: not known); -1, 0 and 0 for a missing one."""
 
     name: str
     size: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -138,6 +139,8 @@ def read_rows(stored_at: Path, path: Path, delimiter: str) -> Rows:
     elif delimiter in (LAST_BLANK, FIRST_BLANK, BLANKS):
         yield from _read_words(lines, delimiter)
     else:
+        closed = re.compile(rf'" +(?=[{re.escape(delimiter)}\r\n]|$)')  # within a cell no more than a blank is lost
+        lines = (closed.sub('"', line) if '" ' in line else line for line in lines)
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
         try:
             for row in reader:

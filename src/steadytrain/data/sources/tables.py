@@ -311,10 +311,9 @@ def _refuse_other_labels(where: str, listings: Sequence[Listing], located: Seque
     for at in np.flatnonzero(is_same & is_other)[:1]:
         names, classes = [name for listing in listings for name in listing.names], listings[0].classes
         first, second = sorted(order[at : at + 2])
-        two = f" ({classes[labels[first]]}, {classes[labels[second]]})" if classes else ""
-        raise DataError(
-            f"{where}: {names[first]} and {names[second]} are one file with two labels{two}: keep one of them"
-        )
+        two = f", {classes[labels[first]]} and {classes[labels[second]]}" if classes else ""
+        same = f" ({names[second]} is the same file)" if names[first] != names[second] else ""
+        raise DataError(f"{where}: {names[first]} has two labels{two}{same}: keep one of them")
 
 
 def _say_contradictions(where: str, columns: TableColumns, body: _Body, say: Say) -> None:

@@ -269,9 +269,8 @@ def open_evaluation_data(
     outputs[list(matches)] = [match.output for match in matches.values()]  # type: ignore[assignment]
     matched = Counter(match.how for match in matches.values())
     listed = ", ".join(f"{n:,} by {how}" for how, n in matched.items())
-    numbers = {int(match.name): match.output for match in matches.values() if match.how == "number"}
-    if numbers:
-        say_places(str(data), trained.classes, np.array(sorted(numbers)), say)
+    if numbers := [int(match.name) for match in matches.values() if match.how == "number"]:
+        say_places(str(data), trained.classes, np.array(numbers), say)
     num_found = len({match.output for match in matches.values()})
     say(f"{data} has {num_found:,} of the model's {len(trained.classes):,} classes (matched: {listed})")
     return EvaluationData(records, outputs=outputs, matched=matched)
