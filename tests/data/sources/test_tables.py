@@ -457,6 +457,11 @@ def test_quotation_marks_after_a_blank_are_no_part_of_a_name(read: Read, sign: s
     assert (behind.names, behind.classes) == (listing.names, listing.classes)
 
 
+def test_marks_within_a_cell_stay(read: Read) -> None:
+    [listing] = read('path, label, note\na.jpg, 5" disk, "so" she said\nb.jpg,"12"" disk, "" , new", "x"\n')
+    assert listing.classes == ('12" disk, " , new', '5" disk')
+
+
 @pytest.mark.parametrize(
     "text",
     ["path, label\na.jpg, 'cat'\nb.jpg, 'dog'\n", 'a.jpg "cat"\nb.jpg "dog"\n', 'a.jpg,"""cat"""\nb.jpg,"""dog"""\n'],

@@ -139,9 +139,11 @@ def read_rows(stored_at: Path, path: Path, delimiter: str) -> Rows:
     elif delimiter in (LAST_BLANK, FIRST_BLANK, BLANKS):
         yield from _read_words(lines, delimiter)
     else:
-        closed = re.compile(rf'" +(?=[{re.escape(delimiter)}\r\n]|$)')  # within a cell no more than a blank is lost
-        lines = (closed.sub('"', line) if '" ' in line else line for line in lines)
-        reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+        cell = re.compile(
+            rf'(^|[{delimiter}]) *("[^"]*(?:""[^"]*)*") *(?=[{delimiter}\r\n]|$)'
+        )  # with blanks around its marks
+        lines = (cell.sub(r"\1\2", line) if ' "' in line or '" ' in line else line for line in lines)
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
             for row in reader:
                 if any(cell.strip() for cell in row):
