@@ -139,9 +139,7 @@ def read_rows(stored_at: Path, path: Path, delimiter: str) -> Rows:
     elif delimiter in (LAST_BLANK, FIRST_BLANK, BLANKS):
         yield from _read_words(lines, delimiter)
     else:
-        cell = re.compile(
-            rf'(^|[{delimiter}]) *("[^"]*(?:""[^"]*)*") *(?=[{delimiter}\r\n]|$)'
-        )  # with blanks around its marks
+        cell = re.compile(rf'(^|[{delimiter}]) *("[^"]*(?:""[^"]*)*") *(?=[{delimiter}\r\n]|$)')  # in its marks
         lines = (cell.sub(r"\1\2", line) if ' "' in line or '" ' in line else line for line in lines)
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
