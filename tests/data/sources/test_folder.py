@@ -189,8 +189,15 @@ def test_names_with_signs_that_are_classes_stay(tmp_path: Path, names: tuple[str
 
 
 def test_signs_that_are_classes_themselves_stay_however_few_they_are(tmp_path: Path) -> None:
-    _touch(tmp_path, *(f"{name}/{n}.jpg" for name in "01ab" for n in range(8)), "#/1.jpg", "$/1.jpg", "+/1.jpg")
-    assert list_folder(tmp_path)[0].classes == ("#", "$", "+", "0", "1", "a", "b")
+    _touch(
+        tmp_path,
+        *(f"{name}/{n}.jpg" for name in "01ab" for n in range(8)),
+        "#/1.jpg",
+        "$/1.jpg",
+        "+/1.jpg",
+        "'Apapane/1.jpg",
+    )
+    assert list_folder(tmp_path)[0].classes == ("#", "$", "'Apapane", "+", "0", "1", "a", "b")
 
 
 def test_a_class_list_keeps_a_class_that_is_named_like_a_cache(tmp_path: Path) -> None:
