@@ -115,9 +115,7 @@ def find(
             f" {flag}"
         )
     for listing in listings:
-        if odd := [
-            name for name in listing.passed_over if name.endswith("/") and name.count("/") > bool(listing.split)
-        ]:
+        if odd := [n for n in listing.passed_over if n.endswith("/") and n.count("/") > bool(listing.split)]:
             say(f"{source}: {few(odd)} left out, named like recycle bins and caches: rename what is a class")
         if group is not None and listing.groups is None:
             raise DataError(

@@ -92,9 +92,8 @@ def classes_from_texts(
     places: dict[str, int] = {}  # of the different labels, in the order in which they come
     inverse = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64)
     labels = [class_name(text) for text in places]
-    if all(len(label) > 2 and label[0] == label[-1] in "\"'" for label in labels) and not set(labels) & {
-        *(classes or ())
-    }:
+    is_quoted = all(len(label) > 2 and label[0] == label[-1] in "\"'" for label in labels)
+    if is_quoted and not set(labels) & set(classes or ()):
         labels = [class_name(label[1:-1]) for label in labels]  # marks around every name are no part of it
     if None not in map(whole_number, labels) and (classes is None or not set(labels) & set(classes)):
         labels = [label.partition(".")[0] for label in labels]

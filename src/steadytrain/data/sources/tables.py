@@ -131,7 +131,7 @@ def read_list(
         return Listing("", root, (), names, labels, sizes, times, np.array(ids), label_names=classes)
     class_names, labels = _name_classes(path, labels, names, classes, say)
     listing = Listing("", root, class_names, names, labels, sizes, times, np.array(ids))
-    _refuse_other_labels(str(path), [listing], images.located)
+    _check_labels(str(path), [listing], images.located, say)
     return listing
 
 
@@ -296,14 +296,15 @@ def read_table(
         parted = body.groups.take(numbers) if columns.group is not None else None
         label_column = plain_name(columns) if len(columns.labels) == 1 else ""
         listings.append(replace(listing, label_names=label_names, groups=parted, label_column=label_column))
-    _refuse_other_labels(where, listings, images.located)
-    if class_names:
-        _say_other_classes(where, listings, say)
+    _check_labels(where, listings, images.located, say)
     return listings
 
 
-def _refuse_other_labels(where: str, listings: Sequence[Listing], located: Sequence[NDArray[np.int64]]) -> None:
-    """Raise DataError where two names of one file have two labels; ``located`` has numbers of the files, or 0."""
+def _check_labels(where: str, listings: Sequence[Listing], located: Sequence[NDArray[np.int64]], say: Say) -> None:
+    """Compare the labels of images with those of other names of their files, and with the folders that these lie in.
+
+    ``located`` has numbers of the files, or 0. Raises DataError where two names of one file have two labels.
+    """
     files, labels = np.concatenate(located), np.concatenate([listing.labels for listing in listings])
     order = np.argsort(files, kind="stable")
     is_same = (np.diff(files[order]) == 0) & (files[order][1:] != 0)
@@ -314,6 +315,8 @@ def _refuse_other_labels(where: str, listings: Sequence[Listing], located: Seque
         two = f", {classes[labels[first]]} and {classes[labels[second]]}" if classes else ""
         same = f" ({names[second]} is the same file)" if names[first] != names[second] else ""
         raise DataError(f"{where}: {names[first]} has two labels{two}{same}: keep one of them")
+    if listings[0].classes:
+        _say_other_classes(where, listings, say)
 
 
 def _say_contradictions(where: str, columns: TableColumns, body: _Body, say: Say) -> None:
