@@ -131,11 +131,11 @@ def test_ids_in_folders_of_other_formats_are_found(tmp_path: Path) -> None:
 def test_all_folders_that_hold_the_names_are_named(tmp_path: Path, is_source: bool) -> None:
     _images(tmp_path, "s0/0.png", "s0/1.png", "s1/0.png", "s1/1.png", "other/x.png")
     table = _table(tmp_path / "t.csv", ["0.png", "1.png"])
-    source, options = (tmp_path, {"labels": table}) if is_source else (table, {})
+    source = tmp_path if is_source else table
     with pytest.raises(
         DataError, match=r"2 folders hold such names \(.*s0, .*s1\): write the folder of each"
     ) as refused:
-        found(source, tmp_path / "scratch", **options)
+        found(source, tmp_path / "scratch", labels=table if is_source else None)
     assert ("--root" in str(refused.value)) != is_source
 
 
