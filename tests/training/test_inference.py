@@ -259,6 +259,23 @@ def test_a_record_file_without_names_has_numbers_of_outputs(fetched: str, tmp_pa
     assert st.evaluate(fetched, tmp_path / "photos.rec").total[:3] == (1, 2, 0)
 
 
+def test_evaluation_says_which_class_each_number_is_taken_for(
+    state: dict[str, torch.Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(state, tmp_path / "weights.pth")
+    folder = write_classes(tmp_path / "photos", **{"1": 1, "2": 2})
+
+    def told(name: str) -> str:
+        classes = [name.format(number) for number in range(1, 1001)]
+        trained = st.restore(tmp_path / "weights.pth", model="timm/test_resnet", device="cpu", classes=classes)
+        assert st.evaluate(trained, folder).total[:3] == (0, 1, 2)
+        return capsys.readouterr().err
+
+    from_one = told("class{}")
+    assert "taken for places in the class list: 1 is class2, 2 is class3" in from_one
+    assert "warning: " in from_one and "label 1 is class2 by its place (from 0 on), and class1 by its name" in from_one
+
+
 def test_a_run_is_evaluated_on_fewer_classes_by_name(
     recipe: Recipe, write_digits: Callable[[Path, int, int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

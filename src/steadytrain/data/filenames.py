@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -27,7 +27,11 @@ SPLITS = {
 }
 MOST_NAMES = 100_000
 
-_IGNORED = frozenset(["thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "lost+found"])
+_IGNORED = frozenset(
+    ["thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "lost+found", "system volume information"]
+)
+_MARKED = re.compile(r"(?:[^\w\s'\"(\[\u2018\u201c]|_)+[^\W\d_]{2}")
+_LEFTOVER = re.compile(r"recycl|trash|snapshot|thumb|cache", re.IGNORECASE)
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _BACK = re.compile(r"[*?[].*/\.\.(/|$)", re.DOTALL)
 _NUMBERED = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.[^/]*)", re.DOTALL)
@@ -64,6 +68,21 @@ def is_image(name: str) -> bool:
 def is_ignored(name: str) -> bool:
     """Return whether a file or folder belongs to no data set: hidden, or left by a file manager."""
     return name.startswith(".") or name.casefold() in _IGNORED
+
+
+def leftovers(counts: Mapping[str, int]) -> list[str]:
+    """Folders that are recycle bins, snapshots and caches, among folders of classes with their numbers of images.
+
+    Their names begin with a sign before a word that says so; or before any word, if they have at most half the images
+    of the smallest of two or more classes whose names begin otherwise.
+
+    >>> leftovers({"cat": 9, "dog": 8, "#recycle": 9, "@sharebin": 1, "@home": 8, "#1": 8, "_other": 7})
+    ['#recycle', '@sharebin']
+    """
+    marked = [name for name in counts if _MARKED.match(name)]
+    plain = sorted(counts[name] for name in counts.keys() - marked if counts[name])
+    most = plain[0] / 2 if len(plain) > 1 else -1
+    return [name for name in marked if plain and (_LEFTOVER.search(name) or counts[name] <= most)]
 
 
 def repeated(names: Sequence[str], key: Callable[[str], str]) -> Iterator[tuple[int, int]]:

@@ -24,7 +24,7 @@ from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
 from steadytrain.data.recordio.card import card_for, read_classes, record_files
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.sources.labels import require_zero_or_one
+from steadytrain.data.sources.labels import require_zero_or_one, say_doubt
 from steadytrain.data.sources.layout import TABLES
 from steadytrain.data.sources.listing import Labels
 from steadytrain.data.sources.select import split_by_fraction
@@ -443,6 +443,7 @@ def match_places(
         used = np.unique(records.labels).astype(np.int64).tolist()
         pairs = few([f"{number} is {classes[number]}" for number in used if number < len(classes)], 3)
         say(f"{source} names no classes: its labels are places in the class list of {of} ({pairs})")
+        say_doubt(source, classes, [number for number in used if number < len(classes)], say)
     return True
 
 

@@ -207,3 +207,42 @@ def test_a_list_follows_the_names_of_a_class_list(tmp_path: Path) -> None:
     [places] = found(tmp_path / "train" / "a.lst", tmp_path, said, classes=[f"class {n}" for n in range(12)])
     assert places.labels.tolist() == list(range(12))
     assert any("taken for places in the class list" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "message"),
+    [
+        (
+            ["1", "2"],
+            ("class1", "class2", "class3"),
+            "label 1 is class2 by its place .*, and class1 by its name: write",
+        ),
+        (["1", "2"], ("01_cat", "02_dog", "03_elk"), "label 1 is 02_dog by its place"),
+        (["2", "3"], ("001.Auk", "002.Bee", "003.Cat", "004.Dog"), "label 2 is 003.Cat by its place .*002.Bee by"),
+        (["1", "3"], ("cat", "dog", "elk"), "label 3; the class list ends at 2 .elk.: subtract 1 from each label"),
+    ],
+)
+def test_numbers_that_names_contradict_are_refused(labels: list[str], classes: tuple[str, ...], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        classes_from_texts(labels, classes=classes, where="a.csv")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "is_doubtful"),
+    [
+        (["1", "2"], ("c0", "c1", "c2"), False),  # the names say the same
+        (["0", "1"], ("class1", "class2", "class3"), False),  # 0 is in none of the names
+        (["0", "2"], ("n01440764", "n02102040", "n02979186"), False),
+        (["1", "2"], ("7 up", "A 320", "elk"), True),  # no label is 0
+        (["2", "1"], ("cat", "dog", "elk"), True),
+        (["2"], ("cat", "dog", "elk"), False),
+        (["1", "3"], ("cat", "dog", "elk", "owl"), False),
+    ],
+)
+def test_places_are_doubted_only_where_labels_seem_to_count_from_one(
+    labels: list[str], classes: tuple[str, ...], is_doubtful: bool
+) -> None:
+    said: list[str] = []
+    _, numbers = classes_from_texts(labels, classes=classes, where="a.csv", say=said.append)
+    assert numbers.tolist() == list(map(int, labels))
+    assert any(line.startswith("warning: a.csv: no label is 0") for line in said) == is_doubtful

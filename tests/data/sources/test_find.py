@@ -211,3 +211,35 @@ def test_an_empty_name_is_not_the_folder_that_one_is_in(
     monkeypatch.chdir(write_folder(tmp_path / "data", {"cat": 2, "dog": 2}))
     with pytest.raises(DataError, match=r"the name of the source is empty \(an unset variable\?\)"):
         found(name, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "zip"])
+def test_what_is_left_out_as_a_recycle_bin_is_named_and_may_be_excluded(tmp_path: Path, kind: str) -> None:
+    files = {f"d/{name}/{n}.png": encoded(n) for name in ("#recycle", "cat", "dog") for n in range(3)}
+    source = tmp_path / ("d" if kind == "folder" else f"d.{kind}")
+    for name, data in files.items() if kind == "folder" else ():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    if kind == "tar":
+        write_tar(source, files)
+    elif kind == "zip":
+        with zipfile.ZipFile(source, "w") as archive:
+            for name, data in files.items():
+                archive.writestr(name, data)
+    said: list[str] = []
+    [listing] = found(source, tmp_path / "scratch", said)
+    assert listing.classes == ("cat", "dog")
+    assert said == [f"{source}: #recycle/ left out, named like recycle bins and caches: rename what is a class"]
+    [(_, card)] = pack(source, tmp_path / "out", exclude=["#recycle"], say=lambda _: None)
+    assert card.classes == ("cat", "dog")
+    with pytest.raises(DataError, match="there is no class #recycle"):
+        pack(source, tmp_path / "only", only=["#recycle", "cat"], say=lambda _: None)
+
+
+def test_every_table_that_may_hold_the_labels_is_named(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(encoded(0))
+    for name in ("notes.csv", "truth.csv"):
+        (tmp_path / name).write_text("path,label\na.png,cat\nb.png,dog\n")
+    with pytest.raises(DataError, match=r"give .*notes\.csv or .*truth\.csv, if it holds their labels"):
+        found(tmp_path, tmp_path / "scratch")

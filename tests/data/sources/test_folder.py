@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steadytrain.data.sources.folder import list_folder
+from steadytrain.data.sources.folder import count_images, list_folder
 from steadytrain.errors import DataError
 from steadytrain.format import printable
 
@@ -160,3 +160,56 @@ def test_a_class_that_the_list_lacks_is_named(tmp_path: Path) -> None:
 def test_folders_in_unnormalised_pairs_are_not_merged_in_silence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="two folders that are both named café"):
         list_folder(_touch(tmp_path, "caf\u0065\u0301/a.jpg", "caf\u00e9/b.jpg"))
+
+
+def test_recycle_bins_snapshots_and_caches_are_no_classes(tmp_path: Path) -> None:
+    odd = ["#recycle", "#snapshot", "@Recycle", "__pycache__", "_thumbnails", "~snapshot", "@sharebin", "_vti_cnf"]
+    names = [f"{name}/{n}.jpg" for name in ("cat", "dog") for n in range(3)]
+    _touch(tmp_path, *names, *(f"{name}/0.jpg" for name in odd), "System Volume Information/0.jpg")
+    [listing] = list_folder(tmp_path)
+    assert listing.classes == ("cat", "dog") and listing.counts() == (3, 3)
+    assert sorted(listing.passed_over) == sorted(f"{name}/" for name in odd)
+    assert count_images(tmp_path) == (6, 2)
+
+
+def test_a_recycle_bin_with_many_images_is_none_either_nor_beside_one_class(tmp_path: Path) -> None:
+    _touch(tmp_path, "cat/1.jpg", "dog/1.jpg", *(f"#recycle/{n}.jpg" for n in range(9)))
+    assert list_folder(tmp_path)[0].classes == ("cat", "dog")
+    with pytest.raises(DataError, match="only one class, cat"):
+        list_folder(_touch(tmp_path / "one", "cat/1.jpg", "#recycle/1.jpg"))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("#1", "#2"), ("@home", "office", "shop"), ("_background_noise_", "no", "yes"), ("#cat", "#dog", "#trash")],
+)
+def test_names_with_signs_that_are_classes_stay(tmp_path: Path, names: tuple[str, ...]) -> None:
+    _touch(tmp_path, *(f"{name}/{n}.jpg" for name in names for n in range(3)))
+    assert list_folder(tmp_path)[0].classes == names
+
+
+def test_signs_that_are_classes_themselves_stay_however_few_they_are(tmp_path: Path) -> None:
+    _touch(
+        tmp_path,
+        *(f"{name}/{n}.jpg" for name in "01ab" for n in range(8)),
+        "#/1.jpg",
+        "$/1.jpg",
+        "+/1.jpg",
+        "'Apapane/1.jpg",
+    )
+    assert list_folder(tmp_path)[0].classes == ("#", "$", "'Apapane", "+", "0", "1", "a", "b")
+
+
+def test_a_class_list_keeps_a_class_that_is_named_like_a_cache(tmp_path: Path) -> None:
+    _touch(tmp_path, "_cached/1.jpg", "cat/1.jpg", "dog/1.jpg", "#recycle/1.jpg")
+    [listing] = list_folder(tmp_path, classes=("_cached", "cat", "dog"))
+    assert (listing.classes, listing.passed_over) == (("_cached", "cat", "dog"), ["#recycle/"])
+
+
+def test_splits_are_found_beside_recycle_bins(tmp_path: Path) -> None:
+    inside = [f"{name}/{split}/1.jpg" for name in ("cat", "dog") for split in ("train", "test")]
+    assert [part.split for part in list_folder(_touch(tmp_path / "a", *inside, "@Recycle/1.jpg"))] == ["train", "val"]
+    around = [f"{split}/{name}/1.jpg" for name in ("cat", "dog", "#recycle") for split in ("train", "val")]
+    train, val = list_folder(_touch(tmp_path / "b", *around, "@Recycle/1.jpg"))
+    assert train.classes == val.classes == ("cat", "dog")
+    assert sorted(train.passed_over) == ["@Recycle/", "train/#recycle/"]

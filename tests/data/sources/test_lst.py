@@ -192,3 +192,37 @@ def test_a_list_of_one_class_is_packed_as_mxnet_does(tmp_path: Path) -> None:
     _set(tmp_path, a="0 bus/1.jpg; 0 bus/2.jpg", b="3 1.jpg; 3 2.jpg")
     assert read_list(tmp_path / "a.lst").classes == ("bus",)
     assert read_list(tmp_path / "b.lst").labels.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("label", ["16777217", "-16777217", "16777217.000000", "100000001", "0\t16777217"])
+def test_whole_numbers_that_a_record_would_change_are_refused(tmp_path: Path, label: str) -> None:
+    first = "0\t" * (label.count("\t")) + "1"
+    path = _list(tmp_path, f"0\t{first}\ta.jpg\n1\t{label}\tb.jpg\n")
+    value = label.rpartition("\t")[2].partition(".")[0]
+    with pytest.raises(DataError, match=f"line 2: the label {value} would be stored as .*number the labels from 0"):
+        read_list(path)
+
+
+def test_a_list_that_contradicts_the_folders_of_its_images_is_warned_about(tmp_path: Path) -> None:
+    names = ["cat/0.jpg", "cat/1.jpg", "dog/2.jpg", "dog/3.jpg"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+
+    def said(*labels: int) -> list[str]:
+        lines: list[str] = []
+        rows = (f"{n}\t{label}\t{name}\n" for n, (label, name) in enumerate(zip(labels, names, strict=True)))
+        read_list(_list(tmp_path, "".join(rows)), classes=("cat", "dog"), say=lines.append)
+        return [line for line in lines if "another class" in line]
+
+    [warning] = said(1, 1, 0, 1)
+    assert warning.startswith("warning: ") and "the folders of 3 of 4 images are named after another class" in warning
+    assert not said(1, 1, 0, 0)  # each label has one folder, whose name counts
+    assert not said(0, 0, 1, 1)
+
+
+def test_labels_that_a_record_holds_stay_as_they_are(tmp_path: Path) -> None:
+    values = ["16777216", "16777218", "0.1", "-3", "1e30"]
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    path = _list(tmp_path, "".join(f"{n}\t{value}\t{n}.jpg\n" for n, value in enumerate(values[:-1])))
+    assert read_list(path).labels[:, 0].tolist() == [np.float32(value) for value in values[:-1]]

@@ -125,3 +125,29 @@ def test_ids_in_folders_of_other_formats_are_found(tmp_path: Path) -> None:
     images = _images(tmp_path, "a/1.png", "a/2.jpg", "b/1.JPEG", "b/2.tif")
     [listing] = found(_table(images / "labels.csv", ["a/1", "a/2", "b/1", "b/2"]), tmp_path / "scratch")
     assert listing.names == ["a/1.png", "a/2.jpg", "b/1.JPEG", "b/2.tif"]
+
+
+@pytest.mark.parametrize("is_source", [False, True])
+def test_all_folders_that_hold_the_names_are_named(tmp_path: Path, is_source: bool) -> None:
+    _images(tmp_path, "s0/0.png", "s0/1.png", "s1/0.png", "s1/1.png", "other/x.png")
+    table = _table(tmp_path / "t.csv", ["0.png", "1.png"])
+    source = tmp_path if is_source else table
+    with pytest.raises(
+        DataError, match=r"2 folders hold such names \(.*s0, .*s1\): write the folder of each"
+    ) as refused:
+        found(source, tmp_path / "scratch", labels=table if is_source else None)
+    assert ("--root" in str(refused.value)) != is_source
+
+
+def test_folders_that_share_the_names_among_them_are_all_named(tmp_path: Path) -> None:
+    _images(tmp_path, "cat/0.png", "dog/1.png")
+    with pytest.raises(DataError, match=r"2 folders hold such names \(.*cat, .*dog\)"):
+        found(_table(tmp_path / "t.csv", ["0.png", "1.png"]), tmp_path / "scratch")
+
+
+def test_two_labels_for_one_member_of_an_archive_are_refused(tmp_path: Path) -> None:
+    archive = _zip(tmp_path, "x/0.png", "x/1.png")
+    table = tmp_path / "t.csv"
+    table.write_text("path,label\nx/0.png,cat\n1.png,dog\n0,dog\n")
+    with pytest.raises(DataError, match=r"x/0\.png has two labels, cat and dog: keep one"):
+        found(archive, tmp_path / "scratch", labels=table)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.data.sources.samples import content, encoded, found, told, write_tar
 
 from steadytrain.data.recordio.card import LabelNames
+from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.tables import read_list
 from steadytrain.errors import DataError
@@ -444,3 +445,114 @@ def test_split_column_that_contradicts_the_folders_is_reported(read: Read) -> No
     said.clear()
     read("path,label,split\n" + body.format("train"), *images, said=said)
     assert not [line for line in said if "folder" in line]
+
+
+@pytest.mark.parametrize("sign", [",", ";", "\t", "|"])
+def test_quotation_marks_after_a_blank_are_no_part_of_a_name(read: Read, sign: str) -> None:
+    rows = ['"path"', ' "label"', "\n", '"a.jpg"', ' "cat, black"', "\n", ' "b.jpg"', '  "dog"', "\n"]
+    text = "".join(cell if cell == "\n" or rows[n + 1] == "\n" else cell + sign for n, cell in enumerate(rows))
+    [listing] = read(text)
+    assert (listing.names, listing.classes) == (["a.jpg", "b.jpg"], ("cat, black", "dog"))
+    [behind] = read(text.replace('"\n', '" \n').replace('"a.jpg"', '"a.jpg" '))
+    assert (behind.names, behind.classes) == (listing.names, listing.classes)
+
+
+def test_marks_within_a_cell_stay(read: Read) -> None:
+    [listing] = read('path, label, note\na.jpg, 5" disk, "so" she said\nb.jpg,"12"" disk, "" , new", "x"\n')
+    assert listing.classes == ('12" disk, " , new', '5" disk')
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["path, label\na.jpg, 'cat'\nb.jpg, 'dog'\n", 'a.jpg "cat"\nb.jpg "dog"\n', 'a.jpg,"""cat"""\nb.jpg,"""dog"""\n'],
+)
+def test_marks_around_every_label_are_dropped_whichever_they_are(read: Read, text: str) -> None:
+    assert read(text)[0].classes == ("cat", "dog")
+
+
+def test_marks_around_some_labels_stay(read: Read) -> None:
+    assert read("path,label\na.jpg,'n'\nb.jpg,rock\n")[0].classes == ("'n'", "rock")
+    kept = read("path,label\na.jpg,'n'\nb.jpg,'m'\n", classes=("'m'", "'n'"))[0]
+    assert (kept.classes, kept.labels.tolist()) == (("'m'", "'n'"), [1, 0])
+
+
+@pytest.mark.parametrize("kind", ["absolute", "symbolic link", "hard link", "upwards", "linked folder"])
+@pytest.mark.parametrize("form", ["a.csv", "a.lst"])
+def test_one_file_under_two_labels_is_refused_however_it_is_named(
+    read: Read, tmp_path: Path, kind: str, form: str
+) -> None:
+    (tmp_path / "im").mkdir()
+    for number in range(2):
+        (tmp_path / "im" / f"{number}.png").write_bytes(encoded(number))
+    other = {
+        "absolute": str(tmp_path / "im" / "0.png"),
+        "symbolic link": "im/alias.png",
+        "hard link": "im/hard.png",
+        "upwards": f"../{tmp_path.name}/im/0.png",
+        "linked folder": "linked/0.png",
+    }[kind]
+    (tmp_path / "im" / "alias.png").symlink_to("0.png")
+    (tmp_path / "im" / "hard.png").hardlink_to(tmp_path / "im" / "0.png")
+    (tmp_path / "linked").symlink_to("im")
+    rows = {"im/0.png": 0, "im/1.png": 1, other: 1}
+    if form == "a.csv":
+        text = "path,label\n" + "".join(f"{name},{('cat', 'dog')[label]}\n" for name, label in rows.items())
+    else:
+        text = "".join(f"{number}\t{label}\t{name}\n" for number, (name, label) in enumerate(rows.items()))
+    with pytest.raises(DataError, match=r"0\.png.*(cat|0\b)") as refused:
+        read(text, "unused.jpg", name=form)
+    assert "\n" not in str(refused.value) and other in str(refused.value)
+    [once] = read(text.replace("dog", "cat").replace("\t1\t", "\t0\t").replace("1.png,cat", "1.png,dog"), name=form)
+    assert len(once) == (2 if kind == "absolute" and form == "a.csv" else 3)
+
+
+def test_a_table_that_contradicts_the_folders_of_its_images_is_warned_about(read: Read) -> None:
+    def said(*rows: str) -> list[str]:
+        lines: list[str] = []
+        read("path,label\n" + "\n".join(rows) + "\n", *(row.partition(",")[0] for row in rows), said=lines)
+        return [line for line in lines if "another class" in line]
+
+    turned = said("cat/0.png,dog", "dog/1.png,cat", "Cat/2.png,dog", "x/dog/3.png,cat")
+    assert len(turned) == 1 and turned[0].startswith("warning: ")
+    assert "the folders of 4 of 4 images are named after another class (cat/0.png is dog)" in turned[0]
+    [some] = said("cat/0.png,cat", "dog/1.png,dog", "cat/2.png,dog")
+    assert "1 of 3 images" in some and "warning" not in some
+    assert not said("cat/0.png,cat", "dog/1.png,dog")
+    assert not said("cat/0.png,felis", "dog/1.png,canis")
+    assert not said("dog/cat/0.png,cat", "dog/dog/1.png,dog")  # one around all
+    assert not said("1/0.png,0", "2/1.png,1", "3/2.png,2")  # counted from 1
+    assert not said("0/0.png,1", "1/1.png,0", "7/2.png,1")  # shards
+    assert said("0/0.png,1", "1/1.png,0")
+
+
+def test_columns_of_which_each_image_has_one_may_be_classes(read: Read) -> None:
+    text = "image,MEL,NV,BCC\na,1.0,0.0,0.0\nb,0.0,0.0,1.0\nc,0.0,1.0,0.0\n"
+    said: list[str] = []
+    [vectors] = read(text, said=said)
+    assert vectors.classes == () and vectors.label_names == ("MEL", "NV", "BCC")
+    assert any(
+        "each image has exactly one of these labels: --label-column one-hot makes them classes" in s for s in said
+    )
+    one_hot = ColumnNames(labels=("one-hot",))
+    [listing] = read(text, columns=one_hot)
+    assert (listing.classes, listing.labels.tolist()) == (("MEL", "NV", "BCC"), [0, 2, 1])
+    [chosen] = read(text, columns=ColumnNames(labels=("BCC", "NV", "MEL", "one-hot")))
+    assert [chosen.classes[label] for label in chosen.labels] == ["MEL", "BCC", "NV"]
+    [bare] = read("a.jpg,1,0\nb.jpg,0,1\n", columns=one_hot)
+    assert (bare.classes, bare.labels.tolist()) == (("0", "1"), [0, 1])
+    with pytest.raises(DataError, match="b has not one 1 among zeros"):
+        read("image,cat,dog\na,1,0\nb,1,1\n", columns=one_hot)
+    with pytest.raises(DataError, match="one column of labels, which are classes: drop --label-column one-hot"):
+        read("path,label\na.jpg,cat\nb.jpg,dog\n", columns=one_hot)
+    [named] = read("path,one-hot,x\na.jpg,cat,1\nb.jpg,dog,2\n", columns=one_hot)
+    assert named.classes == ("cat", "dog")
+    quiet: list[str] = []
+    read("image,cat,dog\na,1,0\nb,1,1\n", said=quiet)
+    assert not any("one-hot" in line for line in quiet)
+
+
+def test_values_beyond_what_records_hold_exactly_are_refused_by_line(read: Read) -> None:
+    with pytest.raises(DataError, match=r"line 3: the label 16777217 would be stored as 16777216 .*up to 16,777,216"):
+        read("path,a,b\na.jpg,16777216,3\nb.jpg,16777217,3\n")
+    [classes] = read("path,label\na.jpg,16777216\nb.jpg,16777217\n")
+    assert classes.classes == ("16777216", "16777217")

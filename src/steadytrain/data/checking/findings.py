@@ -151,7 +151,7 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
     ),
     "unclassed": ("warning", "images outside of the class folders", "skipped when packed"),
     "passed-over": ("note", "files without an image suffix", "skipped when packed"),
-    "beside": ("note", "folders beside those for training and validation", "not read"),
+    "beside": ("note", "folders that are no classes, by their names", "not read"),
     "hidden": ("note", "hidden files and files of file managers", "skipped when packed"),
 }
 KINDS = {kind: FindingKind(*row) for kind, row in _TABLE.items()}

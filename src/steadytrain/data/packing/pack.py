@@ -513,7 +513,8 @@ def remark_on_split(shards: Sequence[Listing], say: Callable[[str], None]) -> No
     where = f"{listing.split}: " if listing.split else ""
     if listing.split == "val" and listing.names[0].casefold().startswith("test"):
         say("val: there is no val folder; the test folder is used for validation")
-    if beside := [printable(name) for name in listing.passed_over if name.endswith("/")]:
+    folders = [printable(name) for name in listing.passed_over if name.endswith("/")]
+    if beside := [name for name in folders if listing.split and name.count("/") == 1]:
         say(f"{where}{', '.join(beside)} beside the folders for training and validation: not read")
     if others := [name for name in listing.passed_over if not name.endswith("/")]:
         names = ", ".join(printable(name) for name in others[:3]) + ", ..." * (len(others) > 3)

@@ -32,6 +32,7 @@ from steadytrain.format import printable, whole_number
 
 LARGEST_LABEL = float(np.finfo(np.float32).max)
 
+_LARGEST_EXACT = 1 << 24  # float32
 _ESCAPES = str.maketrans({"\t": r"\t", "\n": r"\n", "\r": r"\r"})
 _ROUNDING = 1e-6  # of a label that six decimals write
 
@@ -119,6 +120,16 @@ def name_by_folders(labels: NDArray[np.int64], paths: Iterable[str]) -> tuple[st
     if not one_to_one or not all(folders.values()):
         return ()
     return tuple(unicodedata.normalize("NFC", printable(folders[label])) for label in sorted(folders))
+
+
+def require_exact(label: float) -> float:
+    """Return a label. Raises ValueError for a whole number that the 32 bits of a record would turn into another one."""
+    if abs(label) > _LARGEST_EXACT and label.is_integer() and float(np.float32(label)) != label:
+        raise ValueError(
+            f"the label {label:.0f} would be stored as {float(np.float32(label)):.0f} (float32 holds every whole number"
+            f" up to {_LARGEST_EXACT:,}): number the labels from 0"
+        )
+    return label
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, ListLine | ValueError]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from steadytrain.data.filenames import SPLITS, folder_splits, is_image, is_wrapper, split_words
+from steadytrain.data.recordio.lst import require_exact
 from steadytrain.data.sources.labels import is_number, whole_number
 from steadytrain.errors import DataError, did_you_mean
 from steadytrain.format import Say, few
@@ -35,6 +36,8 @@ LABELS = (
 )
 SPLIT = ("split", "set", "subset", "partition", "phase", "usage", "ml_use", "data_set", "dataset")
 MOST_LISTED = 10
+ONE_HOT = "one-hot"
+"""As a name of a label's column: of several columns of labels each image has one, which is its class."""
 
 _NUMBERING = frozenset(["", "id", "index", "idx", "unnamed:_0"])
 # What tools write beside the label.
@@ -104,6 +107,7 @@ class TableColumns:
     splits: Mapping[str, str] = field(default_factory=lambda: SPLITS)  # by what the split's column holds
     is_guess: bool = False  # the first line is taken for a header only because its path is none
     are_labels_named: bool = False  # by the user
+    is_one_hot: bool = False  # the labels are classes, by the user's word
 
     def cells(self, row: list[str]) -> tuple[str, str | tuple[float, ...], str]:
         """The path, the label or labels, and the split in a row; an empty label may mean that an image has none.
@@ -138,7 +142,7 @@ class TableColumns:
             return math.nan
         if not is_number(number):
             raise ValueError(f"the label {label!r} is not a number")
-        return float(number)
+        return require_exact(float(number))
 
     def remark(self, path: Path, say: Say) -> None:
         """Return what of a table was guessed, or goes unused."""
@@ -187,6 +191,8 @@ def find_columns(
     split_name, meanings = named.split_meanings()
     is_unsplit = split_name == "none" and "none" not in map(_plain, rows[0])
     named = replace(named, split=None if is_unsplit else split_name)
+    is_one_hot = ONE_HOT in named.labels and ONE_HOT not in map(str.strip, rows[0])
+    named = replace(named, labels=tuple(name for name in named.labels if name != ONE_HOT or not is_one_hot))
     has_header = is_headed or _is_header(rows, named)
     names = tuple(rows[0]) if has_header else ()
     width = len(rows[0])
@@ -217,8 +223,8 @@ def find_columns(
     if twice and not named.labels:
         raise DataError(f"two columns are called {twice[0]!r}: rename one")
     is_guess = has_header and not _has_known(rows[0]) and not named.options()
-    splits = SPLITS | meanings
-    return TableColumns(names, width, path, labels, split, group_place, numbering, splits, is_guess, bool(named.labels))
+    splits, told = SPLITS | meanings, (bool(named.labels), is_one_hot)
+    return TableColumns(names, width, path, labels, split, group_place, numbering, splits, is_guess, *told)
 
 
 def list_columns(names: Sequence[str], width: int = 0) -> str:

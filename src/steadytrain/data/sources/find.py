@@ -115,6 +115,8 @@ def find(
             f" {flag}"
         )
     for listing in listings:
+        if odd := [n for n in listing.passed_over if n.endswith("/") and n.count("/") > bool(listing.split)]:
+            say(f"{source}: {few(odd)} left out, named like recycle bins and caches: rename what is a class")
         if group is not None and listing.groups is None:
             raise DataError(
                 f"--group {group} names a column of a CSV or TSV file, and the labels of {source} do not come"
@@ -345,7 +347,7 @@ class _Source:
                 " --labels FILE"
             )
             if tables:
-                remedy = f"give {path / tables[0]}, if it holds their labels"
+                remedy = f"give {' or '.join(str(path / name) for name in tables[:3])}, if it holds their labels"
             elif words := labels_in_names(look("").images):
                 remedy = labels_from_names(path, words, [])
             raise DataError(f"the images in {path} have no classes: {remedy}")

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steadytrain.data.filenames import is_ignored, is_image
+from steadytrain.data.filenames import is_ignored, is_image, leftovers
 from steadytrain.data.names import Names
 from steadytrain.data.sources.labels import require_known
 from steadytrain.data.sources.layout import (
@@ -83,9 +83,14 @@ class Folder:
         def look(path: str) -> Entries:
             folder = self.at(path)
             others = [files.names[row].rpartition("/")[2] for row in folder.others]
-            return Entries(sorted(folder.folders), files.names.take(folder.images), sorted(others))
+            return Entries(_without_leftovers(sorted(folder.folders)), files.names.take(folder.images), sorted(others))
 
         return look
+
+
+def _without_leftovers(folders: Sequence[str]) -> list[str]:
+    odd = leftovers(dict.fromkeys(folders, 1))
+    return [name for name in folders if name not in odd]
 
 
 def look_on_disk(source: Path) -> FolderLook:
@@ -95,7 +100,7 @@ def look_on_disk(source: Path) -> FolderLook:
     def look(path: str) -> Entries:
         folders, files = read_entries(source / path)
         images = Names(filter(is_image, files))
-        return Entries(folders, images, [name for name in files if not is_image(name)])
+        return Entries(_without_leftovers(folders), images, [name for name in files if not is_image(name)])
 
     return look
 
@@ -114,7 +119,7 @@ def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[L
     top, files = scan_folder(source, list(splits.values()) or [""])
     first, *more = list_tree(top, files, root=source, classes=classes)
     tops = {path.partition("/")[0] for path in splits.values()}
-    loose = [f"{name}/" for name in look("").folders if splits and name not in tops]
+    loose = [f"{name}/" for name in read_entries(source)[0] if splits and name not in tops]
     return [replace(first, passed_over=Names([*first.passed_over, *loose])), *more] if loose else [first, *more]
 
 
@@ -124,8 +129,9 @@ def count_images(source: Path) -> tuple[int, int]:
     if flat_splits(look):
         return 0, 0
     source = source / class_splits(look, source).get("train", "")
-    folders, _ = read_entries(source)
-    return sum(sum(map(is_image, read_entries(source / name)[1])) for name in folders), len(folders)
+    counts = {name: sum(map(is_image, read_entries(source / name)[1])) for name in read_entries(source)[0]}
+    kept = counts.keys() - leftovers(counts)
+    return sum(counts[name] for name in kept), len(kept)
 
 
 def read_entries(folder: Path | str) -> tuple[list[str], list[str]]:
@@ -335,8 +341,11 @@ def _list_classes(
         if class_name in by_name:
             raise DataError(f"{where} holds two folders that are both named {class_name}: merge them")
         by_name[class_name] = folder.folders[name]
-    names = tuple(sorted(by_name)) if class_list is None else tuple(class_list)
     rows = {name: rows_in_order(inner, files) for name, inner in by_name.items()}
+    odd = leftovers({name: len(images) for name, images in rows.items()})
+    left_out = [by_name.pop(name).name for name in odd if name not in (class_list or ())]
+    rows = {name: rows[name] for name in by_name}
+    names = tuple(sorted(by_name)) if class_list is None else tuple(class_list)
     counts = [len(rows.get(name, ())) for name in names]
     if not any(rows.values()):
         raise _no_class(where, loose=bool(folder.images), on_disk=on_disk)
@@ -372,7 +381,7 @@ def _list_classes(
         classes=names,
         split=split,
         by_class=True,
-        passed_over=map(below_top, others),
+        passed_over=[*map(below_top, others), *(f"{name[prefix:]}/" for name in left_out)],
     )
 
 

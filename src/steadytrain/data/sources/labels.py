@@ -92,6 +92,9 @@ def classes_from_texts(
     places: dict[str, int] = {}  # of the different labels, in the order in which they come
     inverse = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64)
     labels = [class_name(text) for text in places]
+    is_quoted = all(len(label) > 2 and label[0] == label[-1] in "\"'" for label in labels)
+    if is_quoted and not set(labels) & set(classes or ()):
+        labels = [class_name(label[1:-1]) for label in labels]  # marks around every name are no part of it
     if None not in map(whole_number, labels) and (classes is None or not set(labels) & set(classes)):
         labels = [label.partition(".")[0] for label in labels]
     if classes is None:
@@ -140,6 +143,8 @@ def _find_in_list(labels: Sequence[str], names: tuple[str, ...], where: str, say
     if unknown and not matched and len(words) == len(names) and None not in map(whole_number, labels):
         numbers = np.array([whole_number(label) for label in labels], np.int64)
         require_in_list(numbers, names, where)
+        if other := in_names(numbers.tolist(), names):
+            raise DataError(f"{where}: {other}: write the names of the classes in place of numbers")
         say_places(where, names, numbers, say)
         return dict(zip(labels, numbers.tolist(), strict=True))
     require_known(unknown, names, where)
@@ -147,9 +152,37 @@ def _find_in_list(labels: Sequence[str], names: tuple[str, ...], where: str, say
 
 
 def say_places(where: str, names: Sequence[str], numbers: NDArray[np.int64], say: Say) -> None:
-    """Say that class numbers are taken for places in a class list."""
-    pairs = [f"{number} is {names[number]}" for number in np.unique(numbers).tolist()]
+    """Say that class numbers are taken for places in a class list, and where something speaks against it."""
+    used = np.unique(numbers).tolist()
+    pairs = [f"{number} is {names[number]}" for number in used]
     say(f"{where}: labels are numbers without names and are taken for places in the class list: {few(pairs, 3)}")
+    say_doubt(where, names, used, say)
+
+
+def say_doubt(where: str, names: Sequence[str], used: Sequence[int], say: Say) -> None:
+    """Say what speaks against taking class numbers for places in a class list: its names, or that they begin at 1."""
+    doubt = in_names(used, names)
+    if doubt is None and len(used) > 1 and list(used) == list(range(1, len(used) + 1)):
+        doubt = "no label is 0: subtract 1 from each if they count from 1"
+    if doubt:
+        say(f"warning: {where}: {doubt}")
+
+
+def in_names(numbers: Sequence[int], names: Sequence[str]) -> str | None:
+    """Say that numbers stand in names of other classes than those in their places; None where names do not tell.
+
+    >>> in_names([1], ["c1", "c2"]), in_names([1], ["c0", "c1"]), in_names([0, 1], ["c1", "c2"])
+    ('label 1 is c2 by its place (from 0 on), and c1 by its name', '', None)
+    """
+    places: dict[int, list[int]] = {}
+    for place, name in enumerate(names):
+        for number in set(map(int, re.findall(r"[0-9]{1,18}", name))):
+            places.setdefault(number, []).append(place)
+    if not all(len(places.get(number, ())) == 1 for number in numbers):
+        return None
+    others = [(number, places[number][0]) for number in numbers if places[number] != [number]]
+    pairs = (f"label {n} is {names[n]} by its place (from 0 on), and {names[place]} by its name" for n, place in others)
+    return next(pairs, "")
 
 
 def classes_from_numbers(
@@ -215,7 +248,9 @@ def require_in_list(numbers: Labels, names: Sequence[str], where: str) -> None:
     largest = int(numbers.max(initial=0))
     if largest >= len(names):
         last = f" ({names[-1]})" if names else ""
-        raise DataError(f"{where} has label {largest}; the class list ends at {len(names) - 1}{last}")
+        is_from_one = largest == len(names) and int(numbers.min()) > 0
+        hint = ": subtract 1 from each label, as classes count from 0" * is_from_one
+        raise DataError(f"{where} has label {largest}; the class list ends at {len(names) - 1}{last}{hint}")
 
 
 def require_known(unknown: Sequence[str], names: tuple[str, ...], where: str) -> None:

@@ -35,15 +35,17 @@ _COMMON_FIRST = (".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG")
 _AMBIGUOUS = -1
 _SAMPLE = 50
 _MOST_ENTRIES = 100_000  # of a folder, that are held in memory
+_MOST_FOLDERS = 1000  # that are looked into for a hint
 _MOST_LEVELS = 20  # folders of another machine
 
 
 class FileStatus(NamedTuple):
-    """A file's name below its folder, its bytes, when it was last changed (ns); -1 and 0 for one that is missing."""
+    """A file's name below its folder, bytes, last change (ns), number (0: not known); -1, 0 and 0 for a missing one."""
 
     name: str
     size: int
     time: int
+    file: int = 0
 
 
 def spellings(name: str) -> Iterator[str]:
@@ -94,11 +96,12 @@ class ImagesInFolder:
                 f"there is no folder {folder}: name the folder that the paths in {table.name} are relative to"
                 " with --root"
             )
-        self._folder = folder
+        self.root = folder
         self._table = table
         self._is_source = is_source
         self._say = say
         self._several: dict[str, list[str]] = {}
+        self.located: list[NDArray[np.int64]] = []  # of each call that located images: their files
         if prefixes is None:
             beside = folder / table.stem
             has_own = table.suffix and beside.is_dir() and beside == table.with_suffix("")
@@ -116,8 +119,8 @@ class ImagesInFolder:
         """
         located, sizes, times = self.locate(names)
         if np.all(sizes < 0):
-            raise none_found(self._table, self._folder, names, is_source=self._is_source)
-        return Listing(split, self._folder, classes, located, labels, sizes, times, ids=np.arange(len(located)))
+            raise none_found(self._table, self.root, names, is_source=self._is_source)
+        return Listing(split, self.root, classes, located, labels, sizes, times, ids=np.arange(len(located)))
 
     def locate(self, names: Sequence[str]) -> tuple[Names, NDArray[np.int64], NDArray[np.int64]]:
         """Find files: their names in the folder, bytes (-1 where one is missing), and times of their last change.
@@ -125,36 +128,37 @@ class ImagesInFolder:
         Raises:
             DataError: a name without a suffix leads to several files.
         """
-        located = self._locate(names)
-        if np.all(located[1] < 0) and (lead := _foreign_lead(names, self.find, self._folder)):
+        located, statuses = self._locate(names)
+        if np.all(statuses[0] < 0) and (lead := _foreign_lead(names, self.find, self.root)):
             self._several.clear()
-            self._say(f"{self._table}: paths are read from {self._folder} on, without {lead!r}")
-            located = self._locate([_without(lead, name) for name in names])
+            self._say(f"{self._table}: paths are read from {self.root} on, without {lead!r}")
+            located, statuses = self._locate([_without(lead, name) for name in names])
         if self._several:
             listed = [f"{name}: {' and '.join(files)}" for name, files in self._several.items()]
             raise DataError(
                 f"{self._table} names {count(len(listed), 'image')} without a suffix, which may be one of several files"
-                f" in {self._folder} ({few(listed, 3)}): write the suffixes into the table, or remove the copies"
+                f" in {self.root} ({few(listed, 3)}): write the suffixes into the table, or remove the copies"
             )
-        return located
+        self.located.append(statuses[2])
+        return located, statuses[0], statuses[1]
 
-    def _locate(self, names: Sequence[str]) -> tuple[Names, NDArray[np.int64], NDArray[np.int64]]:
+    def _locate(self, names: Sequence[str]) -> tuple[Names, NDArray[np.int64]]:
         located = Names()
-        sizes, times = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
+        statuses = np.empty((len(FileStatus._fields) - 1, len(names)), np.int64)
         for number, name in enumerate(names):
             file = self._find(name) or FileStatus(name, -1, 0)
             located.append(file.name)
-            sizes[number], times[number] = file.size, file.time
-        missing = np.flatnonzero(sizes < 0).tolist()
+            statuses[:, number] = file[1:]
+        missing = np.flatnonzero(statuses[0] < 0).tolist()
         others = {number: status for number in missing if (status := self._find_in_any_case(names[number]))}
         if others:  # unless it is the file that another path means
-            used = Counter([*(name for name, size in zip(located, sizes, strict=True) if size >= 0)])
+            used = Counter([*(name for name, size in zip(located, statuses[0], strict=True) if size >= 0)])
             used.update(status.name for status in others.values())
             others = {number: status for number, status in others.items() if used[status.name] == 1}
             located = Names(others[number].name if number in others else name for number, name in enumerate(located))
         for number, status in others.items():
-            sizes[number], times[number] = status.size, status.time
-        return located, sizes, times
+            statuses[:, number] = status[1:]
+        return located, statuses
 
     def find(self, name: str) -> FileStatus | None:
         """Find the file that a path means, in any case; None where it is missing."""
@@ -176,12 +180,12 @@ class ImagesInFolder:
 
     def _status(self, name: str) -> FileStatus | None:
         """The file of exactly this name, or the one that has a suffix behind it."""
-        if status := _stat_file(self._folder, name):
+        if status := _stat_file(self.root, name):
             return status
         if is_image(name):
             return None
-        folder = os.path.join(self._folder, os.path.dirname(name))  # noqa: PTH118, PTH120
-        files = [status for suffix in self._suffixes_in(folder) if (status := _stat_file(self._folder, name + suffix))]
+        folder = os.path.join(self.root, os.path.dirname(name))  # noqa: PTH118, PTH120
+        files = [status for suffix in self._suffixes_in(folder) if (status := _stat_file(self.root, name + suffix))]
         if len(files) > 1:
             self._several[name] = [os.path.basename(status.name) for status in files]  # noqa: PTH119
         return files[0] if files else None
@@ -195,17 +199,17 @@ class ImagesInFolder:
         for part in folders:
             if part in ("", ".", ".."):
                 return ""
-            exact, folded = self._entries_in(os.path.join(self._folder, path))  # noqa: PTH118
+            exact, folded = self._entries_in(os.path.join(self.root, path))  # noqa: PTH118
             part = part if part in exact else folded.get(part.casefold(), "")
             if not part:
                 return ""
             path = f"{path}{part}/"
-        exact, folded = self._entries_in(os.path.join(self._folder, path))  # noqa: PTH118
+        exact, folded = self._entries_in(os.path.join(self.root, path))  # noqa: PTH118
         return path + (folded.get(base.casefold()) or base)
 
     def holds_any(self, names: Sequence[str]) -> bool:
         """Return whether some of these names lead to a file, as they are or without a beginning."""
-        return any(map(self.find, names)) or bool(_foreign_lead(names, self.find, self._folder))
+        return any(map(self.find, names)) or bool(_foreign_lead(names, self.find, self.root))
 
 
 def _foreign_lead(names: Sequence[str], find: Callable[[str], object], folder: Path) -> str:
@@ -241,7 +245,8 @@ def _stat_file(folder: Path, name: str) -> FileStatus | None:
         status = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118 - a million times
     except (OSError, ValueError):  # reported when it is read
         return None
-    return None if S_ISDIR(status.st_mode) else FileStatus(name, status.st_size, status.st_mtime_ns)
+    file = status.st_ino and hash((status.st_dev, status.st_ino))
+    return None if S_ISDIR(status.st_mode) else FileStatus(name, status.st_size, status.st_mtime_ns, file)
 
 
 def _suffixes_in(folder: str) -> tuple[str, ...]:
@@ -274,13 +279,19 @@ def none_found(table: Path, folder: Path, names: Sequence[str], *, is_source: bo
     """
     name = names[0]
     text = f"none of the {len(names):,} paths in {table} exists ({printable(name)} from {folder} on)"
-    for inner in sorted(folder.iterdir()):
-        if inner.is_dir() and ImagesInFolder(inner, table=table).holds_any(names[:1]):
-            path = shlex.quote(str(inner))
-            return DataError(f"{text}: give {f'{path} in place of {folder}' if is_source else f'--root {path}'}")
+    inner = islice(filter(Path.is_dir, sorted(folder.iterdir())), _MOST_FOLDERS)
+    some = names[:: 1 + len(names) // 4]
+    holding = [shlex.quote(str(path)) for path in inner if ImagesInFolder(path, table=table).holds_any(some)]
+    by = f"in place of {folder}" if is_source else "with --root"
+    if len(holding) == 1:
+        return DataError(f"{text}: give {f'{holding[0]} {by}' if is_source else f'--root {holding[0]}'}")
+    if holding:
+        return DataError(
+            f"{text}, and {len(holding):,} folders hold such names ({few(holding)}): write the folder of each image"
+            f" into the table, or give the one that is meant {by}"
+        )
     tail = name.replace("\\", "/").lstrip("/")
     base = tail.rpartition("/")[2]
-    by = f"in place of {folder}" if is_source else "with --root"
     if tail == base:
         return DataError(f"{text}: name the folder that they are relative to {by}")
     return DataError(
@@ -310,10 +321,11 @@ class ImagesInArchives:
         say: Say = lambda _: None,
     ) -> None:
         self._files = files
-        self._root = root
+        self.root = root
         self._table = table
         self._prefixes = prefixes
         self._say = say
+        self.located: list[NDArray[np.int64]] = []  # of each listing: the numbers of its members, from 1 on
         self._rows: dict[str, int] = {}
         self._of_base: dict[str, list[int]] = {}
         for row, name in enumerate(files.names):
@@ -333,18 +345,19 @@ class ImagesInArchives:
             other if row is None and (other := self._row_in_any_case(name)) not in used else row
             for name, row in zip(names, rows, strict=True)
         ]
-        if used == {None} == set(rows) and (lead := _foreign_lead(names, self._is_there, self._root)):
-            self._say(f"{self._table}: paths are read from {self._root} on, without {lead!r}")
+        if used == {None} == set(rows) and (lead := _foreign_lead(names, self._is_there, self.root)):
+            self._say(f"{self._table}: paths are read from {self.root} on, without {lead!r}")
             rows = [self._find(_without(lead, name)) for name in names]
         if missing := [name for name, row in zip(names, rows, strict=True) if row is None]:
-            raise DataError(f"{self._count_of(missing)} missing in {self._root} ({few(missing)})")
+            raise DataError(f"{self._count_of(missing)} missing in {self.root} ({few(missing)})")
         if ambiguous := [name for name, row in zip(names, rows, strict=True) if row == _AMBIGUOUS]:
             raise DataError(
-                f"{self._count_of(ambiguous)} found more than once in {self._root} ({few(ambiguous)}): give their paths"
+                f"{self._count_of(ambiguous)} found more than once in {self.root} ({few(ambiguous)}): give their paths"
                 " in it"
             )
         chosen = [row for row in rows if row is not None]
-        return self._files.listing(chosen, labels, root=self._root, classes=classes, split=split)
+        self.located.append(np.array(chosen, np.int64) + 1)
+        return self._files.listing(chosen, labels, root=self.root, classes=classes, split=split)
 
     def _count_of(self, names: Sequence[str]) -> str:
         return f"{self._table} names {len(names):,} image{'s' * (len(names) > 1)}"

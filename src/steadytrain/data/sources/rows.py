@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from steadytrain.data.filenames import is_image
 from steadytrain.errors import DataError
 from steadytrain.files import require_regular
 
+Rows = Iterator[tuple[int, list[str]]]
 DELIMITERS = "\t,;|"
 LAST_BLANK, FIRST_BLANK, BLANKS, LINE, JSON_LINES = " ", "first blank", "blanks", "\n", "json lines"
 
@@ -59,7 +61,7 @@ def find_delimiter(lines: Sequence[str]) -> str:
         return JSON_LINES
     best, share = "", 0
     for sign in DELIMITERS:
-        widths = [len(next(csv.reader([line], delimiter=sign), [])) for line in lines]
+        widths = [len(next(csv.reader([line], delimiter=sign, skipinitialspace=True), [])) for line in lines]
         width, count = Counter(widths).most_common(1)[0]
         if width == 1 < widths[0]:  # most lines are wrong, which will be reported
             count = 1
@@ -118,7 +120,7 @@ def _head_of(lines: Sequence[str]) -> tuple[list[str], int]:
     return [], num_lines
 
 
-def read_rows(stored_at: Path, path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def read_rows(stored_at: Path, path: Path, delimiter: str) -> Rows:
     """Line number and cells of each row that is not blank.
 
     Args:
@@ -137,6 +139,8 @@ def read_rows(stored_at: Path, path: Path, delimiter: str) -> Iterator[tuple[int
     elif delimiter in (LAST_BLANK, FIRST_BLANK, BLANKS):
         yield from _read_words(lines, delimiter)
     else:
+        cell = re.compile(rf'(^|[{delimiter}]) *("[^"]*(?:""[^"]*)*") *(?=[{delimiter}\r\n]|$)')  # in its marks
+        lines = (cell.sub(r"\1\2", line) if ' "' in line or '" ' in line else line for line in lines)
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
             for row in reader:
@@ -146,7 +150,7 @@ def read_rows(stored_at: Path, path: Path, delimiter: str) -> Iterator[tuple[int
             raise DataError(f"{path}: line {reader.line_num}: {error}: fix its quotes") from None
 
 
-def _read_words(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _read_words(lines: Iterator[str], delimiter: str) -> Rows:
     start = list(islice(lines, _MOST_REMARKS))
     names, num_skipped = _head_of(_without_remarks(start)) if delimiter == BLANKS else ([], 0)
     if names:
@@ -162,7 +166,7 @@ def _read_words(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, lis
             yield number, line.rsplit(None, 1) if delimiter == LAST_BLANK else line.strip().split(None, 1)
 
 
-def _read_objects(lines: Iterator[str], path: Path) -> Iterator[tuple[int, list[str]]]:
+def _read_objects(lines: Iterator[str], path: Path) -> Rows:
     """The keys of the first object, and the values of each; those that are objects themselves are left out."""
     names: list[str] = []
     for number, line in enumerate(lines, 1):

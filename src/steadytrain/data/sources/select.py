@@ -124,7 +124,7 @@ def choose(listings: Sequence[Listing], *, only: Sequence[str] = (), exclude: Se
     if not classes:
         raise DataError("labels are vectors, so classes cannot be chosen: drop --only and --exclude")
     for name in (*only, *exclude):
-        if name not in classes:
+        if name not in classes and (name in only or f"{name}/" not in listings[0].passed_over):
             raise DataError(f"there is no class {name}.{did_you_mean(name, classes)} The classes: {few(classes)}")
     left = [number for number, name in enumerate(classes) if (not only or name in only) and name not in exclude]
     if len(left) < 2:
@@ -415,7 +415,7 @@ def remark(listings: Sequence[Listing], say: Say) -> None:
     if labels.ndim == 2 and labels.shape[1] == 1:
         values = labels[:, 0]
         odd = values[(values < 0) | (values % 1 != 0) | (values >= 2**24)]
-        example = f", such as {float(odd[0]):g}," if len(odd) else ""
+        example = f", such as {np.format_float_positional(odd[0], trim='-')}," if len(odd) else ""
         say(f"labels are not class numbers{example} and are stored unchanged: training needs 0, 1, 2 and so on")
 
 

@@ -11,7 +11,8 @@ import contextlib
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -23,9 +24,16 @@ from numpy.typing import NDArray
 from steadytrain.data.filenames import SPLITS, is_image, order_splits, repeated, split_words
 from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import LabelNames
-from steadytrain.data.recordio.lst import name_by_folders, read_lines
+from steadytrain.data.recordio.lst import name_by_folders, read_lines, require_exact
 from steadytrain.data.recordio.reader import MOST_CLASSES
-from steadytrain.data.sources.columns import MOST_LISTED, ColumnNames, TableColumns, find_columns, plain_name
+from steadytrain.data.sources.columns import (
+    MOST_LISTED,
+    ONE_HOT,
+    ColumnNames,
+    TableColumns,
+    find_columns,
+    plain_name,
+)
 from steadytrain.data.sources.labels import (
     align_columns,
     class_name,
@@ -39,7 +47,7 @@ from steadytrain.data.sources.labels import (
 )
 from steadytrain.data.sources.listing import Labels, Listing
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
-from steadytrain.data.sources.rows import JSON_LINES, find_delimiter, read_rows, read_text
+from steadytrain.data.sources.rows import JSON_LINES, Rows, find_delimiter, read_rows, read_text
 from steadytrain.data.sources.several import Cells, multi_hot, read_cells
 from steadytrain.errors import DataError
 from steadytrain.files import require_regular
@@ -102,11 +110,15 @@ def read_list(
             if written and len(line.labels) != width:
                 wrong.append((number, f"{len(line.labels)} labels, but the lines before have {width}"))
                 continue
+            try:
+                values.extend([require_exact(label) for label in line.labels])
+            except ValueError as error:
+                wrong.append((number, str(error)))
+                continue
             width = len(line.labels)
             written.append(line.path)
             ids.append(line.id)
             numbers.append(number)
-            values.extend(line.labels)
     except FileNotFoundError:
         raise DataError(f"there is no list {path}") from None
     except OSError as error:
@@ -117,7 +129,7 @@ def read_list(
     for row in np.flatnonzero(firsts != np.arange(len(ids))).tolist():
         wrong.append((numbers[row], f"index {ids[row]} already appears in line {numbers[int(firsts[row])]}"))
     if not wrong:
-        _repeated_rows(written, numbers, lambda row: ", ".join(f"{value:g}" for value in vectors[row].tolist()), wrong)
+        _repeated_rows(written, numbers, lambda row: ", ".join(map("{:g}".format, vectors[row])), wrong, root)
     _refuse_wrong(path, written, wrong, "list")
     single = vectors[:, 0]
     is_class = width == 1 and bool(np.all((single >= 0) & (single == np.floor(single)) & (single < 2**24)))
@@ -127,15 +139,18 @@ def read_list(
         labels = align_columns(labels, (), classes, where=str(path))
         return Listing("", root, (), names, labels, sizes, times, np.array(ids), label_names=classes)
     class_names, labels = _name_classes(path, labels, names, classes, say)
-    return Listing("", root, class_names, names, labels, sizes, times, np.array(ids))
+    listing = Listing("", root, class_names, names, labels, sizes, times, np.array(ids))
+    _check_labels(str(path), [listing], images.located, say)
+    return listing
 
 
 def _repeated_rows(
-    names: Names, numbers: Sequence[int], label: Callable[[int], str], wrong: list[tuple[int, str]]
+    names: Names, numbers: Sequence[int], label: Callable[[int], str], wrong: list[tuple[int, str]], root: Path
 ) -> list[int]:
     """Rows that repeat an earlier one, whose label is the same; one with another label goes to ``wrong``."""
     again = []
-    for row, before in repeated(names, lambda name: os.path.normpath(name.replace("\\", "/"))):
+    lead = os.path.join(os.path.abspath(root), "")  # noqa: PTH100, PTH118
+    for row, before in repeated(names, lambda name: os.path.normpath(name.replace("\\", "/")).removeprefix(lead)):
         if label(row) == label(before):
             again.append(row)
         else:
@@ -275,7 +290,7 @@ def read_table(
         raise error if where in str(error) else DataError(f"{path}: {error}") from None
     columns.remark(path, say)
     rows = islice(read_rows(stored_at, path, delimiter), 1 if columns.names else 0, None)
-    body = _read_body(path, rows, columns, classes, say)
+    body = _read_body(path, images.root, rows, columns, classes, say)
     class_names, label_names, labels = _labels_of(path, body, columns, classes, say)
     if columns.split is not None:
         _say_contradictions(where, columns, body, say)
@@ -291,6 +306,7 @@ def read_table(
         parted = body.groups.take(numbers) if columns.group is not None else None
         label_column = plain_name(columns) if len(columns.labels) == 1 else ""
         listings.append(replace(listing, label_names=label_names, groups=parted, label_column=label_column))
+    _check_labels(where, listings, images.located, say)
     return listings
 
 
@@ -304,14 +320,28 @@ def _rows_of_new_values(rows: Iterable[_Row], first: Sequence[_Row]) -> Iterator
                 yield number, row
 
 
+def _check_labels(where: str, listings: Sequence[Listing], located: Sequence[NDArray[np.int64]], say: Say) -> None:
+    """Compare the labels of images with those of other names of their files, and with the folders that these lie in.
+
+    ``located`` has numbers of the files, or 0. Raises DataError where two names of one file have two labels.
+    """
+    files, labels = np.concatenate(located), np.concatenate([listing.labels for listing in listings])
+    order = np.argsort(files, kind="stable")
+    is_same = (np.diff(files[order]) == 0) & (files[order][1:] != 0)
+    is_other = np.diff(labels[order].reshape(len(order), -1), axis=0).any(1)
+    for at in np.flatnonzero(is_same & is_other)[:1]:
+        names, classes = [name for listing in listings for name in listing.names], listings[0].classes
+        first, second = sorted(order[at : at + 2])
+        two = f", {classes[labels[first]]} and {classes[labels[second]]}" if classes else ""
+        same = f" ({names[second]} is the same file)" if names[first] != names[second] else ""
+        raise DataError(f"{where}: {names[first]} has two labels{two}{same}: keep one of them")
+    if listings[0].classes:
+        _say_other_classes(where, listings, say)
+
+
 def _say_contradictions(where: str, columns: TableColumns, body: _Body, say: Say) -> None:
     """Say how many images lie in a folder of another split than the table's column says."""
-    first, num_others = "", 0
-    for name, split in zip(body.names, body.splits, strict=True):
-        folders = name.replace("\\", "/").casefold().split("/")[:-1]
-        of_folders = {SPLITS[folder] for folder in folders if folder in SPLITS}
-        if of_folders and split not in of_folders:
-            first, num_others = first or f"{name} is {split}", num_others + 1
+    first, num_others, _ = _in_other_folders(zip(body.names, body.splits, strict=True), SPLITS)
     if num_others:
         column = f"the column {columns.names[columns.split or 0].strip()!r}" if columns.names else "a column"
         verb = "is" if num_others == 1 else "are"
@@ -319,6 +349,40 @@ def _say_contradictions(where: str, columns: TableColumns, body: _Body, say: Say
             f"warning: {where}: {num_others:,} of {len(body.splits):,} images {verb} in a folder of another split than"
             f" {column} says ({first}): the column counts; correct it where the folders are right"
         )
+
+
+def _say_other_classes(where: str, listings: Sequence[Listing], say: Say) -> None:
+    """Say how many images lie in a folder that is named after another class than theirs.
+
+    Classes called by numbers and folders have to be the same: other numbers divide images (``7/1.jpg``).
+    """
+    folded, num_images = [name.casefold() for name in listings[0].classes], sum(map(len, listings))
+    labelled = ((name, folded[n]) for part in listings for name, n in zip(part.names, part.labels, strict=True))
+    first, num_others, uses = _in_other_folders(labelled, {name: name for name in folded})
+    is_same_set = len(uses) == len(folded) and uses.total() == num_images
+    if num_others and len(uses) > 1 and (is_same_set or not all(map(is_number, folded))):
+        is_most = 2 * num_others > uses.total()
+        say(
+            f"{'warning: ' * is_most}{where}: the folders of {num_others:,} of {num_images:,} images are named after"
+            f" another class ({first}): the table counts{', so check its column of labels' * is_most}"
+        )
+
+
+def _in_other_folders(
+    values: Iterable[tuple[str, str]], known: Mapping[str, str]
+) -> tuple[str, int, Counter[frozenset[str]]]:
+    """Return the first image whose value is not what names of its folders are ``known`` for, how many, and of which."""
+    first, num_others, uses = "", 0, Counter[frozenset[str]]()
+    of_folder: dict[str, frozenset[str]] = {}
+    for name, value in values:
+        folder = name.replace("\\", "/").rpartition("/")[0]
+        if folder not in of_folder:
+            of_folder[folder] = frozenset(known[part] for part in folder.casefold().split("/") if part in known)
+        if told := of_folder[folder]:
+            uses[told] += 1
+            if value not in told:
+                first, num_others = first or f"{name} is {value}", num_others + 1
+    return first, num_others, uses
 
 
 @dataclass
@@ -340,7 +404,7 @@ class _Body:
 
 
 def _read_body(
-    path: Path, rows: Iterator[tuple[int, list[str]]], columns: TableColumns, classes: Sequence[str] | None, say: Say
+    path: Path, root: Path, rows: Rows, columns: TableColumns, classes: Sequence[str] | None, say: Say
 ) -> _Body:
     """Paths, labels, splits and groups of all rows. Raises DataError with the numbers of lines that are wrong."""
     body, numbers, values = _Body(), array("q"), array("f")
@@ -375,7 +439,7 @@ def _read_body(
         body.cells = read_cells(known, header=plain_name(columns), where=str(path), classes=classes, say=say)
     if not isinstance(classes, LabelNames) and (body.cells is None or body.cells.is_multi_hot):
         wrong += [(row, "the label is empty") for row, text in zip(numbers, body.texts, strict=False) if not text]
-    again = _repeated_rows(body.names, numbers, label_of, wrong)
+    again = _repeated_rows(body.names, numbers, label_of, wrong, root)
     _refuse_wrong(path, body.names, wrong, "table")
     body.vectors = np.array(values, np.float32).reshape(len(body.names), -1)
     if again:
@@ -407,24 +471,32 @@ def _labels_of(
         if label_list is not None:
             vectors = align_columns(vectors, label_names, label_list, where=where)
             label_names = label_list
-        elif classes is not None and label_names and _is_one_hot(vectors):
-            named = classes_from_numbers(vectors.argmax(1), names=label_names, classes=classes, where=where)
-            return named[0], (), named[1]
     elif cells is not None:
         label_names, vectors = cells.vectors(texts, where=where, classes=label_list)
     elif label_list is not None:
         label_names, vectors = multi_hot([[text] if text else [] for text in texts], where=where, classes=label_list)
-    elif _are_values(texts, classes):
+    elif _are_values(texts, classes) and not columns.is_one_hot:
         vectors = np.array([float(text) for text in texts], np.float32)[:, None]
     else:
+        if columns.is_one_hot:
+            raise DataError(f"{where} has one column of labels, which are classes: drop --label-column {ONE_HOT}")
         class_names, labels = classes_from_texts(texts, classes=classes, where=where, say=say)
         return class_names, (), labels
+    is_one_hot = vectors.shape[1] > 1 and _is_one_hot(vectors)
+    if columns.is_one_hot and not is_one_hot:
+        odd = body.names[int(np.argmax(((vectors == 1).sum(1) != 1) | ((vectors != 0).sum(1) != 1)))]
+        raise DataError(f"{where}: {odd} has not one 1 among zeros: correct it, or drop --label-column {ONE_HOT}")
+    if label_list is None and is_one_hot and (columns.is_one_hot or (classes is not None and label_names)):
+        named = classes_from_numbers(vectors.argmax(1), names=label_names or None, classes=classes, where=where)
+        return named[0], (), named[1]
     if classes is not None and label_list is None:
         raise DataError(f"{where} {_NO_CLASSES}")
     if label_names:
         say(f"{where}: several labels per image, in this order: {few(label_names, 20)}")
     elif vectors.shape[1] > 1:
         say(f"{where}: several labels per image: {vectors.shape[1]:,} without names")
+    if is_one_hot and label_list is None:
+        say(f"{where}: each image has exactly one of these labels: --label-column {ONE_HOT} makes them classes")
     return (), label_names, vectors
 
 

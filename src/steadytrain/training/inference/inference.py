@@ -22,6 +22,7 @@ from steadytrain.data.packing.prepare import Prepared, prepare
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.find import source_name
+from steadytrain.data.sources.labels import say_places
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.local_files import read_patiently
@@ -268,6 +269,8 @@ def open_evaluation_data(
     outputs[list(matches)] = [match.output for match in matches.values()]  # type: ignore[assignment]
     matched = Counter(match.how for match in matches.values())
     listed = ", ".join(f"{n:,} by {how}" for how, n in matched.items())
+    if numbers := [int(match.name) for match in matches.values() if match.how == "number"]:
+        say_places(str(data), trained.classes, np.array(numbers), say)
     num_found = len({match.output for match in matches.values()})
     say(f"{data} has {num_found:,} of the model's {len(trained.classes):,} classes (matched: {listed})")
     return EvaluationData(records, outputs=outputs, matched=matched)
