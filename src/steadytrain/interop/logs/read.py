@@ -6,7 +6,8 @@ import codecs
 import gzip
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Protocol, cast
 
@@ -17,7 +18,7 @@ from steadytrain.interop.logs.dllogger import DLLoggerLines
 from steadytrain.interop.logs.mlperf import MLPerfLines
 from steadytrain.interop.logs.mxnet import MXNetLines
 from steadytrain.interop.logs.run import LogRun
-from steadytrain.interop.logs.settings import add_setting
+from steadytrain.interop.logs.settings import STAMP, add_setting
 from steadytrain.interop.logs.tables import JsonTable, Table
 from steadytrain.interop.logs.torch_lines import TorchLines
 
@@ -57,6 +58,11 @@ _FIGURE = re.compile(
     r"\b(?:acc(?:uracy)?|top-?[15]|err(?:or)?|loss|(?:samples|images|img)/s(?:ec)?)\b[^\d\n]{0,12}[=: \t]\s*[-+]?\d|"
     r"\d\s*(?:samples|images|img)/s",
     re.IGNORECASE,
+)
+# What a record of each family begins with: mails, slides and PDFs lose the ends of lines.
+_RECORD = re.compile(
+    r"(?P<mxnet>(?:Epoch|Iter)\[\d|\[Epoch \d)|(?P<mlperf>:::ML)|(?P<nvidia>DLLL )|"
+    r"(?P<torch>Epoch: \[\d|Train: \d{1,7} \[|Test(?: \(EMA\))?:(?: EMA)?\s{1,9}\[| \* (?:Acc|Prec)@1)"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -109,26 +115,76 @@ def _read(file: IO[bytes]) -> list[LogRun]:
         if table is not None:
             table.take(line)
             continue
-        has_figures = False
-        if _MAY_MATTER.search(line):
-            if len(line) > MAX_FIGURES and not ("Namespace(" in line or "DLLL " in line):
-                line = line[:MAX_FIGURES]
-            for reader in readers:
-                has_figures |= reader.take(line)
-                if has_figures and "Namespace(" not in line:
-                    break
-        if not has_figures and "Namespace(" not in line and _FIGURE.search(line, 0, MAX_FIGURES):
-            unread, first_unread = unread + 1, first_unread or line.strip()[:80]
-    chosen = table if table is not None else max(readers, key=lambda reader: reader.num_lines)
-    runs = [run for run in chosen.runs() if run.epochs]
+        for record in _records(line):
+            if not _take(record, readers) and "Namespace(" not in record and _FIGURE.search(record, 0, MAX_FIGURES):
+                unread, first_unread = unread + 1, first_unread or record.strip()[:80]
+    runs, others = (table.runs(), 0) if table is not None else _chosen(readers)
+    runs = [run for run in runs if run.epochs]
     for run in runs:
         for fault in faults:
             run.notice(fault)
     if runs and unread:
         runs[0].notice(f"{count(unread, 'line')} with figures not understood and left out, such as: {first_unread}")
-    if table is None and runs and (others := sum(reader.num_lines for reader in readers) - chosen.num_lines):
+    if runs and others:
         runs[0].notice(f"{count(others, 'line')} of other programs in the same file: left out")
     return runs
+
+
+def _records(line: str) -> Iterator[str]:
+    """Cut a line where records of one family follow each other, each with what stands before it as before the first."""
+    first = _RECORD.search(line)
+    if first is None:
+        yield line
+        return
+    starts = [match.start() for match in _RECORD.finditer(line) if match.lastgroup == first.lastgroup]
+    prefix = name = line[: starts[0]]
+    shape = re.sub(r"\d+", "0", prefix.strip())
+    for start, end in pairwise([*starts, len(line)]):
+        text, following = line[start:end], ""
+        if end < len(line):
+            tail = re.search(rf"(?:\s*\S+){{{len(prefix.split())}}}\s*$", text) if shape else None
+            if tail and re.sub(r"\d+", "0", tail[0].strip()) == shape:
+                text, following = text[: tail.start()], f"{tail[0].strip()} "
+            else:  # the same worker, at a moment that is not known
+                following = STAMP.sub("", name)
+        yield prefix + text
+        prefix = following
+
+
+def _take(line: str, readers: Sequence[LineReader]) -> bool:
+    """Let the first reader that knows a line take it; arguments are for all. Return False if none knows it."""
+    if not _MAY_MATTER.search(line):
+        return False
+    if len(line) > MAX_FIGURES and not ("Namespace(" in line or "DLLL " in line):
+        line = line[:MAX_FIGURES]
+    has_figures = False
+    for reader in readers:
+        has_figures |= reader.take(line)
+        if has_figures and "Namespace(" not in line:
+            break
+    return has_figures
+
+
+def _chosen(readers: Sequence[LineReader]) -> tuple[list[LogRun], int]:
+    """Return the runs of the program with most lines, and the number of lines of others that were left out.
+
+    MLPerf's lines are of all devices and images: where another program tells of the same runs, they complete it.
+    """
+    *programs, mlperf = readers
+    chosen = max(readers, key=lambda reader: reader.num_lines)
+    left_out = sum(reader.num_lines for reader in readers) - chosen.num_lines
+    stated = mlperf.runs()
+    if not stated:
+        return chosen.runs(), left_out
+    chosen = max(programs, key=lambda reader: reader.num_lines)
+    left_out = sum(reader.num_lines for reader in programs) - chosen.num_lines
+    runs = chosen.runs()
+    pairs = list(zip(runs, stated, strict=False))
+    if len(runs) == len(stated) and all(len(run.epochs) >= len(of_all.epochs) for run, of_all in pairs):
+        for run, of_all in pairs:
+            run.take_over(of_all)
+        return runs, left_out
+    return stated, left_out + chosen.num_lines
 
 
 def _lines(file: IO[bytes], faults: list[str]) -> Iterator[str]:
