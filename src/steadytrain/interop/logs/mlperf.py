@@ -42,7 +42,7 @@ class MLPerfLines:
         self._runs = [LogRun(FORMAT)]
         self._began: dict[int, float] = {}  # when each epoch of the newest run began
         self._epoch = self._evaluated = -1  # the newest that began, and that was evaluated
-        self._stopped = NAN  # when training stopped before the evaluation at hand
+        self._resumed, self._stopped = NAN, NAN  # when training went on, and stopped for the evaluation at hand
         self._from_0 = set[int]()  # runs, by their number, whose epochs count from 0
 
     def take(self, line: str) -> bool:
@@ -82,7 +82,7 @@ class MLPerfLines:
         if key == "run_start":
             run.began, run.starts_at_first = time, True
         elif key == "block_start":
-            self._stopped = NAN
+            self._resumed, self._stopped = time, NAN
         elif key == "run_stop":
             state = str(about.get("status", about.get("success"))) if isinstance(about, dict) else ""
             run.ended_as = "aborted" if state.lower() in ("aborted", "false") else "success"
@@ -98,7 +98,8 @@ class MLPerfLines:
                 run.began = time if math.isnan(run.began) else run.began
             self._stopped = NAN
         elif key in _STOPS:
-            self._stopped = time if math.isnan(self._stopped) else self._stopped
+            if math.isnan(self._stopped) and not time <= self._resumed:  # lines of one moment are in any order
+                self._stopped = time
             if key == "epoch_stop" and (epoch := int(number) if 0 <= number <= MAX_EPOCH else self._epoch) >= 0:
                 self._end(run.epoch(epoch), time)
         elif key == "eval_accuracy" and (epoch := int(number) if 0 <= number <= MAX_EPOCH else self._epoch) >= 0:

@@ -106,8 +106,8 @@ class LogRun:
     ``format``: whose log; ``directory``: the file, with ``#2`` behind it for the second run in it. ``settings``: what
     the log says of the recipe, by our keys where we have the same, else by the program's own. ``steps_per_epoch``:
     updates in an epoch, where that is known exactly; ``batch_size``: images of an update of all workers together.
-    ``num_images``: of an epoch, where the log says it. ``num_epochs``: that were asked for. ``starts_at_first``: it began
-    with the first epoch, whichever has figures. ``began``: seconds since 1970. ``ended_as``: how, in the log's words.
+    ``num_images``: of an epoch, where the log says it. ``num_epochs``: that were asked for. ``starts_at_first``: it
+    began with the first epoch, whichever has figures. ``began``: seconds since 1970. ``ended_as``: how, by the log.
     """
 
     format: str
