@@ -22,7 +22,16 @@ import torch
 from torch import Tensor, fx, nn
 
 from steadytrain.errors import ModelError, did_you_mean, first_line
-from steadytrain.interop.mxnet.operators import DETECTION, LAYERS, MAX_SIDE, MAX_VALUES, OPERATORS, OUTPUTS, Value
+from steadytrain.interop.mxnet.operators import (
+    DETECTION,
+    LAYERS,
+    LOSSES,
+    MAX_SIDE,
+    MAX_VALUES,
+    OPERATORS,
+    OUTPUTS,
+    Value,
+)
 from steadytrain.interop.mxnet.params import Array
 from steadytrain.interop.mxnet.symbol import NORMS, SHAPE, Attributes, Node, Symbol, with_poolings_of_2015
 
@@ -226,10 +235,32 @@ def cut(symbol: Symbol, layer: str, num_classes: int) -> Symbol:
         Node("null", f"{fc}_weight"),
         Node("null", f"{fc}_bias"),
         Node("FullyConnected", fc, {"num_hidden": str(num_classes)}, ((number, 0), (count, 0), (count + 1, 0))),
-        Node("null", "softmax_label"),
-        Node("SoftmaxOutput", "softmax", {}, ((count + 2, 0), (count + 3, 0))),
     )
-    return Symbol((*nodes, *added), ((count + 4, 0),), symbol.version)
+    return with_loss(Symbol((*nodes, *added), ((count + 2, 0),), symbol.version))
+
+
+def with_loss(symbol: Symbol, *, is_multi_label: bool = False) -> Symbol:
+    """Let a classifier end with the loss that MXNet's ``Module`` and ``score.py`` train and score by.
+
+    Gluon's exports end in logits, or in a softmax that is no loss. What ends in a loss that suits stays as it is.
+
+    >>> symbol = Symbol((Node("null", "data"), Node("Convolution", "fc", {}, ((0, 0),))), ((1, 0),))
+    >>> [(node.op, node.name) for node in with_loss(symbol).nodes[2:]]
+    [('Flatten', 'fc_flat'), ('null', 'softmax_label'), ('SoftmaxOutput', 'softmax')]
+    """
+    [end] = symbol.heads
+    op, loss = symbol.nodes[end[0]].op, "LogisticRegressionOutput" if is_multi_label else "SoftmaxOutput"
+    if op == loss or (not is_multi_label and op in LOSSES):
+        return symbol
+    while symbol.nodes[end[0]].op in OUTPUTS and symbol.nodes[end[0]].inputs:
+        end = symbol.nodes[end[0]].inputs[0]
+    nodes = [*symbol.nodes[: end[0] + 1]]
+    if nodes[-1].op not in ("FullyConnected", "Flatten"):  # maps of one value each, as a convolution gives them
+        nodes.append(Node("Flatten", f"{nodes[-1].name}_flat", {}, (end,)))
+        end = len(nodes) - 1, 0
+    name = "softmax_output" if any(node.name == "softmax" for node in nodes) else "softmax"
+    nodes += [Node("null", "softmax_label"), Node(loss, name, {}, (end, (len(nodes), 0)))]
+    return Symbol(tuple(nodes), ((len(nodes) - 1, 0),), symbol.version)
 
 
 def require_operators(symbol: Symbol) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -11,7 +12,8 @@ from steadytrain.events import EpochTrained, Evaluated, Event, Logged, Saved, St
 class Speedometer:
     """Format events as MXNet 1.9.1's ``Speedometer`` and ``fit`` did.
 
-    Epochs count from 0. ``Batch [20-40]`` are the updates of the epoch that the figures are of.
+    Epochs count from 0. ``Batch [20-40]`` are the updates of the epoch that the figures are of. As there, an epoch has
+    one validation, and its time cost is that of its updates: without the start, evaluations and checkpoints.
 
     >>> log = Speedometer()
     >>> event = Logged(time=0, step=20, epoch=0.2, loss=2.0, top1=0.25, lr=0.1, images_per_second=99, wait_share=0)
@@ -20,13 +22,15 @@ class Speedometer:
     """
 
     def __init__(self) -> None:
-        self._per_epoch, self._batch, self._epoch, self._began = 0.0, 0, 0, 0.0
+        self._per_epoch, self._batch, self._epoch = 0.0, 0, 0
+        self._started: Started | None = None
+        self._validated = 0
 
     def lines(self, event: Event) -> Iterator[str]:
         """Yield the lines of one event, without the time and the node before them."""
         match event:
             case Started():
-                self._per_epoch, self._began = event.steps_per_epoch, event.time
+                self._per_epoch, self._started = event.steps_per_epoch, event
             case Logged():
                 epoch = max(0, int(event.epoch - 1e-9))
                 batch = event.step - int(epoch * self._per_epoch)
@@ -36,19 +40,25 @@ class Speedometer:
                     f"Epoch[{epoch}] Batch [{first}-{batch}]\tSpeed: {event.images_per_second:.2f} samples/sec"
                     f"\taccuracy={event.top1:f}\tcross-entropy={event.loss:f}"
                 )
-            case EpochTrained():
+            case EpochTrained() if self._epochs(event.step) >= event.epoch:  # not the part before an interruption
                 yield f"Epoch[{event.epoch - 1}] Train-accuracy={event.top1:f}"
                 yield f"Epoch[{event.epoch - 1}] Train-cross-entropy={event.loss:f}"
-                yield f"Epoch[{event.epoch - 1}] Time cost={event.time - self._began:.3f}"
-                self._began = event.time
+                if event.images_per_second > 0:
+                    yield f"Epoch[{event.epoch - 1}] Time cost={event.n / event.images_per_second:.3f}"
             case Saved():
                 yield f'Saved checkpoint to "{event.path}"'
-            case Evaluated():
-                epoch = max(0, round(event.epoch) - 1)
+            case Evaluated() if (epochs := self._epochs(event.step)) > self._validated:
+                self._validated, epoch = epochs, epochs - 1
                 yield f"Epoch[{epoch}] Validation-accuracy={event.top1:f}"
                 if event.top5 is not None:
                     yield f"Epoch[{epoch}] Validation-top_k_accuracy_5={event.top5:f}"
                 yield f"Epoch[{epoch}] Validation-cross-entropy={event.loss:f}"
+
+    def _epochs(self, step: int) -> int:
+        """Return the epochs that have ended after an update: the last one with the run, whatever its length."""
+        assert self._started is not None
+        epochs = self._started.batches.progress(step) / self._per_epoch
+        return math.ceil(epochs - 1e-9) if step >= self._started.steps else math.floor(epochs + 1e-9)
 
     def stamped(self, event: Event) -> Iterator[str]:
         """Yield them as ``logging`` wrote them: with the event's time."""
