@@ -25,7 +25,6 @@ from steadytrain.errors import ModelError, did_you_mean, first_line
 from steadytrain.interop.mxnet.operators import (
     DETECTION,
     LAYERS,
-    LOSSES,
     MAX_SIDE,
     MAX_VALUES,
     OPERATORS,
@@ -49,6 +48,8 @@ _PASSING = {
     *("Cast", "cast", "amp_cast", "Dropout", "mean", "squeeze", "_contrib_AdaptiveAvgPooling2D"),
 }
 """What may stand behind a classifier."""
+_LOSSES = OUTPUTS.keys() - {"softmax", "SoftmaxActivation", "log_softmax", "LogisticRegressionOutput"}
+"""What MXNet trains a network of one label by."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,7 @@ def with_loss(symbol: Symbol, *, is_multi_label: bool = False) -> Symbol:
     """
     [end] = symbol.heads
     op, loss = symbol.nodes[end[0]].op, "LogisticRegressionOutput" if is_multi_label else "SoftmaxOutput"
-    if op == loss or (not is_multi_label and op in LOSSES):
+    if op == loss or (not is_multi_label and op in _LOSSES):
         return symbol
     while symbol.nodes[end[0]].op in OUTPUTS and symbol.nodes[end[0]].inputs:
         end = symbol.nodes[end[0]].inputs[0]

@@ -499,9 +499,6 @@ OUTPUTS = {
 }
 """What turns logits into what MXNet scores with: left out where logits are wanted. Its other inputs are labels."""
 
-LOSSES = OUTPUTS.keys() - {"softmax", "SoftmaxActivation", "log_softmax", "LogisticRegressionOutput"}
-"""Of these, what MXNet trains a network of one label by."""
-
 LAYERS: dict[str, Handler] = {
     **dict.fromkeys(("Convolution", "Convolution_v1", "Deconvolution"), _convolution),
     "FullyConnected": _dense,
