@@ -209,7 +209,7 @@ def test_two_measured_runs_say_how_efficient_eight_devices_are(
     assert main(["scale", "unsaid.log@32", "one.log", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"][1]["efficiency"] == pytest.approx(300 / 21 / 32)
     for words, message in (
-        (["unsaid.log", "one.log"], "write it behind the name, such as unsaid.log@8"),
+        (["unsaid.log", "one.log"], "behind the name, such as unsaid.log@8"),
         (["one.log", "one.log"], "all runs have 1 device:"),
         (["one.log", "eight.log", "--procs", "2"], "--procs belongs to a prediction"),
     ):

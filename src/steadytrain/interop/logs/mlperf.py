@@ -1,9 +1,6 @@
 """Logs of MLPerf's training benchmarks: ``:::MLPv0.5.0 resnet TIME (file) KEY: VALUE``, in 0.6 ``:::MLL TIME KEY:
 {...}``, since 0.7 ``:::MLLOG {...}``.
 
-As a rule every fourth epoch is evaluated: an epoch's training ends where the next one begins, and where a log has
-evaluations alone, what lies between two of them is of all epochs between.
-
 >>> reader = MLPerfLines()
 >>> for line in (":::MLPv0.5.0 resnet 100.5 (train.py:49) train_epoch: 0",
 ...              ':::MLPv0.5.0 resnet 220.5 (train.py:49) eval_accuracy: {"epoch": 0, "value": 0.25}'):
@@ -43,7 +40,6 @@ class MLPerfLines:
         self._began: dict[int, float] = {}  # when each epoch of the newest run began
         self._epoch = self._evaluated = -1  # the newest that began, and that was evaluated
         self._resumed, self._stopped = NAN, NAN  # when training went on, and stopped for the evaluation at hand
-        self._from_0 = set[int]()  # runs, by their number, whose epochs count from 0
 
     def take(self, line: str) -> bool:
         """Parse a line; return False if it is none of MLPerf's."""
@@ -56,10 +52,7 @@ class MLPerfLines:
                 return False
             metadata = document.get("metadata")
             milliseconds = plain_number(document.get("time_ms"))
-            number = first_number(metadata, ("epoch_num", "epoch"))
-            value = document.get("value")
-            value = {"value": value, "metadata": metadata} if key == "run_stop" else value
-            self._take(key, value, milliseconds / 1000, number)
+            self._take(key, {"value": document.get("value"), "metadata": metadata}, milliseconds / 1000, NAN)
         elif match := _TEXT.match(mark + text):
             add_setting(self._runs[-1], "model", match["benchmark"])
             value = _document(match["value"] or "null")
@@ -88,13 +81,11 @@ class MLPerfLines:
             run.ended_as = "aborted" if state.lower() in ("aborted", "false") else "success"
         elif key in _STARTS:
             number = plain_number(value) if math.isnan(number) else number
-            if number == 0:
-                self._from_0.add(len(self._runs) - 1)
-            if self._evaluated < number <= MAX_EPOCH:  # some list all epochs at the end
-                if self._epoch in self._began:
+            if 0 <= number <= MAX_EPOCH:
+                if self._evaluated < number and self._epoch >= 0:  # some list all epochs at the end
                     self._end(run.epoch(self._epoch), time)
-                self._epoch = int(number)
-                self._began.setdefault(self._epoch, time)
+                self._epoch = int(number) if self._evaluated < number else self._epoch
+                self._began.setdefault(int(number), time)
                 run.began = time if math.isnan(run.began) else run.began
             self._stopped = NAN
         elif key in _STOPS:
@@ -126,8 +117,8 @@ class MLPerfLines:
     def runs(self) -> list[LogRun]:
         """Return the runs of the file, each with an epoch at least; their epochs count from 0."""
         runs = [run for run in self._runs if run.epochs]
-        for index, run in enumerate(self._runs):
-            if run.epochs and 0 not in run.epochs and index not in self._from_0:  # benchmarks that count from 1
+        for run in runs:
+            if 0 not in run.epochs and 0 not in self._began:  # benchmarks that count from 1
                 run.epochs = {number - 1: facts for number, facts in run.epochs.items()}
                 for number, facts in run.epochs.items():
                     facts.number = number

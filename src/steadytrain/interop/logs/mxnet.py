@@ -47,6 +47,7 @@ _SECTION = re.compile(r"(?:train(?:ing)?|valid(?:ation)?|test)\s*[:=]", re.IGNOR
 _OF_FIT = ("Train-", "Validation-", "Time cost=")
 """What the lines of ``Module.fit`` about an epoch begin with."""
 _STARTS = ("start with arguments", "Start training with", "Namespace(")
+NO_MEMORY = r"(?<!CUDA )out of memory|_ALLOC_FAILED"  # of a GPU; PyTorch words it otherwise
 # What is no part of a worker's name in front of a line.
 _NO_NAME = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|\b\d\d:\d\d:\d\d(?:[.,]\d+)?|\b(?:INFO|DEBUG|WARNING|ERROR|root)\b|"
@@ -136,6 +137,7 @@ class MXNetLines:
         worker = self._worker_at(name, epoch, is_training)
         reading = self._readings[worker.run]
         reading.is_ranked |= match["rank"] is not None
+        reading.run.ended_as = ""
         run, time = reading.run, stamp(line, match.start() + 1)
         if math.isfinite(time):
             run.began = time if math.isnan(run.began) else min(run.began, time)
@@ -164,6 +166,9 @@ class MXNetLines:
         if rate := _RATE.search(line):
             reading.lr = number(rate[1])
             self.num_lines += 1
+        elif re.search(NO_MEMORY, line) and reading.run.settings:
+            reading.run.epoch(max(0, reading.newest))
+            reading.run.ended_as = "out of memory"
         elif not any(start in line for start in _STARTS):
             return False
         elif reading.newest >= 0:

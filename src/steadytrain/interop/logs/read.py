@@ -16,7 +16,7 @@ from steadytrain.files import open_regular
 from steadytrain.format import count
 from steadytrain.interop.logs.dllogger import DLLoggerLines
 from steadytrain.interop.logs.mlperf import MLPerfLines
-from steadytrain.interop.logs.mxnet import MXNetLines
+from steadytrain.interop.logs.mxnet import NO_MEMORY, MXNetLines
 from steadytrain.interop.logs.run import LogRun
 from steadytrain.interop.logs.settings import STAMP, add_setting
 from steadytrain.interop.logs.tables import JsonTable, Table
@@ -51,7 +51,7 @@ class LineReader(Protocol):
 # Any line that a reader of lines knows holds one of these.
 _MAY_MATTER = re.compile(
     r"Epoch\[|\[Epoch |Iter\[|Epoch: \[|Train: \d|Test|DLLL |@1 |Namespace\(|learning rate|Start training|"
-    r":::ML|param count|Scheduled epochs|start with arguments"
+    rf":::ML|param count|Scheduled epochs|start with arguments|{NO_MEMORY}"
 )
 # A line with a figure of training, whoever wrote it.
 _FIGURE = re.compile(
@@ -116,7 +116,13 @@ def _read(file: IO[bytes]) -> list[LogRun]:
             table.take(line)
             continue
         for record in _records(line):
-            if not _take(record, readers) and "Namespace(" not in record and _FIGURE.search(record, 0, MAX_FIGURES):
+            has_figures, is_of_arguments = False, "Namespace(" in record
+            short = record if is_of_arguments or "DLLL " in record else record[:MAX_FIGURES]
+            for reader in readers if _MAY_MATTER.search(record) else ():
+                has_figures |= reader.take(short)
+                if has_figures and not is_of_arguments:
+                    break
+            if not has_figures and not is_of_arguments and _FIGURE.search(record, 0, MAX_FIGURES):
                 unread, first_unread = unread + 1, first_unread or record.strip()[:80]
     runs, others = (table.runs(), 0) if table is not None else _chosen(readers)
     runs = [run for run in runs if run.epochs]
@@ -132,59 +138,35 @@ def _read(file: IO[bytes]) -> list[LogRun]:
 
 def _records(line: str) -> Iterator[str]:
     """Cut a line where records of one family follow each other, each with what stands before it as before the first."""
-    first = _RECORD.search(line)
-    if first is None:
+    marks = list(_RECORD.finditer(line))
+    starts = [mark.start() for mark in marks if mark.lastgroup == marks[0].lastgroup]
+    if len(starts) < 2:
         yield line
         return
-    starts = [match.start() for match in _RECORD.finditer(line) if match.lastgroup == first.lastgroup]
-    prefix = name = line[: starts[0]]
-    shape = re.sub(r"\d+", "0", prefix.strip())
+    first = prefix = line[: starts[0]]
+    words = len(first.split())
     for start, end in pairwise([*starts, len(line)]):
-        text, following = line[start:end], ""
-        if end < len(line):
-            tail = re.search(rf"(?:\s*\S+){{{len(prefix.split())}}}\s*$", text) if shape else None
-            if tail and re.sub(r"\d+", "0", tail[0].strip()) == shape:
-                text, following = text[: tail.start()], f"{tail[0].strip()} "
-            else:  # the same worker, at a moment that is not known
-                following = STAMP.sub("", name)
-        yield prefix + text
+        text, *own = line[start:end].rsplit(None, words) if words else [line[start:end]]
+        following = " ".join(own)
+        if end == len(line) or re.sub(r"\d+", "0", following) != re.sub(r"\d+", "0", " ".join(first.split())):
+            text, following = line[start:end], STAMP.sub("", first)  # the same worker, at a moment that is not known
+        yield f"{prefix} {text}"
         prefix = following
 
 
-def _take(line: str, readers: Sequence[LineReader]) -> bool:
-    """Let the first reader that knows a line take it; arguments are for all. Return False if none knows it."""
-    if not _MAY_MATTER.search(line):
-        return False
-    if len(line) > MAX_FIGURES and not ("Namespace(" in line or "DLLL " in line):
-        line = line[:MAX_FIGURES]
-    has_figures = False
-    for reader in readers:
-        has_figures |= reader.take(line)
-        if has_figures and "Namespace(" not in line:
-            break
-    return has_figures
-
-
 def _chosen(readers: Sequence[LineReader]) -> tuple[list[LogRun], int]:
-    """Return the runs of the program with most lines, and the number of lines of others that were left out.
-
-    MLPerf's lines are of all devices and images: where another program tells of the same runs, they complete it.
-    """
+    """Return the runs of the program with most lines, with what MLPerf's say of them, and the number of lines left."""
     *programs, mlperf = readers
-    chosen = max(readers, key=lambda reader: reader.num_lines)
-    left_out = sum(reader.num_lines for reader in readers) - chosen.num_lines
-    stated = mlperf.runs()
-    if not stated:
-        return chosen.runs(), left_out
-    chosen = max(programs, key=lambda reader: reader.num_lines)
-    left_out = sum(reader.num_lines for reader in programs) - chosen.num_lines
-    runs = chosen.runs()
+    used, stated = [max(programs, key=lambda reader: reader.num_lines)], mlperf.runs()
+    runs = used[0].runs()
     pairs = list(zip(runs, stated, strict=False))
-    if len(runs) == len(stated) and all(len(run.epochs) >= len(of_all.epochs) for run, of_all in pairs):
+    if stated and len(runs) == len(stated) and all(len(run.epochs) >= len(of_all.epochs) for run, of_all in pairs):
+        used.append(mlperf)
         for run, of_all in pairs:
             run.take_over(of_all)
-        return runs, left_out
-    return stated, left_out + chosen.num_lines
+    elif stated:
+        runs, used = stated, [mlperf]
+    return runs, sum(reader.num_lines for reader in readers if reader not in used)
 
 
 def _lines(file: IO[bytes], faults: list[str]) -> Iterator[str]:

@@ -151,18 +151,16 @@ class LogRun:
 
     @property
     def num_devices(self) -> int | None:
-        """Devices of all workers, as the program's arguments name them (``gpus='0,1'``); None where they do not.
-
-        Of a batch that is stated of all processes (``global_batch_size``) each has its share.
-        """
+        """Devices of all workers, as the program's arguments name them (``gpus='0,1'``); None where they do not."""
         gpus, num, world = (self.settings.get(name) for name in ("gpus", "num_gpus", "world_size"))
         if isinstance(gpus, str) and re.fullmatch(r"\d+(,\d+)*", gpus):
             num = len(gpus.split(","))
         if not isinstance(num, int) or num < 1:
             return world if isinstance(world, int) and world > 0 else None
-        batch, own = self.settings.get("global_batch_size"), self.settings.get("batch_size")
-        is_shared = isinstance(batch, int) and isinstance(own, int) and 0 < own <= batch and batch % own == 0
-        return num * (batch // own if is_shared else self.num_workers)
+        batch, own = self.settings.get("global_batch_size"), self.settings.get("batch_size")  # of all, and of a process
+        if isinstance(batch, int) and isinstance(own, int) and 0 < own <= batch and batch % own == 0:
+            return num * batch // own
+        return num * self.num_workers
 
     @property
     def seconds_left(self) -> float | None:
@@ -179,11 +177,8 @@ class LogRun:
     def ending(self) -> str:
         """The end of a log that is not complete, in words: within or after which epoch."""
         last = max(self.epochs)
-        if self.ended_as:
-            return f"{self.ended_as} after epoch {last + 1}, as the log says"
-        return f"the log ends {'within' if self._is_partial(last) else 'after'} epoch {last + 1}" + (
-            f" of {self.num_epochs}" if self.num_epochs else ""
-        )
+        how = f"{self.ended_as or 'the log ends'} {'within' if self._is_partial(last) else 'after'}"
+        return f"{how} epoch {last + 1}" + (f" of {self.num_epochs}" if self.num_epochs else "")
 
     @property
     def recipe(self) -> Recipe:
@@ -222,10 +217,7 @@ class LogRun:
         self.points = [point for point in self.points if point.epoch < number]
 
     def take_over(self, other: LogRun) -> None:
-        """Take what another program in the same file states of all devices and images: this one may be one worker's.
-
-        Validations, the batch and the end are the other's, and so are durations and moments where this one has none.
-        """
+        """Take what another program in the same file states of all devices and images: this one may be a worker's."""
         has_times, has_scores = math.isfinite(self.began), any(facts.val for facts in other.epochs.values())
         for number in {*self.epochs, *other.epochs}:
             facts, stated = self.epoch(number), other.epochs.get(number, LogEpoch(number))
@@ -234,13 +226,11 @@ class LogRun:
             facts.seconds = facts.seconds or stated.seconds
             if not has_times:
                 facts.ended, facts.evaluated = stated.ended, stated.evaluated
-        self.began = self.began if has_times else other.began
-        self.settings = {**other.settings, **self.settings}
+        self.began, self.settings = self.began if has_times else other.began, {**other.settings, **self.settings}
         self.batch_size = other.batch_size or self.batch_size
         self.steps_per_epoch = other.steps_per_epoch or self.steps_per_epoch
         self.num_images, self.ended_as, self.starts_at_first = other.num_images, other.ended_as, other.starts_at_first
-        for message in other.notices:
-            self.notice(message)
+        self.notices += other.notices
 
     def notice(self, message: str) -> None:
         """Keep a remark, once."""
@@ -250,8 +240,8 @@ class LogRun:
     def spans(self) -> dict[int, EpochTimes]:
         """Return when each epoch began and ended: by the dates of lines, else by the durations that the log states."""
         spans: dict[int, EpochTimes] = {}
-        known = [time for facts in self.epochs.values() for time in (facts.ended, facts.evaluated) if time > 0]
-        time = self.began if math.isfinite(self.began) else min(known, default=0.0)
+        times = (self.began, *(facts.ended for _, facts in sorted(self.epochs.items())))
+        time = next((time for time in times if math.isfinite(time)), 0.0)
         newest = {point.epoch: point.time for point in self.points}
         before = -1 if self.starts_at_first else min(self.epochs) - 1
         for number in sorted(self.epochs):
@@ -295,7 +285,7 @@ class LogRun:
         for number, span in spans.items():
             facts, points = self.epochs[number], by_epoch.get(number, [])
             is_partial = number == last and self._is_partial(number)
-            newest = max((point.batch for point in points), default=per_epoch)
+            newest = max((point.batch for point in points), default=0.0)
             share = min(1.0, newest / per_epoch) if is_partial else 1.0
             step = max(step + (number > first), round((number + share) * per_epoch))
             yield from _logged(points, number, per_epoch, span)

@@ -22,15 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from steadytrain.errors import ModelError, did_you_mean, first_line
-from steadytrain.interop.mxnet.operators import (
-    DETECTION,
-    LAYERS,
-    MAX_SIDE,
-    MAX_VALUES,
-    OPERATORS,
-    OUTPUTS,
-    Value,
-)
+from steadytrain.interop.mxnet.operators import DETECTION, LAYERS, MAX_SIDE, MAX_VALUES, OPERATORS, OUTPUTS, Value
 from steadytrain.interop.mxnet.params import Array
 from steadytrain.interop.mxnet.symbol import NORMS, SHAPE, Attributes, Node, Symbol, with_poolings_of_2015
 
@@ -241,14 +233,7 @@ def cut(symbol: Symbol, layer: str, num_classes: int) -> Symbol:
 
 
 def with_loss(symbol: Symbol, *, is_multi_label: bool = False) -> Symbol:
-    """Let a classifier end with the loss that MXNet's ``Module`` and ``score.py`` train and score by.
-
-    Gluon's exports end in logits, or in a softmax that is no loss. What ends in a loss that suits stays as it is.
-
-    >>> symbol = Symbol((Node("null", "data"), Node("Convolution", "fc", {}, ((0, 0),))), ((1, 0),))
-    >>> [(node.op, node.name) for node in with_loss(symbol).nodes[2:]]
-    [('Flatten', 'fc_flat'), ('null', 'softmax_label'), ('SoftmaxOutput', 'softmax')]
-    """
+    """Let a classifier end with what MXNet's ``Module`` and ``score.py`` train by; Gluon's exports have no loss."""
     [end] = symbol.heads
     op, loss = symbol.nodes[end[0]].op, "LogisticRegressionOutput" if is_multi_label else "SoftmaxOutput"
     if op == loss or (not is_multi_label and op in _LOSSES):

@@ -12,8 +12,8 @@ from steadytrain.events import EpochTrained, Evaluated, Event, Logged, Saved, St
 class Speedometer:
     """Format events as MXNet 1.9.1's ``Speedometer`` and ``fit`` did.
 
-    Epochs count from 0. ``Batch [20-40]`` are the updates of the epoch that the figures are of. As there, an epoch has
-    one validation, and its time cost is that of its updates: without the start, evaluations and checkpoints.
+    Epochs count from 0. ``Batch [20-40]`` are the updates of the epoch that the figures are of. An epoch has one
+    validation, and the time cost of its updates alone, as there.
 
     >>> log = Speedometer()
     >>> event = Logged(time=0, step=20, epoch=0.2, loss=2.0, top1=0.25, lr=0.1, images_per_second=99, wait_share=0)
@@ -40,11 +40,10 @@ class Speedometer:
                     f"Epoch[{epoch}] Batch [{first}-{batch}]\tSpeed: {event.images_per_second:.2f} samples/sec"
                     f"\taccuracy={event.top1:f}\tcross-entropy={event.loss:f}"
                 )
-            case EpochTrained() if self._epochs(event.step) >= event.epoch:  # not the part before an interruption
+            case EpochTrained() if self._epochs(event.step) >= event.epoch and event.n:  # not before an interruption
                 yield f"Epoch[{event.epoch - 1}] Train-accuracy={event.top1:f}"
                 yield f"Epoch[{event.epoch - 1}] Train-cross-entropy={event.loss:f}"
-                if event.images_per_second > 0:
-                    yield f"Epoch[{event.epoch - 1}] Time cost={event.n / event.images_per_second:.3f}"
+                yield f"Epoch[{event.epoch - 1}] Time cost={event.n / (event.images_per_second or math.inf):.3f}"
             case Saved():
                 yield f'Saved checkpoint to "{event.path}"'
             case Evaluated() if (epochs := self._epochs(event.step)) > self._validated:
