@@ -173,7 +173,10 @@ def _outcome(run: Summary) -> str:
     return "out of memory" if has_no_memory else "" if run.course.status == "finished" else run.course.status
 
 
-def _best_of(group: Repeats) -> str:
+def _best(runs: Sequence[Summary]) -> str:
+    if len(runs) == 1:
+        return percent(runs[0].quality.best.value if runs[0].quality.best else None, 2)
+    [group] = find_repeats(runs)
     return spread_words(group.best_mean_ap or group.best_top1, percents=True)
 
 
@@ -187,9 +190,8 @@ COMPARED: dict[str, Callable[[Sequence[Summary]], str]] = {
     "s/epoch": lambda runs: number(median_known(run.speed.median_seconds_per_epoch for run in runs), 1),
     "images/s": lambda runs: rate(median_known(run.speed.images_per_second for run in runs)),
     "GPU use": lambda runs: next((_use(use) for run in runs if (use := run.speed.device_use)), NONE),
-    "best": lambda runs: _best_of(find_repeats(runs)[0]) if runs[1:] else _interval(runs[0].quality.best),
+    "best": _best,
 }
-"""Columns of the table of devices and speed: a cell of one run, or of all repeats of a recipe (medians)."""
 
 
 def speed_table(runs: Sequence[Summary]) -> list[list[str]]:
@@ -201,6 +203,7 @@ def speed_table(runs: Sequence[Summary]) -> list[list[str]]:
     shares, parts = efficiencies(runs), lines.values()
     cells = {head: [cell(part) for part in parts] for head, cell in COMPARED.items()}
     cells["efficiency"] = [percent(median_known(shares.get(run.name) for run in part)) for part in parts]
+    cells["batch/device"] *= cells["batch/device"] != cells["batch"]  # nothing new where each run has one device
     kept = {head: column for head, column in cells.items() if any(cell != NONE for cell in column)}
     return [["run", *kept], *map(list, zip(lines, *kept.values(), strict=True))] if lines else []
 
@@ -313,22 +316,14 @@ def to_json(runs: Sequence[Summary | Account]) -> str:
 
     An account has ``per_epoch``, ``per_class`` and ``ledger``, too. What is not a finite number is null.
     """
-
-    documents = [
-        {
-            **run.summary.to_dict(),
-            "per_epoch": plain(run.epochs),
-            "per_class": class_figures(run),
-            "ledger": to_dict(run.ledger),
-        }
-        if isinstance(run, Account)
-        else run.to_dict()
-        for run in runs
-    ]
     summaries = [run.summary if isinstance(run, Account) else run for run in runs]
-    groups, shares = find_repeats(summaries), efficiencies(summaries)
-    for summary, values in zip(summaries, documents, strict=True):
-        values |= {"batch_per_device": summary.setup.batch_per_device, "efficiency": shares.get(summary.name)}
+    groups, shares, documents = find_repeats(summaries), efficiencies(summaries), list[dict[str, Any]]()
+    for run, summary in zip(runs, summaries, strict=True):
+        share = {"batch_per_device": summary.setup.batch_per_device, "efficiency": shares.get(summary.name)}
+        documents.append(summary.to_dict() | share)
+        if isinstance(run, Account):
+            parts = {"per_epoch": plain(run.epochs), "per_class": class_figures(run), "ledger": to_dict(run.ledger)}
+            documents[-1] |= parts
     document = {"format": MARK, "version": 1, "runs": documents, "repeats": plain(groups)}
     return json.dumps(finite(document), indent=2, allow_nan=False) + "\n"
 

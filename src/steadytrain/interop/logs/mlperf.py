@@ -73,12 +73,11 @@ class MLPerfLines:
             self._began, self._epoch, self._evaluated, self._stopped = {}, -1, -1, NAN
         run = self._runs[-1]
         if key == "run_start":
-            run.began, run.starts_at_first = time, True
+            run.began = time
         elif key == "block_start":
             self._resumed, self._stopped = time, NAN
         elif key == "run_stop":
-            state = str(about.get("status", about.get("success"))) if isinstance(about, dict) else ""
-            run.ended_as = "aborted" if state.lower() in ("aborted", "false") else "success"
+            run.ended_as = "aborted" if re.search("abort|false", str(about).lower()) else "success"
         elif key in _STARTS:
             number = plain_number(value) if math.isnan(number) else number
             if 0 <= number <= MAX_EPOCH:
@@ -116,6 +115,8 @@ class MLPerfLines:
 
     def runs(self) -> list[LogRun]:
         """Return the runs of the file, each with an epoch at least; their epochs count from 0."""
+        if self._epoch >= 0 and not self._runs[-1].ended_as and self._runs[-1].epochs:
+            self._runs[-1].epoch(self._epoch)  # it began: the log was cut
         runs = [run for run in self._runs if run.epochs]
         for run in runs:
             if 0 not in run.epochs and 0 not in self._began:  # benchmarks that count from 1

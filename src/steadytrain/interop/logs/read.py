@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -223,12 +224,7 @@ def _add_settings_beside(run: LogRun, path: Path) -> None:
 
 
 def _scalar(text: str) -> object:
-    words = {"null": None, "true": True, "false": False}
-    if text in words:
-        return words[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text.strip("'\"")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.strip("'\"")

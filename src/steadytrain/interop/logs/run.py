@@ -106,8 +106,8 @@ class LogRun:
     ``format``: whose log; ``directory``: the file, with ``#2`` behind it for the second run in it. ``settings``: what
     the log says of the recipe, by our keys where we have the same, else by the program's own. ``steps_per_epoch``:
     updates in an epoch, where that is known exactly; ``batch_size``: images of an update of all workers together.
-    ``num_images``: of an epoch, where the log says it. ``num_epochs``: that were asked for. ``starts_at_first``: it
-    began with the first epoch, whichever has figures. ``began``: seconds since 1970. ``ended_as``: how, by the log.
+    ``num_images``: of an epoch, as MLPerf's logs state it, which begin with the first. ``num_epochs``: that were asked
+    for. ``began``: seconds since 1970. ``ended_as``: how, as the log states it.
     """
 
     format: str
@@ -121,7 +121,6 @@ class LogRun:
     batch_size: int | None = None
     num_images: int | None = None
     num_epochs: int | None = None
-    starts_at_first: bool = False
     began: float = NAN
     ended_as: str = ""
 
@@ -229,7 +228,7 @@ class LogRun:
         self.began, self.settings = self.began if has_times else other.began, {**other.settings, **self.settings}
         self.batch_size = other.batch_size or self.batch_size
         self.steps_per_epoch = other.steps_per_epoch or self.steps_per_epoch
-        self.num_images, self.ended_as, self.starts_at_first = other.num_images, other.ended_as, other.starts_at_first
+        self.num_images, self.ended_as = other.num_images, other.ended_as
         self.notices += other.notices
 
     def notice(self, message: str) -> None:
@@ -243,7 +242,7 @@ class LogRun:
         times = (self.began, *(facts.ended for _, facts in sorted(self.epochs.items())))
         time = next((time for time in times if math.isfinite(time)), 0.0)
         newest = {point.epoch: point.time for point in self.points}
-        before = -1 if self.starts_at_first else min(self.epochs) - 1
+        before = -1 if self.num_images else min(self.epochs) - 1
         for number in sorted(self.epochs):
             facts, share, before = self.epochs[number], 1 / (number - before), number  # of those that have no figures
             seconds = facts.training_seconds
@@ -260,7 +259,7 @@ class LogRun:
     def events(self) -> Iterator[Event]:
         """Yield the run as events, oldest first; times are seconds since 1970, or since its start if not known."""
         spans, per_epoch, last = self.spans(), self.settled_steps, max(self.epochs)
-        first = 0 if self.starts_at_first else min(self.epochs)
+        first = 0 if self.num_images else min(self.epochs)
         began, start, before = spans[min(self.epochs)].began, round(first * per_epoch), first - 1
         batch_size = self.batch_size if self.steps_per_epoch and self.batch_size else (self.num_images or 0) / per_epoch
         model = {
@@ -287,7 +286,7 @@ class LogRun:
             is_partial = number == last and self._is_partial(number)
             newest = max((point.batch for point in points), default=0.0)
             share = min(1.0, newest / per_epoch) if is_partial else 1.0
-            step = max(step + (number > first), round((number + share) * per_epoch))
+            step = max(step + (number > first and share > 0), round((number + share) * per_epoch))
             yield from _logged(points, number, per_epoch, span)
             yield _trained(facts, points, step, round(round(share * per_epoch) * batch_size), span)
             yield from _evaluated(facts, step, span)

@@ -40,8 +40,7 @@ _PASSING = {
     *("Cast", "cast", "amp_cast", "Dropout", "mean", "squeeze", "_contrib_AdaptiveAvgPooling2D"),
 }
 """What may stand behind a classifier."""
-_LOSSES = OUTPUTS.keys() - {"softmax", "SoftmaxActivation", "log_softmax", "LogisticRegressionOutput"}
-"""What MXNet trains a network of one label by."""
+_LOSSES = OUTPUTS.keys() - {"softmax", "SoftmaxActivation", "log_softmax", "LogisticRegressionOutput"}  # of one label
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from steadytrain.events import EpochTrained, Evaluated, Event, Logged, Saved, Started
 
@@ -23,14 +23,15 @@ class Speedometer:
 
     def __init__(self) -> None:
         self._per_epoch, self._batch, self._epoch = 0.0, 0, 0
-        self._started: Started | None = None
-        self._validated = 0
+        self._steps = self._validated = 0
+        self._progress: Callable[[float], float] = float
 
     def lines(self, event: Event) -> Iterator[str]:
         """Yield the lines of one event, without the time and the node before them."""
         match event:
             case Started():
-                self._per_epoch, self._started = event.steps_per_epoch, event
+                self._per_epoch, self._steps = event.steps_per_epoch, event.steps
+                self._progress = event.batches.progress
             case Logged():
                 epoch = max(0, int(event.epoch - 1e-9))
                 batch = event.step - int(epoch * self._per_epoch)
@@ -55,9 +56,8 @@ class Speedometer:
 
     def _epochs(self, step: int) -> int:
         """Return the epochs that have ended after an update: the last one with the run, whatever its length."""
-        assert self._started is not None
-        epochs = self._started.batches.progress(step) / self._per_epoch
-        return math.ceil(epochs - 1e-9) if step >= self._started.steps else math.floor(epochs + 1e-9)
+        epochs = self._progress(step) / self._per_epoch
+        return math.ceil(epochs - 1e-9) if step >= self._steps else math.floor(epochs + 1e-9)
 
     def stamped(self, event: Event) -> Iterator[str]:
         """Yield them as ``logging`` wrote them: with the event's time."""
