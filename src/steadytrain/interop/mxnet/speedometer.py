@@ -55,9 +55,10 @@ class Speedometer:
                 yield f"Epoch[{epoch}] Validation-cross-entropy={event.loss:f}"
 
     def _epochs(self, step: int) -> int:
-        """Return the epochs that have ended after an update: the last one with the run, whatever its length."""
-        epochs = self._progress(step) / self._per_epoch
-        return math.ceil(epochs - 1e-9) if step >= self._steps else math.floor(epochs + 1e-9)
+        """Return the epochs that have ended after an update, which belongs to the one of its first image."""
+        if step >= self._steps:
+            return 1 + math.floor(self._progress(max(0, step - 1)) / self._per_epoch + 1e-9)
+        return math.floor(self._progress(step) / self._per_epoch + 1e-9)
 
     def stamped(self, event: Event) -> Iterator[str]:
         """Yield them as ``logging`` wrote them: with the event's time."""
