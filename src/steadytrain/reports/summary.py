@@ -203,11 +203,12 @@ class Repeats:
         return f"{self.name}: {of}{len(self.runs)} seeds"
 
 
-def find_repeats(runs: Sequence[Summary]) -> list[Repeats]:
+def find_repeats(runs: Sequence[Summary], *, same_devices: bool = False) -> list[Repeats]:
     """Return each group of two or more runs that differ only in their seed, in the order of their first runs."""
-    groups: dict[tuple[str, str], list[Summary]] = {}
+    groups: dict[tuple[object, ...], list[Summary]] = {}
     for run in runs:
-        groups.setdefault((run.setup.repeats_digest, run.setup.data_set), []).append(run)
+        machine = (run.setup.device, run.setup.devices) if same_devices else ()
+        groups.setdefault((run.setup.repeats_digest, run.setup.data_set, *machine), []).append(run)
     return [_repeats(group) for group in groups.values() if len({run.setup.seed for run in group}) > 1]
 
 

@@ -196,7 +196,7 @@ COMPARED: dict[str, Callable[[Sequence[Summary]], str]] = {
 
 def speed_table(runs: Sequence[Summary]) -> list[list[str]]:
     """Compare several runs by devices, speed and accuracy: heads, and a line a recipe. Empty columns are left out."""
-    grouped = {name: group.title for group in find_repeats(runs) for name in group.runs}
+    grouped = {name: group.title for group in find_repeats(runs, same_devices=True) for name in group.runs}
     lines: dict[str, list[Summary]] = {}
     for run in runs if len(runs) > 1 else ():
         lines.setdefault(grouped.get(run.name, run.name), []).append(run)

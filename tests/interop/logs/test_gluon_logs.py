@@ -235,6 +235,25 @@ def test_joined_lines_of_a_long_training_are_all_read(tmp_path: Path) -> None:
     assert [row.val_top1 for row in run.epochs] == [e / 1000 for e in range(300)]
 
 
+def test_what_stands_once_before_joined_lines_is_no_worker(tmp_path: Path) -> None:
+    """A document of slides, each of which shows another optimizer."""
+    slides = [
+        f"Slide {12 + i}: {name} " + " ".join(f"[Epoch {e}] train=0.5 val=0.{i + 1}{e} time: 6.5" for e in range(4))
+        for i, name in enumerate(("SGD", "NAG", "LBSGD"))
+    ]
+    (tmp_path / "a.log").write_text("\n".join(slides))
+    runs = [Account.of_log(run) for run in read_log(tmp_path / "a.log")]
+    assert [[row.val_top1 for row in run.epochs] for run in runs] == [
+        [(10 * i + e) / 100 for e in range(4)] for i in (1, 2, 3)
+    ]
+
+
+def test_moments_of_joined_lines_are_their_own(tmp_path: Path) -> None:
+    stamps = [line.replace("2020", "> 2020", 1) for line in FIT.splitlines()]
+    one, many = account(tmp_path, " ".join(stamps)), account(tmp_path, "\n".join(stamps))
+    assert one.epochs == many.epochs and one.summary.speed == many.summary.speed
+
+
 def test_joined_records_of_other_programs_are_cut(tmp_path: Path) -> None:
     for text in (MLPERF_TEXT, MLPERF_JSON):
         assert account(tmp_path, text.replace("\n", " ")).epochs == account(tmp_path, text).epochs

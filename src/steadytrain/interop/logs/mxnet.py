@@ -47,7 +47,7 @@ _SECTION = re.compile(r"(?:train(?:ing)?|valid(?:ation)?|test)\s*[:=]", re.IGNOR
 _OF_FIT = ("Train-", "Validation-", "Time cost=")
 """What the lines of ``Module.fit`` about an epoch begin with."""
 _STARTS = ("start with arguments", "Start training with", "Namespace(")
-NO_MEMORY = r"(?<!CUDA )out of memory|_ALLOC_FAILED"  # of a GPU; PyTorch words it otherwise
+NO_MEMORY = r"(?<!CUDA )out of memory|_ALLOC_FAILED|Memory allocation failed"  # of a GPU; PyTorch words it otherwise
 # What is no part of a worker's name in front of a line.
 _NO_NAME = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|\b\d\d:\d\d:\d\d(?:[.,]\d+)?|\b(?:INFO|DEBUG|WARNING|ERROR|root)\b|"

@@ -145,14 +145,17 @@ def _records(line: str) -> Iterator[str]:
         yield line
         return
     first = prefix = line[: starts[0]]
-    words = len(first.split())
+    words, is_named, records = len(first.split()), False, list[tuple[str, str]]()
     for start, end in pairwise([*starts, len(line)]):
         text, *own = line[start:end].rsplit(None, words) if words else [line[start:end]]
         following = " ".join(own)
         if end == len(line) or re.sub(r"\d+", "0", following) != re.sub(r"\d+", "0", " ".join(first.split())):
             text, following = line[start:end], STAMP.sub("", first)  # the same worker, at a moment that is not known
-        yield f"{prefix} {text}"
+        else:
+            is_named = True
+        records.append((prefix, text))
         prefix = following
+    yield from (f"{prefix} {text}" if is_named else text for prefix, text in records)  # else it is prose
 
 
 def _chosen(readers: Sequence[LineReader]) -> tuple[list[LogRun], int]:
