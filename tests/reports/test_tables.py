@@ -140,7 +140,7 @@ def test_runs_are_compared_by_devices_in_every_format(
         _on_gpus(tmp_path / "eight" / f"seed-{seed}", 8, 0.0625 / 0.96, top1, seed)
     failed = Run.create(tmp_path / "full", recipe())
     failure = Failed(error="FailedError", message="the memory of the GPU is not enough for batch_size=128")
-    write(failed, [replace(started(), machine=started().machine | {"device": "cuda"}), failure], Clock())
+    write(failed, [replace(started(), machine={**started().machine, "device": "cuda"}), failure], Clock())
     folders = [tmp_path / name for name in ("one", "eight", "full")]
     heads, one, eight, full = speed_table([account.summary for account in report_accounts(find_all(folders).runs)])
     assert heads[:6] == ["run", "outcome", "device", "devices", "model", "batch/device"]
