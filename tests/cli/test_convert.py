@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.interop.mxnet.cases import ask
+from tests.interop.mxnet.cases import Case, Graph, ask
 from tests.interop.mxnet.test_graph import old_lenet
 
 from steadytrain.cli import main
 from steadytrain.errors import FailedError
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
-from steadytrain.interop.mxnet.params import read_params
-from steadytrain.interop.mxnet.symbol import write_symbol
+from steadytrain.interop.mxnet.params import read_params, write_params
+from steadytrain.interop.mxnet.symbol import Symbol, read_symbol, write_symbol
 from steadytrain.training import restore
 from steadytrain.training.inference.convert import convert_to_mxnet
 
@@ -160,6 +160,73 @@ def test_a_checkpoint_is_fine_tuned_and_the_run_needs_its_files_no_more(
     assert open_checkpoint(str(tmp_path / "cut-0000.params")).size == 48, "the symbol says what it was trained on"
     assert (tmp_path / "synset.txt").read_text().split() == sorted(
         path.name for path in (some_cifar / "test").iterdir()
+    )
+
+
+def _of_gluon(end: str) -> Case:
+    """A small network as Gluon exports it: its last node is no loss."""
+    g = Graph(0)
+    x = g.op("Convolution", g.var("data"), g.p("c_w", 8, 3, 3, 3), g.p("c_b", 8), kernel=(3, 3), num_filter=8)
+    x = g.op("Pooling", g.op("Activation", x, act_type="relu"), kernel=(1, 1), pool_type="avg", global_pool=True)
+    if end == "convolution":
+        x = g.op("Convolution", x, g.p("f_w", 4, 8, 1, 1), g.p("f_b", 4), kernel=(1, 1), num_filter=4)
+    else:
+        x = g.op("FullyConnected", x, g.p("f_w", 4, 8), g.p("f_b", 4), num_hidden=4)
+    if end == "softmax":
+        x = g.op("softmax", x)
+    if end == "loss":
+        x = g.op("SoftmaxOutput", x, g.var("softmax_label"))
+    return Case(Symbol(tuple(g.nodes), (x,)), g.params, g.random.rand(2, 3, 32, 32).astype(np.float32), set())
+
+
+ENDS = ["dense", "convolution", "softmax", "loss"]
+
+
+def _returned(end: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Case, Path]:
+    """A network that came from MXNet and was written back; its ``.params``."""
+    net, back = _of_gluon(end), folder / "back-0000.params"
+    write_symbol(folder / "net-symbol.json", net.symbol)
+    write_params(folder / "net-0000.params", net.prefixed)
+    run(capsys, "convert", folder / "net-0000.params", "-o", folder / "net.safetensors", "--size", 32)
+    run(capsys, "convert", folder / "net.safetensors", "-o", back)
+    return net, back
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_network_that_goes_back_to_mxnet_ends_with_one_loss(
+    end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, back = _returned(end, tmp_path, capsys)
+    symbol = read_symbol(back.with_name("back-symbol.json"))
+    [(head, _)] = symbol.heads
+    assert symbol.nodes[head].op == "SoftmaxOutput"
+    assert [symbol.nodes[number].op for number, _ in symbol.nodes[head].inputs] == [
+        "Flatten" if end == "convolution" else "FullyConnected",
+        "null",
+    ]
+    assert [node.name for node in symbol.nodes if node.name.endswith("label")] == ["softmax_label"]
+    assert [node.op for node in symbol.nodes].count("SoftmaxOutput") == 1 and "softmax" not in {
+        node.op for node in symbol.nodes
+    }
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("end", ENDS)
+def test_mxnet_scores_and_trains_a_network_that_goes_back(
+    end: str, mxnet_python: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, _ = _returned(end, tmp_path, capsys)
+    np.save(tmp_path / "images.npy", net.images)
+    np.save(tmp_path / "labels.npy", np.array([1, 3], np.float32))
+    names = {"symbol": "back-symbol.json", "params": "back-0000.params", "images": "images.npy", "out": "out.npy"}
+    paths = {key: str(tmp_path / name) for key, name in {**names, "labels": "labels.npy", "prefix": "b"}.items()}
+    ask(mxnet_python, [{"do": do, **paths} for do in ("forward", "train")], tmp_path)
+    with torch.no_grad():
+        ours = restore(tmp_path / "net.safetensors", device="cpu", numbers="fp32").module(torch.from_numpy(net.images))
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), ours.softmax(1).numpy(), rtol=1e-4, atol=1e-5)
+    trained = read_params(tmp_path / "b-0002.params")
+    assert isinstance(trained, dict) and not np.array_equal(trained["arg:f_w"], net.params["f_w"]), (
+        "the loss reaches it"
     )
 
 

@@ -26,7 +26,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_page_is_written_and_a_line_for_each_run_printed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "runs"]) == 0
     out, err = capsys.readouterr()
-    assert [line.split()[0] for line in out.splitlines()] == ["run", "baseline", "restarted"]
+    first, second = out.split("\n\n")
+    assert [line.split()[0] for line in first.splitlines()] == ["run", "baseline", "restarted"]
+    assert [line.split()[0] for line in second.splitlines()] == ["run", "baseline", "restarted"]
     assert err == "wrote report.html\n"
     assert (runs / "report.html").read_text().startswith("<!doctype html>")
 

@@ -12,11 +12,16 @@ from pathlib import Path
 import pytest
 from tests.reports.runs import Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
+from steadytrain.cli import main
 from steadytrain.cost.bill import Bill, BillPart
 from steadytrain.cost.prices import Price
+from steadytrain.events import DeviceStats, Event, Failed
+from steadytrain.format import NONE
 from steadytrain.monitor import Interruption
+from steadytrain.reports import accounts as report_accounts
+from steadytrain.reports.files import find_all
 from steadytrain.reports.summary import Account, summarise
-from steadytrain.reports.tables import comma_separated, epoch_table, facts, markdown, to_json, to_text
+from steadytrain.reports.tables import comma_separated, epoch_table, facts, markdown, speed_table, to_json, to_text
 from steadytrain.run import Run
 
 
@@ -84,16 +89,16 @@ def test_the_terminal_gets_aligned_columns_and_no_control_characters(tmp_path: P
     alone = to_text([summarise(finished(tmp_path))])
     assert alone.splitlines()[0].split() == ["run", "baseline"]
     text = to_text([summarise(finished(tmp_path)), summarise(finished(tmp_path, "a\x1b[2Jb", lr=0.2))])
-    head, first, second = text.splitlines()
+    head, first, second = text.partition("\n\n")[0].splitlines()
     assert head.index("status") == first.index("finished") == second.index("finished")
     assert "a?[2Jb" in second
-    assert max(map(len, (alone + "\n" + text).splitlines())) < 80
+    assert max(map(len, (alone + "\n" + text).splitlines())) <= 80
 
 
 def test_runs_on_the_same_images_stand_together(tmp_path: Path) -> None:
     runs = [summarise(finished(tmp_path, name)) for name in ("a", "b", "c")]
     runs[1] = replace(runs[1], setup=replace(runs[1].setup, data_set="others"))
-    text = to_text(runs)
+    text = to_text(runs).partition("\n\n")[0]
     assert [line.split()[0] for line in text.splitlines()] == ["run", "a", "c", "b"]
 
 
@@ -111,6 +116,60 @@ def test_means_of_repeats_are_in_every_format(tmp_path: Path) -> None:
     assert (group["seeds"], group["last_top1"]["n"], group["last_top1"]["mean"]) == ([0, 1, 2], 3, pytest.approx(0.91))
 
 
+def _on_gpus(folder: Path, ranks: int, seconds: float, top1: float, seed: int = 0) -> Run:
+    """A run on GPUs of which samples say how busy they were."""
+    run = Run.create(folder, recipe(seed=seed))
+    machine = {**started().machine, "device": "cuda", "ranks": ranks, "images_per_rank": [128 // ranks] * ranks}
+    events: list[Event] = [replace(started(steps=40), machine=machine)]
+    for number in range(1, 41):
+        events.append(step(number, seconds=seconds))
+        if number % 10 == 0:
+            used = {10: 0.0, 20: 0.65, 30: 0.87, 40: 0.97}[number]  # nothing, until the first log line
+            events += [DeviceStats(seconds=1, index=i, name="V100", utilisation=used) for i in range(ranks)]
+            events.append(logged(number, rate=128 / seconds))
+    write(run, [*events, evaluated(40, top1)], Clock(), end=True)
+    return run
+
+
+def test_runs_are_compared_by_devices_in_every_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _on_gpus(tmp_path / "one", 1, 0.5, 0.84)
+    for seed, top1 in enumerate((0.83, 0.85, 0.87)):
+        _on_gpus(tmp_path / "eight" / f"seed-{seed}", 8, 0.0625 / 0.96, top1, seed)
+    failed = Run.create(tmp_path / "full", recipe())
+    failure = Failed(error="FailedError", message="the memory of the GPU is not enough for batch_size=128")
+    write(failed, [replace(started(), machine={**started().machine, "device": "cuda"}), failure], Clock())
+    folders = [tmp_path / name for name in ("one", "eight", "full")]
+    heads, one, eight, full = speed_table([account.summary for account in report_accounts(find_all(folders).runs)])
+    assert heads[:6] == ["run", "outcome", "device", "devices", "model", "batch/device"]
+    assert heads[6:] == ["batch", "s/epoch", "images/s", "GPU use", "best", "efficiency"]
+    assert one[:7] == ["one", NONE, "V100", "1", "resnet20", "128", "128"]
+    assert eight[:7] == ["eight: 3 seeds", NONE, "V100", "8", "resnet20", "16", "128"]
+    assert full[:4] == ["full", "out of memory", "cuda", "1"] and full[7:] == [NONE] * 5
+    assert (one[11], eight[11], one[8]) == ("100 %", "96 %", "256.0")
+    assert one[9].endswith("(65 to 97)") and eight[10].startswith("85.00 % ± 2.00 (")
+    words = list(map(str, folders))
+    for output in ("r.md", "r.html"):
+        assert main(["report", *words, "-o", output, "--force"]) == 0
+        text = Path(output).read_text()
+        assert all(cell in text for cell in (*heads, *one, *eight, *full))
+    capsys.readouterr()
+    assert main(["report", *words, "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["devices"] for run in runs] == [1, 8, 8, 8, 1] and runs[0]["batch_per_device"] == 128
+    assert runs[1]["efficiency"] == pytest.approx(0.96, abs=0.01) and runs[0]["device_use"]["least"] == 0.65
+    assert main(["scale", words[0], str(tmp_path / "eight" / "seed-0")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[-2:] == ["96", "%"]
+
+
+def test_columns_without_figures_are_left_out(tmp_path: Path) -> None:
+    runs = [summarise(finished(tmp_path, name)) for name in ("a", "b")]
+    assert speed_table(runs)[0] == ["run", "device", "devices", "model", "batch", "s/epoch", "images/s", "best"]
+    assert speed_table(runs[:1]) == []
+
+
 def test_top_5_of_five_classes_is_left_out(tmp_path: Path) -> None:
     account = Account.of(finished(tmp_path))
     assert facts(account.summary)["best top-5"] and "val top-5" in epoch_table(account)[0]
@@ -124,6 +183,8 @@ def test_top_5_of_five_classes_is_left_out(tmp_path: Path) -> None:
 def test_six_runs_of_long_names_fit_a_terminal_and_nothing_is_cut_off(tmp_path: Path, width: int) -> None:
     names = [f"2026-11-23-convnextv2-nano-clothing-lr-0.00{i}-cosine-ema-0.9999" for i in range(6)]
     text = to_text([summarise(finished(tmp_path, name, lr=0.1 * (i + 1))) for i, name in enumerate(names)], width)
+    assert max(map(len, text.splitlines())) <= width
+    text = text.partition("\n\n")[0]
     lines = text.splitlines()
     assert max(map(len, lines)) <= width and all(name in text for name in names)
     assert text.count("finished") == 6 and len(lines) == 14

@@ -189,6 +189,8 @@ def _recipe(source: str | None, model: str | None, changes: Mapping[str, Any], d
     in_file = values.get("model")
     name = model or (in_file.get("name") if isinstance(in_file, Mapping) else None)
     if name is None:
+        if path is not None and not is_file and ((path / "recipe.json").exists() or path.is_file()):
+            raise InputError(f"{source} is compared with another run or log: name that too")
         raise InputError("name the network whose scaling is wanted, such as --model timm/resnet50")
     train = DRAWN if source is None or is_file else source
     defaults = usual_recipe(train, model=name, finetune=False, small=False).with_({"batch_size": 32})

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from steadytrain.cost.bill import parts_of
 from steadytrain.errors import InputError
 from steadytrain.format import NONE, count, percent, rate, text_table
-from steadytrain.interop.logs import LogRun
-from steadytrain.reports.files import find_all, names
-from steadytrain.reports.summary import Account
+from steadytrain.reports import accounts
+from steadytrain.reports.files import find_all
+from steadytrain.reports.summary import Summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,48 +57,36 @@ def compare_runs(places: Sequence[str]) -> ScalingComparison:
         InputError: a run has no rate, or does not say how many devices it had; all have as many.
         RunError, DataError: one cannot be read.
     """
-    accounts: list[tuple[Account, int]] = []
+    measured: list[tuple[int, float, Summary]] = []
     for place in places:
-        path, devices = place, None
-        if not Path(place).exists() and (match := re.fullmatch(r"(.+)@(\d{1,6})", place)):
-            path, devices = match[1], int(match[2])
-        runs = find_all([path]).runs
-        for run, name in zip(runs, names(runs), strict=True):
-            account = Account.of_log(run, name) if isinstance(run, LogRun) else Account.of(run, name)
-            accounts.append((account, _devices(run, account, devices, path)))
-    accounts.sort(key=lambda each: each[1])
-    if accounts[0][1] == accounts[-1][1]:
-        raise InputError(f"all runs have {count(accounts[0][1], 'device')}: name runs with different numbers of them")
-    rows: list[MeasuredRun] = []
-    for account, devices in accounts:
-        summary = account.summary
-        if summary.speed.images_per_second is None:
-            raise InputError(f"{summary.directory} says nothing of images/s: there is nothing to compare")
-        of_one = rows[0].images_per_second / rows[0].devices if rows else summary.speed.images_per_second / devices
-        speedup = summary.speed.images_per_second / of_one
-        rows.append(
-            MeasuredRun(
-                name=summary.name,
-                model=summary.setup.model,
-                devices=devices,
-                batch_size=summary.setup.batch_size,
-                images_per_second=summary.speed.images_per_second,
-                speedup=speedup,
-                efficiency=speedup / devices,
-            )
+        path, stated = place, None
+        if not Path(place).exists() and (match := re.fullmatch(r"(.+)@([1-9]\d{0,5})", place)):
+            path, stated = match[1], int(match[2])
+        for summary in (account.summary for account in accounts(find_all([path]).runs)):
+            devices = summary.setup.devices if stated is None else stated
+            if devices is None:
+                said = f"{path} does not say how many devices it is of"
+                raise InputError(f"{said}: write it behind the name, such as {path}@8")
+            if summary.speed.images_per_second is None:
+                raise InputError(f"{summary.directory} says nothing of images/s: there is nothing to compare")
+            measured.append((devices, summary.speed.images_per_second, summary))
+    measured.sort(key=lambda each: each[0])
+    fewest, its_rate, _ = measured[0]
+    if fewest == measured[-1][0]:
+        raise InputError(f"all runs have {count(fewest, 'device')}: name runs with different numbers of them")
+    rows = [
+        MeasuredRun(
+            name=summary.name,
+            model=summary.setup.model,
+            devices=devices,
+            batch_size=summary.setup.batch_size,
+            images_per_second=rate,
+            speedup=rate / (its_rate / fewest),
+            efficiency=rate / (its_rate / fewest) / devices,
         )
+        for devices, rate, summary in measured
+    ]
     return ScalingComparison(tuple(rows), tuple(_remarks(rows)))
-
-
-def _devices(run: object, account: Account, stated: int | None, path: str) -> int:
-    if stated is not None:
-        if stated < 1:
-            raise InputError(f"{path}@{stated}: the devices must be 1 or more")
-        return stated
-    known = run.num_devices if isinstance(run, LogRun) else parts_of(account.history)[-1].devices
-    if known is None:
-        raise InputError(f"{path} does not say how many devices it is of: write it behind the name, such as {path}@8")
-    return known
 
 
 def _remarks(rows: Sequence[MeasuredRun]) -> list[str]:

@@ -38,7 +38,7 @@ from steadytrain.reports.charts import TEMPLATES, charts, has_line, style
 from steadytrain.reports.mistakes import sections
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account, Repeats, find_repeats, reached
-from steadytrain.reports.tables import MARK, best_epoch, epoch_table, facts, interval_text, shown_epochs
+from steadytrain.reports.tables import MARK, best_epoch, epoch_table, facts, interval_text, shown_epochs, speed_table
 from steadytrain.reports.time_spent import bar, rates_in_words, rows, sentence
 from steadytrain.reports.tuned import section
 from steadytrain.reports.verdict import held_back
@@ -146,6 +146,7 @@ def _words(accounts: Sequence[Account], target: float | None) -> dict[str, Any]:
         "has_log": True in logs,
         "heroes": _heroes(accounts[0]) if is_alone else [],
         "ranking": [] if is_alone else _ranking(accounts, target),
+        "compared": speed_table([account.summary for account in accounts]),
         "target": "" if target is None else percent(target, 1),
         "has_repeats": bool(find_repeats([account.summary for account in accounts])),
         "summary": [row for row in table if row["key"] not in HEROES] if is_alone else table,

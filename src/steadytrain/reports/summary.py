@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from steadytrain.config.plain import leaves, plain
-from steadytrain.cost.bill import Bill
+from steadytrain.cost.bill import Bill, parts_of
 from steadytrain.errors import InputError
 from steadytrain.events import EpochTrained, Logged, Started
 from steadytrain.interop.logs import LogRun
@@ -22,6 +22,7 @@ from steadytrain.intervals import Spread, spread
 from steadytrain.monitor import Interruption, Ledger, RunHistory, goodput, read_history
 from steadytrain.monitor.figures import RunReach, RunScore
 from steadytrain.monitor.lines import MOST_EPOCHS
+from steadytrain.monitor.samples import FIRST, LATER, START
 from steadytrain.reports.status import Status, current_bill, outcome, signs
 from steadytrain.run import REPEAT, Run
 
@@ -34,7 +35,7 @@ class RunSetup:
     """The recipe, data and machine of a run; None where a log does not tell.
 
     ``repeats_digest``: of the recipe without its ``seed``. ``data_set``: tells the images that were trained and
-    evaluated on apart from others, by their digests where known.
+    evaluated on apart from others, by their digests where known. ``device``: the name of its ``devices``.
     """
 
     digest: str
@@ -49,6 +50,12 @@ class RunSetup:
     num_classes: int | None
     data_set: str
     machine: Mapping[str, Any]
+    device: str
+    devices: int | None
+
+    @property
+    def batch_per_device(self) -> float | None:
+        return self.batch_size / self.devices if self.batch_size and self.devices else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +98,15 @@ class RunQuality:
     is_multi_label: bool
 
 
+def device_use(history: RunHistory) -> dict[str, float] | None:
+    """Return how much of the time GPUs computed: the mean of updates, least and most since the first log line."""
+    means = [gpu.utilisation for gpu in history.samples.gpus(LATER, FIRST, START) if gpu.utilisation is not None]
+    first = next((n for n, point in enumerate(history.points) if point.series == "train"), 0)
+    rows = [point.row for point in history.points[first:] if point.series.startswith("device-")]
+    seen = [row[1] for row in rows if row[1] is not None] or means
+    return {"mean": fmean(means), "least": min(seen), "most": max(seen)} if means else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSpeed:
     """Rates and durations of a run. Durations in seconds, None where nothing was recorded.
@@ -101,6 +117,7 @@ class RunSpeed:
     ``images_per_second_overall``: images of the updates that count, repeated ones once, over ``seconds``.
     ``wait_share``: of the steps' seconds, spent waiting for images.
     ``seconds``: wall time of all attempts, pauses between them left out.
+    ``median_seconds_per_epoch``: of training steps alone.
     """
 
     seconds_per_epoch: float | None
@@ -108,6 +125,8 @@ class RunSpeed:
     images_per_second_overall: float | None
     wait_share: float | None
     seconds: float
+    median_seconds_per_epoch: float | None = None
+    device_use: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,11 +203,12 @@ class Repeats:
         return f"{self.name}: {of}{len(self.runs)} seeds"
 
 
-def find_repeats(runs: Sequence[Summary]) -> list[Repeats]:
+def find_repeats(runs: Sequence[Summary], *, same_devices: bool = False) -> list[Repeats]:
     """Return each group of two or more runs that differ only in their seed, in the order of their first runs."""
-    groups: dict[tuple[str, str], list[Summary]] = {}
+    groups: dict[tuple[object, ...], list[Summary]] = {}
     for run in runs:
-        groups.setdefault((run.setup.repeats_digest, run.setup.data_set), []).append(run)
+        machine = (run.setup.device, run.setup.devices) if same_devices else ()
+        groups.setdefault((run.setup.repeats_digest, run.setup.data_set, *machine), []).append(run)
     return [_repeats(group) for group in groups.values() if len({run.setup.seed for run in group}) > 1]
 
 
@@ -246,8 +266,10 @@ class Account:
         history = read_history(run, all_ranks=False)
         ledger = history.ledger()
         summary = summarise_history(run, history, ledger)
-        settings = dict(leaves(run.recipe.to_dict()))
-        return Account(run, history, replace(summary, name=name or summary.name), epochs(history), ledger, settings)
+        settings, rows = dict(leaves(run.recipe.to_dict())), epochs(history)
+        speed = replace(summary.speed, median_seconds_per_epoch=median_known(row.seconds for row in rows))
+        summary = replace(summary, name=name or summary.name, speed=speed)
+        return Account(run, history, summary, rows, ledger, settings)
 
     @staticmethod
     def of_log(log: LogRun, name: str | None = None) -> Account:
@@ -265,6 +287,7 @@ class Account:
         rates = stated or [rate for line in history.logged if math.isfinite(rate := line.images_per_second)]
         waits = [line.wait_share for line in history.logged if math.isfinite(line.wait_share)]
         lr = log.settings.get("optim.lr")
+        recipe = sorted((key, value) for key, value in log.settings.items() if "seed" not in key)  # with one: repeats
         best, last = summary.quality.best, summary.quality.last
         summary = replace(
             summary,
@@ -272,13 +295,14 @@ class Account:
             setup=replace(
                 summary.setup,
                 seed=log.settings["seed"] if isinstance(log.settings.get("seed"), int) else None,
-                repeats_digest=f"log {log.directory}",
+                repeats_digest=repr(recipe) if len(recipe) < len(log.settings) else f"log {log.directory}",
                 batch_size=log.batch_size,
                 lr=float(lr) if isinstance(lr, int | float) else None,
+                devices=log.num_devices,
             ),
             course=replace(
                 summary.course,
-                status="finished" if log.is_complete else "interrupted",
+                status="finished" if log.is_complete else "failed" if log.ended_as else "interrupted",
                 why="" if log.is_complete else log.ending,
                 began=summary.course.began or None,
             ),
@@ -286,22 +310,29 @@ class Account:
             quality=RunQuality(
                 best=_known_score(best) if best and math.isfinite(best.top1) else None,
                 last=_known_score(last),
-                train_loss=rows[-1].train_loss,
-                train_top1=rows[-1].train_top1,
+                train_loss=rows[-1].train_loss if rows else None,
+                train_top1=rows[-1].train_top1 if rows else None,
                 not_finite=0,
                 is_multi_label=summary.quality.is_multi_label,
             ),
             speed=RunSpeed(
                 seconds_per_epoch=fmean(seconds) if seconds else None,
-                images_per_second=median(rates) if rates else summary.speed.images_per_second,
+                images_per_second=median_known(rates) or summary.speed.images_per_second,
                 images_per_second_overall=summary.speed.images_per_second_overall or None,
                 wait_share=fmean(waits) if waits else None,
                 seconds=ledger.wall_seconds or math.nan,
+                median_seconds_per_epoch=median_known(seconds),
             ),
             cost=None,
             log=log.title,
         )
         return Account(run, history, summary, rows, ledger, log.settings)
+
+
+def median_known(values: Iterable[float | None]) -> float | None:
+    """Return the median of those that are known; None where none is."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return median(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -366,6 +397,9 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             num_classes=len(classes) if isinstance(classes, list) else None,
             data_set=data_set(started),
             machine=dict(started.machine),
+            device=", ".join(dict.fromkeys(gpu.name for gpu in history.devices.values()))
+            or str(started.machine.get("device", "")),
+            devices=parts_of(history)[-1].devices,
         ),
         course=RunCourse(
             status=status,
@@ -394,6 +428,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             images_per_second_overall=ledger.images_per_second or None,
             wait_share=sum(s.seconds * s.wait_share for s in spans) / step_seconds if step_seconds else None,
             seconds=ledger.wall_seconds,
+            device_use=device_use(history),
         ),
         cost=cost,
     )

@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -31,7 +32,7 @@ from steadytrain.format import (
 from steadytrain.intervals import Interval, Spread
 from steadytrain.monitor.figures import RunScore
 from steadytrain.reports.mistakes import class_figures, class_rows, label_rows
-from steadytrain.reports.summary import Account, Epoch, Repeats, Summary, find_repeats
+from steadytrain.reports.summary import Account, Epoch, Repeats, Summary, find_repeats, median_known
 from steadytrain.reports.time_spent import rows, to_dict
 from steadytrain.reports.verdict import held_back
 
@@ -43,6 +44,8 @@ def facts(summary: Summary) -> dict[str, str]:
     setup, course, progress = summary.setup, summary.course, summary.progress
     quality, speed = summary.quality, summary.speed
     best, last, shares = quality.best, quality.last, setup.machine.get("images_per_rank")
+    if summary.log and (share := setup.batch_per_device or 0) < (setup.batch_size or 0) and share == int(share):
+        shares = [int(share)] * (setup.devices or 1)
     name = score_name(quality.is_multi_label)
     scores: dict[str, str] = {}
     for when, score in (("best", best), ("last", last)):
@@ -63,6 +66,7 @@ def facts(summary: Summary) -> dict[str, str]:
         "time per epoch": duration(speed.seconds_per_epoch),
         "images/s, steady": rate(speed.images_per_second),
         "images/s, overall": rate(speed.images_per_second_overall),
+        **({} if speed.device_use is None else {"GPU use": _use(speed.device_use)}),
         "waiting for images": percent(speed.wait_share, 1),
         "wall time": duration(speed.seconds),
         **({} if summary.cost is None else {"cost": f"{summary.cost}, at {summary.cost.price}"}),
@@ -74,7 +78,8 @@ def facts(summary: Summary) -> dict[str, str]:
         "parameters": number(setup.parameters),
         "training images": number(setup.num_train),
         "labels" if quality.is_multi_label else "classes": number(setup.num_classes),
-        "device": " ".join(str(setup.machine[key]) for key in ("device", "precision") if key in setup.machine) or NONE,
+        "device": " ".join(str(setup.machine[key]) for key in ("device", "precision") if key in setup.machine)
+        or number(setup.devices, unit=" devices"),
         **({"read from": summary.log} if summary.log else {}),
     }
 
@@ -159,6 +164,60 @@ def spread_words(value: Spread | None, *, percents: bool = False) -> str:
     return f"{mean}{unit} ± {std} ({low} to {high})"
 
 
+def _use(use: Mapping[str, float]) -> str:
+    return f"{percent(use['mean'])} ({100 * use['least']:.0f} to {100 * use['most']:.0f})"
+
+
+def _outcome(run: Summary) -> str:
+    has_no_memory = re.search(r"out of memory|memory.* is not enough", run.course.why)
+    return "out of memory" if has_no_memory else "" if run.course.status == "finished" else run.course.status
+
+
+def _best(runs: Sequence[Summary]) -> str:
+    if len(runs) == 1:
+        return percent(runs[0].quality.best.value if runs[0].quality.best else None, 2)
+    [group] = find_repeats(runs)
+    return spread_words(group.best_mean_ap or group.best_top1, percents=True)
+
+
+COMPARED: dict[str, Callable[[Sequence[Summary]], str]] = {
+    "outcome": lambda runs: ", ".join(dict.fromkeys(filter(None, map(_outcome, runs)))) or NONE,
+    "device": lambda runs: runs[0].setup.device or NONE,
+    "devices": lambda runs: number(runs[0].setup.devices),
+    "model": lambda runs: runs[0].setup.model,
+    "batch/device": lambda runs: NONE if (share := runs[0].setup.batch_per_device) is None else compact(share),
+    "batch": lambda runs: number(runs[0].setup.batch_size),
+    "s/epoch": lambda runs: number(median_known(run.speed.median_seconds_per_epoch for run in runs), 1),
+    "images/s": lambda runs: rate(median_known(run.speed.images_per_second for run in runs)),
+    "GPU use": lambda runs: next((_use(use) for run in runs if (use := run.speed.device_use)), NONE),
+    "best": _best,
+}
+
+
+def speed_table(runs: Sequence[Summary]) -> list[list[str]]:
+    """Compare several runs by devices, speed and accuracy: heads, and a line a recipe. Empty columns are left out."""
+    grouped = {name: group.title for group in find_repeats(runs, same_devices=True) for name in group.runs}
+    lines: dict[str, list[Summary]] = {}
+    for run in runs if len(runs) > 1 else ():
+        lines.setdefault(grouped.get(run.name, run.name), []).append(run)
+    shares, parts = efficiencies(runs), lines.values()
+    cells = {head: [cell(part) for part in parts] for head, cell in COMPARED.items()}
+    cells["efficiency"] = [percent(median_known(shares.get(run.name) for run in part)) for part in parts]
+    cells["batch/device"] *= cells["batch/device"] != cells["batch"]  # nothing new where each run has one device
+    kept = {head: column for head, column in cells.items() if any(cell != NONE for cell in column)}
+    return [["run", *kept], *map(list, zip(lines, *kept.values(), strict=True))] if lines else []
+
+
+def efficiencies(runs: Sequence[Summary]) -> dict[str, float]:
+    """Return images/s of each device, as a share of those of the run of the same model with the fewest devices."""
+    rates: dict[str, list[tuple[int, float, str]]] = {}
+    for run in runs:
+        if run.setup.devices and (rate := run.speed.images_per_second):
+            rates.setdefault(run.setup.model, []).append((run.setup.devices, rate / run.setup.devices, run.name))
+    several = [group for group in rates.values() if min(group)[0] < max(group)[0]]
+    return {name: each / min(group)[1] for group in several for _, each, name in group}
+
+
 SHOWN_EPOCHS = 2000
 """Rows of epochs for people to read; files of numbers have all."""
 
@@ -217,6 +276,9 @@ def markdown(accounts: Sequence[Account]) -> str:
         heads, *lines = spread_rows(groups)
         lines = [[escape(line[0]), *line[1:]] for line in lines]
         parts += ["## Repeats", table(heads, lines)]
+    if lines := speed_table([account.summary for account in accounts]):
+        heads, *lines = [list(map(escape, line)) for line in lines]
+        parts += ["## Devices and speed", table(heads, lines)]
     parts += ["## Where the time went", table(["", *names], spent)]
     for name, account in zip(names, accounts, strict=True):
         parts += [f"## Epochs of {name}", *filter(None, [shown_epochs(account)[1]]), table(*epoch_table(account))]
@@ -254,19 +316,14 @@ def to_json(runs: Sequence[Summary | Account]) -> str:
 
     An account has ``per_epoch``, ``per_class`` and ``ledger``, too. What is not a finite number is null.
     """
-
-    documents = [
-        {
-            **run.summary.to_dict(),
-            "per_epoch": plain(run.epochs),
-            "per_class": class_figures(run),
-            "ledger": to_dict(run.ledger),
-        }
-        if isinstance(run, Account)
-        else run.to_dict()
-        for run in runs
-    ]
-    groups = find_repeats([run.summary if isinstance(run, Account) else run for run in runs])
+    summaries = [run.summary if isinstance(run, Account) else run for run in runs]
+    groups, shares, documents = find_repeats(summaries), efficiencies(summaries), list[dict[str, Any]]()
+    for run, summary in zip(runs, summaries, strict=True):
+        share = {"batch_per_device": summary.setup.batch_per_device, "efficiency": shares.get(summary.name)}
+        documents.append(summary.to_dict() | share)
+        if isinstance(run, Account):
+            parts = {"per_epoch": plain(run.epochs), "per_class": class_figures(run), "ledger": to_dict(run.ledger)}
+            documents[-1] |= parts
     document = {"format": MARK, "version": 1, "runs": documents, "repeats": plain(groups)}
     return json.dumps(finite(document), indent=2, allow_nan=False) + "\n"
 
@@ -308,7 +365,7 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
         heads, figures_of = spread_rows([group])
         table = text_table(list(zip(heads[1:], figures_of[1:], strict=True)))
         means += [f"  {line}" for line in table.splitlines()]
-    return "\n".join([fit_table(lines, width), *means])
+    return "\n".join([fit_table(lines, width), *means, "", fit_table(speed_table(runs), width)])
 
 
 def _score(score: RunScore | None) -> str:

@@ -15,6 +15,7 @@ from tests.reports.runs import finished
 
 from steadytrain.cli import main
 from steadytrain.errors import DataError, InputError, RunError
+from steadytrain.events import EpochTrained, Evaluated, Event, Started
 from steadytrain.interop.logs import LogRun, format_epochs, read_log
 from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.reports.charts import charts
@@ -342,6 +343,73 @@ def test_what_a_run_writes_as_mxnet_did_is_read_back(tmp_path: Path) -> None:
         assert [getattr(event, name) for event in back.history.evaluated] == pytest.approx(scores, abs=1e-6)
     rates = [line.images_per_second for line in ours.history.logged]
     assert [line.images_per_second for line in back.history.logged] == pytest.approx(rates, abs=0.01)
+
+
+def _mxnet_log(
+    *, steps: int, evaluations: list[int], trained: list[tuple[int, int]], per_epoch: float = 10.0
+) -> list[str]:
+    """The lines of a run of 40 seconds an epoch, with evaluations of 9 seconds and a start of 30."""
+    speedometer, lines, time = Speedometer(), list[str](), 30.0
+    events: list[Event] = [Started(time=0, digest="", step=0, steps=steps, steps_per_epoch=per_epoch, batch_size=8)]
+    for step in range(steps + 1):
+        time += 4.0 * (step > 0)
+        for epoch, at in trained:
+            if at == step:
+                rate = 8 * per_epoch / 40
+                n = round(8 * per_epoch)
+                events.append(
+                    EpochTrained(
+                        time=time, step=step, epoch=epoch, n=n, loss=1.0, top1=0.1 * epoch, images_per_second=rate
+                    )
+                )
+        if step in evaluations:
+            time += 9.0
+            epoch_now = step / per_epoch
+            events.append(
+                Evaluated(
+                    time=time, step=step, epoch=epoch_now, n=50, loss=1.0, top1=0.01 * step, top5=None, seconds=9.0
+                )
+            )
+    for event in events:
+        lines += speedometer.lines(event)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("steps", "evaluations", "trained", "per_epoch", "validations"),
+    [
+        pytest.param(
+            20, [0, 10, 20], [(1, 10), (2, 20)], 10.0, [(0, 0.1), (1, 0.2)], id="a probe before the first update"
+        ),
+        pytest.param(20, [5, 10, 15, 20], [(1, 10), (2, 20)], 10.0, [(0, 0.1), (1, 0.2)], id="two in an epoch"),
+        pytest.param(
+            20, [10, 20], [(1, 5), (1, 10), (2, 20)], 10.0, [(0, 0.1), (1, 0.2)], id="an epoch told of in parts"
+        ),
+        pytest.param(19, [10, 19], [(1, 10), (2, 19)], 9.4, [(0, 0.1), (1, 0.19)], id="batches that cross epochs"),
+        pytest.param(5, [0, 5], [(1, 5)], 10.0, [(0, 0.05)], id="a run of half an epoch"),
+    ],
+)
+def test_an_epoch_of_mxnets_log_has_one_validation_and_the_time_of_its_updates(
+    steps: int,
+    evaluations: list[int],
+    trained: list[tuple[int, int]],
+    per_epoch: float,
+    validations: list[tuple[int, float]],
+    tmp_path: Path,
+) -> None:
+    lines = _mxnet_log(steps=steps, evaluations=evaluations, trained=trained, per_epoch=per_epoch)
+    assert [line for line in lines if "Validation-accuracy" in line] == [
+        f"Epoch[{e}] Validation-accuracy={top1:f}" for e, top1 in validations
+    ]
+    for name in ("Train-accuracy", "Time cost"):
+        assert [line.partition("=")[0] for line in lines if name in line] == [
+            f"Epoch[{e}] {name}" for e, _ in validations
+        ]
+    assert {line.partition("=")[2] for line in lines if "Time cost" in line} <= {"40.000", "39.894"}, (
+        "neither start nor evaluation"
+    )
+    (log,) = read(tmp_path, "\n".join(lines))
+    assert [row.val_top1 for row in account(log).epochs] == pytest.approx([top1 for _, top1 in validations])
 
 
 def everything(logs: list[LogRun]) -> None:

@@ -16,10 +16,10 @@ from steadytrain import models
 from steadytrain.config import Model
 from steadytrain.errors import ModelError
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
-from steadytrain.interop.mxnet.graph import build_network
+from steadytrain.interop.mxnet.graph import build_network, with_loss
 from steadytrain.interop.mxnet.match import match_known
 from steadytrain.interop.mxnet.params import write_params
-from steadytrain.interop.mxnet.symbol import write_symbol
+from steadytrain.interop.mxnet.symbol import Node, Symbol, write_symbol
 from steadytrain.interop.mxnet.trace import TracedSymbol, export_symbol
 
 NETS: dict[str, tuple[Any, int]] = {
@@ -83,6 +83,18 @@ def test_windows_that_torch_leaves_out_are_not_written_for_mxnet(pool: Any, side
     network = build_network(written.symbol, {}, channels=2, size=side)
     x = torch.randn(2, 2, side, side)
     assert torch.equal(network.module(x), module(x))
+
+
+def test_a_network_of_several_labels_ends_with_a_sigmoid_whatever_it_had() -> None:
+    nodes = (Node("null", "data"), Node("null", "w"), Node("FullyConnected", "softmax", {}, ((0, 0), (1, 0))))
+    bare = Symbol(nodes, ((2, 0),))
+    single = with_loss(bare)
+    assert single.nodes[-1].name == "softmax_output", "the name is taken by a layer"
+    several = with_loss(single, is_multi_label=True)
+    assert several == with_loss(bare, is_multi_label=True)
+    assert with_loss(several, is_multi_label=True) == several and with_loss(several) == single == with_loss(single)
+    svm = Symbol((*nodes, Node("SVMOutput", "svm", {}, ((2, 0), (1, 0)))), ((3, 0),))
+    assert with_loss(svm) == svm
 
 
 @pytest.mark.peer

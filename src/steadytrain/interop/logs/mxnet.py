@@ -25,6 +25,7 @@ from steadytrain.errors import InputError, did_you_mean
 from steadytrain.interop.logs.figures import Figures, kind_of, parse_figures, score
 from steadytrain.interop.logs.run import MAX_EPOCH, NAN, LogEpoch, LogPoint, LogRun
 from steadytrain.interop.logs.settings import add_namespace, number, stamp, whole
+from steadytrain.interop.mxnet.networks import FAMILIES
 
 MAX_NAMES, MAX_OTHERS = 4096, 12
 """Prefixes of lines that are taken for names of workers, and metrics that are named though they are not shown."""
@@ -46,6 +47,7 @@ _SECTION = re.compile(r"(?:train(?:ing)?|valid(?:ation)?|test)\s*[:=]", re.IGNOR
 _OF_FIT = ("Train-", "Validation-", "Time cost=")
 """What the lines of ``Module.fit`` about an epoch begin with."""
 _STARTS = ("start with arguments", "Start training with", "Namespace(")
+NO_MEMORY = r"(?<!CUDA )out of memory|_ALLOC_FAILED|Memory allocation failed"  # of a GPU; PyTorch words it otherwise
 # What is no part of a worker's name in front of a line.
 _NO_NAME = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|\b\d\d:\d\d:\d\d(?:[.,]\d+)?|\b(?:INFO|DEBUG|WARNING|ERROR|root)\b|"
@@ -135,6 +137,7 @@ class MXNetLines:
         worker = self._worker_at(name, epoch, is_training)
         reading = self._readings[worker.run]
         reading.is_ranked |= match["rank"] is not None
+        reading.run.ended_as = ""
         run, time = reading.run, stamp(line, match.start() + 1)
         if math.isfinite(time):
             run.began = time if math.isnan(run.began) else min(run.began, time)
@@ -163,6 +166,9 @@ class MXNetLines:
         if rate := _RATE.search(line):
             reading.lr = number(rate[1])
             self.num_lines += 1
+        elif re.search(NO_MEMORY, line) and reading.run.settings:
+            reading.run.epoch(max(0, reading.newest))
+            reading.run.ended_as = "out of memory"
         elif not any(start in line for start in _STARTS):
             return False
         elif reading.newest >= 0:
@@ -345,7 +351,12 @@ def _settle(reading: _Reading) -> None:
         run.points.append(point)
     shown = max((point.batch for point in run.points), default=0.0)
     between = [b.batch - a.batch for a, b in pairwise(run.points) if a.epoch == b.epoch]
+    name, layers = str(run.settings.get("model.name", "")), whole(run.settings.get("num_layers"), 10_000)
+    if layers and name.startswith(tuple(FAMILIES)) and not re.search(r"\d\d", name):  # others have one depth
+        run.settings["model.name"] = f"{name}-{layers}"
     batch_size, examples = whole(run.settings.get("batch_size")), whole(run.settings.get("num_examples"))
+    if batch_size and (num_gpus := run.settings.get("num_gpus")) is not None:  # Gluon's scripts have it for each GPU
+        run.batch_size = batch_size = batch_size * (whole(num_gpus, 10**6) or 1) * run.num_workers
     if batch_size and examples:
         updates = examples / batch_size / run.num_workers
         if not shown or shown - 1 <= updates <= shown + max(between, default=shown) + 1:  # else another data set's

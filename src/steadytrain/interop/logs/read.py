@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Protocol, cast
 
@@ -15,9 +17,9 @@ from steadytrain.files import open_regular
 from steadytrain.format import count
 from steadytrain.interop.logs.dllogger import DLLoggerLines
 from steadytrain.interop.logs.mlperf import MLPerfLines
-from steadytrain.interop.logs.mxnet import MXNetLines
+from steadytrain.interop.logs.mxnet import NO_MEMORY, MXNetLines
 from steadytrain.interop.logs.run import LogRun
-from steadytrain.interop.logs.settings import add_setting
+from steadytrain.interop.logs.settings import STAMP, add_setting
 from steadytrain.interop.logs.tables import JsonTable, Table
 from steadytrain.interop.logs.torch_lines import TorchLines
 
@@ -50,13 +52,18 @@ class LineReader(Protocol):
 # Any line that a reader of lines knows holds one of these.
 _MAY_MATTER = re.compile(
     r"Epoch\[|\[Epoch |Iter\[|Epoch: \[|Train: \d|Test|DLLL |@1 |Namespace\(|learning rate|Start training|"
-    r":::ML|param count|Scheduled epochs|start with arguments"
+    rf":::ML|param count|Scheduled epochs|start with arguments|{NO_MEMORY}"
 )
 # A line with a figure of training, whoever wrote it.
 _FIGURE = re.compile(
     r"\b(?:acc(?:uracy)?|top-?[15]|err(?:or)?|loss|(?:samples|images|img)/s(?:ec)?)\b[^\d\n]{0,12}[=: \t]\s*[-+]?\d|"
     r"\d\s*(?:samples|images|img)/s",
     re.IGNORECASE,
+)
+# What a record of each family begins with: mails, slides and PDFs lose the ends of lines.
+_RECORD = re.compile(
+    r"(?P<mxnet>(?:Epoch|Iter)\[\d|\[Epoch \d)|(?P<mlperf>:::ML)|(?P<nvidia>DLLL )|"
+    r"(?P<torch>Epoch: \[\d|Train: \d{1,7} \[|Test(?: \(EMA\))?:(?: EMA)?\s{1,9}\[| \* (?:Acc|Prec)@1)"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -109,26 +116,61 @@ def _read(file: IO[bytes]) -> list[LogRun]:
         if table is not None:
             table.take(line)
             continue
-        has_figures = False
-        if _MAY_MATTER.search(line):
-            if len(line) > MAX_FIGURES and not ("Namespace(" in line or "DLLL " in line):
-                line = line[:MAX_FIGURES]
-            for reader in readers:
-                has_figures |= reader.take(line)
-                if has_figures and "Namespace(" not in line:
+        for record in _records(line):
+            has_figures, is_of_arguments = False, "Namespace(" in record
+            short = record if is_of_arguments or "DLLL " in record else record[:MAX_FIGURES]
+            for reader in readers if _MAY_MATTER.search(record) else ():
+                has_figures |= reader.take(short)
+                if has_figures and not is_of_arguments:
                     break
-        if not has_figures and "Namespace(" not in line and _FIGURE.search(line, 0, MAX_FIGURES):
-            unread, first_unread = unread + 1, first_unread or line.strip()[:80]
-    chosen = table if table is not None else max(readers, key=lambda reader: reader.num_lines)
-    runs = [run for run in chosen.runs() if run.epochs]
+            if not has_figures and not is_of_arguments and _FIGURE.search(record, 0, MAX_FIGURES):
+                unread, first_unread = unread + 1, first_unread or record.strip()[:80]
+    runs, others = (table.runs(), 0) if table is not None else _chosen(readers)
+    runs = [run for run in runs if run.epochs]
     for run in runs:
         for fault in faults:
             run.notice(fault)
     if runs and unread:
         runs[0].notice(f"{count(unread, 'line')} with figures not understood and left out, such as: {first_unread}")
-    if table is None and runs and (others := sum(reader.num_lines for reader in readers) - chosen.num_lines):
+    if runs and others:
         runs[0].notice(f"{count(others, 'line')} of other programs in the same file: left out")
     return runs
+
+
+def _records(line: str) -> Iterator[str]:
+    """Cut a line where records of one family follow each other, each with what stands before it as before the first."""
+    marks = list(_RECORD.finditer(line))
+    starts = [mark.start() for mark in marks if mark.lastgroup == marks[0].lastgroup]
+    if len(starts) < 2:
+        yield line
+        return
+    first = prefix = line[: starts[0]]
+    words, is_named, records = len(first.split()), False, list[tuple[str, str]]()
+    for start, end in pairwise([*starts, len(line)]):
+        text, *own = line[start:end].rsplit(None, words) if words else [line[start:end]]
+        following = " ".join(own)
+        if end == len(line) or re.sub(r"\d+", "0", following) != re.sub(r"\d+", "0", " ".join(first.split())):
+            text, following = line[start:end], STAMP.sub("", first)  # the same worker, at a moment that is not known
+        else:
+            is_named = True
+        records.append((prefix, text))
+        prefix = following
+    yield from (f"{prefix} {text}" if is_named else text for prefix, text in records)  # else it is prose
+
+
+def _chosen(readers: Sequence[LineReader]) -> tuple[list[LogRun], int]:
+    """Return the runs of the program with most lines, with what MLPerf's say of them, and the number of lines left."""
+    *programs, mlperf = readers
+    used, stated = [max(programs, key=lambda reader: reader.num_lines)], mlperf.runs()
+    runs = used[0].runs()
+    pairs = list(zip(runs, stated, strict=False))
+    if stated and len(runs) == len(stated) and all(len(run.epochs) >= len(of_all.epochs) for run, of_all in pairs):
+        used.append(mlperf)
+        for run, of_all in pairs:
+            run.take_over(of_all)
+    elif stated:
+        runs, used = stated, [mlperf]
+    return runs, sum(reader.num_lines for reader in readers if reader not in used)
 
 
 def _lines(file: IO[bytes], faults: list[str]) -> Iterator[str]:
@@ -185,12 +227,7 @@ def _add_settings_beside(run: LogRun, path: Path) -> None:
 
 
 def _scalar(text: str) -> object:
-    words = {"null": None, "true": True, "false": False}
-    if text in words:
-        return words[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text.strip("'\"")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.strip("'\"")

@@ -106,7 +106,8 @@ class LogRun:
     ``format``: whose log; ``directory``: the file, with ``#2`` behind it for the second run in it. ``settings``: what
     the log says of the recipe, by our keys where we have the same, else by the program's own. ``steps_per_epoch``:
     updates in an epoch, where that is known exactly; ``batch_size``: images of an update of all workers together.
-    ``num_epochs``: that were asked for. ``began``: seconds since 1970.
+    ``num_images``: of an epoch, as MLPerf's logs state it, which begin with the first. ``num_epochs``: that were asked
+    for. ``began``: seconds since 1970. ``ended_as``: how, as the log states it.
     """
 
     format: str
@@ -118,8 +119,10 @@ class LogRun:
     num_workers: int = 1
     steps_per_epoch: float | None = None
     batch_size: int | None = None
+    num_images: int | None = None
     num_epochs: int | None = None
     began: float = NAN
+    ended_as: str = ""
 
     @property
     def title(self) -> str:
@@ -139,17 +142,24 @@ class LogRun:
     def is_complete(self) -> bool:
         """Return whether the log has all epochs that were asked for; if that is not known, a complete last epoch."""
         last = max(self.epochs)
+        if self.ended_as == "success":
+            return True
         if self.num_epochs:
             return last + 1 >= self.num_epochs and not self._is_partial(last)
-        return not self._is_partial(last)
+        return not self._is_partial(last) and not self.ended_as
 
     @property
     def num_devices(self) -> int | None:
         """Devices of all workers, as the program's arguments name them (``gpus='0,1'``); None where they do not."""
-        gpus, world = self.settings.get("gpus"), self.settings.get("world_size")
+        gpus, num, world = (self.settings.get(name) for name in ("gpus", "num_gpus", "world_size"))
         if isinstance(gpus, str) and re.fullmatch(r"\d+(,\d+)*", gpus):
-            return len(gpus.split(",")) * self.num_workers
-        return world if isinstance(world, int) and world > 0 else None
+            num = len(gpus.split(","))
+        if not isinstance(num, int) or num < 1:
+            return world if isinstance(world, int) and world > 0 else None
+        batch, own = self.settings.get("global_batch_size"), self.settings.get("batch_size")  # of all, and of a process
+        if isinstance(batch, int) and isinstance(own, int) and 0 < own <= batch and batch % own == 0:
+            return num * batch // own
+        return num * self.num_workers
 
     @property
     def seconds_left(self) -> float | None:
@@ -166,9 +176,8 @@ class LogRun:
     def ending(self) -> str:
         """The end of a log that is not complete, in words: within or after which epoch."""
         last = max(self.epochs)
-        return f"the log ends {'within' if self._is_partial(last) else 'after'} epoch {last + 1}" + (
-            f" of {self.num_epochs}" if self.num_epochs else ""
-        )
+        how = f"{self.ended_as or 'the log ends'} {'within' if self._is_partial(last) else 'after'}"
+        return f"{how} epoch {last + 1}" + (f" of {self.num_epochs}" if self.num_epochs else "")
 
     @property
     def recipe(self) -> Recipe:
@@ -206,6 +215,22 @@ class LogRun:
         self.epochs = {key: value for key, value in self.epochs.items() if key < number}
         self.points = [point for point in self.points if point.epoch < number]
 
+    def take_over(self, other: LogRun) -> None:
+        """Take what another program in the same file states of all devices and images: this one may be a worker's."""
+        has_times, has_scores = math.isfinite(self.began), any(facts.val for facts in other.epochs.values())
+        for number in {*self.epochs, *other.epochs}:
+            facts, stated = self.epoch(number), other.epochs.get(number, LogEpoch(number))
+            if has_scores:
+                facts.val = {name: values for name, values in facts.val.items() if name.endswith("=")} | stated.val
+            facts.seconds = facts.seconds or stated.seconds
+            if not has_times:
+                facts.ended, facts.evaluated = stated.ended, stated.evaluated
+        self.began, self.settings = self.began if has_times else other.began, {**other.settings, **self.settings}
+        self.batch_size = other.batch_size or self.batch_size
+        self.steps_per_epoch = other.steps_per_epoch or self.steps_per_epoch
+        self.num_images, self.ended_as = other.num_images, other.ended_as
+        self.notices += other.notices
+
     def notice(self, message: str) -> None:
         """Keep a remark, once."""
         if message not in self.notices and len(self.notices) < MAX_NOTICES:
@@ -214,15 +239,17 @@ class LogRun:
     def spans(self) -> dict[int, EpochTimes]:
         """Return when each epoch began and ended: by the dates of lines, else by the durations that the log states."""
         spans: dict[int, EpochTimes] = {}
-        time = self.began if math.isfinite(self.began) else 0.0
+        times = (self.began, *(facts.ended for _, facts in sorted(self.epochs.items())))
+        time = next((time for time in times if math.isfinite(time)), 0.0)
         newest = {point.epoch: point.time for point in self.points}
+        before = -1 if self.num_images else min(self.epochs) - 1
         for number in sorted(self.epochs):
-            facts = self.epochs[number]
+            facts, share, before = self.epochs[number], 1 / (number - before), number  # of those that have no figures
             seconds = facts.training_seconds
             ended = facts.ended if math.isfinite(facts.ended) else newest.get(number, NAN)
             end = ended if ended >= time else time + (seconds if seconds > 0 else 0.0)
             if math.isnan(seconds) and end > time:
-                seconds = end - time
+                seconds = (end - time) * share
             validated = end + (facts.val_seconds if facts.val_seconds > 0 else 0.0)
             after = facts.evaluated if facts.evaluated >= end else validated
             spans[number] = EpochTimes(time, end, after, seconds)
@@ -231,9 +258,10 @@ class LogRun:
 
     def events(self) -> Iterator[Event]:
         """Yield the run as events, oldest first; times are seconds since 1970, or since its start if not known."""
-        spans, per_epoch, first, last = self.spans(), self.settled_steps, min(self.epochs), max(self.epochs)
-        began, start = spans[first].began, round(first * per_epoch)
-        batch_size = self.batch_size if self.steps_per_epoch and self.batch_size else 0
+        spans, per_epoch, last = self.spans(), self.settled_steps, max(self.epochs)
+        first = 0 if self.num_images else min(self.epochs)
+        began, start, before = spans[min(self.epochs)].began, round(first * per_epoch), first - 1
+        batch_size = self.batch_size if self.steps_per_epoch and self.batch_size else (self.num_images or 0) / per_epoch
         model = {
             key: self.settings[f"model.{key}"] for key in ("name", "parameters") if f"model.{key}" in self.settings
         }
@@ -256,19 +284,21 @@ class LogRun:
         for number, span in spans.items():
             facts, points = self.epochs[number], by_epoch.get(number, [])
             is_partial = number == last and self._is_partial(number)
-            newest = max((point.batch for point in points), default=per_epoch)
+            newest = max((point.batch for point in points), default=0.0)
             share = min(1.0, newest / per_epoch) if is_partial else 1.0
-            step = max(step + (number > first), round((number + share) * per_epoch))
+            step = max(step + (number > first and share > 0), round((number + share) * per_epoch))
             yield from _logged(points, number, per_epoch, span)
-            yield _trained(facts, points, step, round(share * per_epoch) * batch_size, span)
+            yield _trained(facts, points, step, round(round(share * per_epoch) * batch_size), span)
             yield from _evaluated(facts, step, span)
-            update += min(span.ended - span.began, span.seconds) if math.isfinite(span.seconds) else 0.0
+            if math.isfinite(span.seconds):  # epochs without figures lie between two with some
+                update += min(span.ended - span.began, span.seconds * (number - before))
+            before = number
             evaluation += span.evaluated - span.ended
             yield Accounted(
                 time=span.evaluated,
                 attempt=1,
                 step=step,
-                images=(step - start) * batch_size,
+                images=round((step - start) * batch_size),
                 wall_seconds=span.evaluated - began,
                 seconds={"update": update, "evaluation": evaluation},
             )
@@ -276,7 +306,7 @@ class LogRun:
         for message in self.remarks:
             yield Noticed(time=end, attempt=1, message=message, step=step)
         if self.is_complete:
-            images = (step - start) * batch_size
+            images = round((step - start) * batch_size)
             yield Ended(time=end, attempt=1, status="finished", step=step, seconds=end - began, images=images)
 
     def _is_partial(self, number: int) -> bool:

@@ -24,7 +24,7 @@ KEYS = {
 """Words of other trainers for values of a recipe, besides those that the command line takes for flags."""
 LARGEST = 1e15
 MAX_SETTINGS = 300
-_STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 
 
 def number(text: str) -> float:
@@ -120,7 +120,7 @@ def stamp(line: str, end: int = 64) -> float:
     >>> stamp("2017-10-28 08:45:29,624 Epoch[0]") - stamp("2017-10-28T08:45:29")
     0.624000072479248
     """
-    match = _STAMP.search(line, 0, end)
+    match = STAMP.search(line, 0, end)
     if match is None:
         return NAN
     day = _day(match[1], match[2], match[3])

@@ -40,6 +40,7 @@ _PASSING = {
     *("Cast", "cast", "amp_cast", "Dropout", "mean", "squeeze", "_contrib_AdaptiveAvgPooling2D"),
 }
 """What may stand behind a classifier."""
+_LOSSES = OUTPUTS.keys() - {"softmax", "SoftmaxActivation", "log_softmax", "LogisticRegressionOutput"}  # of one label
 
 
 @dataclass(frozen=True)
@@ -226,10 +227,25 @@ def cut(symbol: Symbol, layer: str, num_classes: int) -> Symbol:
         Node("null", f"{fc}_weight"),
         Node("null", f"{fc}_bias"),
         Node("FullyConnected", fc, {"num_hidden": str(num_classes)}, ((number, 0), (count, 0), (count + 1, 0))),
-        Node("null", "softmax_label"),
-        Node("SoftmaxOutput", "softmax", {}, ((count + 2, 0), (count + 3, 0))),
     )
-    return Symbol((*nodes, *added), ((count + 4, 0),), symbol.version)
+    return with_loss(Symbol((*nodes, *added), ((count + 2, 0),), symbol.version))
+
+
+def with_loss(symbol: Symbol, *, is_multi_label: bool = False) -> Symbol:
+    """Let a classifier end with what MXNet's ``Module`` and ``score.py`` train by; Gluon's exports have no loss."""
+    [end] = symbol.heads
+    op, loss = symbol.nodes[end[0]].op, "LogisticRegressionOutput" if is_multi_label else "SoftmaxOutput"
+    if op == loss or (not is_multi_label and op in _LOSSES):
+        return symbol
+    while symbol.nodes[end[0]].op in OUTPUTS and symbol.nodes[end[0]].inputs:
+        end = symbol.nodes[end[0]].inputs[0]
+    nodes = [*symbol.nodes[: end[0] + 1]]
+    if nodes[-1].op not in ("FullyConnected", "Flatten"):  # maps of one value each, as a convolution gives them
+        nodes.append(Node("Flatten", f"{nodes[-1].name}_flat", {}, (end,)))
+        end = len(nodes) - 1, 0
+    name = "softmax_output" if any(node.name == "softmax" for node in nodes) else "softmax"
+    nodes += [Node("null", "softmax_label"), Node(loss, name, {}, (end, (len(nodes), 0)))]
+    return Symbol(tuple(nodes), ((len(nodes) - 1, 0),), symbol.version)
 
 
 def require_operators(symbol: Symbol) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from steadytrain.errors import ModelError, first_line
+from steadytrain.interop.mxnet.graph import with_loss
 from steadytrain.interop.mxnet.params import Array
 from steadytrain.interop.mxnet.symbol import Node, Symbol
 
@@ -86,10 +87,7 @@ def export_symbol(
             f" {'; '.join(listed[:_SHOWN])}. Networks of convolutions, batch norms, ReLUs, poolings and dense layers"
             " can be written"
         )
-    label = writer.variable("softmax_label")
-    output = "LogisticRegressionOutput" if is_multi_label else "SoftmaxOutput"
-    end = writer.add(output, "softmax", [end, label])
-    return TracedSymbol(Symbol(tuple(writer.nodes), (end,)), writer.params)
+    return TracedSymbol(with_loss(Symbol(tuple(writer.nodes), (end,)), is_multi_label=is_multi_label), writer.params)
 
 
 class _NoOperatorError(Exception):

@@ -17,7 +17,7 @@ from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import FailedError, ModelError, storage_errors
 from steadytrain.files import replace_file
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint, require_arrays, swap_colours
-from steadytrain.interop.mxnet.graph import build_network
+from steadytrain.interop.mxnet.graph import build_network, with_loss
 from steadytrain.interop.mxnet.match import TOLERANCE, match_known
 from steadytrain.interop.mxnet.params import read_params, write_params
 from steadytrain.interop.mxnet.states import read_states
@@ -180,6 +180,7 @@ def convert_to_mxnet(trained: Trained, out: Path, images: NDArray[np.uint8], *, 
         symbol = parse_symbol(trained.symbol, where=trained.name)
         network = build_network(symbol, channels=channels, size=size)
         params = network.params(module.state_dict())
+        symbol = with_loss(symbol, is_multi_label=trained.is_multi_label)
     else:
         exported = export_symbol(
             module, name=trained.name, channels=channels, size=size, is_multi_label=trained.is_multi_label
