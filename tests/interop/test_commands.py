@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
+from tests.interop.mxnet.cases import Case, Graph
 
 from steadytrain.cli import main, parse
 from steadytrain.cli.train import recipe_for
 from steadytrain.config import Recipe
+from steadytrain.config.defaults import usual_recipe
+from steadytrain.config.plain import leaves
 from steadytrain.errors import InputError
+from steadytrain.events import Evaluated
+from steadytrain.interop.mxnet.params import write_params
+from steadytrain.interop.mxnet.symbol import Symbol, write_symbol
 from steadytrain.interop.mxnet.tools import translate
 from steadytrain.launch.trackers import translate as translate_launcher
+from steadytrain.run import Run
 
 OLD = (Path(__file__).parent.parent / "golden" / "mxnet-commands.txt").read_text().splitlines()[1:]
 
@@ -63,6 +74,159 @@ def test_a_mean_is_left_out_with_the_network_that_it_belongs_to(
 )
 def test_difference_in_the_meaning_of_a_flag_is_reported(words: str, old: str, answer: str) -> None:
     assert answer in dict(translate("train_imagenet", ["--data-train", "a.rec", *words.split()]).rows)[old]
+
+
+LAW: dict[str, Any] = {
+    "data.interpolation": "bilinear",
+    "data.grow_size": [],
+    "data.transforms": [],
+    "data.balance": "none",
+    "data.repeats": 1,
+    "data.order": "global",
+    "model.train": "full",
+    "model.freeze": [],
+    "model.batch_norm": "train",
+    "optim.betas": [0.9, 0.999],
+    "optim.eps": 1e-8,
+    "optim.warmup": "linear",
+    "optim.final": 0.0,
+    "optim.loss": "auto",
+    "optim.class_weights": "none",
+    "optim.label_smoothing": 0.0,
+    "optim.clip_norm": None,
+    "optim.ema": None,
+    "optim.swa": None,
+    "optim.accumulate": 1,
+    "optim.grow_batch": [],
+    "budget.patience": None,
+    "budget.minutes": None,
+    "parallel.engine": "ddp",
+    "parallel.shard": False,
+    "parallel.compress": "none",
+}
+"""What MXNet's and GluonCV's training scripts do whatever their flags: the law, by the keys of the recipe."""
+SAID = {
+    "data.holdout": r"no --(data|rec)-val\b",
+    "data.val": r"no --(data|rec)-val\b",
+    **dict.fromkeys(("data.augment", "data.area", "data.ratio", "data.pad"), r"no (augmentation flags|.*random-crop)"),
+    "data.flip": "no (augmentation flags|.*random-mirror)",
+    "data.mean": "--rgb-mean",
+    "data.std": "--rgb-mean",
+    "data.size": "--image-shape",
+    "data.crop": "--image-shape",
+}
+"""Key of the recipe -> the row that tells of it, where a line leaves our value."""
+NO_LAW = re.compile(
+    "every\\.|parallel\\.|precision\\.|seed$|data\\.(train|classes|root|labels?|path|split)|model\\.(weights|options)"
+)
+"""How a run is watched and shared out, and where its data lie: not what is learned."""
+
+
+def _our_defaults(program: str, words: list[str], *, small: bool) -> list[str]:
+    """Walk the recipe of an old line: keys that hold our value, are no law of the tool's, and are in no row."""
+    read = translate(program, words)
+    [command] = read.commands
+    command = command[command.index("--") + 1 :] if command[0] == "launch" else command
+    options, is_tuned = parse(command)["options"], command[0] == "finetune"
+    recipe = options.recipe_over(usual_recipe("data", finetune=is_tuned, small=small))
+    said = [old for old, _ in read.rows]
+    ours = []
+    for key, value in leaves(recipe.to_dict()):
+        is_unused = {
+            "optim.momentum": recipe.optim.name not in ("sgd", "nag"),
+            "optim.nesterov": recipe.optim.name != "sgd",
+            "optim.milestones": recipe.optim.schedule != "mxnet/multi-factor",
+            "optim.factor": recipe.optim.schedule != "mxnet/multi-factor",
+            "optim.power": recipe.optim.schedule != "mxnet/poly",
+            "optim.options": True,
+            **dict.fromkeys(("data.val", "data.holdout"), recipe.data.val is not None or "--data_dir" in words),
+            "model.decay": recipe.model.train == "full",
+            "model.pretrained": value is is_tuned,
+            **dict.fromkeys(("data.area", "data.ratio"), recipe.data.augment in ("none", "pad-crop")),
+            "data.pad": recipe.data.augment in ("none", "resized-crop"),
+        }.get(key, False)
+        if key in LAW:
+            ours += [key] if key not in options.changes and value != LAW[key] else []
+        elif key not in options.changes and not is_unused and not NO_LAW.match(key):
+            ours += [] if any(re.match(SAID.get(key, "$"), old) for old in said) else [key]
+    return ours
+
+
+LINES = [line for line in OLD[::2] if re.match(r"(train_|fine|launch|dmlc)", line)]
+LINES = [line for line in LINES if "--benchmark" not in line and "--test-io" not in line]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *LINES,
+        "train_imagenet.py --network resnet --num-layers 50 --optimizer adam --random-crop 1 --data-train a.rec",
+        "train_imagenet.py --network resnet --num-layers 50 --random-mirror 1 --brightness 0.4 --data-train a.rec",
+        "fine-tune.py --pretrained-model imagenet1k-resnet-50 --data-train a.rec --random-resized-crop 1",
+    ],
+)
+def test_no_translated_line_inherits_a_default_of_ours_unsaid(line: str) -> None:
+    program, *words = shlex.split(line)
+    is_tuned = program.startswith("fine")
+    for small in (False,) if is_tuned else (False, True):
+        assert _our_defaults(program, words, small=small) == []
+
+
+def test_rates_of_optimizers_are_mxnets_where_torch_has_others() -> None:
+    for name, option in (("rmsprop", "alpha=0.9"), ("adagrad", "eps=1e-07"), ("adadelta", "eps=1e-05")):
+        read = translate("train_imagenet", ["--data-train", "a.rec", "--optimizer", name])
+        assert f"optim.options.{option}" in read.commands[0]
+        assert any(option in new for _, new in read.rows)
+
+
+def _pretrained(folder: Path, data: NDArray[np.uint8]) -> None:
+    """Write a small network ``net`` for 32 pixels, whose classifier has two outputs, as MXNet would."""
+    g = Graph(0)
+    x = g.op(
+        "Convolution", g.var("data"), g.p("conv_weight", 16, 3, 3, 3), no_bias=True, num_filter=16, kernel="(3, 3)"
+    )
+    norm = [g.p(f"bn_{name}", 16, aux=name.startswith("moving"), positive=True) for name in NORM]
+    x = g.op("Activation", g.op("BatchNorm", x, *norm, fix_gamma=False), act_type="relu")
+    pool = g.op("Pooling", x, global_pool=True, kernel="(1, 1)", pool_type="avg")
+    fc = g.op("FullyConnected", pool, g.p("fc_weight", 2, 16), g.p("fc_bias", 2), num_hidden=2)
+    end = g.op("SoftmaxOutput", fc, g.var("softmax_label"))
+    write_symbol(folder / "net-symbol.json", Symbol(tuple(g.nodes), (end,), 10901))
+    case = Case(Symbol(tuple(g.nodes), (end,), 10901), g.params, data, g.aux)
+    write_params(folder / "net-0003.params", case.prefixed)
+
+
+NORM = ("gamma", "beta", "moving_mean", "moving_var")
+
+
+def test_fine_tune_trains_as_mxnets_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A new classifier, norms in training, one rate, no smoothing and no average; the recipe is shown before."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for i in range(120):
+        image = random.integers(0, 120, (32, 32, 3), dtype=np.uint8)
+        image[..., i % 2] += 100  # reddish, greenish
+        path = tmp_path / "data" / "train" / ("red", "green")[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    _pretrained(tmp_path, image)
+    line = "--pretrained-model net --load-epoch 3 --data-train data/train --batch-size 12 --num-epochs 3 --lr 0.05"
+    words = ["mxnet", "fine-tune.py", *line.split(), "--image-shape", "3,32,32", "--disp-batches", "1"]
+    assert main([*words, "--dry-run", "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    [command], rows = document["commands"], {row["old"]: row["new"] for row in document["rows"]}
+    assert rows["--layer-before-fullc flatten0 (default)"].endswith("stands there; this network has no flatten0")
+    assert "fits the classifier first" in rows["instead"] and "steady finetune data/train" in rows["instead"]
+    recipe: Recipe = recipe_for("data/train", parse(command)["options"], finetune=True)
+    (tmp_path / "old.toml").write_text(document["recipes"][0])
+    again = recipe_for(None, parse(["train", "--recipe", "old.toml"])["options"], finetune=False)
+    assert again.with_({"optim.base_batch_size": None}) == recipe
+    model, optim = recipe.model, recipe.optim
+    assert (model.train, model.batch_norm, optim.label_smoothing, optim.ema) == ("full", "train", 0.0, None)
+    assert main([*words, "--model-prefix", "run"]) == 0
+    losses = [event.loss for event in Run.open("run").events() if isinstance(event, Evaluated)]
+    assert len(losses) == 3 and max(losses) < 0.6 and all(map(math.isfinite, losses))
 
 
 TYPED = {

@@ -172,7 +172,7 @@ def _recipe(command: Sequence[str]) -> str | None:
     is_tuned = command[0] == "finetune"
     try:
         recipe = recipe_for(command[1], parse(command)["options"], finetune=is_tuned)
-        usual = recipe_for(command[1], TrainingOptions(), finetune=is_tuned)
+        usual = recipe_for(command[1], TrainingOptions(), finetune=False)  # of steady train --recipe
         return "\n".join(write_toml(recipe, usual, {})[0])
     except InputError as error:
         note(f"no recipe yet: {error}")

@@ -11,12 +11,22 @@ called ``resnet50_v1d``.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from steadytrain.errors import InputError, did_you_mean
-from steadytrain.interop.mxnet.flags import Draft, Flags, Parser, Translated, flag_parser, read_precision
+from steadytrain.interop.mxnet.flags import (
+    HELD_OUT,
+    Draft,
+    Flags,
+    Parser,
+    Translated,
+    Words,
+    flag_parser,
+    read_precision,
+)
 
 _FLAGS: Flags = {
     **dict.fromkeys(("data_dir", "rec_train", "rec_val", "rec_train_idx", "rec_val_idx"), (str, None)),
@@ -36,6 +46,8 @@ _SWITCHES = (
 _SHARED = frozenset(["batch_size", "dtype", "num_epochs", "lr", "wd", "warmup_epochs", "model"])
 """Flags that MXNet's script of the same name has, too, or that are the beginning of one (``--model-prefix``)."""
 
+_MEAN, _STD = "[0.485,0.456,0.406]", "[0.229,0.224,0.225]"
+"""Of ImageNet's images, which its script fixes."""
 _NAMES = (  # GluonCV's pattern -> the name here
     (r"resnet(\d+)_v1b?(_gn)?", r"timm/resnet\1\2"),
     (r"resnet(\d+)_v1(c|d|s)", r"timm/resnet\1\2"),
@@ -86,6 +98,7 @@ def translate_gluoncv(words: Sequence[str]) -> Translated:
     return Translated(commands=(tuple(draft.words),), rows=tuple(draft.rows))
 
 
+_DECAYED = "of all but norms and biases, as with --no-wd; without it GluonCV decayed them too"
 _SAYS_NOTHING = {
     **dict.fromkeys(("rec_train_idx", "rec_val_idx"), "the index is found by its name"),
     "use_rec": "the kind of the data is seen",
@@ -107,6 +120,8 @@ def _data_and_network(draft: Draft) -> None:
     draft.add(["rec_train" if values["rec_train"] else "data_dir"], "train", place)
     if values["rec_val"]:
         draft.add(["rec_val"], "--val", values["rec_val"])
+    elif values["rec_train"]:
+        draft.rows.append(("no --rec-val", HELD_OUT))
     for flag, remedy in {
         "teacher": "no distillation is built in: a loss of your own, --loss pkg.mod:factory, may hold the teacher",
         "use_se": "name the network with squeeze and excitation: steady models '*se*'",
@@ -128,14 +143,7 @@ def _model(name: str | None, *, with_norms: bool) -> str:
         if (match := re.fullmatch(pattern, name)) is not None:
             ours = match.expand(ours).replace("se_resnext", "seresnext")
             return f"{ours}_bn" if with_norms and "vgg" in ours and not ours.endswith("_bn") else ours
-    known = [
-        "resnet50_v1d",
-        "resnet50_v1b",
-        "resnet50_v2",
-        "mobilenetv2_1.0",
-        "mobilenetv3_large",
-        "se_resnext50_32x4d",
-    ]
+    known = ["resnet50_v1d", "resnet50_v1b", "resnet50_v2", "mobilenetv2_1.0", "mobilenetv3_large"]
     raise InputError(
         f"--model is {name!r}, whose name here is not known: steady train ... --model NAME (steady models finds it)."
         f"{did_you_mean(name, known)}"
@@ -180,7 +188,7 @@ def _length_and_rate(draft: Draft) -> None:
             draft.drop(flag, f"changes nothing with --lr-mode {mode}")
     draft.words += ["--optimizer", "nag", "--set", f"optim.momentum={values['momentum']:g}"]
     draft.rows.append((draft.old(["momentum"]), "--optimizer nag with it, as the script has"))
-    draft.add(["wd"], "--weight-decay", f"{values['wd']:g}", why="of all but norms and biases")
+    draft.add(["wd"], "--weight-decay", f"{values['wd']:g}", why=("" if "no_wd" in draft.typed else _DECAYED))
 
 
 def _images_and_targets(draft: Draft) -> None:
@@ -195,11 +203,16 @@ def _images_and_targets(draft: Draft) -> None:
         draft.drop("mixup_off_epoch", "belongs to --mixup")
     draft.drop("mixup_alpha", "the share of mixing" if "mixup" in draft.typed else "belongs to --mixup")
     draft.words += ["--transforms", ",".join(transforms), "--set", "data.augment=resized-crop"]
-    draft.rows.append(("random crops, flips and colours", "--transforms color:0.4 and data.augment=resized-crop"))
+    words: Words = ("--set", "data.area=[0.08,1]", "--set", "data.ratio=[0.75,1.33333]", "--set", "data.flip=true")
+    words += ("--set", f"data.mean={_MEAN}", "--set", f"data.std={_STD}")
+    draft.words += words
+    same = f"--transforms color:0.4 and data.augment=resized-crop, {shlex.join(words)}; without its PCA noise"
+    draft.rows.append(("random crops, flips, colours and their scale", same))
     smoothing = "0.1" if "label_smoothing" in draft.typed else "0"
     draft.words += ["--set", f"optim.label_smoothing={smoothing}"]
     if "label_smoothing" in draft.typed:
         draft.rows.append(("--label-smoothing", "--set optim.label_smoothing=0.1"))
+    draft.fix("train_imagenet.py")
 
 
 def _machine(draft: Draft) -> None:

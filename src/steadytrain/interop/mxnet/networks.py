@@ -70,3 +70,21 @@ PUBLISHED = {
     "imagenet11k-place365ch-resnet-50": "timm/resnetv2_50x1_bit",
 }
 """Name in MXNet's zoo -> pretrained weights that are published today."""
+
+
+def find_published(name: str, file: str) -> tuple[str, str]:
+    """Return the model that stands for one of MXNet's zoo whose ``file`` is not here, and what differs."""
+    model = PUBLISHED[name]
+    other = _OTHERS.get(model, "the same network")
+    return model, f"{file} is not here; these weights are published today: {other}"
+
+
+_OTHERS = {
+    "timm/inception_v3": "another network of the family, also of ImageNet-1k, made for 299 pixels",
+    **{
+        f"timm/resnet{n}": "of the same depth and data, with activations after the sums (v1)"
+        for n in (18, 34, 50, 101, 152)
+    },
+    **{f"timm/resnetv2_{n}x1_bit": f"a ResNet-{n} v2 of ImageNet-21k and then ImageNet-1k" for n in (50, 101)},
+}
+"""Model -> what it is, where it is not the network whose place it takes."""

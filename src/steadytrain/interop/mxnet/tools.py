@@ -32,7 +32,7 @@ from steadytrain.interop.mxnet.flags import (
     read_precision,
     read_shape,
 )
-from steadytrain.interop.mxnet.networks import PUBLISHED, find_model
+from steadytrain.interop.mxnet.networks import PUBLISHED, find_model, find_published
 from steadytrain.interop.mxnet.trainers import TRAINERS, translate_trainer
 
 
@@ -53,8 +53,7 @@ def _score(words: Sequence[str]) -> Translated:
         raise InputError(f"--model is {draft.values['model']!r}; the epoch after the comma must be a number: PREFIX,0")
     params = f"{prefix}-{int(number):04d}.params"
     is_replaced = prefix in PUBLISHED and not Path(params).exists()
-    model = PUBLISHED[prefix] if is_replaced else params
-    why = f"{params} is not here; these weights are published today" if is_replaced else ""
+    model, why = find_published(prefix, params) if is_replaced else (params, "")
     draft.add(["model", "data_val"], "evaluate", model, draft.values["data_val"], why=why)
     draft.add(["batch_size"], "--batch-size", str(draft.values["batch_size"]))
     channels, side = read_shape(draft.values["image_shape"])
@@ -218,17 +217,9 @@ def _im2rec_binary(words: Sequence[str]) -> Translated:
             f"nsplit is {pairs['nsplit']}, which packs a part of the list: steady pack {places[0]}"
             f" {Path(places[2]).with_suffix('')} --root {places[1]} --shards {pairs['nsplit']} writes all parts at once"
         )
-    names = {
-        "resize": "resize",
-        "quality": "quality",
-        "encoding": "encoding",
-        "color": "color",
-        "center_crop": "center_crop",
-    }
+    names = ("resize", "quality", "encoding", "color", "center_crop")
     try:
-        values = {
-            names[key]: value if key == "encoding" else int(value) for key, value in pairs.items() if key in names
-        }
+        values = {key: value if key == "encoding" else int(value) for key, value in pairs.items() if key in names}
     except ValueError:
         raise InputError(f"{' '.join(words)}: a value is no whole number") from None
     if not values.get("center_crop"):
@@ -236,7 +227,7 @@ def _im2rec_binary(words: Sequence[str]) -> Translated:
     draft = Draft(values, frozenset(values))
     if pairs.get("unchanged") == "1":
         values["pass_through"] = "1"
-    for key in sorted(pairs.keys() - names.keys()):
+    for key in sorted(pairs.keys() - {*names}):
         known = {"label_width", "pack_label", "nsplit", "part", "inter_method", "unchanged"}
         if key not in known:
             raise InputError(f"im2rec has no {key}=.{did_you_mean(key, [*names, *known])}")

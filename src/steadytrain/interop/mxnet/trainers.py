@@ -10,9 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from steadytrain.errors import InputError, did_you_mean
+from steadytrain.config.defaults import SMALL
+from steadytrain.errors import InputError, ModelError, did_you_mean
 from steadytrain.interop.mxnet.flags import (
     CUT,
+    HELD_OUT,
     OF_OTHER_WEIGHTS,
     Draft,
     Flags,
@@ -25,12 +27,17 @@ from steadytrain.interop.mxnet.flags import (
     read_shape,
 )
 from steadytrain.interop.mxnet.gluoncv import is_gluoncv, translate_gluoncv
-from steadytrain.interop.mxnet.networks import FAMILIES, MODEL_OPTIONS, PUBLISHED, find_model
+from steadytrain.interop.mxnet.networks import FAMILIES, MODEL_OPTIONS, PUBLISHED, find_model, find_published
+from steadytrain.interop.mxnet.symbol import read_symbol
 
-NO_AUGMENTATION = (
-    "random crops and flips, as usual here; MXNet 1.9.1 did neither unless it was asked to"
-    " (--set data.augment=none --set data.flip=false)"
-)
+NO_AUGMENTATION = {
+    "random_crop": (
+        "random crops of {} of an image's area (images of up to 64 pixels: padded by 4 and cut)",
+        "--set data.augment=none",
+    ),
+    "random_mirror": ("flips", "--set data.flip=false"),
+}
+"""Flag that nobody typed -> what is done as usual here, and how to have it as in MXNet 1.9.1, which did neither."""
 
 
 _FIT: Flags = {
@@ -205,6 +212,8 @@ def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -
     draft.add(["data_train"], "finetune" if script == "fine_tune" else "train", _train_file(draft))
     if val := _data_file(draft, "data_val"):
         draft.add(["data_val"], "--val", val)
+    else:
+        draft.rows.append(("no --data-val", HELD_OUT))
     if script == "fine_tune":
         _pretrained(draft)
         for flag in ("network", "num_layers"):
@@ -214,7 +223,7 @@ def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -
     if shape[1] > 32:
         draft.add(["image_shape"], "--size", str(shape[1]), why=CUT if val else "")
     else:
-        draft.drop("image_shape", _SMALL)
+        draft.add(["image_shape"], why=_SMALL)
     batch, asked_workers = values["batch_size"], workers
     is_async = values["kv_store"].startswith("dist_async") and workers > 1 and find_spec("ray") is not None
     workers = workers if values["kv_store"].startswith("dist") and not is_async else 1  # that share a batch
@@ -231,10 +240,11 @@ def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -
     _optimizer(draft, workers)
     _numbers(draft)
     _devices(draft, is_async=is_async, is_alone=asked_workers == 1)
-    _augmentation(draft, script)
+    _augmentation(draft, script, shape[1])
     _normalised(draft, script)
     add_threads(draft, ranks)
     draft.add(["disp_batches"], "--set", f"every.log_steps={values['disp_batches']}")
+    draft.fix(f"{script.replace('fine_', 'fine-')}.py")
     for flag, why in _SAYS_NOTHING.items():
         draft.drop(flag, why)
 
@@ -273,10 +283,12 @@ def _pretrained(draft: Draft) -> None:
     if Path(f"{name}-symbol.json").exists():
         flags = ["pretrained_model", *(["load_epoch"] if "load_epoch" in draft.typed else [])]
         draft.add(flags, "--model", f"mxnet:{name}-{number:04d}.params")
-        if "layer_before_fullc" in draft.typed:
-            draft.add(["layer_before_fullc"], "--layer-before-fullc", draft.values["layer_before_fullc"])
-    elif (model := PUBLISHED.get(name)) is not None:
-        why = f"{name}-symbol.json is not here; these weights are published today"
+        layer, why = _layer_before(Path(f"{name}-symbol.json"), draft)
+        if layer:
+            words = ("--layer-before-fullc", layer, "--set", "model.options.classifier_init=kaiming")
+            draft.add(["layer_before_fullc"], *words, why=f"a new classifier stands there{why}")
+    elif name in PUBLISHED:
+        model, why = find_published(name, f"{name}-symbol.json")
         draft.add(["pretrained_model"], "--model", model, why=why)
         draft.drop("layer_before_fullc", "what stands before the classifier is known")
     else:
@@ -284,6 +296,21 @@ def _pretrained(draft: Draft) -> None:
         raise InputError(
             f"--pretrained-model is {name!r}: there is no {name}-symbol.json, nor a model of that name.{near}"
         )
+
+
+def _layer_before(symbol: Path, draft: Draft) -> tuple[str, str]:
+    """Return the layer behind which the new classifier stands, and what is worth knowing of it."""
+    layer: str = draft.values["layer_before_fullc"]
+    if "layer_before_fullc" in draft.typed:
+        return layer, ""
+    try:
+        nodes = read_symbol(symbol).nodes
+    except ModelError:
+        return "", ""  # whoever opens the network says what is wrong
+    if any(node.name == layer for node in nodes):
+        return layer, ""
+    heads = [node for node in nodes if node.op in ("FullyConnected", "Convolution") and node.inputs]
+    return (nodes[heads[-1].inputs[0][0]].name, f"; this network has no {layer}") if heads else ("", "")
 
 
 def _length(draft: Draft) -> int:
@@ -359,6 +386,13 @@ _OPTIMIZERS = {
     **{name: name for name in ("sgd", "nag", "adam", "adagrad", "adadelta", "rmsprop", "adamax", "nadam")},
     **{name: name for name in ("signum", "ftml", "dcasgd", "lbsgd", "ftrl", "sgld")},
 }
+_OPTIONS = {
+    "sgd": "nesterov=false",
+    "rmsprop": "options.alpha=0.9",
+    "adagrad": "options.eps=1e-07",
+    "adadelta": "options.eps=1e-05",
+}
+"""Optimizer -> MXNet's value, where ours is another."""
 _WITH_MOMENTUM = ("sgd", "nag", "signum", "dcasgd", "lbsgd")
 
 
@@ -371,7 +405,7 @@ def _optimizer_name(name: str) -> str:
 
 def _optimizer(draft: Draft, workers: int) -> None:
     values, name = draft.values, _optimizer_name(draft.values["optimizer"])
-    plain = ("--set", "optim.nesterov=false") if name == "sgd" else ()
+    plain = ("--set", f"optim.{_OPTIONS[name]}") if name in _OPTIONS else ()
     draft.add(["optimizer"], "--optimizer", name, *plain)
     if name in ("sgd", "nag"):
         draft.add(["mom"], "--set", f"optim.momentum={values['mom']:g}")
@@ -453,7 +487,7 @@ def _devices(draft: Draft, *, is_async: bool, is_alone: bool) -> None:
         draft.drop("kv_store", "devices exchange gradients directly")
 
 
-def _augmentation(draft: Draft, script: str) -> None:
+def _augmentation(draft: Draft, script: str, side: int) -> None:
     values, usual = draft.values, {name: value for name, (_, value) in _AUGMENT.items()}
     changed = {name for name in draft.typed & usual.keys() if values[name] != usual[name]}
     if values["use_imagenet_data_augmentation"]:  # as it was meant
@@ -466,20 +500,27 @@ def _augmentation(draft: Draft, script: str) -> None:
     if is_padded:
         draft.add(["pad_size"], "--set", "data.augment=pad-crop", "--set", f"data.pad={values['pad_size']}")
     draft.drop("fill_value", "what is empty gets the mean colour")
-    if not changed and not {"random_crop", "random_mirror"} <= draft.typed:
-        draft.rows.append(("no augmentation flags", NO_AUGMENTATION))
+    is_sized = bool(changed & _SIZED)
+    if not is_sized and not is_padded and values["random_crop"] and side > SMALL:
+        is_sized, changed = True, changed | {"random_crop"}
+    untyped = {"random_crop", "random_mirror"} - draft.typed - ({"random_crop"} if is_sized else set())
+    if untyped:
+        share = "40 to 100 %" if script == "fine_tune" else "8 to 100 %"
+        usual, without = zip(*(NO_AUGMENTATION[flag] for flag in sorted(untyped)), strict=True)
+        names = " ".join(f"--{flag.replace('_', '-')}" for flag in sorted(untyped)) if changed else "augmentation flags"
+        why = f"{' and '.join(usual)}, as usual here; MXNet 1.9.1 had none unless it was asked to"
+        draft.rows.append((f"no {names}", f"{why.format(share)} ({' '.join(without)})"))
     if "random_mirror" in draft.typed:
         draft.add(["random_mirror"], "--set", f"data.flip={'true' if values['random_mirror'] else 'false'}")
     if "min_random_scale" in changed:
         draft.drop("min_random_scale", "left out: images are not made smaller than what is cut out of them")
-    sized = {"random_resized_crop", "min_random_area", "max_random_area", "max_random_scale"}
-    sized |= {"max_random_aspect_ratio", "min_random_aspect_ratio", "min_crop_size", "max_crop_size"}
-    if changed & sized:
-        flags = sorted(changed & sized & draft.typed)
+    if is_sized:
+        flags = sorted(changed & (_SIZED | {"random_crop"}) & draft.typed)
         words = ("--set", "data.augment=resized-crop", *_areas(values, changed))
         draft.words += words
         draft.rows += [(draft.old(flags), f"{shlex.join(words)}{_area_difference(values, changed)}")] if flags else []
-        draft.drop("random_crop", "is part of it")
+        if "random_crop" not in changed:
+            draft.drop("random_crop", "is part of it")
     elif is_padded:
         draft.drop("random_crop", "a place in the padded image is drawn")
     elif "random_crop" in draft.typed and not values["random_crop"]:
@@ -495,19 +536,26 @@ def _augmentation(draft: Draft, script: str) -> None:
 
 
 _CROP_SIZES = {"min_crop_size", "max_crop_size"}
+_OTHER_AREAS = _CROP_SIZES | {"random_resized_crop", "min_random_area", "max_random_area", "max_random_scale"}
+_SIZED = _OTHER_AREAS | {"max_random_aspect_ratio", "min_random_aspect_ratio"}
+_SHARE = 0.57, 0.77
+"""Of an image of 4:3 and of a square one, whose shorter side is 8/7 of the crop's, as 256 is of 224."""
 
 
 def _areas(values: Mapping[str, Any], changed: set[str]) -> Iterator[str]:
     low, high = values["min_random_area"], min(values["max_random_area"], 1.0)
     if "max_random_scale" in changed:  # an image that is made larger shows less of itself
         low, high = 1 / max(1.0, values["max_random_scale"]) ** 2, 1.0
-    if not changed & _CROP_SIZES and (low < 1 or values["random_resized_crop"]):
-        yield from ("--set", f"data.area=[{low:.4g},{high:g}]")
+    if changed & _CROP_SIZES:
+        low, high = 0.08, 1
+    elif not changed & _OTHER_AREAS:
+        low, high = _SHARE
+    yield from ("--set", f"data.area=[{low:.4g},{high:g}]")
     most, least = values["max_random_aspect_ratio"], values["min_random_aspect_ratio"]
     if most:
         ratios = (1 - most, 1 + most) if least is None else (least, most)
         yield from ("--set", f"data.ratio=[{ratios[0]:.6g},{ratios[1]:.6g}]")
-    elif values["random_resized_crop"] or changed & _CROP_SIZES:
+    else:
         yield from ("--set", "data.ratio=[1,1]")
 
 
@@ -517,6 +565,11 @@ def _area_difference(values: Mapping[str, Any], changed: set[str]) -> str:
         return (
             ": squares of 8 to 100 % of an image's area; MXNet's sides are pixels of images as they are stored:"
             " --set data.area=[LEAST,MOST] says their share"
+        )
+    if not changed & _OTHER_AREAS:
+        return (
+            ": nearly: MXNet kept the scale of images as they are stored, and cut this share out of those packed at 256"
+            " pixels for 224; --set data.area=[LEAST,MOST] says another"
         )
     if values["random_resized_crop"] and values["min_random_area"] >= 1:
         return ": whole images, as MXNet's areas of 1 mean; --min-random-area 0.08 is what is usual"
@@ -549,7 +602,7 @@ def _normalised(draft: Draft, script: str) -> None:
     """Mean and standard deviation, of 255 here and of 1 there."""
     if script == "fine_tune" and not any(word.startswith("mxnet:") for word in draft.words):
         for flag in ("rgb_mean", "rgb_std"):
-            draft.drop(flag, OF_OTHER_WEIGHTS)
+            draft.add([flag], why=OF_OTHER_WEIGHTS)
         return
     if script == "train_mnist" or not {"rgb_mean", "rgb_std"} & draft.typed:
         draft.rows.append(("--rgb-mean, --rgb-std (default)", "mean and deviation of the data, or of the weights"))
