@@ -528,39 +528,17 @@ TRAINING_READERS: dict[str, Read] = {
 READERS = {**augmentation_flags.READERS, **TRAINING_READERS}
 """Flag, without its dashes -> what reads it."""
 
-SWITCHES = frozenset(
-    (
-        *("ra-sampler", "repeated-aug", "dataset-trust-remote-code", "no-aug", "pretrained", "channels-last"),
-        *("sync-bn", "sync-batchnorm", "amp", "no-ddp-bb", "synchronize-step", "benchmark", "inference-mode"),
-        *("use-distributed-sampler", "use-deterministic-algorithms", "sched-on-updates", "bce-loss", "model-ema"),
-        *("model-ema-warmup", "enable-checkpointing", "enable-progress-bar", "enable-model-summary"),
-        *(
-            "enable-autolog-hparams",
-            "pin-mem",
-            "no-prefetcher",
-            "use-multi-epochs-loader",
-            "use-v2",
-            "weights-only",
-            "barebones",
-            *("distributed", "multiprocessing-distributed", "dist-eval", "no-cuda", "cudnn-benchmark", "cos-lr"),
-            *(
-                "plots",
-                "ignore-mismatched-sizes",
-                "torch-compile",
-                "verbose",
-                "shuffle",
-                "drop-last",
-                "do-train",
-                "do-eval",
-                "save-model",
-                *("remove-unused-columns", "load-best-model-at-end", "disable-tqdm"),
-                *("greater-is-better", "use-multiprocessing", "dataloader-drop-last"),
-                "pin-memory",
-                "persistent-workers",
-            ),
-        ),
-    )
-)
+SWITCHES = frozenset((
+    "ra-sampler", "repeated-aug", "dataset-trust-remote-code", "no-aug", "pretrained", "channels-last", "sync-bn",
+    "sync-batchnorm", "amp", "no-ddp-bb", "synchronize-step", "benchmark", "inference-mode",
+    "use-distributed-sampler", "use-deterministic-algorithms", "sched-on-updates", "bce-loss", "model-ema",
+    "model-ema-warmup", "enable-checkpointing", "enable-progress-bar", "enable-model-summary",
+    "enable-autolog-hparams", "pin-mem", "no-prefetcher", "use-multi-epochs-loader", "use-v2", "weights-only",
+    "barebones", "distributed", "multiprocessing-distributed", "dist-eval", "no-cuda", "cudnn-benchmark", "cos-lr",
+    "plots", "ignore-mismatched-sizes", "torch-compile", "verbose", "shuffle", "drop-last", "do-train", "do-eval",
+    "save-model", "remove-unused-columns", "load-best-model-at-end", "disable-tqdm", "greater-is-better",
+    "use-multiprocessing", "dataloader-drop-last", "pin-memory", "persistent-workers",
+))  # fmt: skip
 """Flags that need no value, and may have a word that turns them on or off."""
 
 MOST_VALUES = {

@@ -12,6 +12,7 @@ over silently. Defaults of the old scripts hold (80 epochs, a batch of 128, ...)
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -269,13 +270,9 @@ def _launch(words: Sequence[str]) -> Translated:
 
     A worker had several GPUs (``--gpus 0,1``), a rank has one: there are as many ranks as the workers had GPUs.
     """
-    at_script = next((i for i, word in enumerate(words) if word.endswith(".py") and _script(word) in TRAINERS), None)
-    if at_script is None:
+    flags, program = _cut(words)
+    if not program or program[0] in _OURS:
         return Translated(commands=(("launch", *words),), rows=())
-    first = words[:at_script]
-    if first and Path(first[-1]).name.startswith("python"):
-        first = first[:-1]
-    flags = list(first[:-1] if first[-1:] == ["--"] else first)
     parser = Parser(prog="launch", add_help=False, allow_abbrev=False)
     parser.add_argument("-n", "--num-workers", "--nworker", type=int, default=1)
     parser.add_argument("-s", "--num-servers", "--server-nodes", type=int)
@@ -285,8 +282,14 @@ def _launch(words: Sequence[str]) -> Translated:
     places.add_argument("--launcher", "--cluster", "--on", dest="place")
     places.add_argument("-H", "--hostfile", "--host-file", "--hosts", dest="hosts")
     named = places.parse_known_args(others)[0]
-    inner = translate_trainer(_script(words[at_script]), words[at_script + 1 :], workers)
-    command, rows = list(inner.commands[0]), list(inner.rows)
+    before, script, arguments = _find_script(program)
+    rows = [(shlex.join(before), _BEFORE)] if before else []
+    others += [word for name in before if re.fullmatch(r"[A-Za-z_]\w*=.*", name) for word in ("--env", name)]
+    if script not in PROGRAMS:
+        rows.append((" ".join(program), _own_program(script, program)))
+        return Translated(commands=(("launch", *others, "-n", str(workers), "--", *arguments),), rows=tuple(rows))
+    inner = translate(script, arguments, workers=workers)
+    command, rows = list(inner.commands[0]), [*rows, *inner.rows]
     ranks, is_on_gpus = workers, any(word.startswith("cuda:") for word in command)
     if "--procs" in command:  # the launcher starts the ranks
         at = command.index("--procs")
@@ -300,7 +303,7 @@ def _launch(words: Sequence[str]) -> Translated:
     if workers > 1 and not named.hosts and named.place in (None, "local") and is_on_gpus:
         raise InputError(
             f"{workers} workers on this machine would share the GPUs of --gpus: start one rank on each instead, without"
-            f" launch: steady mxnet {words[at_script]} --gpus 0,1,... and {workers} times the --batch-size"
+            f" launch: steady mxnet {script} --gpus 0,1,... and {workers} times the --batch-size"
         )
     servers = parsed.num_servers
     if servers is None and "async" in command:
@@ -309,9 +312,63 @@ def _launch(words: Sequence[str]) -> Translated:
     return Translated(commands=(("launch", *others, "-n", str(ranks), "--", *command),), rows=tuple(rows))
 
 
-def _script(program: str) -> str:
-    """Name a script as :data:`TRAINERS` does."""
-    return Path(program).name.removesuffix(".py").replace("-", "_")
+_OURS = ("steady", "train", "finetune", "resume", "bandwidth", "pack")
+_BEFORE = "left out, but for variables (--env): steadytrain binds threads itself (--threads)"
+_OWN = "your own program, which gets RANK, WORLD_SIZE and torchrun's other variables, and no servers"
+_SHELL = "import os, sys; os.execvp('sh', ['sh', '-c', sys.argv[1]])"
+"""Python that becomes a shell, which runs the words of a command joined, as MXNet's launcher had them run."""
+
+
+def _cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Cut a launcher's line into its flags and the program, whose words may be quoted together."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        at += 1 if "=" in words[at] or re.fullmatch(r"-[nsH].+|--(p3|keep)?", words[at]) else 2
+    program = list(words[at:])
+    if program and " " in program[0] and not re.search(r"[;&|<>$`]", program[0]):
+        program = shlex.split(" ".join(program))
+    return [word for word in words[:at] if word != "--"], program
+
+
+def _find_script(program: Sequence[str]) -> tuple[Sequence[str], str, Sequence[str]]:
+    """Find the old tool that a launched program is, behind an interpreter and what stands before that (``env``).
+
+    Returns:
+        The words before, the tool's name, and its words; where it is none, the script and words that start it.
+    """
+    at = next((i for i, word in enumerate(program) if re.fullmatch(r"python[\d.]*", Path(word).name)), -1)
+    if at < 0 and re.fullmatch(r"\S+\.py", program[0]):  # started by its own first line
+        program = ("python", *program)
+        at = 0
+    if at < 0 or any(word.endswith(".sh") for word in program[:at]):
+        script = next((word for word in program if word.endswith(".sh")), program[0])
+        return (), script, ("python", "-c", _SHELL, " ".join(program))
+    first = next((i for i, word in enumerate(program) if i > at and not word.startswith("-")), at)
+    name = _tool(program[first]) if program[first].endswith(".py") else ""
+    if name in PROGRAMS:
+        return program[:at], name, program[first + 1 :]
+    return program[:at], program[first], ("python", *program[at + 1 :])
+
+
+def _own_program(script: str, program: Sequence[str]) -> str:
+    """Say what a user's own program gets. Raises InputError where it needs MXNet's servers."""
+    try:
+        text = Path(script).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    is_mxnets = script.endswith(".sh") or re.search(r"^\s*(import|from) mxnet\b", text, re.MULTILINE)
+    if is_mxnets and re.search(r"kv[-_]?store", text, re.IGNORECASE):
+        raise InputError(
+            f"{script} trains through MXNet's kvstore, whose servers steady launch does not start: the twenty lines to"
+            " change are in docs/guides/own-mxnet-script.md"
+        )
+    return _OWN
+
+
+def _tool(program: str) -> str:
+    """Name a script as :data:`PROGRAMS` does."""
+    name = Path(program).name.removesuffix(".py").replace("-", "_")
+    return ALIASES.get(name, name)
 
 
 def _bandwidth(words: Sequence[str]) -> Translated:
@@ -378,8 +435,7 @@ def translate(program: str, words: Sequence[str], *, workers: int = 1) -> Transl
     Raises:
         InputError: a program, a flag or a value that the old tools did not have either, or that has no counterpart.
     """
-    name = Path(program).name.removesuffix(".py").replace("-", "_")
-    name = ALIASES.get(name, name)
+    name = _tool(program)
     if name in TRAINERS:
         return translate_trainer(name, words, workers)
     if name in _INSTEAD:
