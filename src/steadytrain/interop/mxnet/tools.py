@@ -33,6 +33,7 @@ from steadytrain.interop.mxnet.flags import (
     read_precision,
     read_shape,
 )
+from steadytrain.interop.mxnet.gluoncv import SCRIPTS, translate_gluoncv
 from steadytrain.interop.mxnet.networks import PUBLISHED, find_model, find_published
 from steadytrain.interop.mxnet.trainers import TRAINERS, translate_trainer
 
@@ -414,7 +415,7 @@ TOOLS: dict[str, Callable[[Sequence[str]], Translated]] = {
     **{f"dmlc_{place}": _tracker(place) for place in ("local", "ssh", "mpi", "yarn")},
 }
 """Name -> what reads its command line."""
-PROGRAMS = (*TRAINERS, *TOOLS)
+PROGRAMS = (*TRAINERS, *TOOLS, *sorted(SCRIPTS.keys() - TRAINERS))
 """Names of the old tools, without ``.py``."""
 _INSTEAD = {
     "benchmark_score": "bench infer",
@@ -438,6 +439,8 @@ def translate(program: str, words: Sequence[str], *, workers: int = 1) -> Transl
     name = _tool(program)
     if name in TRAINERS:
         return translate_trainer(name, words, workers)
+    if name in SCRIPTS:
+        return translate_gluoncv(words, name, workers)
     if name in _INSTEAD:
         raise InputError(f"the flags of {program} are not read: steady {_INSTEAD[name]} does what it did")
     if name not in PROGRAMS:

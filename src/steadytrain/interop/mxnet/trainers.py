@@ -85,8 +85,8 @@ TRAINERS: dict[str, dict[str, Any]] = {
 
 
 def translate_trainer(script: str, words: Sequence[str], workers: int) -> Translated:
-    if script == "train_imagenet" and is_gluoncv(words):
-        return translate_gluoncv(words)
+    if script in ("train_imagenet", "train_cifar10") and is_gluoncv(words):
+        return translate_gluoncv(words, script, workers)
     tuned: Flags = {"pretrained_model": (str, None), "layer_before_fullc": (str, "flatten0")}
     tables = (_FIT, _DATA, _AUGMENT, *((tuned,) if script == "fine_tune" else ()))
     typed = vars(
