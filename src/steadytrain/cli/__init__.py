@@ -294,7 +294,9 @@ def _run(words: Sequence[str]) -> object:
         words = [verb, *translated.argv]
     if ours := _ours_instead(words):
         what = f'Unknown command "{verb}"' if verb not in VERBS else f"{words[1]} is in the manner of another tool"
-        raise InputError(f"{what}. Instead: {ours}")
+        from steadytrain.cli.foreign_commands import own_values
+
+        raise InputError(f"{what}. Instead: {ours}{own_values(shlex.split(ours))}")
     words = _own_words(words)
     is_help = not {"--help", "-h"}.isdisjoint(words)
     if verb in VERBS and is_help:

@@ -225,3 +225,10 @@ def _command(verb: str, words: Sequence[str], num_ranks: int) -> list[str]:
     if verb == "train" and {"lr", "learning-rate", "lr0"} & set(map(plain_word, flags)):
         flags += ["--set", "optim.base_batch_size=none"]
     return [verb, *ours, *bare, *flags]
+
+
+def own_values(command: Sequence[str]) -> str:
+    """Say in a shell's comment what a command of ours does where the other tool's line is silent, if it trains."""
+    if "finetune" in command:
+        return "  # else steady finetune's own: a probe first, frozen norms, smoothed labels, averages (--explain)"
+    return "  # else steady train's own values, such as smoothed labels (--explain)" if "train" in command else ""

@@ -15,18 +15,12 @@ CUT = (
     "whole images are scaled and their middle is cut out; MXNet cut it out of images as they are stored, which shows"
     " less of those packed much larger: compare on images packed with --shorter-side"
 )
-HELD_OUT = (
-    "validation data that lie beside it, or a tenth of each class held out, which MXNet trained on and did not evaluate"
-    " (--set data.holdout=0)"
-)
+HELD_OUT = "what lies beside it, else a tenth of each class held out; MXNet trained on all (--set data.holdout=0)"
 OF_OTHER_WEIGHTS = "left out: it belongs to MXNet's network, and the weights in its place say how they want images"
 _FIXED = ("data.interpolation=bilinear", "optim.label_smoothing=0")
 _TUNED = ("model.train=full", "model.batch_norm=train", "model.decay=1", "optim.ema=none")
 """What the old scripts do whatever their flags, and our commands do not; the latter of those that fine-tune."""
-_FINETUNE = (
-    "by its own values it fits the classifier first, keeps the weights' batch statistics, lowers the rate from layer to"
-    " layer, smooths labels and averages weights; it is usually better, and stays finite at high rates"
-)
+_FINETUNE = "fits the classifier first, keeps norms, lowers rates by layer, smooths, averages: usually better"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ _SPELT = {
     "save_frequency": "--save-period", "resume_params": "--resume",
 }  # fmt: skip
 """Flag -> its name in another of the scripts."""
-_CIFAR = {"dataset": "cifar10", "input_size": 32, "crop_ratio": 1.0}
+_CIFAR = {"dataset": "cifar10"}
 _MIXED = {**_CIFAR, "mixup": "", "mixup_alpha": 1.0, "mixup_off_epoch": 20}
 _HOROVOD = {"batch_size": 128, "num_epochs": 90, "lr": 0.05, "warmup_epochs": 10, "model": "resnet50_v1"}
 SCRIPTS: dict[str, dict[str, Any]] = {
@@ -117,6 +117,8 @@ def translate_gluoncv(words: Sequence[str], script: str = "train_imagenet", work
     parser.add_argument("--data-nthreads", dest="num_workers", type=int)
     typed: dict[str, Any] = vars(parser.parse_args(list(words)))
     usual = {name: value for name, (_, value) in _FLAGS.items()} | SCRIPTS[script]
+    if (usual | typed)["dataset"] in ("cifar10", "mnist"):
+        usual |= {"input_size": 32, "crop_ratio": 1.0}
     typed |= {"gpus": ",".join(map(str, range(typed["num_gpus"])))} if "num_gpus" in typed else {}
     draft = Draft({**usual, **typed, "workers": workers}, frozenset(typed))
     _data_and_network(draft)
@@ -125,16 +127,10 @@ def translate_gluoncv(words: Sequence[str], script: str = "train_imagenet", work
     _machine(draft, is_horovod="horovod" in script or script == "resnet50_imagenet")
     for flag, why in _SAYS_NOTHING.items():
         draft.drop(flag, why)
-    rows = [(_as_spelt(old, words), new) for old, new in draft.rows]
+    flags = {word.partition("=")[0] for word in words}
+    spelt = {f"--{name.replace('_', '-')}": other for name, other in _SPELT.items() if other in flags}
+    rows = [(" ".join(spelt.get(word, word) for word in old.split(" ")), new) for old, new in draft.rows]
     return Translated(commands=(tuple(draft.words),), rows=tuple(rows))
-
-
-def _as_spelt(old: str, words: Sequence[str]) -> str:
-    """Spell a flag by its other name, where that was typed."""
-    for name, other in _SPELT.items():
-        if any(word.partition("=")[0] == other for word in words):
-            old = re.sub(rf"--{name.replace('_', '-')}\b", other, old)
-    return old
 
 
 _DECAYED = "of all but norms and biases, as with --no-wd; without it GluonCV decayed them too"
@@ -144,15 +140,16 @@ _SAYS_NOTHING = {
     "no_wd": "norms and biases are not decayed",
     "last_gamma": "residual networks of timm begin so",
     "save_frequency": "a checkpoint at every evaluation, and in between by time",
-    "logging_file": "all that happens is in RUN/events.jsonl; steady report RUN makes a page of it",
+    **dict.fromkeys(
+        ("logging_file", "logging_dir", "save_plot_dir", "profile", "builtin_profiler"),
+        "all that happens is in RUN/events.jsonl; steady report RUN makes a page of it",
+    ),
     "mode": "--set precision.compile=default compiles the network",
     **dict.fromkeys(("temperature", "hard_weight"), "belongs to --teacher"),
     **dict.fromkeys(
         ("resume_params", "resume_states", "resume_epoch", "resume_from", "start_epoch"),
         "the same command resumes its run",
     ),
-    **dict.fromkeys(("logging_dir", "save_plot_dir"), "the run's folder has its log; steady report RUN draws it"),
-    **dict.fromkeys(("profile", "builtin_profiler"), "steady diagnose RUN says where the time went"),
     **dict.fromkeys(("eval_epoch", "eval_frequency"), "every epoch is evaluated"),
     "kvstore": "ranks exchange gradients directly",
     "drop_rate": "belongs to wide residual networks",

@@ -15,6 +15,8 @@ import argparse
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +93,8 @@ def im2rec_values(words: Sequence[str]) -> dict[str, Any]:
         parser.add_argument(f"--{switch.replace('_', '-')}", dest=switch, action="store_const", const="")
     parser.add_argument("--shuffle")  # before 1.0
     parser.add_argument("--exts", nargs="+")
-    for name, kind in (("chunks", int), ("train_ratio", float), ("test_ratio", float), ("resize", int)):
-        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=kind)
-    for name in ("quality", "num_thread", "color"):
-        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=int)
+    for name in ("chunks", "train_ratio", "test_ratio", "resize", "quality", "num_thread", "color"):
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=float if name.endswith("ratio") else int)
     parser.add_argument("--encoding")
     values = vars(parser.parse_args(_without_switch_values(words)))
     if values.pop("shuffle", "True") in _OFF:
@@ -403,6 +403,21 @@ def _tracker(place: str) -> Callable[[Sequence[str]], Translated]:
     return lambda words: _launch(["--launcher", place, *words])
 
 
+def _mpi(words: Sequence[str]) -> Translated:
+    """``mpirun -np 4 -x NCCL_DEBUG=INFO python train.py ...``, and ``horovodrun``: MPI's own flags are left out."""
+    at = next((i for i, word in enumerate(words) if re.search(r"(^|/)python[\d.]*$|\.py$", word)), len(words))
+    flags, kept = list(words[:at]), list[str]()
+    for flag, value in pairwise([*flags, ""]):
+        if flag in ("-H", "-host", "--host", "--hosts") and "," in value:
+            lines = value.replace(":", " slots=").replace(",", " and ")
+            raise InputError(f"{flag} {value}: write {lines} into a file, a line each, and name it: --hostfile FILE")
+        name = _OF_MPI.get(flag.lstrip("-")) if flag.startswith("-") else None
+        kept += [name, value] if name else []
+    read = _launch([*kept, *words[at:]])
+    return replace(read, rows=((shlex.join(flags), f"{shlex.join(kept)}: ranks find each other"), *read.rows))
+
+
+_OF_MPI = {"np": "-n", "n": "-n", "hostfile": "-H", "machinefile": "-H", "x": "--env"}
 ALIASES = {"measure": "bandwidth", "finetune": "fine_tune"}
 """Other names of the old tools."""
 TOOLS: dict[str, Callable[[Sequence[str]], Translated]] = {
@@ -412,13 +427,19 @@ TOOLS: dict[str, Callable[[Sequence[str]], Translated]] = {
     "parse_log": _parse_log,
     "launch": _launch,
     "bandwidth": _bandwidth,
+    **dict.fromkeys(("mpirun", "mpiexec", "horovodrun"), _mpi),
     **{f"dmlc_{place}": _tracker(place) for place in ("local", "ssh", "mpi", "yarn")},
 }
 """Name -> what reads its command line."""
 PROGRAMS = (*TRAINERS, *TOOLS, *sorted(SCRIPTS.keys() - TRAINERS))
 """Names of the old tools, without ``.py``."""
 _INSTEAD = {
-    "benchmark_score": "bench infer",
+    **dict.fromkeys(("benchmark_score", "benchmark_gluon"), "bench infer"),
+    "test_score": "evaluate MODEL DATA",
+    "make_list": "pack FOLDER OUT",
+    "kill_mxnet": "launch (Ctrl-C ends its ranks)",
+    **dict.fromkeys(("gluon_mnist", "module_mnist"), "train mnist/mnist-train.rec --model lenet"),
+    "cifar10_dist": "launch -- train cifar10/cifar10-train.rec",
     "diagnose": "doctor",
     "benchmark": "scale --model NAME --devices N --link LINK",
 }

@@ -31,10 +31,7 @@ from steadytrain.interop.mxnet.networks import FAMILIES, MODEL_OPTIONS, PUBLISHE
 from steadytrain.interop.mxnet.symbol import read_symbol
 
 NO_AUGMENTATION = {
-    "random_crop": (
-        "random crops of {} of an image's area (images of up to 64 pixels: padded by 4 and cut)",
-        "--set data.augment=none",
-    ),
+    "random_crop": ("random crops of {} of an image (up to 64 pixels: padded by 4)", "--set data.augment=none"),
     "random_mirror": ("flips", "--set data.flip=false"),
 }
 """Flag that nobody typed -> what is done as usual here, and how to have it as in MXNet 1.9.1, which did neither."""
@@ -50,6 +47,7 @@ _FIT: Flags = {
     "gc_type": (str, "none"), "gc_threshold": (float, 0.5), "warmup_epochs": (int, 5),
     "warmup_strategy": (str, "linear"), **dict.fromkeys(("profile_worker_suffix", "profile_server_suffix"), (str, "")),
 }  # fmt: skip
+_2015: Flags = {"data_dir": (str, None), "lr_factor_epoch": (float, 1.0)}
 _DATA: Flags = {
     **dict.fromkeys(("data_train", "data_val"), (str, None)), "image_shape": (str, "3,224,224"),
     **dict.fromkeys(("data_train_idx", "data_val_idx"), (str, "")), "rgb_mean": (str, "123.68,116.779,103.939"),
@@ -65,6 +63,11 @@ _AUGMENT: Flags = {
     **dict.fromkeys(("min_crop_size", "max_crop_size"), (int, -1)),
     **dict.fromkeys(("brightness", "contrast", "saturation", "pca_noise"), (float, 0.0)),
 }
+_OF_2015 = {
+    "network": "inception-bn", "num_epochs": 20, "lr": 0.05, "lr_factor": 1.0, "wd": 1e-5, "batch_size": 32,
+    "gpus": "0", "kv_store": "local", "lr_factor_epoch": 1.0, "lr_step_epochs": None,
+}  # fmt: skip
+"""Where the defaults of 2015's scripts differ, which had --data-dir and --lr-factor-epoch."""
 TRAINERS: dict[str, dict[str, Any]] = {
     "train_mnist": {
         "network": "mlp", "batch_size": 64, "disp_batches": 100, "num_epochs": 20, "lr": 0.05, "lr_step_epochs": "10",
@@ -88,14 +91,21 @@ def translate_trainer(script: str, words: Sequence[str], workers: int) -> Transl
     if script in ("train_imagenet", "train_cifar10") and is_gluoncv(words):
         return translate_gluoncv(words, script, workers)
     tuned: Flags = {"pretrained_model": (str, None), "layer_before_fullc": (str, "flatten0")}
-    tables = (_FIT, _DATA, _AUGMENT, *((tuned,) if script == "fine_tune" else ()))
+    tables = (_FIT, _2015, _DATA, _AUGMENT, *((tuned,) if script == "fine_tune" else ()))
     typed = vars(
         flag_parser(script, *tables, *(({"add_stn": (str, "")},) if script == "train_mnist" else ())).parse_args(
             list(words)
         )
     )
-    usual = {name: value for table in tables for name, (_, value) in table.items()}
-    draft = Draft({**usual, **TRAINERS[script], **typed}, frozenset(typed))
+    usual = {name: value for table in tables for name, (_, value) in table.items()} | TRAINERS[script]
+    if typed.keys() & _2015.keys():
+        usual |= _OF_2015 if script == "train_imagenet" else {"lr_factor": 1.0, "lr_factor_epoch": 1.0}
+        every, last = typed.get("lr_factor_epoch", 1.0), (usual | typed)["num_epochs"]
+        usual["lr_step_epochs"] = ",".join(f"{every * k:g}" for k in range(1, math.ceil(last / every)))
+        if place := typed.get("data_dir"):
+            files = ("train.rec", "test.rec" if script == "train_cifar10" else "val.rec")
+            usual |= dict(zip(("data_train", "data_val"), (str(Path(place) / file) for file in files), strict=True))
+    draft = Draft({**usual, **typed}, frozenset(typed))
     shape = read_shape(draft.values["image_shape"])
     if draft.values["test_io"]:
         _only_io(draft, shape)
@@ -112,6 +122,8 @@ def translate_trainer(script: str, words: Sequence[str], workers: int) -> Transl
 
 def _data_file(draft: Draft, flag: str) -> str | None:
     place: str | None = draft.values[flag]
+    if place and place.startswith("hdfs:"):
+        raise InputError(f"{draft.old([flag])}: hdfs:// is not read: copy it to a disk (hdfs dfs -get), or to s3://")
     if place and ";" in place:
         files = " ".join(shlex.quote(part) for part in place.split(";"))
         raise InputError(f"{draft.old([flag])}: pack the files into one first: steady pack {files} merged")
@@ -145,12 +157,13 @@ def _only_updates(draft: Draft, shape: tuple[int, int]) -> None:
     draft.add(["benchmark"], "bench", "train", why="updates on random images in memory, and no data")
     _network(draft, side)
     draft.add(["image_shape"], "--size", str(side), *(() if channels == 3 else ("--channels", str(channels))))
-    draft.add(["batch_size"], "--batch-size", str(draft.values["batch_size"]))
+    gpus = read_gpus(draft)
+    share = max(1, draft.values["batch_size"] // max(1, len(gpus)))
+    draft.add(["batch_size"], "--batch-size", str(share), why="the share of each GPU" * (len(gpus) > 1))
     if draft.values["num_classes"]:
         draft.add(["num_classes"], "--classes", str(draft.values["num_classes"]))
     draft.add(["dtype"], "--precision", read_precision(draft))
     draft.add(["optimizer"], "--optimizer", _optimizer_name(draft.values["optimizer"]))
-    gpus = read_gpus(draft)
     draft.add(["gpus"], "--device", f"cuda:{gpus[0]}" if gpus else "cpu", why=_FIRST if len(gpus) > 1 else "")
     used = {"benchmark", "network", "num_layers", "image_shape", "batch_size", "num_classes", "dtype", "optimizer"}
     for flag in sorted(draft.typed - used - {"gpus"}):
@@ -163,6 +176,9 @@ _SMALL = "images of up to 64 pixels keep their side (MXNet cut 28 of 32 pixels o
 
 def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -> None:
     values = draft.values
+    if not {"data_train", "data_dir"} & draft.typed and not Path(_train_file(draft)).exists():
+        name = script.removeprefix("train_")
+        draft.rows.append(("no --data-train", f"steady fetch {name} fetches it: --data-train {name}/{name}-train.rec"))
     draft.add(["data_train"], "finetune" if script == "fine_tune" else "train", _train_file(draft))
     if val := _data_file(draft, "data_val"):
         draft.add(["data_val"], "--val", val)
@@ -208,6 +224,8 @@ _NOT_ALONE = (
     " and wrote over each other's files (--kv-store dist_sync: one training with the batch of every worker)"
 )
 _SAYS_NOTHING = {
+    "data_dir": "its train.rec and val.rec (CIFAR's test.rec), and the other defaults of 2015",
+    "lr_factor_epoch": "a step of the schedule each so many epochs",
     **dict.fromkeys(
         ("data_train_idx", "data_val_idx"), "the index is found by its name; the order is global without it too"
     ),
@@ -226,7 +244,8 @@ def _network(draft: Draft, side: int) -> None:
     name, layers = draft.values["network"], draft.values["num_layers"]
     flags = ["network", *(["num_layers"] if name in FAMILIES else [])]
     model, why = find_model(name, layers, side)
-    draft.add(flags, "--model", model, *MODEL_OPTIONS.get(model, ()), why=why)
+    depth = ("--set", f"model.options.depth={layers}") if model == "resnet20" and layers != 20 else ()
+    draft.add(flags, "--model", model, *depth, *MODEL_OPTIONS.get(model, ()), why=why)
 
 
 def _pretrained(draft: Draft) -> None:
@@ -261,10 +280,10 @@ def _layer_before(symbol: Path, draft: Draft) -> tuple[str, str]:
         nodes = read_symbol(symbol).nodes
     except ModelError:
         return "", ""  # whoever opens the network says what is wrong
-    if any(node.name == layer for node in nodes):
-        return layer, ""
     heads = [node for node in nodes if node.op in ("FullyConnected", "Convolution") and node.inputs]
-    return (nodes[heads[-1].inputs[0][0]].name, f"; this network has no {layer}") if heads else ("", "")
+    if not heads or any(node.name == layer for node in nodes):
+        return layer, ""
+    return nodes[heads[-1].inputs[0][0]].name, f"; this network has no {layer}"
 
 
 def _length(draft: Draft) -> int:
@@ -341,11 +360,9 @@ _OPTIMIZERS = {
     **{name: name for name in ("signum", "ftml", "dcasgd", "lbsgd", "ftrl", "sgld")},
 }
 _OPTIONS = {
-    "sgd": "nesterov=false",
-    "rmsprop": "options.alpha=0.9",
-    "adagrad": "options.eps=1e-07",
+    "sgd": "nesterov=false", "rmsprop": "options.alpha=0.9", "adagrad": "options.eps=1e-07",
     "adadelta": "options.eps=1e-05",
-}
+}  # fmt: skip
 """Optimizer -> MXNet's value, where ours is another."""
 _WITH_MOMENTUM = ("sgd", "nag", "signum", "dcasgd", "lbsgd")
 
@@ -391,13 +408,8 @@ def _numbers(draft: Draft) -> None:
     numbers = read_precision(draft)
     draft.add(["dtype"], "--precision", numbers, why=why[numbers])
     if draft.values["gc_type"] == "2bit":
-        draft.add(
-            ["gc_type", "gc_threshold"],
-            "--set",
-            "parallel.compress=2bit",
-            "--set",
-            f"parallel.threshold={draft.values['gc_threshold']:g}",
-        )
+        words = ("--set", "parallel.compress=2bit", "--set", f"parallel.threshold={draft.values['gc_threshold']:g}")
+        draft.add(["gc_type", "gc_threshold"], *words)
     elif draft.values["gc_type"] != "none":
         raise InputError(f"--gc-type is {draft.values['gc_type']!r}; it must be none or 2bit")
     else:
@@ -522,8 +534,8 @@ def _area_difference(values: Mapping[str, Any], changed: set[str]) -> str:
         )
     if not changed & _OTHER_AREAS:
         return (
-            ": nearly: MXNet kept the scale of images as they are stored, and cut this share out of those packed at 256"
-            " pixels for 224; --set data.area=[LEAST,MOST] says another"
+            ": nearly: MXNet kept the scale of stored images, and cut this share out of those packed at 256 pixels for"
+            " 224; --set data.area=[LEAST,MOST] says another"
         )
     if values["random_resized_crop"] and values["min_random_area"] >= 1:
         return ": whole images, as MXNet's areas of 1 mean; --min-random-area 0.08 is what is usual"
