@@ -37,6 +37,8 @@ SAME_VERBS = {
 }
 """Other tools' names for our verbs, and their scripts' names."""
 
+OWN_VALUES = {"train": "smoothed labels", "finetune": "a probe first, frozen norms, smoothed labels, averages"}
+"""Verb -> its own values where another tool's line is silent, which are not the other tool's."""
 _STARTERS = ("python", "python3", "yolo", "uv", "run", "-m", "steady")
 _LAUNCHERS = (
     *("torchrun", "accelerate", "deepspeed", "lightning", "fabric"),
@@ -225,10 +227,3 @@ def _command(verb: str, words: Sequence[str], num_ranks: int) -> list[str]:
     if verb == "train" and {"lr", "learning-rate", "lr0"} & set(map(plain_word, flags)):
         flags += ["--set", "optim.base_batch_size=none"]
     return [verb, *ours, *bare, *flags]
-
-
-def own_values(command: Sequence[str]) -> str:
-    """Say in a shell's comment what a command of ours does where the other tool's line is silent, if it trains."""
-    if "finetune" in command:
-        return "  # else steady finetune's own: a probe first, frozen norms, smoothed labels, averages (--explain)"
-    return "  # else steady train's own values, such as smoothed labels (--explain)" if "train" in command else ""

@@ -57,8 +57,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "image_classification": {"dataset": "cifar10", "num_epochs": 120, "lr_decay_epoch": "30,60,90"},
 }  # fmt: skip
 """Script -> where its defaults differ from those of ``train_imagenet``."""
-_PLAIN = ("resnet50_imagenet", "image_classification")
-"""Scripts whose optimizer is SGD, without Nesterov's step."""
+_PLAIN = ("resnet50_imagenet", "image_classification")  # without Nesterov's step
 _SWITCHES = (
     *("use_rec", "use_pretrained", "use_se", "use_gn", "mixup", "label_smoothing", "no_wd", "last_gamma"),
     *("batch_norm", "no_cuda", "use_thumbnail", "auto_aug", "profile", "eval_epoch", "benchmark"),
@@ -67,7 +66,6 @@ _SHARED = frozenset(["batch_size", "dtype", "num_epochs", "lr", "wd", "warmup_ep
 """Flags that MXNet's script of the same name has, too, or that are the beginning of one (``--model-prefix``)."""
 
 _MEAN, _STD = "[0.485,0.456,0.406]", "[0.229,0.224,0.225]"
-"""Of ImageNet's images, which its script fixes."""
 _PIXELS = "[0.00392157,0.00392157,0.00392157]"  # of pixels from 0 to 255, less their mean
 _CIFAR_MEAN, _CIFAR_STD = "[0.4914,0.4822,0.4465]", "[0.2023,0.1994,0.201]"
 _NAMES = (  # GluonCV's pattern -> the name here
@@ -117,14 +115,19 @@ def translate_gluoncv(words: Sequence[str], script: str = "train_imagenet", work
     parser.add_argument("--data-nthreads", dest="num_workers", type=int)
     typed: dict[str, Any] = vars(parser.parse_args(list(words)))
     usual = {name: value for name, (_, value) in _FLAGS.items()} | SCRIPTS[script]
-    if (usual | typed)["dataset"] in ("cifar10", "mnist"):
+    data = (usual | typed)["dataset"]
+    if data in ("cifar10", "mnist"):
         usual |= {"input_size": 32, "crop_ratio": 1.0}
+    if data in ("cifar10", "mnist", "caltech101"):
+        usual |= {"rec_train": f"{data}/{data}-train.rec", "rec_val": f"{data}/{data}-val.rec"}
+    is_horovod = "horovod" in script or script == "resnet50_imagenet"
+    workers = workers if is_horovod or typed.get("kvstore", "").startswith("dist") else 1
     typed |= {"gpus": ",".join(map(str, range(typed["num_gpus"])))} if "num_gpus" in typed else {}
     draft = Draft({**usual, **typed, "workers": workers}, frozenset(typed))
     _data_and_network(draft)
     _length_and_rate(draft, script)
     _images_and_targets(draft, script)
-    _machine(draft, is_horovod="horovod" in script or script == "resnet50_imagenet")
+    _machine(draft, is_horovod=is_horovod)
     for flag, why in _SAYS_NOTHING.items():
         draft.drop(flag, why)
     flags = {word.partition("=")[0] for word in words}
@@ -152,28 +155,30 @@ _SAYS_NOTHING = {
     ),
     **dict.fromkeys(("eval_epoch", "eval_frequency"), "every epoch is evaluated"),
     "kvstore": "ranks exchange gradients directly",
-    "drop_rate": "belongs to wide residual networks",
-    "use_thumbnail": "networks for small images have small first layers",
+    "dataset": "its files are named",
+    "no_cuda": "--device cpu",
+    "auto_aug": "--transforms autoaugment",
+    **dict.fromkeys(("batch_norm", "use_thumbnail", "drop_rate"), "the network's name says it"),
+    "seed": "--set seed=N draws otherwise",
 }
 
 
 def _data_and_network(draft: Draft) -> None:
-    values = dict(draft.values)
-    place, fetched = values["rec_train"] or values["data_dir"], values["dataset"]
+    values = draft.values
+    is_folder = "data_dir" in draft.typed and "rec_train" not in draft.typed
+    place, fetched = values["data_dir" if is_folder else "rec_train"], values["dataset"]
     if fetched == "dummy" or "benchmark" in draft.typed:
         raise InputError(
             f"random images measure speed: steady bench train --model {_model(values['model'], with_norms=False)}"
         )
-    if not place and fetched in ("cifar10", "mnist", "caltech101"):
-        place, values["rec_val"] = f"{fetched}/{fetched}-train.rec", f"{fetched}/{fetched}-val.rec"
+    if place == f"{fetched}/{fetched}-train.rec":
         draft.rows.append((f"{fetched}, which was downloaded", f"steady fetch {fetched} writes these files"))
-        draft.drop("dataset", "by its files")
     if not place:
         raise InputError("name the data: --rec-train FILE.rec, or --data-dir with the folders train and val")
-    draft.add(["rec_train" if values["rec_train"] else "data_dir"], "train", place)
-    if values["rec_val"]:
+    draft.add(["data_dir" if is_folder else "rec_train"], "train", place)
+    if values["rec_val"] and not is_folder:
         draft.add(["rec_val"], "--val", values["rec_val"])
-    elif values["rec_train"]:
+    elif not is_folder:
         draft.rows.append(("no --rec-val", HELD_OUT))
     for flag, remedy in {
         "teacher": "no distillation is built in: a loss of your own, --loss pkg.mod:factory, may hold the teacher",

@@ -15,6 +15,7 @@ import argparse
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -315,7 +316,7 @@ def _launch(words: Sequence[str]) -> Translated:
 
 _OURS = ("steady", "train", "finetune", "resume", "bandwidth", "pack")
 _BEFORE = "left out, but for variables (--env): steadytrain binds threads itself (--threads)"
-_OWN = "your own program, which gets RANK, WORLD_SIZE and torchrun's other variables, and no servers"
+_OWN = "your own program, which gets RANK and WORLD_SIZE; without MXNet's kvstore (docs: own-mxnet-script)"
 _SHELL = "import os, sys; os.execvp('sh', ['sh', '-c', sys.argv[1]])"
 """Python that becomes a shell, which runs the words of a command joined, as MXNet's launcher had them run."""
 
@@ -327,20 +328,16 @@ def _cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
         at += 1 if "=" in words[at] or re.fullmatch(r"-[nsH].+|--(p3|keep)?", words[at]) else 2
     program = list(words[at:])
     if program and " " in program[0] and not re.search(r"[;&|<>$`]", program[0]):
-        program = shlex.split(" ".join(program))
+        with suppress(ValueError):  # a quotation mark that is not closed, as the shell will say
+            program = shlex.split(" ".join(program))
     return [word for word in words[:at] if word != "--"], program
 
 
 def _find_script(program: Sequence[str]) -> tuple[Sequence[str], str, Sequence[str]]:
-    """Find the old tool that a launched program is, behind an interpreter and what stands before that (``env``).
-
-    Returns:
-        The words before, the tool's name, and its words; where it is none, the script and words that start it.
-    """
+    """Return what stands before the interpreter (``env``), the old tool and its words; of none: what starts it."""
     at = next((i for i, word in enumerate(program) if re.fullmatch(r"python[\d.]*", Path(word).name)), -1)
     if at < 0 and re.fullmatch(r"\S+\.py", program[0]):  # started by its own first line
-        program = ("python", *program)
-        at = 0
+        program, at = ("python", *program), 0
     if at < 0 or any(word.endswith(".sh") for word in program[:at]):
         script = next((word for word in program if word.endswith(".sh")), program[0])
         return (), script, ("python", "-c", _SHELL, " ".join(program))
@@ -353,15 +350,12 @@ def _find_script(program: Sequence[str]) -> tuple[Sequence[str], str, Sequence[s
 
 def _own_program(script: str, program: Sequence[str]) -> str:
     """Say what a user's own program gets. Raises InputError where it needs MXNet's servers."""
-    try:
-        text = Path(script).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
+    text = Path(script).read_text(encoding="utf-8", errors="replace") if Path(script).is_file() else ""
     is_mxnets = script.endswith(".sh") or re.search(r"^\s*(import|from) mxnet\b", text, re.MULTILINE)
     if is_mxnets and re.search(r"kv[-_]?store", text, re.IGNORECASE):
         raise InputError(
-            f"{script} trains through MXNet's kvstore, whose servers steady launch does not start: the twenty lines to"
-            " change are in docs/guides/own-mxnet-script.md"
+            f"{script} trains through MXNet's kvstore, which is not here: change about twenty lines (docs:"
+            " own-mxnet-script), or put steady mxnet before each of MXNet's lines in it"
         )
     return _OWN
 
@@ -409,8 +403,7 @@ def _mpi(words: Sequence[str]) -> Translated:
     flags, kept = list(words[:at]), list[str]()
     for flag, value in pairwise([*flags, ""]):
         if flag in ("-H", "-host", "--host", "--hosts") and "," in value:
-            lines = value.replace(":", " slots=").replace(",", " and ")
-            raise InputError(f"{flag} {value}: write {lines} into a file, a line each, and name it: --hostfile FILE")
+            raise InputError(f"{flag} {value}: write each as a line NAME slots=N of a file: --hostfile FILE")
         name = _OF_MPI.get(flag.lstrip("-")) if flag.startswith("-") else None
         kept += [name, value] if name else []
     read = _launch([*kept, *words[at:]])

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from steadytrain.config.defaults import SMALL
 from steadytrain.errors import InputError, ModelError, did_you_mean
 from steadytrain.interop.mxnet.flags import (
     CUT,
@@ -38,16 +37,15 @@ NO_AUGMENTATION = {
 
 
 _FIT: Flags = {
-    **dict.fromkeys(("network", "lr_step_epochs", "model_prefix"), (str, None)), "gpus": (str, ""),
+    **dict.fromkeys(("network", "lr_step_epochs", "model_prefix", "data_dir"), (str, None)), "gpus": (str, ""),
     **dict.fromkeys(("num_layers", "load_epoch"), (int, None)), "kv_store": (str, "device"),
-    "num_epochs": (int, 100), "lr": (float, 0.1), "lr_factor": (float, 0.1), "initializer": (str, "default"),
+    "num_epochs": (int, 100), **dict.fromkeys(("lr", "lr_factor"), (float, 0.1)), "initializer": (str, "default"),
     "optimizer": (str, "sgd"), "mom": (float, 0.9), "wd": (float, 1e-4), "batch_size": (int, 128),
     "disp_batches": (int, 20), "save_period": (int, 1), "loss": (str, ""), "dtype": (str, "float32"),
     **dict.fromkeys(("monitor", "top_k", "test_io", "macrobatch_size", "use_imagenet_data_augmentation"), (int, 0)),
-    "gc_type": (str, "none"), "gc_threshold": (float, 0.5), "warmup_epochs": (int, 5),
+    "lr_factor_epoch": (float, 1.0), "gc_type": (str, "none"), "gc_threshold": (float, 0.5), "warmup_epochs": (int, 5),
     "warmup_strategy": (str, "linear"), **dict.fromkeys(("profile_worker_suffix", "profile_server_suffix"), (str, "")),
 }  # fmt: skip
-_2015: Flags = {"data_dir": (str, None), "lr_factor_epoch": (float, 1.0)}
 _DATA: Flags = {
     **dict.fromkeys(("data_train", "data_val"), (str, None)), "image_shape": (str, "3,224,224"),
     **dict.fromkeys(("data_train_idx", "data_val_idx"), (str, "")), "rgb_mean": (str, "123.68,116.779,103.939"),
@@ -91,14 +89,14 @@ def translate_trainer(script: str, words: Sequence[str], workers: int) -> Transl
     if script in ("train_imagenet", "train_cifar10") and is_gluoncv(words):
         return translate_gluoncv(words, script, workers)
     tuned: Flags = {"pretrained_model": (str, None), "layer_before_fullc": (str, "flatten0")}
-    tables = (_FIT, _2015, _DATA, _AUGMENT, *((tuned,) if script == "fine_tune" else ()))
+    tables = (_FIT, _DATA, _AUGMENT, *((tuned,) if script == "fine_tune" else ()))
     typed = vars(
         flag_parser(script, *tables, *(({"add_stn": (str, "")},) if script == "train_mnist" else ())).parse_args(
             list(words)
         )
     )
     usual = {name: value for table in tables for name, (_, value) in table.items()} | TRAINERS[script]
-    if typed.keys() & _2015.keys():
+    if typed.keys() & {"data_dir", "lr_factor_epoch"}:
         usual |= _OF_2015 if script == "train_imagenet" else {"lr_factor": 1.0, "lr_factor_epoch": 1.0}
         every, last = typed.get("lr_factor_epoch", 1.0), (usual | typed)["num_epochs"]
         usual["lr_step_epochs"] = ",".join(f"{every * k:g}" for k in range(1, math.ceil(last / every)))
@@ -467,14 +465,14 @@ def _augmentation(draft: Draft, script: str, side: int) -> None:
         draft.add(["pad_size"], "--set", "data.augment=pad-crop", "--set", f"data.pad={values['pad_size']}")
     draft.drop("fill_value", "what is empty gets the mean colour")
     is_sized = bool(changed & _SIZED)
-    if not is_sized and not is_padded and values["random_crop"] and side > SMALL:
+    if not is_sized and not is_padded and values["random_crop"] and side > 32:
         is_sized, changed = True, changed | {"random_crop"}
     untyped = {"random_crop", "random_mirror"} - draft.typed - ({"random_crop"} if is_sized else set())
     if untyped:
         share = "40 to 100 %" if script == "fine_tune" else "8 to 100 %"
-        usual, without = zip(*(NO_AUGMENTATION[flag] for flag in sorted(untyped)), strict=True)
+        done, without = zip(*(NO_AUGMENTATION[flag] for flag in sorted(untyped)), strict=True)
         names = " ".join(f"--{flag.replace('_', '-')}" for flag in sorted(untyped)) if changed else "augmentation flags"
-        why = f"{' and '.join(usual)}, as usual here; MXNet 1.9.1 had none unless it was asked to"
+        why = f"{' and '.join(done)}, as usual here; MXNet 1.9.1 had none unless it was asked to"
         draft.rows.append((f"no {names}", f"{why.format(share)} ({' '.join(without)})"))
     if "random_mirror" in draft.typed:
         draft.add(["random_mirror"], "--set", f"data.flip={'true' if values['random_mirror'] else 'false'}")
