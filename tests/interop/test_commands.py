@@ -139,7 +139,9 @@ def _our_defaults(program: str, words: list[str], *, small: bool) -> list[str]:
             "optim.factor": recipe.optim.schedule != "mxnet/multi-factor",
             "optim.power": recipe.optim.schedule != "mxnet/poly",
             "optim.options": True,
-            **dict.fromkeys(("data.val", "data.holdout"), recipe.data.val is not None or "--data_dir" in words),
+            **dict.fromkeys(
+                ("data.val", "data.holdout"), recipe.data.val is not None or {"--data_dir", "--data-dir"} & {*words}
+            ),
             "model.decay": recipe.model.train == "full",
             "model.pretrained": value is is_tuned,
             **dict.fromkeys(("data.area", "data.ratio"), recipe.data.augment in ("none", "pad-crop")),
@@ -152,8 +154,8 @@ def _our_defaults(program: str, words: list[str], *, small: bool) -> list[str]:
     return ours
 
 
-LINES = [line for line in OLD[::2] if re.match(r"(train_|fine|launch|dmlc)", line)]
-LINES = [line for line in LINES if "--benchmark" not in line and "--test-io" not in line]
+LINES = [line for line in OLD[::2] if re.match(r"(train_|fine|launch|dmlc|mpirun|horovodrun|resnet50|image_)", line)]
+LINES = [line for line in LINES if not re.search(r"--benchmark|--test-io|measure\.py|dist\.py|dist_train", line)]
 
 
 @pytest.mark.parametrize(
@@ -259,6 +261,99 @@ def test_a_launcher_tells_the_workers_in_any_spelling() -> None:
             assert f"--batch-size {batch} " in command and f"batch_scale={scale} " in command
 
 
+def _launched(line: str) -> tuple[str, ...]:
+    command = translate("launch", shlex.split(line)).commands[0]
+    return command[command.index("--") + 1 :]
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["./run.sh train_mnist.py", "bash run.sh", "prog --kv-store dist_async", '"cd /x && python train_mnist.py"'],
+)
+def test_a_launched_program_that_is_no_python_goes_to_a_shell_as_a_whole(program: str) -> None:
+    python, c, code, words = _launched(f"-n 2 --launcher local {program}")
+    assert (python, c, words) == ("python", "-c", program.strip('"')) and "execvp('sh'" in code
+
+
+@pytest.mark.parametrize(
+    ("program", "ours"),
+    [
+        ('"python x.py --a 1"', ("python", "x.py", "--a", "1")),
+        ('./bin/python3.8 x.py --a "b c"', ("python", "x.py", "--a", "b c")),
+        ("./x.py --a", ("python", "./x.py", "--a")),
+        ("taskset -c 0 python -u x.py", ("python", "-u", "x.py")),
+    ],
+)
+def test_an_own_program_is_started_by_python(program: str, ours: tuple[str, ...]) -> None:
+    assert _launched(f"-n 2 -s 1 --launcher local {program}") == ours
+    rows = translate("launch", shlex.split(f"-n 2 -s 1 --launcher local {program}")).rows
+    assert rows[-1][1].startswith("your own program, which gets RANK and WORLD_SIZE; without MXNet's kvstore")
+
+
+def test_a_shell_that_a_launcher_starts_has_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text('echo "$1 $RANK of $WORLD_SIZE" > out$RANK\n')
+    assert main(["mxnet", "launch.py", "-n", "2", "--launcher", "local", "sh", "run.sh", "rank"]) == 0
+    assert [(tmp_path / f"out{rank}").read_text() for rank in (0, 1)] == ["rank 0 of 2\n", "rank 1 of 2\n"]
+
+
+def test_a_program_of_mxnets_kvstore_is_refused_with_the_way_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("import mxnet as mx\n\nkv = mx.kvstore.create('dist_sync')\n")
+    (tmp_path / "jobs.sh").write_text("python train_mnist.py --kv-store dist_sync\n")
+    (tmp_path / "records.py").write_text("from mxnet import recordio\nimport torch\n")
+    (tmp_path / "torch.py").write_text("import torch  # no kvstore as in mxnet\n")
+    for program in ("python mine.py", "bash jobs.sh"):
+        assert main(["mxnet", "launch.py", "-n", "2", "--launcher", "local", *program.split(), "--dry-run"]) == 2
+        said = capsys.readouterr().err
+        assert "trains through MXNet's kvstore, which is not here" in said and "own-mxnet-script" in said
+    for script in ("records.py", "torch.py"):
+        assert _launched(f"-n 2 --launcher local python {script}") == ("python", script)
+
+
+def test_machines_in_a_line_of_mpi_belong_into_a_file() -> None:
+    with pytest.raises(InputError, match="NAME slots=N of a file: --hostfile FILE"):
+        translate("mpirun", ["-np", "8", "-H", "server1:4,server2:4", "python", "train.py"])
+    read = translate("mpirun", ["-np", "4", "-H", "localhost:4", "-bind-to", "none", "python", "x.py"])
+    assert read.commands[0] == ("launch", "-n", "4", "--", "python", "x.py")
+
+
+def test_every_flag_of_gluons_scripts_is_answered() -> None:
+    for line in (
+        "train_horovod.py --use-rec --data-nthreads 2 --rec-train a.rec --rec-val b.rec --batch-size 8 --lr 0.1"
+        " --warmup-lr 0.01 --last-gamma --no-wd --model resnet50_v1 --no-cuda --eval-frequency 1 --save-frequency 2"
+        " --resume-epoch 1 --auto_aug --mixup --mixup-alpha 0.1 --mixup-off-epoch 3",
+        "image_classification.py --dataset cifar10 --model resnet18_v1 -j 2 --gpus 0 --epochs 3 --seed 5 --wd 0"
+        " --prefix p --mode hybrid --use_thumbnail --start-epoch 0 --resume x --lr-factor 0.5 --kvstore device --profile",
+        "train_cifar10.py --num-gpus 1 --model cifar_resnet20_v1 --drop-rate 0.1 --save-period 3 --save-plot-dir x"
+        " --resume-from y --lr-decay-period 5",
+    ):
+        program, *words = line.split()
+        shown = " ".join(f"{old} " for old, _ in translate(program, words).rows).replace("_", "-")
+        flags = [word.replace("_", "-") for word in words if word.startswith("--") and word != "--data-nthreads"]
+        assert [flag for flag in flags if f"{flag} " not in shown] == []
+
+
+def test_data_that_mxnet_downloaded_are_fetched_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for script, name in (("train_mnist", "mnist"), ("train_cifar10", "cifar10")):
+        row = dict(translate(script, []).rows)["no --data-train"]
+        assert row == f"steady fetch {name} fetches it: --data-train {name}/{name}-train.rec"
+    (tmp_path / "data").mkdir()
+    assert "no --data-train" not in dict(translate("train_mnist", []).rows)
+
+
+def test_what_stands_for_weights_of_the_zoo_is_described() -> None:
+    for name, words in (
+        ("imagenet11k-resnet-152", "a ResNet-101 v2 of ImageNet-21k and then ImageNet-1k"),
+        ("imagenet1k-inception-bn", "made for 299 pixels"),
+    ):
+        rows = dict(translate("fine-tune", ["--data-train", "a.rec", "--pretrained-model", name]).rows)
+        assert words in rows[f"--pretrained-model {name}"]
+
+
 def test_workers_without_a_distributed_store_become_one_training_with_a_notice() -> None:
     """MXNet's launcher started as many trainings that knew nothing of each other."""
     words = ["-n", "4", "-H", "hosts", "python", "train_cifar10.py", "--num-layers", "20", "--kv-store"]
@@ -319,6 +414,13 @@ def test_worker_with_several_gpus_becomes_a_rank_on_each(launcher: str, started:
             "train_imagenet --data-train a.rec --network resnet --num-layer 51",
             "of resnet there are 18, 34, 50, 101, 152",
         ),
+        ("train_cifar10 --num-layers 164", "for 28 pixels there are 6n + 2 below 164, such as 20 and 110"),
+        ("train_cifar10 --num-layers 51", "for 28 pixels there are 6n + 2 below 164"),
+        ("train_imagenet --data-train hdfs://x/a.rec", "hdfs:// is not read: copy it to a disk"),
+        ("image_classification.py --model vgg11 --dataset dummy", "steady bench train --model timm/vgg11"),
+        ("kill-mxnet.py hosts python", "steady launch (Ctrl-C ends its ranks) does what it did"),
+        ("make_list.py a b", "steady pack FOLDER OUT does what it did"),
+        ("test_score.py", "steady evaluate MODEL DATA does what it did"),
         ("train_imagenet --data-train a.rec --netwrok resnet", "unrecognized arguments: --netwrok resnet"),
         ("train_imagenet --data-train a.rec;b.rec", "steady pack a.rec b.rec merged"),
         ("train_imagenet --data-train a.rec --kv-store dist_synch", "Did you mean dist_sync"),
