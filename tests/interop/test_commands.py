@@ -19,6 +19,7 @@ from PIL import Image
 from tests.interop.mxnet.cases import Case, Graph
 
 from steadytrain.cli import main, parse
+from steadytrain.cli.foreign_commands import OWN_VALUES
 from steadytrain.cli.train import recipe_for
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import usual_recipe
@@ -268,11 +269,15 @@ def _launched(line: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     "program",
-    ["./run.sh train_mnist.py", "bash run.sh", "prog --kv-store dist_async", '"cd /x && python train_mnist.py"'],
+    [
+        *("./run.sh train_mnist.py", "bash run.sh", "prog --kv-store dist_async", '"cd /x && python train_mnist.py"'),
+        "bash -c 'cd /x && python train_mnist.py'",
+    ],
 )
 def test_a_launched_program_that_is_no_python_goes_to_a_shell_as_a_whole(program: str) -> None:
     python, c, code, words = _launched(f"-n 2 --launcher local {program}")
-    assert (python, c, words) == ("python", "-c", program.strip('"')) and "execvp('sh'" in code
+    assert (python, c, words) == ("python", "-c", program.strip('"').removeprefix("bash -c '").strip("'"))
+    assert "execvp('sh'" in code
 
 
 @pytest.mark.parametrize(
@@ -280,6 +285,7 @@ def test_a_launched_program_that_is_no_python_goes_to_a_shell_as_a_whole(program
     [
         ('"python x.py --a 1"', ("python", "x.py", "--a", "1")),
         ('./bin/python3.8 x.py --a "b c"', ("python", "x.py", "--a", "b c")),
+        ('bash -c "python x.py --a 1"', ("python", "x.py", "--a", "1")),
         ("./x.py --a", ("python", "./x.py", "--a")),
         ("taskset -c 0 python -u x.py", ("python", "-u", "x.py")),
     ],
@@ -288,6 +294,25 @@ def test_an_own_program_is_started_by_python(program: str, ours: tuple[str, ...]
     assert _launched(f"-n 2 -s 1 --launcher local {program}") == ours
     rows = translate("launch", shlex.split(f"-n 2 -s 1 --launcher local {program}")).rows
     assert rows[-1][1].startswith("your own program, which gets RANK and WORLD_SIZE; without MXNet's kvstore")
+
+
+def test_a_line_may_begin_with_its_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = translate("train_cifar10.py", ["--num-layers", "20"])
+    for before in ("python", "/usr/bin/python3 -u", "nohup python"):
+        line = [*before.split(), "image-classification/train_cifar10.py", "--num-layers", "20"]
+        assert translate(line[0], line[1:]).commands == plain.commands
+    assert translate("/bin/bash", ["-c", "python train_cifar10.py --num-layers 20"]).commands == plain.commands
+    read = translate("CUDA_VISIBLE_DEVICES=1", ["python", "launch.py", "-n", "2", "python", "x.py"])
+    assert read.rows[0] == ("CUDA_VISIBLE_DEVICES=1", "belongs before steady mxnet")
+    assert read.commands[0] == ("launch", "-n", "2", "--", "python", "x.py")
+    (tmp_path / "mine.py").write_text("import mxnet\nkv = mxnet.kv.create('dist_sync')\n")
+    with pytest.raises(InputError, match="own-mxnet-script"):
+        translate("python", ["mine.py"])
+    with pytest.raises(InputError, match="steady bench infer does what it did"):
+        translate("python", ["benchmark_score.py", "--network", "resnet-50"])
+    with pytest.raises(InputError, match="no tool of MXNet's is called 'python'"):
+        translate("python", ["yours.py"])
 
 
 def test_a_shell_that_a_launcher_starts_has_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +333,7 @@ def test_a_program_of_mxnets_kvstore_is_refused_with_the_way_on(
     for program in ("python mine.py", "bash jobs.sh"):
         assert main(["mxnet", "launch.py", "-n", "2", "--launcher", "local", *program.split(), "--dry-run"]) == 2
         said = capsys.readouterr().err
-        assert "trains through MXNet's kvstore, which is not here" in said and "own-mxnet-script" in said
+        assert "trains through MXNet's kvstore or Horovod, which are not here" in said and "own-mxnet-script" in said
     for script in ("records.py", "torch.py"):
         assert _launched(f"-n 2 --launcher local python {script}") == ("python", script)
 
@@ -320,13 +345,23 @@ def test_machines_in_a_line_of_mpi_belong_into_a_file() -> None:
     assert read.commands[0] == ("launch", "-n", "4", "--", "python", "x.py")
 
 
+def test_what_another_tools_command_leaves_to_ours_is_named() -> None:
+    for verb, words in (("train", ["smoothed labels"]), ("finetune", ["probe first", "frozen norms", "averages"])):
+        assert all(word in OWN_VALUES[verb] for word in words)
+        recipe = usual_recipe("data", finetune=verb == "finetune", small=False)
+        assert recipe.optim.label_smoothing > 0
+        assert (recipe.optim.ema is not None) == ("averages" in OWN_VALUES[verb])
+        assert (recipe.model.batch_norm == "frozen") == ("frozen norms" in OWN_VALUES[verb])
+        assert recipe.model.train.startswith("probe") == ("probe first" in OWN_VALUES[verb])
+
+
 def test_every_flag_of_gluons_scripts_is_answered() -> None:
     for line in (
         "train_horovod.py --use-rec --data-nthreads 2 --rec-train a.rec --rec-val b.rec --batch-size 8 --lr 0.1"
         " --warmup-lr 0.01 --last-gamma --no-wd --model resnet50_v1 --no-cuda --eval-frequency 1 --save-frequency 2"
         " --resume-epoch 1 --auto_aug --mixup --mixup-alpha 0.1 --mixup-off-epoch 3",
         "image_classification.py --dataset cifar10 --model resnet18_v1 -j 2 --gpus 0 --epochs 3 --seed 5 --wd 0"
-        " --prefix p --mode hybrid --use_thumbnail --start-epoch 0 --resume x --lr-factor 0.5 --kvstore device --profile",
+        " --prefix p --mode hybrid --use_thumbnail --start-epoch 0 --resume x --lr-factor 0.5 --profile",
         "train_cifar10.py --num-gpus 1 --model cifar_resnet20_v1 --drop-rate 0.1 --save-period 3 --save-plot-dir x"
         " --resume-from y --lr-decay-period 5",
     ):
@@ -414,8 +449,8 @@ def test_worker_with_several_gpus_becomes_a_rank_on_each(launcher: str, started:
             "train_imagenet --data-train a.rec --network resnet --num-layer 51",
             "of resnet there are 18, 34, 50, 101, 152",
         ),
-        ("train_cifar10 --num-layers 164", "for 28 pixels there are 6n + 2 below 164, such as 20 and 110"),
-        ("train_cifar10 --num-layers 51", "for 28 pixels there are 6n + 2 below 164"),
+        ("train_cifar10 --num-layers 164", "for 28 pixels it is 6n + 2 below 164, such as 20"),
+        ("train_cifar10 --num-layers 51", "for 28 pixels it is 6n + 2 below 164"),
         ("train_imagenet --data-train hdfs://x/a.rec", "hdfs:// is not read: copy it to a disk"),
         ("image_classification.py --model vgg11 --dataset dummy", "steady bench train --model timm/vgg11"),
         ("kill-mxnet.py hosts python", "steady launch (Ctrl-C ends its ranks) does what it did"),

@@ -28,11 +28,9 @@ def find_model(name: str, layers: int | None, side: int) -> tuple[str, str]:
         raise InputError(f"--network {name} needs --num-layers, such as {max(FAMILIES[name])}")
     if name.startswith("resnet") and side <= 32:
         if not 8 <= layers < 164 or layers % 6 != 2:
-            raise InputError(
-                f"--num-layers is {layers}; for {side} pixels there are 6n + 2 below 164, such as 20 and 110"
-            )
-        name_here = f"resnet{layers}" if layers in (20, 32, 44, 56, 110) else "resnet20"
-        return name_here, "the published form, with activations after the sums" if name == "resnet" else ""
+            raise InputError(f"--num-layers is {layers}; for {side} pixels it is 6n + 2 below 164, such as 20")
+        why = "the published form, with activations after the sums" if name == "resnet" else ""
+        return f"resnet{layers if layers in (20, 32, 44, 56, 110) else 20}", why
     if layers not in FAMILIES[name]:
         depths = ", ".join(map(str, sorted(FAMILIES[name])))
         raise InputError(f"--num-layers is {layers}; of {name} there are {depths}")

@@ -288,7 +288,7 @@ def _launch(words: Sequence[str]) -> Translated:
     rows = [(shlex.join(before), _BEFORE)] if before else []
     others += [word for name in before if re.fullmatch(r"[A-Za-z_]\w*=.*", name) for word in ("--env", name)]
     if script not in PROGRAMS:
-        rows.append((" ".join(program), _own_program(script, program)))
+        rows.append((" ".join(program), _own_program(script)))
         return Translated(commands=(("launch", *others, "-n", str(workers), "--", *arguments),), rows=tuple(rows))
     inner = translate(script, arguments, workers=workers)
     command, rows = list(inner.commands[0]), [*rows, *inner.rows]
@@ -322,19 +322,20 @@ _SHELL = "import os, sys; os.execvp('sh', ['sh', '-c', sys.argv[1]])"
 
 
 def _cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Cut a launcher's line into its flags and the program, whose words may be quoted together."""
+    """Cut a launcher's line into its flags and the program."""
     at = 0
     while at < len(words) and words[at].startswith("-"):
         at += 1 if "=" in words[at] or re.fullmatch(r"-[nsH].+|--(p3|keep)?", words[at]) else 2
-    program = list(words[at:])
-    if program and " " in program[0] and not re.search(r"[;&|<>$`]", program[0]):
-        with suppress(ValueError):  # a quotation mark that is not closed, as the shell will say
-            program = shlex.split(" ".join(program))
-    return [word for word in words[:at] if word != "--"], program
+    return [word for word in words[:at] if word != "--"], list(words[at:])
 
 
 def _find_script(program: Sequence[str]) -> tuple[Sequence[str], str, Sequence[str]]:
     """Return what stands before the interpreter (``env``), the old tool and its words; of none: what starts it."""
+    if re.search(r"(^|/)(ba)?sh$", program[0]) and program[1:2] == ["-c"] and len(program) > 2:
+        program = program[2:]
+    if " " in program[0] and not re.search(r"[;&|<>$`]", program[0]):
+        with suppress(ValueError):  # a quotation mark that is not closed, as the shell will say
+            program = shlex.split(" ".join(program))
     at = next((i for i, word in enumerate(program) if re.fullmatch(r"python[\d.]*", Path(word).name)), -1)
     if at < 0 and re.fullmatch(r"\S+\.py", program[0]):  # started by its own first line
         program, at = ("python", *program), 0
@@ -348,14 +349,14 @@ def _find_script(program: Sequence[str]) -> tuple[Sequence[str], str, Sequence[s
     return program[:at], program[first], ("python", *program[at + 1 :])
 
 
-def _own_program(script: str, program: Sequence[str]) -> str:
+def _own_program(script: str) -> str:
     """Say what a user's own program gets. Raises InputError where it needs MXNet's servers."""
     text = Path(script).read_text(encoding="utf-8", errors="replace") if Path(script).is_file() else ""
     is_mxnets = script.endswith(".sh") or re.search(r"^\s*(import|from) mxnet\b", text, re.MULTILINE)
-    if is_mxnets and re.search(r"kv[-_]?store", text, re.IGNORECASE):
+    if is_mxnets and re.search(r"kv[-_]?store|\bkv\.create|horovod", text, re.IGNORECASE):
         raise InputError(
-            f"{script} trains through MXNet's kvstore, which is not here: change about twenty lines (docs:"
-            " own-mxnet-script), or put steady mxnet before each of MXNet's lines in it"
+            f"{script} trains through MXNet's kvstore or Horovod, which are not here: change about twenty lines"
+            " (docs: own-mxnet-script), or put steady mxnet before each of MXNet's lines in it"
         )
     return _OWN
 
@@ -404,8 +405,7 @@ def _mpi(words: Sequence[str]) -> Translated:
     for flag, value in pairwise([*flags, ""]):
         if flag in ("-H", "-host", "--host", "--hosts") and "," in value:
             raise InputError(f"{flag} {value}: write each as a line NAME slots=N of a file: --hostfile FILE")
-        name = _OF_MPI.get(flag.lstrip("-")) if flag.startswith("-") else None
-        kept += [name, value] if name else []
+        kept += [_OF_MPI[flag.lstrip("-")], value] if flag.startswith("-") and flag.lstrip("-") in _OF_MPI else []
     read = _launch([*kept, *words[at:]])
     return replace(read, rows=((shlex.join(flags), f"{shlex.join(kept)}: ranks find each other"), *read.rows))
 
@@ -414,15 +414,10 @@ _OF_MPI = {"np": "-n", "n": "-n", "hostfile": "-H", "machinefile": "-H", "x": "-
 ALIASES = {"measure": "bandwidth", "finetune": "fine_tune"}
 """Other names of the old tools."""
 TOOLS: dict[str, Callable[[Sequence[str]], Translated]] = {
-    "score": _score,
-    "im2rec": _im2rec,
-    "rec2idx": _rec2idx,
-    "parse_log": _parse_log,
-    "launch": _launch,
-    "bandwidth": _bandwidth,
-    **dict.fromkeys(("mpirun", "mpiexec", "horovodrun"), _mpi),
+    "score": _score, "im2rec": _im2rec, "rec2idx": _rec2idx, "parse_log": _parse_log, "launch": _launch,
+    "bandwidth": _bandwidth, **dict.fromkeys(("mpirun", "mpiexec", "horovodrun"), _mpi),
     **{f"dmlc_{place}": _tracker(place) for place in ("local", "ssh", "mpi", "yarn")},
-}
+}  # fmt: skip
 """Name -> what reads its command line."""
 PROGRAMS = (*TRAINERS, *TOOLS, *sorted(SCRIPTS.keys() - TRAINERS))
 """Names of the old tools, without ``.py``."""
@@ -458,6 +453,12 @@ def translate(program: str, words: Sequence[str], *, workers: int = 1) -> Transl
     if name in _INSTEAD:
         raise InputError(f"the flags of {program} are not read: steady {_INSTEAD[name]} does what it did")
     if name not in PROGRAMS:
+        before, script, arguments = _find_script([program, *words])  # python train_mnist.py, env A=1 python ...
+        if _tool(script) in (*PROGRAMS, *_INSTEAD):
+            read = translate(script, arguments, workers=workers)
+            row = [(shlex.join(before), "belongs before steady mxnet")] if before else []
+            return replace(read, rows=(*row, *read.rows))
+        _own_program(script)
         near = did_you_mean(name, PROGRAMS)
         raise InputError(f"no tool of MXNet's is called {program!r}: there are {', '.join(PROGRAMS)}.{near}")
     return TOOLS[name](words)

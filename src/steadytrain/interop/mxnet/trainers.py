@@ -101,8 +101,8 @@ def translate_trainer(script: str, words: Sequence[str], workers: int) -> Transl
         every, last = typed.get("lr_factor_epoch", 1.0), (usual | typed)["num_epochs"]
         usual["lr_step_epochs"] = ",".join(f"{every * k:g}" for k in range(1, math.ceil(last / every)))
         if place := typed.get("data_dir"):
-            files = ("train.rec", "test.rec" if script == "train_cifar10" else "val.rec")
-            usual |= dict(zip(("data_train", "data_val"), (str(Path(place) / file) for file in files), strict=True))
+            val = Path(place) / ("test.rec" if script == "train_cifar10" else "val.rec")
+            usual |= {"data_train": str(Path(place) / "train.rec"), "data_val": str(val)}
     draft = Draft({**usual, **typed}, frozenset(typed))
     shape = read_shape(draft.values["image_shape"])
     if draft.values["test_io"]:
