@@ -81,6 +81,7 @@ def test_the_command_to_type_is_in_the_error(capsys: pytest.CaptureFixture[str])
     assert main(["classify", "train", "data=my photos", "epochs=3"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "steady: Unknown command \"classify\". Instead: steady train 'my photos' --epochs 3"
+        "  # else its own values: smoothed labels (--explain)"
     ]
     assert main(["train", "data=photos", "lr0=0.01"]) == 2
     said = capsys.readouterr().err

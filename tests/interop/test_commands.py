@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
+from tests.interop.mxnet.cases import Case, Graph
 
 from steadytrain.cli import main, parse
+from steadytrain.cli.foreign_commands import OWN_VALUES
 from steadytrain.cli.train import recipe_for
 from steadytrain.config import Recipe
+from steadytrain.config.defaults import usual_recipe
+from steadytrain.config.plain import leaves
 from steadytrain.errors import InputError
+from steadytrain.events import Evaluated
+from steadytrain.interop.mxnet.params import write_params
+from steadytrain.interop.mxnet.symbol import Symbol, write_symbol
 from steadytrain.interop.mxnet.tools import translate
 from steadytrain.launch.trackers import translate as translate_launcher
+from steadytrain.run import Run
 
 OLD = (Path(__file__).parent.parent / "golden" / "mxnet-commands.txt").read_text().splitlines()[1:]
 
@@ -65,6 +77,161 @@ def test_difference_in_the_meaning_of_a_flag_is_reported(words: str, old: str, a
     assert answer in dict(translate("train_imagenet", ["--data-train", "a.rec", *words.split()]).rows)[old]
 
 
+LAW: dict[str, Any] = {
+    "data.interpolation": "bilinear",
+    "data.grow_size": [],
+    "data.transforms": [],
+    "data.balance": "none",
+    "data.repeats": 1,
+    "data.order": "global",
+    "model.train": "full",
+    "model.freeze": [],
+    "model.batch_norm": "train",
+    "optim.betas": [0.9, 0.999],
+    "optim.eps": 1e-8,
+    "optim.warmup": "linear",
+    "optim.final": 0.0,
+    "optim.loss": "auto",
+    "optim.class_weights": "none",
+    "optim.label_smoothing": 0.0,
+    "optim.clip_norm": None,
+    "optim.ema": None,
+    "optim.swa": None,
+    "optim.accumulate": 1,
+    "optim.grow_batch": [],
+    "budget.patience": None,
+    "budget.minutes": None,
+    "parallel.engine": "ddp",
+    "parallel.shard": False,
+    "parallel.compress": "none",
+}
+"""What MXNet's and GluonCV's training scripts do whatever their flags: the law, by the keys of the recipe."""
+SAID = {
+    "data.holdout": r"no --(data|rec)-val\b",
+    "data.val": r"no --(data|rec)-val\b",
+    **dict.fromkeys(("data.augment", "data.area", "data.ratio", "data.pad"), r"no (augmentation flags|.*random-crop)"),
+    "data.flip": "no (augmentation flags|.*random-mirror)",
+    "data.mean": "--rgb-mean",
+    "data.std": "--rgb-mean",
+    "data.size": "--image-shape",
+    "data.crop": "--image-shape",
+}
+"""Key of the recipe -> the row that tells of it, where a line leaves our value."""
+NO_LAW = re.compile(
+    "every\\.|parallel\\.|precision\\.|seed$|data\\.(train|classes|root|labels?|path|split)|model\\.(weights|options)"
+)
+"""How a run is watched and shared out, and where its data lie: not what is learned."""
+
+
+def _our_defaults(program: str, words: list[str], *, small: bool) -> list[str]:
+    """Walk the recipe of an old line: keys that hold our value, are no law of the tool's, and are in no row."""
+    read = translate(program, words)
+    [command] = read.commands
+    command = command[command.index("--") + 1 :] if command[0] == "launch" else command
+    options, is_tuned = parse(command)["options"], command[0] == "finetune"
+    recipe = options.recipe_over(usual_recipe("data", finetune=is_tuned, small=small))
+    said = [old for old, _ in read.rows]
+    ours = []
+    for key, value in leaves(recipe.to_dict()):
+        is_unused = {
+            "optim.momentum": recipe.optim.name not in ("sgd", "nag"),
+            "optim.nesterov": recipe.optim.name != "sgd",
+            "optim.milestones": recipe.optim.schedule != "mxnet/multi-factor",
+            "optim.factor": recipe.optim.schedule != "mxnet/multi-factor",
+            "optim.power": recipe.optim.schedule != "mxnet/poly",
+            "optim.options": True,
+            **dict.fromkeys(
+                ("data.val", "data.holdout"), recipe.data.val is not None or {"--data_dir", "--data-dir"} & {*words}
+            ),
+            "model.decay": recipe.model.train == "full",
+            "model.pretrained": value is is_tuned,
+            **dict.fromkeys(("data.area", "data.ratio"), recipe.data.augment in ("none", "pad-crop")),
+            "data.pad": recipe.data.augment in ("none", "resized-crop"),
+        }.get(key, False)
+        if key in LAW:
+            ours += [key] if key not in options.changes and value != LAW[key] else []
+        elif key not in options.changes and not is_unused and not NO_LAW.match(key):
+            ours += [] if any(re.match(SAID.get(key, "$"), old) for old in said) else [key]
+    return ours
+
+
+LINES = [line for line in OLD[::2] if re.match(r"(train_|fine|launch|dmlc|mpirun|horovodrun|resnet50|image_)", line)]
+LINES = [line for line in LINES if not re.search(r"--benchmark|--test-io|measure\.py|dist\.py|dist_train", line)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *LINES,
+        "train_imagenet.py --network resnet --num-layers 50 --optimizer adam --random-crop 1 --data-train a.rec",
+        "train_imagenet.py --network resnet --num-layers 50 --random-mirror 1 --brightness 0.4 --data-train a.rec",
+        "fine-tune.py --pretrained-model imagenet1k-resnet-50 --data-train a.rec --random-resized-crop 1",
+    ],
+)
+def test_no_translated_line_inherits_a_default_of_ours_unsaid(line: str) -> None:
+    program, *words = shlex.split(line)
+    is_tuned = program.startswith("fine")
+    for small in (False,) if is_tuned else (False, True):
+        assert _our_defaults(program, words, small=small) == []
+
+
+def test_rates_of_optimizers_are_mxnets_where_torch_has_others() -> None:
+    for name, option in (("rmsprop", "alpha=0.9"), ("adagrad", "eps=1e-07"), ("adadelta", "eps=1e-05")):
+        read = translate("train_imagenet", ["--data-train", "a.rec", "--optimizer", name])
+        assert f"optim.options.{option}" in read.commands[0]
+        assert any(option in new for _, new in read.rows)
+
+
+def _pretrained(folder: Path, data: NDArray[np.uint8]) -> None:
+    """Write a small network ``net`` for 32 pixels, whose classifier has two outputs, as MXNet would."""
+    g = Graph(0)
+    x = g.op(
+        "Convolution", g.var("data"), g.p("conv_weight", 16, 3, 3, 3), no_bias=True, num_filter=16, kernel="(3, 3)"
+    )
+    norm = [g.p(f"bn_{name}", 16, aux=name.startswith("moving"), positive=True) for name in NORM]
+    x = g.op("Activation", g.op("BatchNorm", x, *norm, fix_gamma=False), act_type="relu")
+    pool = g.op("Pooling", x, global_pool=True, kernel="(1, 1)", pool_type="avg")
+    fc = g.op("FullyConnected", pool, g.p("fc_weight", 2, 16), g.p("fc_bias", 2), num_hidden=2)
+    end = g.op("SoftmaxOutput", fc, g.var("softmax_label"))
+    write_symbol(folder / "net-symbol.json", Symbol(tuple(g.nodes), (end,), 10901))
+    case = Case(Symbol(tuple(g.nodes), (end,), 10901), g.params, data, g.aux)
+    write_params(folder / "net-0003.params", case.prefixed)
+
+
+NORM = ("gamma", "beta", "moving_mean", "moving_var")
+
+
+def test_fine_tune_trains_as_mxnets_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A new classifier, norms in training, one rate, no smoothing and no average; the recipe is shown before."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for i in range(120):
+        image = random.integers(0, 120, (32, 32, 3), dtype=np.uint8)
+        image[..., i % 2] += 100  # reddish, greenish
+        path = tmp_path / "data" / "train" / ("red", "green")[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    _pretrained(tmp_path, image)
+    line = "--pretrained-model net --load-epoch 3 --data-train data/train --batch-size 12 --num-epochs 3 --lr 0.05"
+    words = ["mxnet", "fine-tune.py", *line.split(), "--image-shape", "3,32,32", "--disp-batches", "1"]
+    assert main([*words, "--dry-run", "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    [command], rows = document["commands"], {row["old"]: row["new"] for row in document["rows"]}
+    assert rows["--layer-before-fullc flatten0 (default)"].endswith("stands there; this network has no flatten0")
+    assert "fits the classifier first" in rows["instead"] and "steady finetune data/train" in rows["instead"]
+    recipe: Recipe = recipe_for("data/train", parse(command)["options"], finetune=True)
+    (tmp_path / "old.toml").write_text(document["recipes"][0])
+    again = recipe_for(None, parse(["train", "--recipe", "old.toml"])["options"], finetune=False)
+    assert again.with_({"optim.base_batch_size": None}) == recipe
+    model, optim = recipe.model, recipe.optim
+    assert (model.train, model.batch_norm, optim.label_smoothing, optim.ema) == ("full", "train", 0.0, None)
+    assert main([*words, "--model-prefix", "run"]) == 0
+    losses = [event.loss for event in Run.open("run").events() if isinstance(event, Evaluated)]
+    assert len(losses) == 3 and max(losses) < 0.6 and all(map(math.isfinite, losses))
+
+
 TYPED = {
     "train_imagenet": """--network resnet --num-layers 50 --data-train a.rec --data-train-idx a.idx --data-val b.rec
         --data-val-idx b.idx
@@ -93,6 +260,133 @@ def test_a_launcher_tells_the_workers_in_any_spelling() -> None:
         for store, batch, scale in (("dist_sync", 512, 2), ("device", 128, 8)):
             command = " ".join(translate("launch", [*words.split(), "--kv-store", store]).commands[0])
             assert f"--batch-size {batch} " in command and f"batch_scale={scale} " in command
+
+
+def _launched(line: str) -> tuple[str, ...]:
+    command = translate("launch", shlex.split(line)).commands[0]
+    return command[command.index("--") + 1 :]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        *("./run.sh train_mnist.py", "bash run.sh", "prog --kv-store dist_async", '"cd /x && python train_mnist.py"'),
+        "bash -c 'cd /x && python train_mnist.py'",
+    ],
+)
+def test_a_launched_program_that_is_no_python_goes_to_a_shell_as_a_whole(program: str) -> None:
+    python, c, code, words = _launched(f"-n 2 --launcher local {program}")
+    assert (python, c, words) == ("python", "-c", program.strip('"').removeprefix("bash -c '").strip("'"))
+    assert "execvp('sh'" in code
+
+
+@pytest.mark.parametrize(
+    ("program", "ours"),
+    [
+        ('"python x.py --a 1"', ("python", "x.py", "--a", "1")),
+        ('./bin/python3.8 x.py --a "b c"', ("python", "x.py", "--a", "b c")),
+        ('bash -c "python x.py --a 1"', ("python", "x.py", "--a", "1")),
+        ("./x.py --a", ("python", "./x.py", "--a")),
+        ("taskset -c 0 python -u x.py", ("python", "-u", "x.py")),
+    ],
+)
+def test_an_own_program_is_started_by_python(program: str, ours: tuple[str, ...]) -> None:
+    assert _launched(f"-n 2 -s 1 --launcher local {program}") == ours
+    rows = translate("launch", shlex.split(f"-n 2 -s 1 --launcher local {program}")).rows
+    assert rows[-1][1].startswith("your own program, which gets RANK and WORLD_SIZE; without MXNet's kvstore")
+
+
+def test_a_line_may_begin_with_its_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = translate("train_cifar10.py", ["--num-layers", "20"])
+    for before in ("python", "/usr/bin/python3 -u", "nohup python"):
+        line = [*before.split(), "image-classification/train_cifar10.py", "--num-layers", "20"]
+        assert translate(line[0], line[1:]).commands == plain.commands
+    assert translate("/bin/bash", ["-c", "python train_cifar10.py --num-layers 20"]).commands == plain.commands
+    read = translate("CUDA_VISIBLE_DEVICES=1", ["python", "launch.py", "-n", "2", "python", "x.py"])
+    assert read.rows[0] == ("CUDA_VISIBLE_DEVICES=1", "belongs before steady mxnet")
+    assert read.commands[0] == ("launch", "-n", "2", "--", "python", "x.py")
+    (tmp_path / "mine.py").write_text("import mxnet\nkv = mxnet.kv.create('dist_sync')\n")
+    with pytest.raises(InputError, match="own-mxnet-script"):
+        translate("python", ["mine.py"])
+    with pytest.raises(InputError, match="steady bench infer does what it did"):
+        translate("python", ["benchmark_score.py", "--network", "resnet-50"])
+    with pytest.raises(InputError, match="no tool of MXNet's is called 'python'"):
+        translate("python", ["yours.py"])
+
+
+def test_a_shell_that_a_launcher_starts_has_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text('echo "$1 $RANK of $WORLD_SIZE" > out$RANK\n')
+    assert main(["mxnet", "launch.py", "-n", "2", "--launcher", "local", "sh", "run.sh", "rank"]) == 0
+    assert [(tmp_path / f"out{rank}").read_text() for rank in (0, 1)] == ["rank 0 of 2\n", "rank 1 of 2\n"]
+
+
+def test_a_program_of_mxnets_kvstore_is_refused_with_the_way_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("import mxnet as mx\n\nkv = mx.kvstore.create('dist_sync')\n")
+    (tmp_path / "jobs.sh").write_text("python train_mnist.py --kv-store dist_sync\n")
+    (tmp_path / "records.py").write_text("from mxnet import recordio\nimport torch\n")
+    (tmp_path / "torch.py").write_text("import torch  # no kvstore as in mxnet\n")
+    for program in ("python mine.py", "bash jobs.sh"):
+        assert main(["mxnet", "launch.py", "-n", "2", "--launcher", "local", *program.split(), "--dry-run"]) == 2
+        said = capsys.readouterr().err
+        assert "trains through MXNet's kvstore or Horovod, which are not here" in said and "own-mxnet-script" in said
+    for script in ("records.py", "torch.py"):
+        assert _launched(f"-n 2 --launcher local python {script}") == ("python", script)
+
+
+def test_machines_in_a_line_of_mpi_belong_into_a_file() -> None:
+    with pytest.raises(InputError, match="NAME slots=N of a file: --hostfile FILE"):
+        translate("mpirun", ["-np", "8", "-H", "server1:4,server2:4", "python", "train.py"])
+    read = translate("mpirun", ["-np", "4", "-H", "localhost:4", "-bind-to", "none", "python", "x.py"])
+    assert read.commands[0] == ("launch", "-n", "4", "--", "python", "x.py")
+
+
+def test_what_another_tools_command_leaves_to_ours_is_named() -> None:
+    for verb, words in (("train", ["smoothed labels"]), ("finetune", ["probe first", "frozen norms", "averages"])):
+        assert all(word in OWN_VALUES[verb] for word in words)
+        recipe = usual_recipe("data", finetune=verb == "finetune", small=False)
+        assert recipe.optim.label_smoothing > 0
+        assert (recipe.optim.ema is not None) == ("averages" in OWN_VALUES[verb])
+        assert (recipe.model.batch_norm == "frozen") == ("frozen norms" in OWN_VALUES[verb])
+        assert recipe.model.train.startswith("probe") == ("probe first" in OWN_VALUES[verb])
+
+
+def test_every_flag_of_gluons_scripts_is_answered() -> None:
+    for line in (
+        "train_horovod.py --use-rec --data-nthreads 2 --rec-train a.rec --rec-val b.rec --batch-size 8 --lr 0.1"
+        " --warmup-lr 0.01 --last-gamma --no-wd --model resnet50_v1 --no-cuda --eval-frequency 1 --save-frequency 2"
+        " --resume-epoch 1 --auto_aug --mixup --mixup-alpha 0.1 --mixup-off-epoch 3",
+        "image_classification.py --dataset cifar10 --model resnet18_v1 -j 2 --gpus 0 --epochs 3 --seed 5 --wd 0"
+        " --prefix p --mode hybrid --use_thumbnail --start-epoch 0 --resume x --lr-factor 0.5 --profile",
+        "train_cifar10.py --num-gpus 1 --model cifar_resnet20_v1 --drop-rate 0.1 --save-period 3 --save-plot-dir x"
+        " --resume-from y --lr-decay-period 5",
+    ):
+        program, *words = line.split()
+        shown = " ".join(f"{old} " for old, _ in translate(program, words).rows).replace("_", "-")
+        flags = [word.replace("_", "-") for word in words if word.startswith("--") and word != "--data-nthreads"]
+        assert [flag for flag in flags if f"{flag} " not in shown] == []
+
+
+def test_data_that_mxnet_downloaded_are_fetched_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for script, name in (("train_mnist", "mnist"), ("train_cifar10", "cifar10")):
+        row = dict(translate(script, []).rows)["no --data-train"]
+        assert row == f"steady fetch {name} fetches it: --data-train {name}/{name}-train.rec"
+    (tmp_path / "data").mkdir()
+    assert "no --data-train" not in dict(translate("train_mnist", []).rows)
+
+
+def test_what_stands_for_weights_of_the_zoo_is_described() -> None:
+    for name, words in (
+        ("imagenet11k-resnet-152", "a ResNet-101 v2 of ImageNet-21k and then ImageNet-1k"),
+        ("imagenet1k-inception-bn", "made for 299 pixels"),
+    ):
+        rows = dict(translate("fine-tune", ["--data-train", "a.rec", "--pretrained-model", name]).rows)
+        assert words in rows[f"--pretrained-model {name}"]
 
 
 def test_workers_without_a_distributed_store_become_one_training_with_a_notice() -> None:
@@ -155,6 +449,13 @@ def test_worker_with_several_gpus_becomes_a_rank_on_each(launcher: str, started:
             "train_imagenet --data-train a.rec --network resnet --num-layer 51",
             "of resnet there are 18, 34, 50, 101, 152",
         ),
+        ("train_cifar10 --num-layers 164", "for 28 pixels it is 6n + 2 below 164, such as 20"),
+        ("train_cifar10 --num-layers 51", "for 28 pixels it is 6n + 2 below 164"),
+        ("train_imagenet --data-train hdfs://x/a.rec", "hdfs:// is not read: copy it to a disk"),
+        ("image_classification.py --model vgg11 --dataset dummy", "steady bench train --model timm/vgg11"),
+        ("kill-mxnet.py hosts python", "steady launch (Ctrl-C ends its ranks) does what it did"),
+        ("make_list.py a b", "steady pack FOLDER OUT does what it did"),
+        ("test_score.py", "steady evaluate MODEL DATA does what it did"),
         ("train_imagenet --data-train a.rec --netwrok resnet", "unrecognized arguments: --netwrok resnet"),
         ("train_imagenet --data-train a.rec;b.rec", "steady pack a.rec b.rec merged"),
         ("train_imagenet --data-train a.rec --kv-store dist_synch", "Did you mean dist_sync"),

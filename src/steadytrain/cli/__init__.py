@@ -294,7 +294,10 @@ def _run(words: Sequence[str]) -> object:
         words = [verb, *translated.argv]
     if ours := _ours_instead(words):
         what = f'Unknown command "{verb}"' if verb not in VERBS else f"{words[1]} is in the manner of another tool"
-        raise InputError(f"{what}. Instead: {ours}")
+        from steadytrain.cli.foreign_commands import OWN_VALUES
+
+        own = [f"  # else its own values: {OWN_VALUES[each]} (--explain)" for each in OWN_VALUES if f" {each} " in ours]
+        raise InputError(f"{what}. Instead: {ours}{''.join(own[:1])}")
     words = _own_words(words)
     is_help = not {"--help", "-h"}.isdisjoint(words)
     if verb in VERBS and is_help:

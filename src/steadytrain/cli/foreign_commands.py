@@ -37,6 +37,8 @@ SAME_VERBS = {
 }
 """Other tools' names for our verbs, and their scripts' names."""
 
+OWN_VALUES = {"train": "smoothed labels", "finetune": "a probe first, frozen norms, smoothed labels, averages"}
+"""Verb -> its own values where another tool's line is silent, which are not the other tool's."""
 _STARTERS = ("python", "python3", "yolo", "uv", "run", "-m", "steady")
 _LAUNCHERS = (
     *("torchrun", "accelerate", "deepspeed", "lightning", "fabric"),

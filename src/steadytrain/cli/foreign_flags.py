@@ -333,15 +333,9 @@ def _no_augmentation(reading: FlagReading, word: str, values: list[str]) -> None
 
 _SCHEDULES = ("schedule", "sched", "scheduler", "lr-scheduler", "lr-schedule")
 _LAWS = {
-    **OTHER_NAMES,
-    "multisteplr": "step",
-    "cosineannealinglr": "cosine",
-    "cosineannealingwarmrestarts": "restarts",
-    "exponentiallr": "exponential",
-    "onecyclelr": "one-cycle",
-    "polynomiallr": "poly",
-    "cycliclr": "triangular",
-}
+    **OTHER_NAMES, "multisteplr": "step", "cosineannealinglr": "cosine", "cosineannealingwarmrestarts": "restarts",
+    "exponentiallr": "exponential", "onecyclelr": "one-cycle", "polynomiallr": "poly", "cycliclr": "triangular",
+}  # fmt: skip
 _PRECISIONS = {
     **dict.fromkeys(("32", "32-true", "float32", "fp32-true", "full"), "fp32"),
     **dict.fromkeys(("16", "16-mixed", "fp16-mixed", "float16", "half"), "fp16"),
@@ -375,9 +369,7 @@ _LOADER = "the loader works by threads that share memory, reads ahead and keeps 
 
 TRAINING_READERS: dict[str, Read] = {
     # data
-    "train-num-samples": _needless("the samples are counted"),
-    "val-num-samples": _needless("the samples are counted"),
-    "num-examples": _needless("the samples are counted"),
+    **dict.fromkeys(("train-num-samples", "val-num-samples", "num-examples"), _needless("the samples are counted")),
     "num-classes": _needless("the data say how many classes there are"),
     "input-img-mode": _needless("images get the channels that the data and the network have"),
     "dataset-trust-remote-code": _needless("no code of a data set is run"),
@@ -388,8 +380,7 @@ TRAINING_READERS: dict[str, Read] = {
     "std": _numbers("data.std"),
     "rgb-mean": _of_255("data.mean"),
     "rgb-std": _of_255("data.std"),
-    "data-train-idx": _needless("an index is found beside its records, or made"),
-    "data-val-idx": _needless("an index is found beside its records, or made"),
+    **dict.fromkeys(("data-train-idx", "data-val-idx"), _needless("an index is found beside its records, or made")),
     "no-aug": _no_augmentation,
     "train-crop-mode": _choice(
         {"rrc": ("--set", "data.augment=resized-crop"), "none": ()},
@@ -489,6 +480,9 @@ TRAINING_READERS: dict[str, Read] = {
     # evaluating, saving, logging
     **dict.fromkeys(("validation-batch-size", "vb"), _needless("evaluation takes --batch-size images at a time")),
     **dict.fromkeys(
+        ("per-device-eval-batch-size", "val-batch-size"), _needless("evaluation takes --batch-size images")
+    ),
+    **dict.fromkeys(
         ("eval-metric", "monitor"), fixed("top1", "acc1", "0", nearest="the best weights are the best by top-1")
     ),
     "val-check-interval": _validation_interval,
@@ -512,9 +506,6 @@ TRAINING_READERS: dict[str, Read] = {
         ("logging-strategy", "disable-tqdm", "metric-for-best-model", "greater-is-better"),
         _needless("a terminal shows progress, a file gets lines, and the best weights are the best by top-1"),
     ),
-    **dict.fromkeys(
-        ("per-device-eval-batch-size", "val-batch-size"), _needless("evaluation takes --batch-size images")
-    ),
     **dict.fromkeys(("launcher", "dist-backend"), _needless("--procs or steady launch starts ranks")),
     "save-model": _needless("the best and the last weights are always saved"),
     "plots": _needless("steady report RUN draws them"),
@@ -524,11 +515,10 @@ TRAINING_READERS: dict[str, Read] = {
     "cache": _needless("images that fit into memory are decoded once"),
     "worker-seeding": _needless("each sample's draws come from the seed and its position, not from a worker"),
     **dict.fromkeys(
-        ("pin-mem", "no-prefetcher", "use-multi-epochs-loader", "reload-dataloaders-every-n-epochs", "use-v2"),
-        _needless(_LOADER),
-    ),
-    **dict.fromkeys(
-        ("pin-memory", "persistent-workers", "prefetch-factor", "use-multiprocessing", "dataloader-drop-last"),
+        (
+            *("pin-mem", "no-prefetcher", "use-multi-epochs-loader", "reload-dataloaders-every-n-epochs", "use-v2"),
+            *("pin-memory", "persistent-workers", "prefetch-factor", "use-multiprocessing", "dataloader-drop-last"),
+        ),
         _needless(_LOADER),
     ),
     "backend": _needless("JPEG is decoded natively, other images by Pillow"),
@@ -538,39 +528,17 @@ TRAINING_READERS: dict[str, Read] = {
 READERS = {**augmentation_flags.READERS, **TRAINING_READERS}
 """Flag, without its dashes -> what reads it."""
 
-SWITCHES = frozenset(
-    (
-        *("ra-sampler", "repeated-aug", "dataset-trust-remote-code", "no-aug", "pretrained", "channels-last"),
-        *("sync-bn", "sync-batchnorm", "amp", "no-ddp-bb", "synchronize-step", "benchmark", "inference-mode"),
-        *("use-distributed-sampler", "use-deterministic-algorithms", "sched-on-updates", "bce-loss", "model-ema"),
-        *("model-ema-warmup", "enable-checkpointing", "enable-progress-bar", "enable-model-summary"),
-        *(
-            "enable-autolog-hparams",
-            "pin-mem",
-            "no-prefetcher",
-            "use-multi-epochs-loader",
-            "use-v2",
-            "weights-only",
-            "barebones",
-            *("distributed", "multiprocessing-distributed", "dist-eval", "no-cuda", "cudnn-benchmark", "cos-lr"),
-            *(
-                "plots",
-                "ignore-mismatched-sizes",
-                "torch-compile",
-                "verbose",
-                "shuffle",
-                "drop-last",
-                "do-train",
-                "do-eval",
-                "save-model",
-                *("remove-unused-columns", "load-best-model-at-end", "disable-tqdm"),
-                *("greater-is-better", "use-multiprocessing", "dataloader-drop-last"),
-                "pin-memory",
-                "persistent-workers",
-            ),
-        ),
-    )
-)
+SWITCHES = frozenset((
+    "ra-sampler", "repeated-aug", "dataset-trust-remote-code", "no-aug", "pretrained", "channels-last", "sync-bn",
+    "sync-batchnorm", "amp", "no-ddp-bb", "synchronize-step", "benchmark", "inference-mode",
+    "use-distributed-sampler", "use-deterministic-algorithms", "sched-on-updates", "bce-loss", "model-ema",
+    "model-ema-warmup", "enable-checkpointing", "enable-progress-bar", "enable-model-summary",
+    "enable-autolog-hparams", "pin-mem", "no-prefetcher", "use-multi-epochs-loader", "use-v2", "weights-only",
+    "barebones", "distributed", "multiprocessing-distributed", "dist-eval", "no-cuda", "cudnn-benchmark", "cos-lr",
+    "plots", "ignore-mismatched-sizes", "torch-compile", "verbose", "shuffle", "drop-last", "do-train", "do-eval",
+    "save-model", "remove-unused-columns", "load-best-model-at-end", "disable-tqdm", "greater-is-better",
+    "use-multiprocessing", "dataloader-drop-last", "pin-memory", "persistent-workers",
+))  # fmt: skip
 """Flags that need no value, and may have a word that turns them on or off."""
 
 MOST_VALUES = {

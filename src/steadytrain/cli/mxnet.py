@@ -169,10 +169,9 @@ def _recipe(command: Sequence[str]) -> str | None:
     from steadytrain.cli.train import recipe_for
     from steadytrain.config.defaults import write_toml
 
-    is_tuned = command[0] == "finetune"
     try:
-        recipe = recipe_for(command[1], parse(command)["options"], finetune=is_tuned)
-        usual = recipe_for(command[1], TrainingOptions(), finetune=is_tuned)
+        recipe = recipe_for(command[1], parse(command)["options"], finetune=command[0] == "finetune")
+        usual = recipe_for(command[1], TrainingOptions(), finetune=False)  # of steady train --recipe
         return "\n".join(write_toml(recipe, usual, {})[0])
     except InputError as error:
         note(f"no recipe yet: {error}")

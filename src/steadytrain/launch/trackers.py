@@ -125,7 +125,7 @@ def _placed(old: dict[str, str], new: list[str], notes: list[str]) -> list[str]:
     first: list[str] = []
     launcher = old.get("launcher")
     if launcher in ("sge", "mesos"):
-        raise InputError(f"{launcher} is not supported: choose {', '.join(LAUNCHERS)}")
+        raise InputError(f"{launcher} is not supported; Slurm comes nearest: choose {', '.join(LAUNCHERS)}")
     if launcher is not None:
         launcher = launcher_name(launcher)
         first += ["--on", launcher]

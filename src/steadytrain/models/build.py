@@ -374,11 +374,14 @@ def _make_mxnet(
     source: ModelSource, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str]
 ) -> Built:
     """Make the module of an MXNet checkpoint, with its weights where the recipe asks for them."""
-    known = ["layer_before_fullc"]
+    known = ["layer_before_fullc", "classifier_init"]
     for option in model.options:
         if option not in known:
-            raise ModelError(f"{source.name} has no option {option!r}, it has {known[0]}.{did_you_mean(option, known)}")
-    layer = model.options.get(known[0])
+            near = did_you_mean(option, known)
+            raise ModelError(f"{source.name} has no option {option!r}, it has {' and '.join(known)}.{near}")
+    layer, init = model.options.get(known[0]), model.options.get(known[1])
+    if init not in (None, "kaiming"):
+        raise ModelError(f"{known[1]} is {init!r}; it must be kaiming, or left out")
     params = Path(str(model.weights)) if _is_params(model.weights) else None
     file = None if model.weights is None or params else read_weights(Path(model.weights))
     if file is not None and file.symbol:  # converted before, with its graph
@@ -403,6 +406,9 @@ def _make_mxnet(
         what, names = f"the weights of {path} and {source.name}", OutputNames(checkpoint.classes, checkpoint.synsets)
         state = network.state(checkpoint.params)
         notes += load_weights(network.module, state, head=head, what=what, names=names, classes=classes)
+        if init and layer is not None:  # as MXNet's Xavier(gaussian, in, 2); its fine-tune.py begins so
+            for name in head:
+                nn.init.kaiming_normal_(network.module.get_submodule(name).get_parameter("weight"))
         mean, std, reason = checkpoint.scaling
         notes += _scaling_note(reason)
     input = Input(size=checkpoint.size, mean=mean, std=std, channels=checkpoint.channels).with_channels(channels)

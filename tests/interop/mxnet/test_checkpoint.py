@@ -13,10 +13,12 @@ from tests.interop.mxnet.cases import Array, Case, Entry, Graph, ask
 from tests.interop.mxnet.test_graph import as_08
 
 from steadytrain.cli import main
+from steadytrain.config import Model
 from steadytrain.errors import ModelError
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
 from steadytrain.interop.mxnet.params import read_params, write_params
 from steadytrain.interop.mxnet.symbol import Symbol, read_symbol, write_symbol
+from steadytrain.models import build
 from steadytrain.training import restore
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 1234\n"
@@ -132,6 +134,42 @@ def test_gluons_parameters_are_taken_in_their_order(tmp_path: Path, is_body_last
     assert "is of Gluon's save_parameters" in checkpoint.notes[0]
     assert checkpoint.params.keys() == expected.keys()
     assert all(np.array_equal(checkpoint.params[name], array) for name, array in expected.items())
+
+
+def test_a_new_classifier_begins_small_or_as_mxnets(tmp_path: Path) -> None:
+    """MXNet's fine-tune.py draws it by Xavier(gaussian, in, 2): a deviation of the root of 2 / inputs."""
+    g = Graph(0)
+    features, end = classifier(g, 55)
+    path = save(tmp_path, g, end)
+    layer = g.nodes[features[0]].name
+    for init, deviation in ((None, 0.01), ("kaiming", (2 / (4 * 55 * 55)) ** 0.5)):
+        options = {"layer_before_fullc": layer} | ({"classifier_init": init} if init else {})
+        model = Model(f"mxnet:{path}", pretrained=True, options=options)
+        built = build(model, num_classes=7, channels=3, size=224)
+        weight = built.module.get_submodule(built.head[0]).get_parameter("weight")
+        assert weight.shape == (7, 4 * 55 * 55)
+        assert abs(weight.std().item() / deviation - 1) < 0.05
+    with pytest.raises(ModelError, match="classifier_init is 'orthogonal'; it must be kaiming, or left out"):
+        build(replace(model, options={"classifier_init": "orthogonal"}), num_classes=7, channels=3, size=224)
+
+
+def test_parameters_without_their_blocks_prefix_get_it_back(tmp_path: Path) -> None:
+    """Gluon's ``save_params`` left it out; only one prefix that gives the symbol all its arrays is certain."""
+    g = Graph(0)
+    _, end = classifier(g, 55)
+    plain = dict(g.params)
+    nodes = [replace(node, name=f"net0_{node.name}") if node.name in plain else node for node in g.nodes]
+    g.nodes[:], g.params = nodes, {f"net0_{name}": array for name, array in plain.items()}
+    path = save(tmp_path, g, end)
+    expected = open_checkpoint(str(path))
+    write_params(path, plain)
+    checkpoint = open_checkpoint(str(path))
+    assert checkpoint.notes == (f"{path} lacks the prefix of Gluon's block, net0_",) and expected.notes == ()
+    assert checkpoint.params.keys() == expected.params.keys() == g.params.keys()
+    assert all(np.array_equal(checkpoint.params[name], array) for name, array in g.params.items())
+    write_params(path, {name: array for name, array in plain.items() if name != "fc_bias"})
+    with pytest.raises(ModelError, match="are they of the same network"):
+        open_checkpoint(str(path))
 
 
 def test_gluons_parameters_that_fit_in_two_orders_or_none_are_explained(tmp_path: Path) -> None:

@@ -158,6 +158,8 @@ def test_what_cannot_be_converted_is_named_at_once() -> None:
     assert "2 operators" in text and "Custom (custom1, custom2); RNN (rnn3)" in text
     text = refused(lambda g, x: g.op("_contrib_MultiBoxDetection", g.op("Flatten", x)))
     assert "detector" in text and "multiboxdetection2" in text and "--layer-before-fullc" in text
+    text = refused(lambda g, x: g.op("_contrib_quantized_conv", g.op("_contrib_quantize_v2", x)))
+    assert text.endswith("an int8 network of mx.contrib.quantization: convert the fp32 one that it was made from")
     text = refused(lambda g, x: g.op("Pooling", x, kernel=(3, 3), pool_type="lp"))
     assert "pooling1 (Pooling) has pool_type=lp" in text
     text = refused(lambda g, x: g.op("UpSampling", x, scale=1 << 20, sample_type="nearest"))

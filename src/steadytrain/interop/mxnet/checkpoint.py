@@ -195,6 +195,11 @@ def open_checkpoint(
             )
         arrays = {}
     arrays = {re.sub(r"^(arg|aux):", "", name): array for name, array in arrays.items()}
+    if (full := _with_prefix(looked_at, arrays)) is not arrays:
+        notes.append(
+            f"{params_path} lacks the prefix of Gluon's block, {next(iter(full)).removesuffix(next(iter(arrays)))}"
+        )
+        arrays = full
     if named := _named_by_order(symbol, arrays):
         arrays = _the_one_that_fits(looked_at, named, symbol_path, params_path, size=size, also=also)
         notes.append(
@@ -296,16 +301,28 @@ def _the_one_that_fits(
     )
 
 
-def require_arrays(symbol: Symbol, arrays: Mapping[str, Array], symbol_path: Path, params_path: Path) -> None:
-    """Raise ModelError where the symbol's layers have parameters that ``arrays`` lacks."""
+def _with_prefix(symbol: Symbol, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Put a block's prefix before names of which Gluon stripped it, if one prefix gives the symbol all it needs."""
+    wanted, first = set(_parameters(symbol)), next(iter(arrays), "")
+    prefixes = [name.removesuffix(first) for name in wanted if name.endswith(first) and first not in wanted]
+    fitting = [prefix for prefix in prefixes if wanted <= {prefix + name for name in arrays}]
+    return {fitting[0] + name: array for name, array in arrays.items()} if len(fitting) == 1 else arrays
+
+
+def _parameters(symbol: Symbol) -> list[str]:
     used = symbol.used()
-    parameters = [
+    return [
         symbol.nodes[place].name
         for number, node in enumerate(symbol.nodes)
         if number in used and node.op in LAYERS
         for place, _ in node.inputs[1:]
         if symbol.nodes[place].is_variable
     ]
+
+
+def require_arrays(symbol: Symbol, arrays: Mapping[str, Array], symbol_path: Path, params_path: Path) -> None:
+    """Raise ModelError where the symbol's layers have parameters that ``arrays`` lacks."""
+    parameters = _parameters(symbol)
     missing = [name for name in dict.fromkeys(parameters) if name not in arrays]
     if not missing:
         return

@@ -15,7 +15,12 @@ CUT = (
     "whole images are scaled and their middle is cut out; MXNet cut it out of images as they are stored, which shows"
     " less of those packed much larger: compare on images packed with --shorter-side"
 )
+HELD_OUT = "what lies beside it, else a tenth of each class held out; MXNet trained on all (--set data.holdout=0)"
 OF_OTHER_WEIGHTS = "left out: it belongs to MXNet's network, and the weights in its place say how they want images"
+_FIXED = ("data.interpolation=bilinear", "optim.label_smoothing=0")
+_TUNED = ("model.train=full", "model.batch_norm=train", "model.decay=1", "optim.ema=none")
+"""What the old scripts do whatever their flags, and our commands do not; the latter of those that fine-tune."""
+_FINETUNE = "fits the classifier first, keeps norms, lowers rates by layer, smooths, averages: usually better"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,17 @@ class Draft:
         quoted = [f" {shlex.quote(value)}" if value else "" for value in values]  # switches have none
         shown = [f"--{flag.replace('_', '-')}{value}" for flag, value in zip(flags, quoted, strict=True)]
         return " ".join(shown) + ("" if any(flag in self.typed for flag in flags) else " (default)")
+
+    def fix(self, tool: str) -> None:
+        """Set what ``tool`` does whatever its flags, where the new command's own values are others."""
+        is_tuned, chosen = self.words[0] == "finetune", {word.partition("=")[0] for word in self.words}
+        fixed = [each for each in _FIXED + _TUNED * is_tuned if each.partition("=")[0] not in chosen]
+        words = [word for setting in fixed for word in ("--set", setting)]
+        self.words += words
+        self.rows.append((f"{tool}'s own", f"{shlex.join(words)}: what it does with every line"))
+        if is_tuned:
+            ours = shlex.join(["finetune", self.words[1], "--model", self.words[self.words.index("--model") + 1]])
+            self.rows.append(("instead", f"steady {ours}: {_FINETUNE}"))
 
 
 class Parser(argparse.ArgumentParser):

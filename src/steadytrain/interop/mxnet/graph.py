@@ -260,6 +260,10 @@ def require_operators(symbol: Symbol) -> None:
             f"this is a detector ({', '.join(f'{op}: {wrong[op][0]}' for op in detection)}), and steadytrain trains"
             " classifiers: cut it after a layer of its body (--layer-before-fullc NAME), which gives it a classifier"
         )
+    if any("quantize" in op for op in wrong):
+        raise ModelError(
+            "this is an int8 network of mx.contrib.quantization: convert the fp32 one that it was made from"
+        )
     if wrong:
         listed = [f"{op} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" for op, names in wrong.items()]
         more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from steadytrain.errors import InputError, did_you_mean
 
-MODEL_OPTIONS = {
-    "torchvision.models:googlenet": (
-        "--set",
-        "model.options.aux_logits=false",
-        "--set",
-        "model.options.init_weights=true",
-    )
-}
+_GOOGLENET = ("--set", "model.options.aux_logits=false", "--set", "model.options.init_weights=true")
+MODEL_OPTIONS = {"torchvision.models:googlenet": _GOOGLENET}
 
 
 def find_model(name: str, layers: int | None, side: int) -> tuple[str, str]:
@@ -33,9 +27,10 @@ def find_model(name: str, layers: int | None, side: int) -> tuple[str, str]:
     if layers is None:
         raise InputError(f"--network {name} needs --num-layers, such as {max(FAMILIES[name])}")
     if name.startswith("resnet") and side <= 32:
-        if layers not in (20, 32, 44, 56, 110):
-            raise InputError(f"--num-layers is {layers}; for {side} pixels there are 20, 32, 44, 56 and 110")
-        return f"resnet{layers}", "the published form, with activations after the sums" if name == "resnet" else ""
+        if not 8 <= layers < 164 or layers % 6 != 2:
+            raise InputError(f"--num-layers is {layers}; for {side} pixels it is 6n + 2 below 164, such as 20")
+        why = "the published form, with activations after the sums" if name == "resnet" else ""
+        return f"resnet{layers if layers in (20, 32, 44, 56, 110) else 20}", why
     if layers not in FAMILIES[name]:
         depths = ", ".join(map(str, sorted(FAMILIES[name])))
         raise InputError(f"--num-layers is {layers}; of {name} there are {depths}")
@@ -50,16 +45,11 @@ FAMILIES: dict[str, dict[int, str]] = {
     "vgg": {n: f"timm/vgg{n}" for n in (11, 13, 16, 19)},
 }
 _NETWORKS = {
-    "mlp": ("mlp", ""),
-    "lenet": ("lenet", ""),
-    "alexnet": ("torchvision.models:alexnet", "Krizhevsky 2014, one tower"),
-    "googlenet": ("torchvision.models:googlenet", "with batch norms"),
-    "inception-v3": ("timm/inception_v3", ""),
-    "inception-v4": ("timm/inception_v4", ""),
-    "inception-resnet-v2": ("timm/inception_resnet_v2", ""),
-    "mobilenet": ("timm/mobilenetv1_100", ""),
-    "mobilenetv2": ("timm/mobilenetv2_100", ""),
-}
+    "mlp": ("mlp", ""), "lenet": ("lenet", ""), "googlenet": ("torchvision.models:googlenet", "with batch norms"),
+    "alexnet": ("torchvision.models:alexnet", "Krizhevsky 2014, one tower"), "inception-v3": ("timm/inception_v3", ""),
+    "inception-v4": ("timm/inception_v4", ""), "inception-resnet-v2": ("timm/inception_resnet_v2", ""),
+    "mobilenet": ("timm/mobilenetv1_100", ""), "mobilenetv2": ("timm/mobilenetv2_100", ""),
+}  # fmt: skip
 PUBLISHED = {
     "imagenet1k-inception-bn": "timm/inception_v3",
     **{f"imagenet1k-resnet-{n}": f"timm/resnet{n}" for n in (18, 34, 50, 101, 152)},
@@ -70,3 +60,18 @@ PUBLISHED = {
     "imagenet11k-place365ch-resnet-50": "timm/resnetv2_50x1_bit",
 }
 """Name in MXNet's zoo -> pretrained weights that are published today."""
+
+
+def find_published(name: str, file: str) -> tuple[str, str]:
+    """Return the model that stands for one of MXNet's zoo whose ``file`` is not here, and what differs."""
+    model = PUBLISHED[name]
+    other = _OTHERS.get(model, "the same network")
+    return model, f"{file} is not here; these weights are published today: {other}"
+
+
+_OTHERS = {
+    "timm/inception_v3": "another network of the family, also of ImageNet-1k, made for 299 pixels",
+    **{f"timm/resnet{n}": "of the same depth and data, v1 for v2" for n in (18, 34, 50, 101, 152)},
+    **{f"timm/resnetv2_{n}x1_bit": f"a ResNet-{n} v2 of ImageNet-21k and then ImageNet-1k" for n in (50, 101)},
+}
+"""Model -> what it is, where it is not the network whose place it takes."""

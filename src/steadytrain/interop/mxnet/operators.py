@@ -153,7 +153,7 @@ def _convolution(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
 def _require_size(a: Attributes, key: str, num_values: int) -> None:
     """Refuse a layer before its memory is taken that no classifier has."""
     if not 0 < num_values <= MAX_VALUES:
-        raise a.error(key, f"its layer would have {num_values:,} weights, and from 1 to {MAX_VALUES:,} are taken")
+        raise a.error(key, f"its layer would have {num_values:,} weights, up to {MAX_VALUES:,} are taken: --size N?")
 
 
 def _require_side(a: Attributes, key: str, *sides: int) -> None:

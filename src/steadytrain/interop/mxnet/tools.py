@@ -12,8 +12,12 @@ over silently. Defaults of the old scripts hold (80 epochs, a batch of 128, ...)
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,8 @@ from steadytrain.interop.mxnet.flags import (
     read_precision,
     read_shape,
 )
-from steadytrain.interop.mxnet.networks import PUBLISHED, find_model
+from steadytrain.interop.mxnet.gluoncv import SCRIPTS, translate_gluoncv
+from steadytrain.interop.mxnet.networks import PUBLISHED, find_model, find_published
 from steadytrain.interop.mxnet.trainers import TRAINERS, translate_trainer
 
 
@@ -53,8 +58,7 @@ def _score(words: Sequence[str]) -> Translated:
         raise InputError(f"--model is {draft.values['model']!r}; the epoch after the comma must be a number: PREFIX,0")
     params = f"{prefix}-{int(number):04d}.params"
     is_replaced = prefix in PUBLISHED and not Path(params).exists()
-    model = PUBLISHED[prefix] if is_replaced else params
-    why = f"{params} is not here; these weights are published today" if is_replaced else ""
+    model, why = find_published(prefix, params) if is_replaced else (params, "")
     draft.add(["model", "data_val"], "evaluate", model, draft.values["data_val"], why=why)
     draft.add(["batch_size"], "--batch-size", str(draft.values["batch_size"]))
     channels, side = read_shape(draft.values["image_shape"])
@@ -90,10 +94,8 @@ def im2rec_values(words: Sequence[str]) -> dict[str, Any]:
         parser.add_argument(f"--{switch.replace('_', '-')}", dest=switch, action="store_const", const="")
     parser.add_argument("--shuffle")  # before 1.0
     parser.add_argument("--exts", nargs="+")
-    for name, kind in (("chunks", int), ("train_ratio", float), ("test_ratio", float), ("resize", int)):
-        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=kind)
-    for name in ("quality", "num_thread", "color"):
-        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=int)
+    for name in ("chunks", "train_ratio", "test_ratio", "resize", "quality", "num_thread", "color"):
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=float if name.endswith("ratio") else int)
     parser.add_argument("--encoding")
     values = vars(parser.parse_args(_without_switch_values(words)))
     if values.pop("shuffle", "True") in _OFF:
@@ -218,17 +220,9 @@ def _im2rec_binary(words: Sequence[str]) -> Translated:
             f"nsplit is {pairs['nsplit']}, which packs a part of the list: steady pack {places[0]}"
             f" {Path(places[2]).with_suffix('')} --root {places[1]} --shards {pairs['nsplit']} writes all parts at once"
         )
-    names = {
-        "resize": "resize",
-        "quality": "quality",
-        "encoding": "encoding",
-        "color": "color",
-        "center_crop": "center_crop",
-    }
+    names = ("resize", "quality", "encoding", "color", "center_crop")
     try:
-        values = {
-            names[key]: value if key == "encoding" else int(value) for key, value in pairs.items() if key in names
-        }
+        values = {key: value if key == "encoding" else int(value) for key, value in pairs.items() if key in names}
     except ValueError:
         raise InputError(f"{' '.join(words)}: a value is no whole number") from None
     if not values.get("center_crop"):
@@ -236,7 +230,7 @@ def _im2rec_binary(words: Sequence[str]) -> Translated:
     draft = Draft(values, frozenset(values))
     if pairs.get("unchanged") == "1":
         values["pass_through"] = "1"
-    for key in sorted(pairs.keys() - names.keys()):
+    for key in sorted(pairs.keys() - {*names}):
         known = {"label_width", "pack_label", "nsplit", "part", "inter_method", "unchanged"}
         if key not in known:
             raise InputError(f"im2rec has no {key}=.{did_you_mean(key, [*names, *known])}")
@@ -278,13 +272,9 @@ def _launch(words: Sequence[str]) -> Translated:
 
     A worker had several GPUs (``--gpus 0,1``), a rank has one: there are as many ranks as the workers had GPUs.
     """
-    at_script = next((i for i, word in enumerate(words) if word.endswith(".py") and _script(word) in TRAINERS), None)
-    if at_script is None:
+    flags, program = _cut(words)
+    if not program or program[0] in _OURS:
         return Translated(commands=(("launch", *words),), rows=())
-    first = words[:at_script]
-    if first and Path(first[-1]).name.startswith("python"):
-        first = first[:-1]
-    flags = list(first[:-1] if first[-1:] == ["--"] else first)
     parser = Parser(prog="launch", add_help=False, allow_abbrev=False)
     parser.add_argument("-n", "--num-workers", "--nworker", type=int, default=1)
     parser.add_argument("-s", "--num-servers", "--server-nodes", type=int)
@@ -294,8 +284,14 @@ def _launch(words: Sequence[str]) -> Translated:
     places.add_argument("--launcher", "--cluster", "--on", dest="place")
     places.add_argument("-H", "--hostfile", "--host-file", "--hosts", dest="hosts")
     named = places.parse_known_args(others)[0]
-    inner = translate_trainer(_script(words[at_script]), words[at_script + 1 :], workers)
-    command, rows = list(inner.commands[0]), list(inner.rows)
+    before, script, arguments = _find_script(program)
+    rows = [(shlex.join(before), _BEFORE)] if before else []
+    others += [word for name in before if re.fullmatch(r"[A-Za-z_]\w*=.*", name) for word in ("--env", name)]
+    if script not in PROGRAMS:
+        rows.append((" ".join(program), _own_program(script)))
+        return Translated(commands=(("launch", *others, "-n", str(workers), "--", *arguments),), rows=tuple(rows))
+    inner = translate(script, arguments, workers=workers)
+    command, rows = list(inner.commands[0]), [*rows, *inner.rows]
     ranks, is_on_gpus = workers, any(word.startswith("cuda:") for word in command)
     if "--procs" in command:  # the launcher starts the ranks
         at = command.index("--procs")
@@ -309,7 +305,7 @@ def _launch(words: Sequence[str]) -> Translated:
     if workers > 1 and not named.hosts and named.place in (None, "local") and is_on_gpus:
         raise InputError(
             f"{workers} workers on this machine would share the GPUs of --gpus: start one rank on each instead, without"
-            f" launch: steady mxnet {words[at_script]} --gpus 0,1,... and {workers} times the --batch-size"
+            f" launch: steady mxnet {script} --gpus 0,1,... and {workers} times the --batch-size"
         )
     servers = parsed.num_servers
     if servers is None and "async" in command:
@@ -318,9 +314,57 @@ def _launch(words: Sequence[str]) -> Translated:
     return Translated(commands=(("launch", *others, "-n", str(ranks), "--", *command),), rows=tuple(rows))
 
 
-def _script(program: str) -> str:
-    """Name a script as :data:`TRAINERS` does."""
-    return Path(program).name.removesuffix(".py").replace("-", "_")
+_OURS = ("steady", "train", "finetune", "resume", "bandwidth", "pack")
+_BEFORE = "left out, but for variables (--env): steadytrain binds threads itself (--threads)"
+_OWN = "your own program, which gets RANK and WORLD_SIZE; without MXNet's kvstore (docs: own-mxnet-script)"
+_SHELL = "import os, sys; os.execvp('sh', ['sh', '-c', sys.argv[1]])"
+"""Python that becomes a shell, which runs the words of a command joined, as MXNet's launcher had them run."""
+
+
+def _cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Cut a launcher's line into its flags and the program."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        at += 1 if "=" in words[at] or re.fullmatch(r"-[nsH].+|--(p3|keep)?", words[at]) else 2
+    return [word for word in words[:at] if word != "--"], list(words[at:])
+
+
+def _find_script(program: Sequence[str]) -> tuple[Sequence[str], str, Sequence[str]]:
+    """Return what stands before the interpreter (``env``), the old tool and its words; of none: what starts it."""
+    if re.search(r"(^|/)(ba)?sh$", program[0]) and program[1:2] == ["-c"] and len(program) > 2:
+        program = program[2:]
+    if " " in program[0] and not re.search(r"[;&|<>$`]", program[0]):
+        with suppress(ValueError):  # a quotation mark that is not closed, as the shell will say
+            program = shlex.split(" ".join(program))
+    at = next((i for i, word in enumerate(program) if re.fullmatch(r"python[\d.]*", Path(word).name)), -1)
+    if at < 0 and re.fullmatch(r"\S+\.py", program[0]):  # started by its own first line
+        program, at = ("python", *program), 0
+    if at < 0 or any(word.endswith(".sh") for word in program[:at]):
+        script = next((word for word in program if word.endswith(".sh")), program[0])
+        return (), script, ("python", "-c", _SHELL, " ".join(program))
+    first = next((i for i, word in enumerate(program) if i > at and not word.startswith("-")), at)
+    name = _tool(program[first]) if program[first].endswith(".py") else ""
+    if name in PROGRAMS:
+        return program[:at], name, program[first + 1 :]
+    return program[:at], program[first], ("python", *program[at + 1 :])
+
+
+def _own_program(script: str) -> str:
+    """Say what a user's own program gets. Raises InputError where it needs MXNet's servers."""
+    text = Path(script).read_text(encoding="utf-8", errors="replace") if Path(script).is_file() else ""
+    is_mxnets = script.endswith(".sh") or re.search(r"^\s*(import|from) mxnet\b", text, re.MULTILINE)
+    if is_mxnets and re.search(r"kv[-_]?store|\bkv\.create|horovod", text, re.IGNORECASE):
+        raise InputError(
+            f"{script} trains through MXNet's kvstore or Horovod, which are not here: change about twenty lines"
+            " (docs: own-mxnet-script), or put steady mxnet before each of MXNet's lines in it"
+        )
+    return _OWN
+
+
+def _tool(program: str) -> str:
+    """Name a script as :data:`PROGRAMS` does."""
+    name = Path(program).name.removesuffix(".py").replace("-", "_")
+    return ALIASES.get(name, name)
 
 
 def _bandwidth(words: Sequence[str]) -> Translated:
@@ -354,22 +398,36 @@ def _tracker(place: str) -> Callable[[Sequence[str]], Translated]:
     return lambda words: _launch(["--launcher", place, *words])
 
 
+def _mpi(words: Sequence[str]) -> Translated:
+    """``mpirun -np 4 -x NCCL_DEBUG=INFO python train.py ...``, and ``horovodrun``: MPI's own flags are left out."""
+    at = next((i for i, word in enumerate(words) if re.search(r"(^|/)python[\d.]*$|\.py$", word)), len(words))
+    flags, kept = list(words[:at]), list[str]()
+    for flag, value in pairwise([*flags, ""]):
+        if flag in ("-H", "-host", "--host", "--hosts") and "," in value:
+            raise InputError(f"{flag} {value}: write each as a line NAME slots=N of a file: --hostfile FILE")
+        kept += [_OF_MPI[flag.lstrip("-")], value] if flag.startswith("-") and flag.lstrip("-") in _OF_MPI else []
+    read = _launch([*kept, *words[at:]])
+    return replace(read, rows=((shlex.join(flags), f"{shlex.join(kept)}: ranks find each other"), *read.rows))
+
+
+_OF_MPI = {"np": "-n", "n": "-n", "hostfile": "-H", "machinefile": "-H", "x": "--env"}
 ALIASES = {"measure": "bandwidth", "finetune": "fine_tune"}
 """Other names of the old tools."""
 TOOLS: dict[str, Callable[[Sequence[str]], Translated]] = {
-    "score": _score,
-    "im2rec": _im2rec,
-    "rec2idx": _rec2idx,
-    "parse_log": _parse_log,
-    "launch": _launch,
-    "bandwidth": _bandwidth,
+    "score": _score, "im2rec": _im2rec, "rec2idx": _rec2idx, "parse_log": _parse_log, "launch": _launch,
+    "bandwidth": _bandwidth, **dict.fromkeys(("mpirun", "mpiexec", "horovodrun"), _mpi),
     **{f"dmlc_{place}": _tracker(place) for place in ("local", "ssh", "mpi", "yarn")},
-}
+}  # fmt: skip
 """Name -> what reads its command line."""
-PROGRAMS = (*TRAINERS, *TOOLS)
+PROGRAMS = (*TRAINERS, *TOOLS, *sorted(SCRIPTS.keys() - TRAINERS))
 """Names of the old tools, without ``.py``."""
 _INSTEAD = {
-    "benchmark_score": "bench infer",
+    **dict.fromkeys(("benchmark_score", "benchmark_gluon"), "bench infer"),
+    "test_score": "evaluate MODEL DATA",
+    "make_list": "pack FOLDER OUT",
+    "kill_mxnet": "launch (Ctrl-C ends its ranks)",
+    **dict.fromkeys(("gluon_mnist", "module_mnist"), "train mnist/mnist-train.rec --model lenet"),
+    "cifar10_dist": "launch -- train cifar10/cifar10-train.rec",
     "diagnose": "doctor",
     "benchmark": "scale --model NAME --devices N --link LINK",
 }
@@ -387,13 +445,20 @@ def translate(program: str, words: Sequence[str], *, workers: int = 1) -> Transl
     Raises:
         InputError: a program, a flag or a value that the old tools did not have either, or that has no counterpart.
     """
-    name = Path(program).name.removesuffix(".py").replace("-", "_")
-    name = ALIASES.get(name, name)
+    name = _tool(program)
     if name in TRAINERS:
         return translate_trainer(name, words, workers)
+    if name in SCRIPTS:
+        return translate_gluoncv(words, name, workers)
     if name in _INSTEAD:
         raise InputError(f"the flags of {program} are not read: steady {_INSTEAD[name]} does what it did")
     if name not in PROGRAMS:
+        before, script, arguments = _find_script([program, *words])  # python train_mnist.py, env A=1 python ...
+        if _tool(script) in (*PROGRAMS, *_INSTEAD):
+            read = translate(script, arguments, workers=workers)
+            row = [(shlex.join(before), "belongs before steady mxnet")] if before else []
+            return replace(read, rows=(*row, *read.rows))
+        _own_program(script)
         near = did_you_mean(name, PROGRAMS)
         raise InputError(f"no tool of MXNet's is called {program!r}: there are {', '.join(PROGRAMS)}.{near}")
     return TOOLS[name](words)

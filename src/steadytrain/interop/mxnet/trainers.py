@@ -10,9 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from steadytrain.errors import InputError, did_you_mean
+from steadytrain.errors import InputError, ModelError, did_you_mean
 from steadytrain.interop.mxnet.flags import (
     CUT,
+    HELD_OUT,
     OF_OTHER_WEIGHTS,
     Draft,
     Flags,
@@ -25,56 +26,32 @@ from steadytrain.interop.mxnet.flags import (
     read_shape,
 )
 from steadytrain.interop.mxnet.gluoncv import is_gluoncv, translate_gluoncv
-from steadytrain.interop.mxnet.networks import FAMILIES, MODEL_OPTIONS, PUBLISHED, find_model
+from steadytrain.interop.mxnet.networks import FAMILIES, MODEL_OPTIONS, PUBLISHED, find_model, find_published
+from steadytrain.interop.mxnet.symbol import read_symbol
 
-NO_AUGMENTATION = (
-    "random crops and flips, as usual here; MXNet 1.9.1 did neither unless it was asked to"
-    " (--set data.augment=none --set data.flip=false)"
-)
+NO_AUGMENTATION = {
+    "random_crop": ("random crops of {} of an image (up to 64 pixels: padded by 4)", "--set data.augment=none"),
+    "random_mirror": ("flips", "--set data.flip=false"),
+}
+"""Flag that nobody typed -> what is done as usual here, and how to have it as in MXNet 1.9.1, which did neither."""
 
 
 _FIT: Flags = {
-    **dict.fromkeys(("network", "lr_step_epochs", "model_prefix"), (str, None)),
-    "gpus": (str, ""),
-    "num_layers": (int, None),
-    "kv_store": (str, "device"),
-    "num_epochs": (int, 100),
-    "lr": (float, 0.1),
-    "lr_factor": (float, 0.1),
-    "initializer": (str, "default"),
-    "optimizer": (str, "sgd"),
-    "mom": (float, 0.9),
-    "wd": (float, 1e-4),
-    "batch_size": (int, 128),
-    "disp_batches": (int, 20),
-    "save_period": (int, 1),
-    "monitor": (int, 0),
-    "load_epoch": (int, None),
-    "top_k": (int, 0),
-    "loss": (str, ""),
-    "test_io": (int, 0),
-    "dtype": (str, "float32"),
-    "gc_type": (str, "none"),
-    "gc_threshold": (float, 0.5),
-    "macrobatch_size": (int, 0),
-    "warmup_epochs": (int, 5),
-    "warmup_strategy": (str, "linear"),
-    **dict.fromkeys(("profile_worker_suffix", "profile_server_suffix"), (str, "")),
-    "use_imagenet_data_augmentation": (int, 0),
-}
+    **dict.fromkeys(("network", "lr_step_epochs", "model_prefix", "data_dir"), (str, None)), "gpus": (str, ""),
+    **dict.fromkeys(("num_layers", "load_epoch"), (int, None)), "kv_store": (str, "device"),
+    "num_epochs": (int, 100), **dict.fromkeys(("lr", "lr_factor"), (float, 0.1)), "initializer": (str, "default"),
+    "optimizer": (str, "sgd"), "mom": (float, 0.9), "wd": (float, 1e-4), "batch_size": (int, 128),
+    "disp_batches": (int, 20), "save_period": (int, 1), "loss": (str, ""), "dtype": (str, "float32"),
+    **dict.fromkeys(("monitor", "top_k", "test_io", "macrobatch_size", "use_imagenet_data_augmentation"), (int, 0)),
+    "lr_factor_epoch": (float, 1.0), "gc_type": (str, "none"), "gc_threshold": (float, 0.5), "warmup_epochs": (int, 5),
+    "warmup_strategy": (str, "linear"), **dict.fromkeys(("profile_worker_suffix", "profile_server_suffix"), (str, "")),
+}  # fmt: skip
 _DATA: Flags = {
-    **dict.fromkeys(("data_train", "data_val"), (str, None)),
-    **dict.fromkeys(("data_train_idx", "data_val_idx"), (str, "")),
-    "rgb_mean": (str, "123.68,116.779,103.939"),
-    "rgb_std": (str, "1,1,1"),
-    "pad_size": (int, 0),
-    "fill_value": (int, 127),
-    "image_shape": (str, "3,224,224"),
-    "num_classes": (int, None),
-    "num_examples": (int, None),
-    "data_nthreads": (int, 4),
-    "benchmark": (int, 0),
-}
+    **dict.fromkeys(("data_train", "data_val"), (str, None)), "image_shape": (str, "3,224,224"),
+    **dict.fromkeys(("data_train_idx", "data_val_idx"), (str, "")), "rgb_mean": (str, "123.68,116.779,103.939"),
+    "rgb_std": (str, "1,1,1"), "pad_size": (int, 0), "fill_value": (int, 127), "data_nthreads": (int, 4),
+    **dict.fromkeys(("num_classes", "num_examples"), (int, None)), "benchmark": (int, 0),
+}  # fmt: skip
 _AUGMENT: Flags = {
     **dict.fromkeys(("random_crop", "random_mirror", "random_resized_crop"), (int, 0)),
     **dict.fromkeys(("max_random_h", "max_random_s", "max_random_l"), (float, 0.0)),
@@ -84,48 +61,33 @@ _AUGMENT: Flags = {
     **dict.fromkeys(("min_crop_size", "max_crop_size"), (int, -1)),
     **dict.fromkeys(("brightness", "contrast", "saturation", "pca_noise"), (float, 0.0)),
 }
+_OF_2015 = {
+    "network": "inception-bn", "num_epochs": 20, "lr": 0.05, "lr_factor": 1.0, "wd": 1e-5, "batch_size": 32,
+    "gpus": "0", "kv_store": "local", "lr_factor_epoch": 1.0, "lr_step_epochs": None,
+}  # fmt: skip
+"""Where the defaults of 2015's scripts differ, which had --data-dir and --lr-factor-epoch."""
 TRAINERS: dict[str, dict[str, Any]] = {
     "train_mnist": {
-        "network": "mlp",
-        "batch_size": 64,
-        "disp_batches": 100,
-        "num_epochs": 20,
-        "lr": 0.05,
-        "lr_step_epochs": "10",
-        "image_shape": "1,28,28",
-        "num_classes": 10,
-        "num_examples": 60000,
-        "data_train": "data",
+        "network": "mlp", "batch_size": 64, "disp_batches": 100, "num_epochs": 20, "lr": 0.05, "lr_step_epochs": "10",
+        "image_shape": "1,28,28", "num_classes": 10, "num_examples": 60000, "data_train": "data",
     },
     "train_cifar10": {
-        "network": "resnet",
-        "num_layers": 110,
-        "image_shape": "3,28,28",
-        "num_classes": 10,
-        "num_examples": 50000,
-        "pad_size": 4,
-        "num_epochs": 300,
-        "lr": 0.05,
-        "lr_step_epochs": "200,250",
-        "data_train": "data/cifar10_train.rec",
-        "data_val": "data/cifar10_val.rec",
+        "network": "resnet", "num_layers": 110, "image_shape": "3,28,28", "num_classes": 10, "num_examples": 50000,
+        "pad_size": 4, "num_epochs": 300, "lr": 0.05, "lr_step_epochs": "200,250",
+        "data_train": "data/cifar10_train.rec", "data_val": "data/cifar10_val.rec",
     },
     "train_imagenet": {
-        "network": "resnet",
-        "num_layers": 50,
-        "num_classes": 1000,
-        "num_examples": 1281167,
-        "num_epochs": 80,
+        "network": "resnet", "num_layers": 50, "num_classes": 1000, "num_examples": 1281167, "num_epochs": 80,
         "lr_step_epochs": "30,60",
     },
     "fine_tune": {"num_epochs": 30, "lr": 0.01, "lr_step_epochs": "20", "wd": 0.0, "mom": 0.0},
-}
+}  # fmt: skip
 """Script -> where its defaults differ from those of all."""
 
 
 def translate_trainer(script: str, words: Sequence[str], workers: int) -> Translated:
-    if script == "train_imagenet" and is_gluoncv(words):
-        return translate_gluoncv(words)
+    if script in ("train_imagenet", "train_cifar10") and is_gluoncv(words):
+        return translate_gluoncv(words, script, workers)
     tuned: Flags = {"pretrained_model": (str, None), "layer_before_fullc": (str, "flatten0")}
     tables = (_FIT, _DATA, _AUGMENT, *((tuned,) if script == "fine_tune" else ()))
     typed = vars(
@@ -133,8 +95,15 @@ def translate_trainer(script: str, words: Sequence[str], workers: int) -> Transl
             list(words)
         )
     )
-    usual = {name: value for table in tables for name, (_, value) in table.items()}
-    draft = Draft({**usual, **TRAINERS[script], **typed}, frozenset(typed))
+    usual = {name: value for table in tables for name, (_, value) in table.items()} | TRAINERS[script]
+    if typed.keys() & {"data_dir", "lr_factor_epoch"}:
+        usual |= _OF_2015 if script == "train_imagenet" else {"lr_factor": 1.0, "lr_factor_epoch": 1.0}
+        every, last = typed.get("lr_factor_epoch", 1.0), (usual | typed)["num_epochs"]
+        usual["lr_step_epochs"] = ",".join(f"{every * k:g}" for k in range(1, math.ceil(last / every)))
+        if place := typed.get("data_dir"):
+            val = Path(place) / ("test.rec" if script == "train_cifar10" else "val.rec")
+            usual |= {"data_train": str(Path(place) / "train.rec"), "data_val": str(val)}
+    draft = Draft({**usual, **typed}, frozenset(typed))
     shape = read_shape(draft.values["image_shape"])
     if draft.values["test_io"]:
         _only_io(draft, shape)
@@ -151,6 +120,8 @@ def translate_trainer(script: str, words: Sequence[str], workers: int) -> Transl
 
 def _data_file(draft: Draft, flag: str) -> str | None:
     place: str | None = draft.values[flag]
+    if place and place.startswith("hdfs:"):
+        raise InputError(f"{draft.old([flag])}: hdfs:// is not read: copy it to a disk (hdfs dfs -get), or to s3://")
     if place and ";" in place:
         files = " ".join(shlex.quote(part) for part in place.split(";"))
         raise InputError(f"{draft.old([flag])}: pack the files into one first: steady pack {files} merged")
@@ -184,12 +155,13 @@ def _only_updates(draft: Draft, shape: tuple[int, int]) -> None:
     draft.add(["benchmark"], "bench", "train", why="updates on random images in memory, and no data")
     _network(draft, side)
     draft.add(["image_shape"], "--size", str(side), *(() if channels == 3 else ("--channels", str(channels))))
-    draft.add(["batch_size"], "--batch-size", str(draft.values["batch_size"]))
+    gpus = read_gpus(draft)
+    share = max(1, draft.values["batch_size"] // max(1, len(gpus)))
+    draft.add(["batch_size"], "--batch-size", str(share), why="the share of each GPU" * (len(gpus) > 1))
     if draft.values["num_classes"]:
         draft.add(["num_classes"], "--classes", str(draft.values["num_classes"]))
     draft.add(["dtype"], "--precision", read_precision(draft))
     draft.add(["optimizer"], "--optimizer", _optimizer_name(draft.values["optimizer"]))
-    gpus = read_gpus(draft)
     draft.add(["gpus"], "--device", f"cuda:{gpus[0]}" if gpus else "cpu", why=_FIRST if len(gpus) > 1 else "")
     used = {"benchmark", "network", "num_layers", "image_shape", "batch_size", "num_classes", "dtype", "optimizer"}
     for flag in sorted(draft.typed - used - {"gpus"}):
@@ -202,9 +174,14 @@ _SMALL = "images of up to 64 pixels keep their side (MXNet cut 28 of 32 pixels o
 
 def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -> None:
     values = draft.values
+    if not {"data_train", "data_dir"} & draft.typed and not Path(_train_file(draft)).exists():
+        name = script.removeprefix("train_")
+        draft.rows.append(("no --data-train", f"steady fetch {name} fetches it: --data-train {name}/{name}-train.rec"))
     draft.add(["data_train"], "finetune" if script == "fine_tune" else "train", _train_file(draft))
     if val := _data_file(draft, "data_val"):
         draft.add(["data_val"], "--val", val)
+    else:
+        draft.rows.append(("no --data-val", HELD_OUT))
     if script == "fine_tune":
         _pretrained(draft)
         for flag in ("network", "num_layers"):
@@ -214,7 +191,7 @@ def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -
     if shape[1] > 32:
         draft.add(["image_shape"], "--size", str(shape[1]), why=CUT if val else "")
     else:
-        draft.drop("image_shape", _SMALL)
+        draft.add(["image_shape"], why=_SMALL)
     batch, asked_workers = values["batch_size"], workers
     is_async = values["kv_store"].startswith("dist_async") and workers > 1 and find_spec("ray") is not None
     workers = workers if values["kv_store"].startswith("dist") and not is_async else 1  # that share a batch
@@ -231,10 +208,11 @@ def _training(draft: Draft, script: str, shape: tuple[int, int], workers: int) -
     _optimizer(draft, workers)
     _numbers(draft)
     _devices(draft, is_async=is_async, is_alone=asked_workers == 1)
-    _augmentation(draft, script)
+    _augmentation(draft, script, shape[1])
     _normalised(draft, script)
     add_threads(draft, ranks)
     draft.add(["disp_batches"], "--set", f"every.log_steps={values['disp_batches']}")
+    draft.fix(f"{script.replace('fine_', 'fine-')}.py")
     for flag, why in _SAYS_NOTHING.items():
         draft.drop(flag, why)
 
@@ -244,6 +222,8 @@ _NOT_ALONE = (
     " and wrote over each other's files (--kv-store dist_sync: one training with the batch of every worker)"
 )
 _SAYS_NOTHING = {
+    "data_dir": "its train.rec and val.rec (CIFAR's test.rec), and the other defaults of 2015",
+    "lr_factor_epoch": "a step of the schedule each so many epochs",
     **dict.fromkeys(
         ("data_train_idx", "data_val_idx"), "the index is found by its name; the order is global without it too"
     ),
@@ -262,7 +242,8 @@ def _network(draft: Draft, side: int) -> None:
     name, layers = draft.values["network"], draft.values["num_layers"]
     flags = ["network", *(["num_layers"] if name in FAMILIES else [])]
     model, why = find_model(name, layers, side)
-    draft.add(flags, "--model", model, *MODEL_OPTIONS.get(model, ()), why=why)
+    depth = ("--set", f"model.options.depth={layers}") if model == "resnet20" and layers != 20 else ()
+    draft.add(flags, "--model", model, *depth, *MODEL_OPTIONS.get(model, ()), why=why)
 
 
 def _pretrained(draft: Draft) -> None:
@@ -273,10 +254,12 @@ def _pretrained(draft: Draft) -> None:
     if Path(f"{name}-symbol.json").exists():
         flags = ["pretrained_model", *(["load_epoch"] if "load_epoch" in draft.typed else [])]
         draft.add(flags, "--model", f"mxnet:{name}-{number:04d}.params")
-        if "layer_before_fullc" in draft.typed:
-            draft.add(["layer_before_fullc"], "--layer-before-fullc", draft.values["layer_before_fullc"])
-    elif (model := PUBLISHED.get(name)) is not None:
-        why = f"{name}-symbol.json is not here; these weights are published today"
+        layer, why = _layer_before(Path(f"{name}-symbol.json"), draft)
+        if layer:
+            words = ("--layer-before-fullc", layer, "--set", "model.options.classifier_init=kaiming")
+            draft.add(["layer_before_fullc"], *words, why=f"a new classifier stands there{why}")
+    elif name in PUBLISHED:
+        model, why = find_published(name, f"{name}-symbol.json")
         draft.add(["pretrained_model"], "--model", model, why=why)
         draft.drop("layer_before_fullc", "what stands before the classifier is known")
     else:
@@ -284,6 +267,21 @@ def _pretrained(draft: Draft) -> None:
         raise InputError(
             f"--pretrained-model is {name!r}: there is no {name}-symbol.json, nor a model of that name.{near}"
         )
+
+
+def _layer_before(symbol: Path, draft: Draft) -> tuple[str, str]:
+    """Return the layer behind which the new classifier stands, and what is worth knowing of it."""
+    layer: str = draft.values["layer_before_fullc"]
+    if "layer_before_fullc" in draft.typed:
+        return layer, ""
+    try:
+        nodes = read_symbol(symbol).nodes
+    except ModelError:
+        return "", ""  # whoever opens the network says what is wrong
+    heads = [node for node in nodes if node.op in ("FullyConnected", "Convolution") and node.inputs]
+    if not heads or any(node.name == layer for node in nodes):
+        return layer, ""
+    return nodes[heads[-1].inputs[0][0]].name, f"; this network has no {layer}"
 
 
 def _length(draft: Draft) -> int:
@@ -359,6 +357,11 @@ _OPTIMIZERS = {
     **{name: name for name in ("sgd", "nag", "adam", "adagrad", "adadelta", "rmsprop", "adamax", "nadam")},
     **{name: name for name in ("signum", "ftml", "dcasgd", "lbsgd", "ftrl", "sgld")},
 }
+_OPTIONS = {
+    "sgd": "nesterov=false", "rmsprop": "options.alpha=0.9", "adagrad": "options.eps=1e-07",
+    "adadelta": "options.eps=1e-05",
+}  # fmt: skip
+"""Optimizer -> MXNet's value, where ours is another."""
 _WITH_MOMENTUM = ("sgd", "nag", "signum", "dcasgd", "lbsgd")
 
 
@@ -371,7 +374,7 @@ def _optimizer_name(name: str) -> str:
 
 def _optimizer(draft: Draft, workers: int) -> None:
     values, name = draft.values, _optimizer_name(draft.values["optimizer"])
-    plain = ("--set", "optim.nesterov=false") if name == "sgd" else ()
+    plain = ("--set", f"optim.{_OPTIONS[name]}") if name in _OPTIONS else ()
     draft.add(["optimizer"], "--optimizer", name, *plain)
     if name in ("sgd", "nag"):
         draft.add(["mom"], "--set", f"optim.momentum={values['mom']:g}")
@@ -403,13 +406,8 @@ def _numbers(draft: Draft) -> None:
     numbers = read_precision(draft)
     draft.add(["dtype"], "--precision", numbers, why=why[numbers])
     if draft.values["gc_type"] == "2bit":
-        draft.add(
-            ["gc_type", "gc_threshold"],
-            "--set",
-            "parallel.compress=2bit",
-            "--set",
-            f"parallel.threshold={draft.values['gc_threshold']:g}",
-        )
+        words = ("--set", "parallel.compress=2bit", "--set", f"parallel.threshold={draft.values['gc_threshold']:g}")
+        draft.add(["gc_type", "gc_threshold"], *words)
     elif draft.values["gc_type"] != "none":
         raise InputError(f"--gc-type is {draft.values['gc_type']!r}; it must be none or 2bit")
     else:
@@ -453,7 +451,7 @@ def _devices(draft: Draft, *, is_async: bool, is_alone: bool) -> None:
         draft.drop("kv_store", "devices exchange gradients directly")
 
 
-def _augmentation(draft: Draft, script: str) -> None:
+def _augmentation(draft: Draft, script: str, side: int) -> None:
     values, usual = draft.values, {name: value for name, (_, value) in _AUGMENT.items()}
     changed = {name for name in draft.typed & usual.keys() if values[name] != usual[name]}
     if values["use_imagenet_data_augmentation"]:  # as it was meant
@@ -466,20 +464,27 @@ def _augmentation(draft: Draft, script: str) -> None:
     if is_padded:
         draft.add(["pad_size"], "--set", "data.augment=pad-crop", "--set", f"data.pad={values['pad_size']}")
     draft.drop("fill_value", "what is empty gets the mean colour")
-    if not changed and not {"random_crop", "random_mirror"} <= draft.typed:
-        draft.rows.append(("no augmentation flags", NO_AUGMENTATION))
+    is_sized = bool(changed & _SIZED)
+    if not is_sized and not is_padded and values["random_crop"] and side > 32:
+        is_sized, changed = True, changed | {"random_crop"}
+    untyped = {"random_crop", "random_mirror"} - draft.typed - ({"random_crop"} if is_sized else set())
+    if untyped:
+        share = "40 to 100 %" if script == "fine_tune" else "8 to 100 %"
+        done, without = zip(*(NO_AUGMENTATION[flag] for flag in sorted(untyped)), strict=True)
+        names = " ".join(f"--{flag.replace('_', '-')}" for flag in sorted(untyped)) if changed else "augmentation flags"
+        why = f"{' and '.join(done)}, as usual here; MXNet 1.9.1 had none unless it was asked to"
+        draft.rows.append((f"no {names}", f"{why.format(share)} ({' '.join(without)})"))
     if "random_mirror" in draft.typed:
         draft.add(["random_mirror"], "--set", f"data.flip={'true' if values['random_mirror'] else 'false'}")
     if "min_random_scale" in changed:
         draft.drop("min_random_scale", "left out: images are not made smaller than what is cut out of them")
-    sized = {"random_resized_crop", "min_random_area", "max_random_area", "max_random_scale"}
-    sized |= {"max_random_aspect_ratio", "min_random_aspect_ratio", "min_crop_size", "max_crop_size"}
-    if changed & sized:
-        flags = sorted(changed & sized & draft.typed)
+    if is_sized:
+        flags = sorted(changed & (_SIZED | {"random_crop"}) & draft.typed)
         words = ("--set", "data.augment=resized-crop", *_areas(values, changed))
         draft.words += words
         draft.rows += [(draft.old(flags), f"{shlex.join(words)}{_area_difference(values, changed)}")] if flags else []
-        draft.drop("random_crop", "is part of it")
+        if "random_crop" not in changed:
+            draft.drop("random_crop", "is part of it")
     elif is_padded:
         draft.drop("random_crop", "a place in the padded image is drawn")
     elif "random_crop" in draft.typed and not values["random_crop"]:
@@ -495,19 +500,26 @@ def _augmentation(draft: Draft, script: str) -> None:
 
 
 _CROP_SIZES = {"min_crop_size", "max_crop_size"}
+_OTHER_AREAS = _CROP_SIZES | {"random_resized_crop", "min_random_area", "max_random_area", "max_random_scale"}
+_SIZED = _OTHER_AREAS | {"max_random_aspect_ratio", "min_random_aspect_ratio"}
+_SHARE = 0.57, 0.77
+"""Of an image of 4:3 and of a square one, whose shorter side is 8/7 of the crop's, as 256 is of 224."""
 
 
 def _areas(values: Mapping[str, Any], changed: set[str]) -> Iterator[str]:
     low, high = values["min_random_area"], min(values["max_random_area"], 1.0)
     if "max_random_scale" in changed:  # an image that is made larger shows less of itself
         low, high = 1 / max(1.0, values["max_random_scale"]) ** 2, 1.0
-    if not changed & _CROP_SIZES and (low < 1 or values["random_resized_crop"]):
-        yield from ("--set", f"data.area=[{low:.4g},{high:g}]")
+    if changed & _CROP_SIZES:
+        low, high = 0.08, 1
+    elif not changed & _OTHER_AREAS:
+        low, high = _SHARE
+    yield from ("--set", f"data.area=[{low:.4g},{high:g}]")
     most, least = values["max_random_aspect_ratio"], values["min_random_aspect_ratio"]
     if most:
         ratios = (1 - most, 1 + most) if least is None else (least, most)
         yield from ("--set", f"data.ratio=[{ratios[0]:.6g},{ratios[1]:.6g}]")
-    elif values["random_resized_crop"] or changed & _CROP_SIZES:
+    else:
         yield from ("--set", "data.ratio=[1,1]")
 
 
@@ -517,6 +529,11 @@ def _area_difference(values: Mapping[str, Any], changed: set[str]) -> str:
         return (
             ": squares of 8 to 100 % of an image's area; MXNet's sides are pixels of images as they are stored:"
             " --set data.area=[LEAST,MOST] says their share"
+        )
+    if not changed & _OTHER_AREAS:
+        return (
+            ": nearly: MXNet kept the scale of stored images, and cut this share out of those packed at 256 pixels for"
+            " 224; --set data.area=[LEAST,MOST] says another"
         )
     if values["random_resized_crop"] and values["min_random_area"] >= 1:
         return ": whole images, as MXNet's areas of 1 mean; --min-random-area 0.08 is what is usual"
@@ -549,7 +566,7 @@ def _normalised(draft: Draft, script: str) -> None:
     """Mean and standard deviation, of 255 here and of 1 there."""
     if script == "fine_tune" and not any(word.startswith("mxnet:") for word in draft.words):
         for flag in ("rgb_mean", "rgb_std"):
-            draft.drop(flag, OF_OTHER_WEIGHTS)
+            draft.add([flag], why=OF_OTHER_WEIGHTS)
         return
     if script == "train_mnist" or not {"rgb_mean", "rgb_std"} & draft.typed:
         draft.rows.append(("--rgb-mean, --rgb-std (default)", "mean and deviation of the data, or of the weights"))
