@@ -128,10 +128,6 @@ def test_a_probe_fits_the_classifier_and_nothing_else(recipe: Recipe, start: Pat
     probe = recipe.with_({"model.weights": str(start), "model.train": "probe", "budget.epochs": 0, "seed": 3})
     run = Run.create(tmp_path / "run", probe)
     seen = list(steps(run))
-    lines = [e.message for e in seen if isinstance(e, events.Noticed)]
-    assert any(
-        "go through the network once, and a new classifier is fitted to their features" in line for line in lines
-    )
     (evaluated,) = (e for e in seen if isinstance(e, events.Evaluated))
     assert (evaluated.step, evaluated.n) == (0, 80) and evaluated.top1 > 0.8
     assert isinstance(seen[-1], events.Ended) and seen[-1].status == "finished"

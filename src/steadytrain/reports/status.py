@@ -12,7 +12,7 @@ from typing import Literal
 from steadytrain.config import Every
 from steadytrain.cost.bill import Bill, bill_of
 from steadytrain.cost.prices import Price
-from steadytrain.events import Ended, Event, Failed, MachineStats
+from steadytrain.events import Ended, Event, Failed, MachineStats, ProbeProgress
 from steadytrain.format import clock, count, duration, epoch, rate, size, when
 from steadytrain.monitor import RunHistory
 from steadytrain.monitor.samples import memory_words
@@ -143,6 +143,8 @@ def remaining_seconds(history: RunHistory) -> float | None:
     that was never made is taken for as many forward passes as it has images.
     """
     pace, started, every = seconds_per_step(history), history.started, history.recipe.every
+    if started is not None and not started.steps and (probe := history.newest(ProbeProgress)) is not None:
+        return probe.seconds_left
     if pace is None or started is None:
         return None
     batches, left = started.batches, max(0, started.steps - history.step)
@@ -260,11 +262,12 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
             tone = "good" if event.status == "finished" else "warn"
             lines.append((event.time, event.step, f"{event.status} after {duration(event.seconds)}{of}{speed}", tone))
     lines.sort(key=lambda line: line[0])
+    steps = history.progress.steps
     has_clock = history.attempts[0].began > 0  # a log of another program may tell no time
     return [
         {
             "when": when(time) if has_clock else clock(time),
-            "step": f"epoch {epoch(history.epoch(step))}" if history.is_foreign else f"step {step:,}",
+            "step": f"epoch {epoch(history.epoch(step))}" if history.is_foreign else f"step {step:,}" if steps else "",
             "what": message,
             "tone": tone,
         }

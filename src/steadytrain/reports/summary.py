@@ -16,7 +16,7 @@ from typing import Any
 from steadytrain.config.plain import leaves, plain
 from steadytrain.cost.bill import Bill
 from steadytrain.errors import InputError
-from steadytrain.events import EpochTrained, Logged, Started
+from steadytrain.events import EpochTrained, Logged, ProbeProgress, Started
 from steadytrain.interop.logs import LogRun
 from steadytrain.intervals import Spread, spread
 from steadytrain.monitor import Interruption, Ledger, RunHistory, goodput, read_history
@@ -115,7 +115,7 @@ class Summary:
     """A run in figures.
 
     ``cost``: what was paid so far, where a price is known. ``log``: which program's log it was read from; empty for a
-    run of ours.
+    run of ours. ``probe``: how far the classifier's fit to features has come, where the run began with one.
     """
 
     name: str
@@ -127,6 +127,7 @@ class Summary:
     speed: RunSpeed
     cost: Bill | None = None
     log: str = ""
+    probe: ProbeProgress | None = None
 
     @property
     def tells_steps(self) -> bool:
@@ -149,6 +150,7 @@ class Summary:
             **plain(self.speed),
             "cost": None if self.cost is None else self.cost.to_dict(),
             "log": self.log,
+            "probe": plain(self.probe),
         }
 
 
@@ -396,6 +398,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             seconds=ledger.wall_seconds,
         ),
         cost=cost,
+        probe=history.newest(ProbeProgress),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from steadytrain.events import Compiled, ThreadStats
+from steadytrain.events import Compiled, ProbeProgress, ThreadStats
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import INPUT, STEADY
@@ -224,6 +224,9 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
             longest = max(waits, key=lambda part: waits[part])
             doing = STARTING.get(longest, longest) if len(waits) == 1 else "Starting"
             sentence = f"{doing} waited {duration(waiting)}, {part} of the time, for a network, a disk or a lock."
+        elif is_long and spent >= cost and ranked[0][1] > 2 * spent:  # what every start has took longer
+            cost, longest = seconds, f"{ranked[0][0]} {duration(ranked[0][1])}, {name} {duration(spent)}"
+            sentence = f"Starting took {duration(seconds)}, {percent(share)} of the time: {longest}."
         elif is_long and spent >= cost:
             sentence = f"{STARTING.get(name, name)} took {duration(spent)}, {part} of the time."
         else:
@@ -235,6 +238,14 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
     else:
         sentence = f"Starting took {duration(seconds)}, {percent(share)} of the time, because the run is short."
         yield Cause(name="startup", share=share, sentence=sentence, evidence=tuple(figures), is_usual=True)
+
+
+def probe(evidence: Evidence) -> Iterator[Cause]:
+    """Say what a probe took: it is the run's own work."""
+    progress, share = evidence.newest(ProbeProgress), evidence.ledger.share("probe")
+    if progress is not None:
+        sentence = f"The probe took {percent(share)} of the time: {progress.words}."
+        yield Cause(name="probe", share=share, sentence=sentence, is_usual=True)
 
 
 def _foreign_seconds(evidence: Evidence, bucket: str) -> dict[str, float]:
