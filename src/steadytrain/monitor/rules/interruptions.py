@@ -24,6 +24,7 @@ LEAST_SLOW = 1.0  # seconds that evaluations take beyond that, in all
 LEAST_WAIT = 1.0  # seconds that a start waits, or runs code of others: less is in every start
 SLOW_EVALUATION = 2.0  # times the forward passes of as many training images
 SLOWEST_DISK = 1e5  # bytes a second
+CROWDED, QUIET = 0.5, 0.1  # pressure of processors and of disks: waits of a start are for processes without a core
 DISK_RATE = 50e6  # bytes a second of a slow disk
 LEAST_SHOWN = 0.1  # seconds of a part that waited for a disk
 STORAGE = ("storage", "storage_first_epoch", "storage_start")
@@ -194,7 +195,9 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
         waits.pop("state", None)
     reading, read = waits.pop("data", 0.0), started.startup_disk_bytes
     # Where few bytes come from a disk, it waited for others: for processes that pack, for another rank.
-    is_reading = reading >= LEAST_WAIT and read is not None and read >= SLOWEST_DISK * reading
+    pressure = {} if evidence.whole is None else evidence.whole.pressure
+    is_crowded = pressure.get("cpu", 0.0) >= CROWDED and pressure.get("io", 1.0) <= QUIET
+    is_reading = reading >= LEAST_WAIT and read is not None and read >= SLOWEST_DISK * reading and not is_crowded
     paged = sum(float(look["seconds"]) for look in _looks(evidence, "startup") if look["what"] == "disk")
     also = ""
     if is_reading and sum(waits.values()) >= LEAST_WAIT and paged >= sum(waits.values()) / 2:

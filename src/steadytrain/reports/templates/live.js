@@ -117,9 +117,9 @@
     const [traces, plan] = name.startsWith("device") ? plans.device(name) : plans[name]();
     const drawn = traces.filter((trace) => trace.y.length);
     box.classList.toggle("empty", !drawn.length);
-    const isOver = state && (!["waiting", "running"].includes(state.status) || (state.percent && !state.steps));
-    box.closest("figure").hidden = Boolean(isOver && !drawn.length);
-    box.dataset.empty = "no data yet";
+    const isOver = state && !["waiting", "running"].includes(state.status);
+    box.closest("figure").hidden = !drawn.length && Boolean(isOver || state?.probe) && !["loss", "top1"].includes(name);
+    box.dataset.empty = isOver ? "no data" : "no data yet";
     if (!drawn.length) return;
     const made = layout(plan);
     made.width = box.clientWidth;
