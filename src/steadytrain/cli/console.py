@@ -291,6 +291,8 @@ class _Count:
         return (self.total - self.done) / self.rate if self.done and self.total else None
 
     def bar(self, width: int, ascii_only: bool) -> Text:
+        if not self.done and not self.total:  # nothing has come yet
+            return bar_line(self.what, None, "", width, ascii_only)
         share = self.done / self.total if self.total else None
         progress = f"{self.done:,}" if share is None else f"{share:4.0%}"
         left = "" if self.eta is None else f"  {clock(self.eta)} left"

@@ -80,8 +80,7 @@ class RunDrawing:
         yield title
         if now.bar is not None:
             share, words = now.bar
-            is_told = now.remaining_seconds is None or words.endswith("left")
-            left = "" if is_told else f"  {clock(now.remaining_seconds or 0.0)} left"
+            left = "" if now.remaining_seconds is None else f"  {clock(now.remaining_seconds)} left"
             yield bar_line(words, share, f"{share:4.0%}  {clock(now.seconds)}{left}", width, self.ascii_only)
         if now.cost is not None:
             yield Text(f"cost: {now.cost}")

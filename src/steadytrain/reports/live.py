@@ -517,10 +517,10 @@ def _heroes(now: RunSnapshot) -> list[dict[str, str]]:
         heroes.append(hero("Images per second, now", rate(rates.now), steady))
     per_epoch = duration(now.seconds / now.progress.epoch) + " an epoch" if now.progress.epoch >= 1 else ""
     heroes.append(hero("Wall time", duration(now.seconds) if now.started else NONE, per_epoch))
-    left = now.remaining_seconds
-    if now.signs.status == "running" and (left is not None or now.progress.steps):
-        more = "available after the first log lines" if left is None else "evaluations and checkpoints included"
-        heroes.append(hero("Time left", duration(left), more if now.progress.steps else "for the features"))
+    if now.signs.status == "running" and now.progress.steps:
+        left = now.remaining_seconds
+        more = "evaluations and checkpoints included" if left is not None else "available after the first log lines"
+        heroes.append(hero("Time left", duration(left), more))
     if now.cost is not None:
         bill = now.cost
         at_end = f"about {money(bill.at_end)} at the end; " if bill.at_end is not None else ""

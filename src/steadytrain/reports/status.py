@@ -12,7 +12,7 @@ from typing import Literal
 from steadytrain.config import Every
 from steadytrain.cost.bill import Bill, bill_of
 from steadytrain.cost.prices import Price
-from steadytrain.events import Ended, Event, Failed, MachineStats, ProbeProgress
+from steadytrain.events import Ended, Event, Failed, MachineStats
 from steadytrain.format import clock, count, duration, epoch, rate, size, when
 from steadytrain.monitor import RunHistory
 from steadytrain.monitor.samples import memory_words
@@ -84,7 +84,9 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
     if history.finished:
         return "finished", ""
     if isinstance(ending, Failed):
-        return "failed", f"{ending.error} at step {ending.step or history.step}: {ending.message}"
+        step = ending.step or history.step
+        when = f"at step {step}" if step else "before the first update"
+        return "failed", f"{ending.error} {when}: {ending.message}"
     if isinstance(ending, Ended):
         cause = "stopped by a signal or --until" if ending.status == "preempted" else "stopped by the user"
         if not ending.step:
@@ -143,8 +145,6 @@ def remaining_seconds(history: RunHistory) -> float | None:
     that was never made is taken for as many forward passes as it has images.
     """
     pace, started, every = seconds_per_step(history), history.started, history.recipe.every
-    if started is not None and not started.steps and (probe := history.newest(ProbeProgress)) is not None:
-        return probe.seconds_left
     if pace is None or started is None:
         return None
     batches, left = started.batches, max(0, started.steps - history.step)

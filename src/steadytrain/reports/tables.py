@@ -46,6 +46,7 @@ def facts(summary: Summary) -> dict[str, str]:
     name = score_name(quality.is_multi_label)
     scores: dict[str, str] = {}
     makes_updates, probe = not is_probe(summary), summary.probe
+    batch = f" ({per_rank(shares)})" if shares else ""
     for when, score in (("best", best), ("last", last if makes_updates else None)):
         scores[f"{when} {name}"] = _score(score)
         if quality.is_multi_label:
@@ -71,8 +72,7 @@ def facts(summary: Summary) -> dict[str, str]:
         "restarts": f"{course.restarts} ({course.repeated_steps:,} steps repeated)" if course.restarts else "0",
         **interruption_rows(summary),
         "steps": f"{progress.step:,} of {progress.steps:,}" if makes_updates and summary.tells_steps else NONE,
-        "batch size": number(setup.batch_size if makes_updates else None)
-        + (f" ({per_rank(shares)})" if shares and makes_updates else ""),
+        "batch size": number(setup.batch_size) + batch if makes_updates else NONE,
         "learning rate": NONE if setup.lr is None or not makes_updates else compact(setup.lr),
         "parameters": number(setup.parameters),
         "training images": number(setup.num_train),

@@ -257,7 +257,7 @@ def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:
     ledger = evidence.ledger
     if limits is None:
         probe = evidence.newest(ProbeProgress)
-        words = f"No bottleneck found: {probe.words}." if probe else "No training steps yet, so there is no verdict."
+        words = f"No bottleneck found: {probe.words}." if probe else "No update was made, so there is no verdict."
         return Cause(name="nothing", share=0.0, sentence=words)
     limit = "computing alone" if limits.limit == "compute" else "the data loader alone"
     finding = "No bottleneck found" if limits.near >= NEAR else "Nothing that was measured holds it back"

@@ -42,10 +42,6 @@ MOST_ITERATIONS = 300
 """Of L-BFGS: with a line search it comes to its tolerance in a tenth of these."""
 
 
-Features = tuple[Tensor, Tensor, Tensor]
-"""Outputs of the frozen network: float32 [N, D] on its device, int64 [N] labels and record numbers."""
-
-
 def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> Iterator[ProbeProgress]:
     """Fit the classifier of a session that has made no update, and yield how far it is; stopped, it is not fitted.
 
@@ -102,10 +98,10 @@ def _refused(built: Built) -> ModelError:
 
 def compute_features(
     session: Session, head: nn.Linear | nn.Conv2d, number: int, stop: Callable[[], str | None], before: ProbeProgress
-) -> Generator[ProbeProgress, None, tuple[Features | None, ProbeProgress]]:
+) -> Generator[ProbeProgress, None, tuple[tuple[Tensor, Tensor, Tensor] | None, ProbeProgress]]:
     """Send each training image through the frozen network once, and yield how far all passes are.
 
-    None stands for the features where any rank was asked to stop.
+    Returns float32 [N, D] features, int64 [N] labels and record numbers; None where any rank was asked to stop.
 
     Raises ModelError where the classifier does not end the network.
 
