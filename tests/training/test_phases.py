@@ -14,6 +14,7 @@ from steadytrain import events
 from steadytrain.config import Recipe
 from steadytrain.data.packing.pack import pack
 from steadytrain.errors import ModelError, RecipeError
+from steadytrain.monitor import ledger
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, evaluate, steps, train
 from steadytrain.training.finetuning.linear_probe import fit_classifier, minimize
@@ -137,6 +138,24 @@ def test_a_probe_fits_the_classifier_and_nothing_else(recipe: Recipe, start: Pat
     assert list(steps(run)) == [], "it is finished"
     train(Run.create(tmp_path / "again", probe))
     assert not changed(weights_of(tmp_path / "run"), weights_of(tmp_path / "again"))
+
+
+def test_a_probe_tells_how_far_it_is_and_has_a_bucket_of_its_own(
+    recipe: Recipe, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadytrain.training.finetuning.linear_probe.TOLD_SECONDS", 0.0)
+    probe = recipe.with_({"model.weights": str(start), "model.train": "probe:2", "budget.epochs": 0})
+    run = Run.create(tmp_path / "run", probe)
+    seen = list(steps(run))
+    told = [event for event in seen if isinstance(event, events.ProbeProgress)]
+    assert [event.images for event in told] == sorted(event.images for event in told) and len(told) > 6
+    assert (told[0].images, told[-1].images, told[-1].total) == (0, 640, 640)
+    assert told[-2].fit_seconds is None and told[-1].fit_seconds is not None and told[-1].seconds > 0
+    assert all(0 <= event.wait_seconds <= event.seconds for event in told) and told[-1].feed["images"] >= 320
+    held = ledger(run)
+    assert sum(held.seconds.values()) == pytest.approx(held.wall_seconds)
+    assert held.seconds["probe"] == pytest.approx(told[-1].seconds + told[-1].fit_seconds, abs=0.5)
+    assert torch.is_grad_enabled()
 
 
 def test_training_goes_on_from_a_probe(recipe: Recipe, start: Path, tmp_path: Path) -> None:
