@@ -78,7 +78,7 @@ def test_the_page_of_a_finished_probe_has_its_wall_time_and_no_empty_plots(run: 
     state = live.state(now)
     heroes = {hero["label"]: hero["value"] for hero in state["heroes"]}
     assert heroes["Wall time"] not in ("", NONE) and heroes["Images per second"] == "10.0"
-    assert (state["probe"], state["percent"], state["steps"]) == (True, "100 %", "")
+    assert (state["percent"], state["steps"]) == ("100 %", "")
     assert state["epochs"] == "features of 794 images in 1 min 19 s, classifier fitted in 24.0 s"
     assert all(line["step"] == "" for line in milestones(watch.history))
     lines = "\n".join(final_lines(now, 80))

@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from steadytrain import events
 from steadytrain.config import Recipe
 from steadytrain.data.packing.pack import pack
-from steadytrain.errors import ModelError, RecipeError
+from steadytrain.errors import ModelError, RecipeError, RunError
 from steadytrain.monitor import ledger
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, evaluate, steps, train
 from steadytrain.training.finetuning.linear_probe import fit_classifier, minimize
+from steadytrain.training.loop.replay import replay
 
 Weights = Callable[[Path], bytes]
 
@@ -156,6 +157,26 @@ def test_a_probe_tells_how_far_it_is_and_has_a_bucket_of_its_own(
     assert sum(held.seconds.values()) == pytest.approx(held.wall_seconds)
     assert held.seconds["probe"] == pytest.approx(told[-1].seconds + told[-1].fit_seconds, abs=0.5)
     assert torch.is_grad_enabled()
+
+
+def test_a_probe_has_no_update_to_replay(recipe: Recipe, start: Path, tmp_path: Path) -> None:
+    probe = recipe.with_({"model.weights": str(start), "model.train": "probe", "budget.epochs": 0})
+    run = Run.create(tmp_path / "run", probe)
+    train(run)
+    with pytest.raises(RunError, match="no update to replay"):
+        replay(run)
+
+
+def test_a_probe_that_is_stopped_leaves_how_far_it_came(recipe: Recipe, start: Path, tmp_path: Path) -> None:
+    probe = recipe.with_({"model.weights": str(start), "model.train": "probe:9", "budget.epochs": 0})
+    run = Run.create(tmp_path / "run", probe)
+    told: list[events.Event] = []
+    for event in steps(run, stop=lambda: "SIGINT" if told else None):
+        told += [event] if isinstance(event, events.ProbeProgress) else []
+    assert isinstance(event, events.Ended) and event.status == "interrupted" and not any(run.checkpoints.glob("step-*"))
+    assert all(isinstance(e, events.ProbeProgress) and e.fit_seconds is None for e in told)
+    train(run)
+    assert run.finished() is not None
 
 
 def test_training_goes_on_from_a_probe(recipe: Recipe, start: Path, tmp_path: Path) -> None:

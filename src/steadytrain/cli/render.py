@@ -58,8 +58,7 @@ def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False
             values |= {name: data[name] for name in ("num_train", "num_val") if name in data}
             if "classes" in data:
                 values["labels" if data.get("multi_label") else "classes"] = len(data["classes"])
-            if event.steps:  # a probe makes no updates
-                values |= {"step": event.step, "steps": event.steps, "batch_size": event.batch_size}
+            values |= {"step": event.step, "steps": event.steps, "batch_size": event.batch_size} if event.steps else {}
             values |= {name: machine[name] for name in ("device", "precision", "ranks") if name in machine}
             if event.price is not None:
                 values |= {"price_per_hour": f"{event.price['per_hour']:.6g}", "currency": event.price["currency"]}

@@ -443,7 +443,6 @@ def state(now: RunSnapshot) -> dict[str, Any]:
         "silent": now.signs.silent or now.stalled is not None,
         "standing": str(now.signs),
         "alarms": list(now.alarms()),
-        "probe": bool(words) and not progress.steps,
         "share": round(share, 4),
         "percent": percent(share, 0) if words else "",
         "epochs": words,

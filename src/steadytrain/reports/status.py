@@ -85,8 +85,7 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
         return "finished", ""
     if isinstance(ending, Failed):
         step = ending.step or history.step
-        when = f"at step {step}" if step else "before the first update"
-        return "failed", f"{ending.error} {when}: {ending.message}"
+        return "failed", f"{ending.error} {f'at step {step}' if step else 'before the first update'}: {ending.message}"
     if isinstance(ending, Ended):
         cause = "stopped by a signal or --until" if ending.status == "preempted" else "stopped by the user"
         if not ending.step:

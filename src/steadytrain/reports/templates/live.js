@@ -118,7 +118,7 @@
     const drawn = traces.filter((trace) => trace.y.length);
     box.classList.toggle("empty", !drawn.length);
     const isOver = state && !["waiting", "running"].includes(state.status);
-    box.closest("figure").hidden = !drawn.length && Boolean(isOver || state?.probe) && !["loss", "top1"].includes(name);
+    box.closest("figure").hidden = !drawn.length && Boolean(isOver || (state?.percent && !state.steps)) && !["loss", "top1"].includes(name);
     box.dataset.empty = isOver ? "no data" : "no data yet";
     if (!drawn.length) return;
     const made = layout(plan);
