@@ -172,7 +172,7 @@ def test_a_probe_that_is_stopped_leaves_how_far_it_came(recipe: Recipe, start: P
     run = Run.create(tmp_path / "run", probe)
     told: list[events.Event] = []
     for event in steps(run, stop=lambda: "SIGINT" if told else None):
-        told += [event] if isinstance(event, events.ProbeProgress) else []
+        told.extend([event] if isinstance(event, events.ProbeProgress) else [])
     assert isinstance(event, events.Ended) and event.status == "interrupted" and not any(run.checkpoints.glob("step-*"))
     assert all(isinstance(e, events.ProbeProgress) and e.fit_seconds is None for e in told)
     train(run)
