@@ -227,7 +227,7 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
             longest = max(waits, key=lambda part: waits[part])
             doing = STARTING.get(longest, longest) if len(waits) == 1 else "Starting"
             sentence = f"{doing} waited {duration(waiting)}, {part} of the time, for a network, a disk or a lock."
-        elif is_long and spent >= cost and ranked[0][1] > 2 * spent:  # what every start has took longer
+        elif is_long and spent >= cost and ranked[0][0] != name:  # what every start has took longer
             cost, longest = seconds, f"{ranked[0][0]} {duration(ranked[0][1])}, {name} {duration(spent)}"
             sentence = f"Starting took {duration(seconds)}, {percent(share)} of the time: {longest}."
         elif is_long and spent >= cost:
