@@ -122,12 +122,18 @@ def test_plain_lines_are_key_value_pairs() -> None:
     assert all(re.fullmatch(r"(\w+ )?(\w+=(\"[^\"]*\"|\S+) ?)+", line) for line in lines)
 
 
-def probe(images: int, **more: float) -> ProbeProgress:
-    return ProbeProgress(step=0, images=images, total=794, seconds=images / 10, **more)
+def probe(images: int, fit_seconds: float | None = None) -> ProbeProgress:
+    return ProbeProgress(step=0, images=images, total=794, seconds=images / 10, fit_seconds=fit_seconds)
+
+
+def without_updates() -> Event:
+    begun = next(events())
+    assert isinstance(begun, Started)
+    return replace(begun, steps=0)
 
 
 def of_a_probe() -> Iterator[Event]:
-    yield replace(next(events()), steps=0)  # type: ignore[type-var]
+    yield without_updates()
     yield from (probe(0), probe(412), probe(794), probe(794, fit_seconds=24.0))
     yield BEST
     yield Ended(status="finished", step=0, seconds=130.0, images=0)
@@ -159,7 +165,7 @@ def test_a_probe_has_lines_of_its_own_and_no_updates() -> None:
 )
 def test_the_bar_of_a_probe_is_of_images(shown: list[Event], expected: str) -> None:
     console = Console(stream=io.StringIO())
-    for event in (replace(next(events()), steps=0), *shown):  # type: ignore[type-var]
+    for event in (without_updates(), *shown):
         console.show(event)
     (line,) = console._lines(80, False)
     assert re.match(expected, line.plain) and "epoch" not in line.plain and line.cell_len < 80

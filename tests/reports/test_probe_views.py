@@ -148,7 +148,7 @@ def test_processes_that_take_the_cores_of_a_probe_are_its_verdict(tmp_path: Path
     crowd = {"cpu": 0.3, "others": 1.7, "idle": 0.0, "pressure": {"cpu": 1.0, "io": 0.0, "memory": 0.0}}
     write(run, list(probe_alone(queued=queued, machine=crowd)), Clock(), end=True)
     cause, *others = diagnose(run).causes
-    assert (cause.name, cause.share) == ("noisy_neighbour", pytest.approx(queued / 120, abs=0.01))
+    assert cause.name == "noisy_neighbour" and cause.share == pytest.approx(queued / 120, abs=0.01)
     assert f"the training thread waited for a core {round(100 * 79.4 / 120 * queued / 103.4)} % of the time" in (
         cause.evidence
     )
