@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,13 @@ from steadytrain.events import (
     FeedStats,
     Logged,
     Noticed,
+    ProbeProgress,
     Saved,
     Started,
     Step,
 )
 
+BEST = Evaluated(step=0, epoch=0.0, n=250, loss=0.7, top1=0.76, top5=0.99, seconds=2.1)
 SCRIPT = """
 import time
 from steadytrain.cli.console import Console, note, progress
@@ -117,6 +120,55 @@ def test_plain_lines_are_key_value_pairs() -> None:
     assert lines[1] == "step=10 epoch=0.50 loss=1.8321 top1=0.3430 lr=0.1 images_per_second=412.3 wait=0.012"
     assert lines[-1] == "finished step=40 seconds=130.0 images_per_second=39.4"
     assert all(re.fullmatch(r"(\w+ )?(\w+=(\"[^\"]*\"|\S+) ?)+", line) for line in lines)
+
+
+def probe(images: int, fit_seconds: float | None = None) -> ProbeProgress:
+    return ProbeProgress(step=0, images=images, total=794, seconds=images / 10, fit_seconds=fit_seconds)
+
+
+def without_updates() -> Event:
+    begun = next(events())
+    assert isinstance(begun, Started)
+    return replace(begun, steps=0)
+
+
+def of_a_probe() -> Iterator[Event]:
+    yield without_updates()
+    yield from (probe(0), probe(412), probe(794), probe(794, fit_seconds=24.0))
+    yield BEST
+    yield Ended(status="finished", step=0, seconds=130.0, images=0)
+
+
+def test_a_probe_has_lines_of_its_own_and_no_updates() -> None:
+    lines = told(of_a_probe())
+    assert "steps" not in lines[0] and "step=" not in lines[0]
+    assert lines[2] == "features images=412 total=794 seconds=41.2 eta_seconds=38"
+    assert lines[4] == "features images=794 total=794 seconds=79.4 fit_seconds=24.0"
+    assert lines[-1] == "finished seconds=130.0"
+    assert [line for line in told(of_a_probe(), 60.0) if line.startswith("features images=412")] == []
+    words = [" ".join(event_words(event, best_before=BEST)) for event in of_a_probe()]
+    assert "a probe" in words[0] and "0 steps" not in words[0]
+    assert (
+        words[-2].startswith("probe val top1 0.7600")
+        and words[-1] == "finished after 2:10 best top1 0.7600 by the probe"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        ([probe(0)], r"probe  [━]{5,}  features: 0 of 794 images$"),
+        ([probe(412)], r"probe  [━]{5,}  features: 412 of 794 images, 10 images/s, 0:38 left"),
+        ([probe(794)], r"probe  [━]{5,}  fitting the classifier"),
+        ([probe(794, fit_seconds=24.0)], r"probe .*features of 794 images in 1 min 19 s, classifier fitted in 24.0 s"),
+    ],
+)
+def test_the_bar_of_a_probe_is_of_images(shown: list[Event], expected: str) -> None:
+    console = Console(stream=io.StringIO())
+    for event in (without_updates(), *shown):
+        console.show(event)
+    (line,) = console._lines(80, False)
+    assert re.match(expected, line.plain) and "epoch" not in line.plain and line.cell_len < 80
 
 
 def test_ceilings_are_told_with_their_limit_and_the_room_that_is_left() -> None:

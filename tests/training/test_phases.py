@@ -13,10 +13,12 @@ from safetensors.torch import load_file
 from steadytrain import events
 from steadytrain.config import Recipe
 from steadytrain.data.packing.pack import pack
-from steadytrain.errors import ModelError, RecipeError
+from steadytrain.errors import ModelError, RecipeError, RunError
+from steadytrain.monitor import ledger
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, evaluate, steps, train
 from steadytrain.training.finetuning.linear_probe import fit_classifier, minimize
+from steadytrain.training.loop.replay import replay
 
 Weights = Callable[[Path], bytes]
 
@@ -128,10 +130,6 @@ def test_a_probe_fits_the_classifier_and_nothing_else(recipe: Recipe, start: Pat
     probe = recipe.with_({"model.weights": str(start), "model.train": "probe", "budget.epochs": 0, "seed": 3})
     run = Run.create(tmp_path / "run", probe)
     seen = list(steps(run))
-    lines = [e.message for e in seen if isinstance(e, events.Noticed)]
-    assert any(
-        "go through the network once, and a new classifier is fitted to their features" in line for line in lines
-    )
     (evaluated,) = (e for e in seen if isinstance(e, events.Evaluated))
     assert (evaluated.step, evaluated.n) == (0, 80) and evaluated.top1 > 0.8
     assert isinstance(seen[-1], events.Ended) and seen[-1].status == "finished"
@@ -141,6 +139,44 @@ def test_a_probe_fits_the_classifier_and_nothing_else(recipe: Recipe, start: Pat
     assert list(steps(run)) == [], "it is finished"
     train(Run.create(tmp_path / "again", probe))
     assert not changed(weights_of(tmp_path / "run"), weights_of(tmp_path / "again"))
+
+
+def test_a_probe_tells_how_far_it_is_and_has_a_bucket_of_its_own(
+    recipe: Recipe, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadytrain.training.finetuning.linear_probe.TOLD_SECONDS", 0.0)
+    probe = recipe.with_({"model.weights": str(start), "model.train": "probe:2", "budget.epochs": 0})
+    run = Run.create(tmp_path / "run", probe)
+    seen = list(steps(run))
+    told = [event for event in seen if isinstance(event, events.ProbeProgress)]
+    assert [event.images for event in told] == sorted(event.images for event in told) and len(told) > 6
+    assert (told[0].images, told[-1].images, told[-1].total) == (0, 640, 640)
+    assert told[-2].fit_seconds is None and told[-1].fit_seconds is not None and told[-1].seconds > 0
+    assert all(0 <= event.wait_seconds <= event.seconds for event in told) and told[-1].feed["images"] >= 320
+    held = ledger(run)
+    assert sum(held.seconds.values()) == pytest.approx(held.wall_seconds)
+    assert held.seconds["probe"] == pytest.approx(told[-1].seconds + told[-1].fit_seconds, abs=0.5)
+    assert torch.is_grad_enabled()
+
+
+def test_a_probe_has_no_update_to_replay(recipe: Recipe, start: Path, tmp_path: Path) -> None:
+    probe = recipe.with_({"model.weights": str(start), "model.train": "probe", "budget.epochs": 0})
+    run = Run.create(tmp_path / "run", probe)
+    train(run)
+    with pytest.raises(RunError, match="no update to replay"):
+        replay(run)
+
+
+def test_a_probe_that_is_stopped_leaves_how_far_it_came(recipe: Recipe, start: Path, tmp_path: Path) -> None:
+    probe = recipe.with_({"model.weights": str(start), "model.train": "probe:9", "budget.epochs": 0})
+    run = Run.create(tmp_path / "run", probe)
+    told: list[events.Event] = []
+    for event in steps(run, stop=lambda: "SIGINT" if told else None):
+        told.extend([event] if isinstance(event, events.ProbeProgress) else [])
+    assert isinstance(event, events.Ended) and event.status == "interrupted" and not any(run.checkpoints.glob("step-*"))
+    assert all(isinstance(e, events.ProbeProgress) and e.fit_seconds is None for e in told)
+    train(run)
+    assert run.finished() is not None
 
 
 def test_training_goes_on_from_a_probe(recipe: Recipe, start: Path, tmp_path: Path) -> None:

@@ -46,3 +46,14 @@ def test_a_pipe_sees_nothing_unless_it_is_asked_for(
     assert capfd.readouterr() == ("", "")
     st.train(st.Run.create(tmp_path / "asked", recipe), progress=True)
     assert "validation loss" in capfd.readouterr().err
+
+
+def test_a_probe_is_told_by_its_images(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe = st.default_recipe(digits, {**QUICK, "model.train": "probe", "budget.epochs": 0})
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    st.train(st.Run.create(tmp_path / "probe", recipe))
+    shown = terminal.getvalue()
+    assert ": a probe" in shown and " updates" not in shown and "epoch 0" not in shown
+    assert "features: 0 of " in shown and "fitting the classifier" in shown and "probe  validation loss" in shown

@@ -24,7 +24,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, cast
 
 from steadytrain.cli.render import event_line, event_words, join_parts
-from steadytrain.events import Evaluated, Event, Logged, Saved, Started, Step
+from steadytrain.events import Evaluated, Event, Logged, ProbeProgress, Saved, Started, Step
 from steadytrain.format import clean, clock, epoch, fold, pairs
 
 if TYPE_CHECKING:
@@ -291,6 +291,8 @@ class _Count:
         return (self.total - self.done) / self.rate if self.done and self.total else None
 
     def bar(self, width: int, ascii_only: bool) -> Text:
+        if not self.done and not self.total:  # nothing has come yet
+            return bar_line(self.what, None, "", width, ascii_only)
         share = self.done / self.total if self.total else None
         progress = f"{self.done:,}" if share is None else f"{share:4.0%}"
         left = "" if self.eta is None else f"  {clock(self.eta)} left"
@@ -334,6 +336,7 @@ class Console:
         self._step: Step | None = None
         self._logged: Logged | None = None
         self._saved: Saved | None = None
+        self._probe: ProbeProgress | None = None
         self._best, self._epochs = best, epochs
         self._seconds: deque[float] = deque(maxlen=RECENT_UPDATES)
         self._excess = 0.0
@@ -365,13 +368,15 @@ class Console:
         best = False
         match event:
             case Started():
-                self._started, self._first, self._step = event, None, None
+                self._started, self._first, self._step, self._probe = event, None, None, None
                 self._excess = 0.0
                 self._seconds.clear()
             case Logged():
                 self._logged = event
             case Saved():
                 self._saved = event
+            case ProbeProgress():
+                self._probe = event
             case Evaluated():
                 best = event.score > (self._best.score if self._best else -1.0)  # never true of a NaN
                 self._best = event if best else self._best
@@ -381,13 +386,15 @@ class Console:
             words = event_words(event, best=best, best_before=self._best, num_classes=classes and len(classes))
             self._foot.print(words, style)
         elif (line := event_line(event, best=best, is_multi_label=self._is_multi_label)) is not None:
-            if not isinstance(event, Logged):
+            is_partial = isinstance(event, ProbeProgress) and event.images < event.total
+            every_seconds = self._every_seconds * (5 if is_partial else 1)
+            if not (is_partial or isinstance(event, Logged)):
                 self._write(line)
-            elif time.monotonic() - self._last_line >= self._every_seconds:
+            elif time.monotonic() - self._last_line >= every_seconds:
                 self._held, self._last_line = None, time.monotonic()
                 self._write(line)
             else:
-                self._held = line
+                self._held = None if is_partial else line
 
     @property
     def _is_multi_label(self) -> bool:
@@ -420,9 +427,11 @@ class Console:
         """Draw the bar and the newest figures."""
         from rich.text import Text
 
-        started, logged = self._started, self._logged
-        if started is None:
+        started, logged, probe = self._started, self._logged, self._probe
+        if started is None or (probe is None and not started.steps):
             return [Text("starting", style="bright_black")]
+        if probe is not None and self._step is None and (probe.fit_seconds is None or not started.steps):
+            return [bar_line("probe", *probe.bar, width, ascii_only)]
         step = self._step.step if self._step else started.step
         seconds = self._seconds_left()
         left = "" if seconds is None else f"{clock(seconds)} left"

@@ -20,6 +20,7 @@ from steadytrain.events import (
     Failed,
     Logged,
     Noticed,
+    ProbeProgress,
     Resumed,
     Saved,
     Started,
@@ -57,7 +58,7 @@ def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False
             values |= {name: data[name] for name in ("num_train", "num_val") if name in data}
             if "classes" in data:
                 values["labels" if data.get("multi_label") else "classes"] = len(data["classes"])
-            values |= {"step": event.step, "steps": event.steps, "batch_size": event.batch_size}
+            values |= {"step": event.step, "steps": event.steps, "batch_size": event.batch_size} if event.steps else {}
             values |= {name: machine[name] for name in ("device", "precision", "ranks") if name in machine}
             if event.price is not None:
                 values |= {"price_per_hour": f"{event.price['per_hour']:.6g}", "currency": event.price["currency"]}
@@ -71,6 +72,11 @@ def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False
             text = f"probed step={event.step} feed_images_per_second={feed:.1f} compute_images_per_second={compute:.1f}"
             text += f" both_images_per_second={both:.1f} ceiling={'feed' if feed < compute else 'compute'}"
             return f"{text} of_ceiling={both / min(feed, compute):.3f} feed_headroom={feed / compute:.2f}"
+        case ProbeProgress():
+            values = {"images": event.images, "total": event.total, "seconds": f"{event.seconds:.1f}"}
+            values |= {} if event.seconds_left is None else {"eta_seconds": f"{event.seconds_left:.0f}"}
+            values |= {} if event.fit_seconds is None else {"fit_seconds": f"{event.fit_seconds:.1f}"}
+            return "features " + pairs(values)
         case StepMeasured(seconds=float(seconds)):
             return "measured " + pairs({"step": event.step, "seconds": f"{seconds:.2f}"})
         case Compiled():
@@ -92,9 +98,10 @@ def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False
         case Failed():
             return "failed " + pairs({"step": event.step, "error": event.error, "message": event.message})
         case Ended():
-            rate = _overall(event)
             ending = "stopped" if event.status == "preempted" else event.status
-            return f"{ending} step={event.step} seconds={event.seconds:.1f} images_per_second={rate:.1f}"
+            at = f" step={event.step}" if event.step else ""
+            rate = f" images_per_second={_overall(event):.1f}" if event.images else ""
+            return f"{ending}{at} seconds={event.seconds:.1f}{rate}"
     return None
 
 
@@ -124,12 +131,12 @@ def event_words(
             if "classes" in data:
                 parts.append(f"{len(data['classes']):,} {'labels' if data.get('multi_label') else 'classes'}")
             grown = f" to {event.batches.stages[-1].images:,}" if event.growth else ""
-            parts.append(f"{event.steps:,} steps of {event.batch_size}{grown}")
+            parts.append(f"{event.steps:,} steps of {event.batch_size}{grown}" if event.steps else "a probe")
             if event.step or event.attempt > 1:
                 parts.append(f"attempt {event.attempt}: on from step {event.step:,}")
             return parts
         case Evaluated():
-            parts = [f"epoch {round(event.epoch, 1):g}"]
+            parts = [f"epoch {round(event.epoch, 1):g}" if event.step else "probe"]
             if event.mean_ap is not None:
                 parts += [f"val mAP {event.mean_ap:.4f}", f"exact match {event.top1:.4f}"]
             else:
@@ -169,12 +176,13 @@ def event_words(
         case Failed():
             return [f"failed{f' at step {event.step:,}' if event.step else ''}: {clean(event.error)}"]
         case Ended():
-            parts = [f"{event.words} at step {event.step:,} after {clock(event.seconds)}"]
+            parts = [f"{event.words}{f' at step {event.step:,}' if event.step else ''} after {clock(event.seconds)}"]
             if event.images:
                 parts.append(f"{_overall(event):,.0f} images/s overall")
             if best_before is not None:
                 name = "top1" if best_before.mean_ap is None else "mAP"
-                parts.append(f"best {name} {best_before.score:.4f} at epoch {round(best_before.epoch, 1):g}")
+                when = f"at epoch {round(best_before.epoch, 1):g}" if best_before.step else "by the probe"
+                parts.append(f"best {name} {best_before.score:.4f} {when}")
             return parts
     return []
 

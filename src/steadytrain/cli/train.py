@@ -859,7 +859,8 @@ def print_next_commands(run: Run, code: int, *, image: Path | None = None, repea
     """Suggest the next commands; ``image``: for ``steady predict``; ``repeats``: the run is one of several."""
     if code:
         resume = "" if repeats else f"steady resume {shlex.quote(str(run.directory))}, or "
-        note(f"saved; to resume: {resume}the same command again")
+        saved = f"saved; to resume: {resume}the same command again"
+        note(saved if any(run.checkpoints.glob("step-*")) else "nothing was saved yet: the same command starts anew")
         return
     note("next:")
     folder = shlex.quote(str(run.directory))

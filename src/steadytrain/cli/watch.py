@@ -20,7 +20,6 @@ from steadytrain.format import (
     clean,
     clock,
     duration,
-    epoch,
     money,
     number,
     pairs,
@@ -198,6 +197,8 @@ def state_line(now: RunSnapshot) -> str:
     progress, values = now.progress, dict[str, object](status=now.signs.status)
     if progress.steps:
         values |= {"step": f"{progress.step}/{progress.steps}", "epoch": f"{progress.epoch:.2f}"}
+    if now.probe is not None and not progress.step:
+        values["features"] = f"{now.probe.images}/{now.probe.total}"
     if now.logged is not None:
         right = "exact_match" if now.is_multi_label else "top1"
         values |= {"loss": f"{now.logged.loss:.4f}", right: f"{now.logged.top1:.4f}"}
@@ -235,25 +236,22 @@ def final_lines(now: RunSnapshot, width: int) -> list[str]:
 
     lines = [clean(f"{now.run.name}: {now.model}, {now.signs}")]
     ledger, rates, progress = now.ledger, now.images_per_second, now.progress
-    if progress.steps:
-        step, passes = (
-            f"step {progress.step:,} of {progress.steps:,}",
-            f"epoch {progress.epoch:.2f} of {epoch(progress.epochs)}",
-        )
-        lines.append(f"{step}, {passes}, after {clock(now.seconds)}")
-        if rates.overall is not None:
-            lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
-        if now.best is not None:
-            name, best = score_name(now.is_multi_label), now.best
-            interval = f" ({interval_text(best.interval)})" if best.interval else ""
-            lines.append(f"best {name} {percent(best.value, 2)}{interval} at epoch {best.epoch:.3g}")
-        if now.logged is not None:
-            right = "exact match" if now.is_multi_label else "top-1"
-            lines.append(f"train loss {number(now.logged.loss, 4)}, train {right} {percent(now.logged.top1, 2)}")
-        if now.remaining_seconds is not None:
-            lines.append(f"about {clock(now.remaining_seconds)} left")
-        if now.cost is not None:
-            lines += wrap(f"cost: {now.cost}, at {now.cost.price}", width, "", "  ")
+    if now.bar is not None:
+        step = f"step {progress.step:,} of {progress.steps:,}, " if progress.step else ""
+        lines.append(f"{step}{now.bar[1]}, after {clock(now.seconds)}")
+    if rates.overall is not None:
+        lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
+    if now.best is not None:
+        name, best = score_name(now.is_multi_label), now.best
+        interval = f" ({interval_text(best.interval)})" if best.interval else ""
+        lines.append(f"best {name} {percent(best.value, 2)}{interval} {best.when}")
+    if now.logged is not None:
+        right = "exact match" if now.is_multi_label else "top-1"
+        lines.append(f"train loss {number(now.logged.loss, 4)}, train {right} {percent(now.logged.top1, 2)}")
+    if now.remaining_seconds is not None:
+        lines.append(f"about {clock(now.remaining_seconds)} left")
+    if now.cost is not None:
+        lines += wrap(f"cost: {now.cost}, at {now.cost.price}", width, "", "  ")
     lines += map(clean, now.alarms())
     if ledger is not None and ledger.wall_seconds > 0:
         lines += ["", "where the time went"]

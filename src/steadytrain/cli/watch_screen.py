@@ -14,7 +14,7 @@ from rich.text import Text
 
 from steadytrain.cli.console import TerminalStream, bar_line, truncate
 from steadytrain.cli.render import shorten_name
-from steadytrain.format import clean, clock, duration, epoch, percent, rate, score_name, size, text_table, time_of_day
+from steadytrain.format import clean, clock, duration, percent, rate, score_name, size, text_table, time_of_day
 from steadytrain.monitor.process_watch import Moment, Reading
 from steadytrain.monitor.series import COLUMNS
 from steadytrain.reports.time_spent import BUCKETS_SHOWN
@@ -65,7 +65,7 @@ class RunDrawing:
 
     def head(self) -> Iterator[Text]:
         """Yield name, state, progress, cost and alarms."""
-        now, width, progress = self.now, self.width, self.now.progress
+        now, width = self.now, self.width
         dot, between = ("*", " - ") if self.ascii_only else ("●", " · ")
         colour = COLOURS[now.signs.status]
         title = Text.assemble(
@@ -78,12 +78,11 @@ class RunDrawing:
         if title.cell_len + len(moment) + 2 <= width:
             title.append(" " * (width - title.cell_len - len(moment)) + moment, "bright_black")
         yield title
-        if progress.steps:
-            share = progress.share
+        if now.bar is not None:
+            share, words = now.bar
             left = "" if now.remaining_seconds is None else f"  {clock(now.remaining_seconds)} left"
-            right = f"{share:4.0%}  {clock(now.seconds)}{left}"
-            yield bar_line(f"epoch {progress.epoch:.2f}/{epoch(progress.epochs)}", share, right, width, self.ascii_only)
-        if now.cost is not None and progress.steps:
+            yield bar_line(words, share, f"{share:4.0%}  {clock(now.seconds)}{left}", width, self.ascii_only)
+        if now.cost is not None:
             yield Text(f"cost: {now.cost}")
         for alarm in now.alarms():
             yield from (Text(line, style="bold red") for line in textwrap.wrap(clean(alarm), width))

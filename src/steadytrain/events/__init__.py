@@ -43,6 +43,7 @@ from steadytrain.events.schema import Halved as Halved
 from steadytrain.events.schema import Logged as Logged
 from steadytrain.events.schema import MachineStats as MachineStats
 from steadytrain.events.schema import Noticed as Noticed
+from steadytrain.events.schema import ProbeProgress as ProbeProgress
 from steadytrain.events.schema import Resumed as Resumed
 from steadytrain.events.schema import Saved as Saved
 from steadytrain.events.schema import ServerStats as ServerStats

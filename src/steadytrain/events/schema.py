@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict
 
 from steadytrain.config.batches import Batches, BatchStage
+from steadytrain.format import clock, count, duration, number
 
 VERSION = 1
 SHAPE = "shape"
@@ -229,6 +230,62 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeProgress(Event):
+    """The progress of a probe, which fits the classifier to features of the frozen network before the first update.
+
+    ``images`` of ``total``, those of all passes, have gone through the network in ``seconds``, of which the loop waited
+    ``wait_seconds`` for batches. ``feed``: figures of :class:`FeedStats`, of the newest pass. The fit that follows took
+    ``fit_seconds``, None until it has ended: to ``features`` of each image, with a ``penalty`` that gives ``top1`` on
+    images that were left out.
+    """
+
+    step: int
+    images: int
+    total: int
+    seconds: float = 0.0
+    wait_seconds: float = 0.0
+    feed: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: Mapping[str, float | None]})
+    fit_seconds: float | None = None
+    features: int | None = None
+    penalty: float | None = None
+    top1: float | None = None
+
+    @property
+    def images_per_second(self) -> float | None:
+        """The rate through the network; None before the first batch."""
+        return self.images / self.seconds if self.images > 0 and self.seconds > 0 else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until all images have gone through the network; None where that is not known, or is done."""
+        left, speed = self.total - self.images, self.images_per_second
+        return left / speed if left > 0 and speed else None
+
+    @property
+    def words(self) -> str:
+        """Describe how far it is.
+
+        >>> ProbeProgress(step=0, images=412, total=794, seconds=41.2).words
+        'features: 412 of 794 images, 10 images/s'
+        >>> ProbeProgress(step=0, images=794, total=794, seconds=81.2, fit_seconds=24.1).words
+        'features of 794 images in 1 min 21 s, classifier fitted in 24.1 s'
+        """
+        if self.fit_seconds is not None:
+            fitted = f"classifier fitted in {duration(self.fit_seconds)}"
+            return f"features of {count(self.total, 'image')} in {duration(self.seconds)}, {fitted}"
+        if self.images >= self.total:
+            return "fitting the classifier"
+        speed = f", {number(self.images_per_second)} images/s" if self.images else ""
+        return f"features: {self.images:,} of {count(self.total, 'image')}{speed}"
+
+    @property
+    def bar(self) -> tuple[float, str]:
+        """The share of the images that is done, and while it goes on the words with the time left."""
+        left = "" if self.seconds_left is None else f", {clock(self.seconds_left)} left"
+        return self.images / max(1, self.total), self.words + left
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step(Event):
     """One update, host facts only (no device value, which would have to be waited for).
 
@@ -375,6 +432,7 @@ class Ended(Event):
 BUCKETS = (
     "startup",
     "warmup",
+    "probe",
     "input",
     "epoch_gap",
     "transfer",
@@ -392,7 +450,8 @@ BUCKETS = (
 )
 """Where a second of an attempt can go, as it is recorded: each belongs to exactly one of these.
 
-``warmup``: compiling, and the first updates; ``input``: the loop, or the device, waits for a batch;
+``warmup``: compiling, and the first updates; ``probe``: fitting the classifier to features of the frozen network, the
+waits for their batches included; ``input``: the loop, or the device, waits for a batch;
 ``epoch_gap``: what it waits for the first batch of an epoch beyond that; ``host``: Python between the parts of an
 update; ``update``: updates that nothing tells the parts of; ``communication``: waiting for other ranks;
 ``measuring``: what the run spends on measuring itself.

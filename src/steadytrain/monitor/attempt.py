@@ -352,7 +352,7 @@ class Attempt:
 
         What was the warm-up is known by the first account: the sample before it adds nothing, the one after it all.
         """
-        if not self._is_accounted:
+        if not self.marks[-1].images:
             return
         end, (alone, beside) = self.end(), (self.company.alone, self.company.beside)
         images = max(0, end.images - alone[0] - beside[0])

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from steadytrain.events import Evaluated
+from steadytrain.format import epoch
 from steadytrain.intervals import Interval, wilson
 
 
@@ -45,6 +46,11 @@ class RunScore:
     def value(self) -> float:
         """The main number: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
+
+    @property
+    def when(self) -> str:
+        """Say when it was made: after a probe, or at which epoch."""
+        return f"at epoch {epoch(self.epoch)}" if self.epoch else "by the probe"
 
     @property
     def interval(self) -> Interval | None:

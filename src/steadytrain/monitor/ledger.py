@@ -18,6 +18,7 @@ PASSES = ("forward", "backward", "update", "host")
 BUCKETS = (
     "startup",
     "warmup",
+    "probe",
     *INPUT,
     "epoch_gap",
     "transfer",

@@ -44,7 +44,7 @@ from steadytrain.monitor import stacks
 
 T = TypeVar("T")
 
-SLOW = ("startup", "warmup", "evaluation", "checkpoint", "measuring")  # buckets in which a loop may stand for long
+SLOW = ("startup", "warmup", "probe", "evaluation", "checkpoint", "measuring")  # where a loop may stand for long
 _MOST_STALLS = 20  # stalls of one attempt that are written: one that stands still now and then fills no disk
 ENOUGH_UPDATES = 20  # whose pace is known, however fast they were
 _PASSES = 3  # measuring makes some twenty passes, a few of them with four times the images

@@ -32,12 +32,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from steadytrain.cost.prices import Price
 from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats
-from steadytrain.format import NONE, duration, epoch, money, number, percent, rate, size, whole_number
+from steadytrain.format import NONE, duration, money, number, percent, rate, size, whole_number
 from steadytrain.machine.process import return_free_memory
 from steadytrain.machine.web_server import LimitedServer, ServerLimits
 from steadytrain.monitor.series import COLUMNS, MAX_POINTS, THINNED_BY, ChartPoint, ChartRow
 from steadytrain.reports.charts import LIVE_CHARTS, TEMPLATES, LiveChart
-from steadytrain.reports.page import packed_plotly, render, script
+from steadytrain.reports.page import packed_plotly, probe_heroes, render, script
 from steadytrain.reports.run_list import DAMAGED, RunRow, list_runs, row_words
 from steadytrain.reports.status import milestones
 from steadytrain.reports.time_spent import BUCKETS_SHOWN, largest_buckets, stacked
@@ -429,6 +429,7 @@ def _is_of_another_site(scope: Scope, origins: Collection[str]) -> bool:
 def state(now: RunSnapshot) -> dict[str, Any]:
     """Format what changes from second to second: progress, speed, time left."""
     progress, feed, machine = now.progress, now.feed, now.machine
+    share, words = now.bar or (0.0, "")
     cores = memory = ""
     if machine is not None and machine.cpu is not None:
         ranks = f", other ranks {machine.ranks:.1f}" if machine.ranks else ""
@@ -442,9 +443,9 @@ def state(now: RunSnapshot) -> dict[str, Any]:
         "silent": now.signs.silent or now.stalled is not None,
         "standing": str(now.signs),
         "alarms": list(now.alarms()),
-        "share": round(progress.share, 4),
-        "percent": percent(progress.share, 0) if progress.steps else "",
-        "epochs": f"epoch {progress.epoch:.2f} of {epoch(progress.epochs)}" if progress.steps else "",
+        "share": round(share, 4),
+        "percent": percent(share, 0) if words else "",
+        "epochs": words,
         "steps": f"step {progress.step:,} of {progress.steps:,}" if progress.steps else "",
         "seconds": round(now.seconds, 1),
         "score": "mAP" if now.is_multi_label else "Top-1 accuracy",
@@ -504,16 +505,18 @@ def _heroes(now: RunSnapshot) -> list[dict[str, str]]:
         heroes = [hero(name, percent(now.logged.top1 if now.logged else None, 2), more)]
     else:
         interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
-        more = f"{interval}epoch {epoch(best.epoch)}" + ("" if loss is None else f"; train {loss}")
+        more = interval + best.when.removeprefix("at ") + ("" if loss is None else f"; train {loss}")
         heroes = [hero("Best mAP" if now.is_multi_label else "Best top-1 accuracy", percent(best.value, 2), more)]
     steady = f"{rate(rates.steady)} steady, {rate(rates.overall)} overall" if rates.overall else ""
-    if rates.now is None:
+    if not now.progress.step and now.probe is not None:
+        heroes += [hero(*words) for words in probe_heroes(now.probe)]
+    elif rates.now is None:
         heroes.append(hero("Images per second", rate(rates.steady), steady))
     else:
         heroes.append(hero("Images per second, now", rate(rates.now), steady))
     per_epoch = duration(now.seconds / now.progress.epoch) + " an epoch" if now.progress.epoch >= 1 else ""
-    heroes.append(hero("Wall time", duration(now.seconds) if now.progress.steps else NONE, per_epoch))
-    if now.signs.status == "running":
+    heroes.append(hero("Wall time", duration(now.seconds) if now.started else NONE, per_epoch))
+    if now.signs.status == "running" and now.progress.steps:
         left = now.remaining_seconds
         more = "evaluations and checkpoints included" if left is not None else "available after the first log lines"
         heroes.append(hero("Time left", duration(left), more))

@@ -18,7 +18,7 @@ from steadytrain.reports.charts import charts, has_line
 from steadytrain.reports.page import heroes_and_verdict, render
 from steadytrain.reports.plots import Panel, svg
 from steadytrain.reports.summary import Account
-from steadytrain.reports.tables import facts
+from steadytrain.reports.tables import known_facts
 from steadytrain.reports.time_spent import rows
 from steadytrain.reports.verdict import verdict_sentences
 from steadytrain.run import Run
@@ -30,7 +30,7 @@ def run_html(run: Run) -> str:
     """Return a run as HTML: its heroes, verdict, curves and figures. Raises RunError if nothing was started in it."""
     account = Account.of(run)
     heroes, verdict = heroes_and_verdict(account)
-    figures = facts(account.summary)
+    (figures,) = known_facts([account.summary])
     return _html(account.summary.name, heroes=heroes, lines=verdict, picture=_curves(account), facts=figures)
 
 

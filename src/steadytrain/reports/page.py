@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from steadytrain import __version__
-from steadytrain.events import FeedStats
+from steadytrain.events import FeedStats, ProbeProgress
 from steadytrain.format import (
     NONE,
     compact,
@@ -38,7 +38,16 @@ from steadytrain.reports.charts import TEMPLATES, charts, has_line, style
 from steadytrain.reports.mistakes import sections
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account, Repeats, find_repeats, reached
-from steadytrain.reports.tables import MARK, best_epoch, epoch_table, facts, interval_text, shown_epochs, speed_table
+from steadytrain.reports.tables import (
+    MARK,
+    best_epoch,
+    epoch_table,
+    interval_text,
+    is_probe,
+    known_facts,
+    shown_epochs,
+    speed_table,
+)
 from steadytrain.reports.time_spent import bar, rates_in_words, rows, sentence
 from steadytrain.reports.tuned import section
 from steadytrain.reports.verdict import held_back
@@ -137,7 +146,8 @@ def _words(accounts: Sequence[Account], target: float | None) -> dict[str, Any]:
     start = "" if first.course.began is None else f" · begun {when(first.course.began)}"
     logs = {bool(account.summary.log) for account in accounts}
     # Why a run was stopped stands at the head of the page.
-    table = _rows([{**facts(account.summary), "status": account.summary.course.status} for account in accounts])
+    words = known_facts([account.summary for account in accounts])
+    table = _rows([{**run, "status": a.summary.course.status} for run, a in zip(words, accounts, strict=True)])
     return {
         "title": first.name if is_alone else f"{len(accounts)} runs",
         "lede": f"{first.log or first.setup.model} · {first.course.status}{start}" if is_alone else lede,
@@ -242,7 +252,7 @@ def _ranked(index: int, account: Account, recipe: Mapping[str, Any], keys: Seque
         "model": summary.setup.model,
         "best": percent(best.value, 2) if best and is_known else NONE,
         "interval": interval_text(best.interval) if best and best.interval else "",
-        "epochs": epoch(summary.progress.epoch) + of,
+        "epochs": "probe" if is_probe(summary) else epoch(summary.progress.epoch) + of,
         "rate": rate(summary.speed.images_per_second),
         "seconds": duration(summary.speed.seconds),
         "differences": ", ".join(differences[:SHOWN_DIFFERENCES]) + more,
@@ -304,12 +314,19 @@ def heroes_and_verdict(account: Account) -> tuple[list[dict[str, str]], list[str
     return _heroes(account), [line[:1].upper() + line[1:] for line in held_back(account)]
 
 
+def probe_heroes(probe: ProbeProgress) -> list[tuple[str, str, str]]:
+    """Return the speed of a probe for the head of a page: of the features, and of the fit."""
+    features = f"through the frozen network: {probe.images:,} of {count(probe.total, 'image')}"
+    fit = [("Classifier fitted in", duration(probe.fit_seconds), "")] if probe.fit_seconds else []
+    return [("Images per second", rate(probe.images_per_second), features), *fit]
+
+
 def _heroes(account: Account) -> list[dict[str, str]]:
     summary, progress, speed = account.summary, account.summary.progress, account.summary.speed
     best, accuracy, more = summary.quality.best, NONE, "no evaluation yet"
     if best is not None:
         interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
-        accuracy, more = percent(best.value, 2), f"{interval}epoch {epoch(best.epoch)}"
+        accuracy, more = percent(best.value, 2), interval + best.when.removeprefix("at ")
     per_epoch = ""
     if progress.epoch >= 1:  # as the live page has it
         per_epoch = f"{duration(speed.seconds / progress.epoch)} an epoch"
@@ -322,6 +339,9 @@ def _heroes(account: Account) -> list[dict[str, str]]:
         ("Wall time", duration(speed.seconds), per_epoch),
         ("Epochs", epoch(progress.epoch), f"of {epoch(progress.epochs)}"),
     ]
+    if is_probe(summary):
+        heroes[1:] = probe_heroes(summary.probe) if summary.probe else []
+        heroes.append(("Wall time", duration(speed.seconds), "a probe: no updates"))
     if (bill := summary.cost) is not None:
         at_end = "" if bill.at_end is None else f"about {money(bill.at_end)} at the end; "
         heroes.append(("Cost", f"{money(bill.so_far)} {bill.currency}", f"{at_end}{bill.price}"))

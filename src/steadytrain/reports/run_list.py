@@ -284,13 +284,14 @@ def row_words(row: RunRow, now: float) -> dict[str, str]:
         "status": row.status,
         "data": row.data,
         "model": row.model,
-        "epochs": "" if row.epochs is None else f"{epoch(row.epochs_done or 0)} of {epoch(row.epochs)}",
+        "epochs": f"{epoch(row.epochs_done or 0)} of {epoch(row.epochs)}" if row.epochs else "",
         "best": "" if row.best is None else f"{metric}{percent(row.best, 2)}{interval}",
         "images/s": "" if row.images_per_second is None else rate(row.images_per_second),
         "cost": "" if row.cost is None else f"{money(row.cost)} {row.currency}",
         "age": "" if row.began is None else duration(max(0, round(now - row.began))),
         "note": textwrap.shorten(remark, NOTE_COLUMNS, placeholder=" ..."),
     }
+    words |= {"epochs": "probe"} if row.epochs == 0 else {}
     return {head: clean(text) for head, text in words.items()}
 
 

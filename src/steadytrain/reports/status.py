@@ -84,7 +84,8 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
     if history.finished:
         return "finished", ""
     if isinstance(ending, Failed):
-        return "failed", f"{ending.error} at step {ending.step or history.step}: {ending.message}"
+        step = ending.step or history.step
+        return "failed", f"{ending.error} {f'at step {step}' if step else 'before the first update'}: {ending.message}"
     if isinstance(ending, Ended):
         cause = "stopped by a signal or --until" if ending.status == "preempted" else "stopped by the user"
         if not ending.step:
@@ -260,11 +261,12 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
             tone = "good" if event.status == "finished" else "warn"
             lines.append((event.time, event.step, f"{event.status} after {duration(event.seconds)}{of}{speed}", tone))
     lines.sort(key=lambda line: line[0])
+    steps = history.progress.steps
     has_clock = history.attempts[0].began > 0  # a log of another program may tell no time
     return [
         {
             "when": when(time) if has_clock else clock(time),
-            "step": f"epoch {epoch(history.epoch(step))}" if history.is_foreign else f"step {step:,}",
+            "step": f"epoch {epoch(history.epoch(step))}" if history.is_foreign else f"step {step:,}" if steps else "",
             "what": message,
             "tone": tone,
         }

@@ -16,7 +16,7 @@ from typing import Any
 from steadytrain.config.plain import leaves, plain
 from steadytrain.cost.bill import Bill, parts_of
 from steadytrain.errors import InputError
-from steadytrain.events import EpochTrained, Logged, Started
+from steadytrain.events import EpochTrained, Logged, ProbeProgress, Started
 from steadytrain.interop.logs import LogRun
 from steadytrain.intervals import Spread, spread
 from steadytrain.monitor import Interruption, Ledger, RunHistory, goodput, read_history
@@ -134,7 +134,7 @@ class Summary:
     """A run in figures.
 
     ``cost``: what was paid so far, where a price is known. ``log``: which program's log it was read from; empty for a
-    run of ours.
+    run of ours. ``probe``: how far the classifier's fit to features has come, where the run began with one.
     """
 
     name: str
@@ -146,6 +146,7 @@ class Summary:
     speed: RunSpeed
     cost: Bill | None = None
     log: str = ""
+    probe: ProbeProgress | None = None
 
     @property
     def tells_steps(self) -> bool:
@@ -168,6 +169,7 @@ class Summary:
             **plain(self.speed),
             "cost": None if self.cost is None else self.cost.to_dict(),
             "log": self.log,
+            "probe": plain(self.probe),
         }
 
 
@@ -431,6 +433,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             device_use=device_use(history),
         ),
         cost=cost,
+        probe=history.newest(ProbeProgress),
     )
 
 

@@ -48,7 +48,9 @@ def facts(summary: Summary) -> dict[str, str]:
         shares = [int(share)] * (setup.devices or 1)
     name = score_name(quality.is_multi_label)
     scores: dict[str, str] = {}
-    for when, score in (("best", best), ("last", last)):
+    makes_updates, probe = not is_probe(summary), summary.probe
+    batch = f" ({per_rank(shares)})" if shares else ""
+    for when, score in (("best", best), ("last", last if makes_updates else None)):
         scores[f"{when} {name}"] = _score(score)
         if quality.is_multi_label:
             scores[f"{when} exact match"] = percent(score.top1 if score else None, 2)
@@ -58,7 +60,8 @@ def facts(summary: Summary) -> dict[str, str]:
     return {
         "model": setup.model,
         "status": f"{course.status}: {course.why}" if course.why else course.status,
-        "epochs": f"{epoch(progress.epoch)} of {epoch(progress.epochs)}",
+        "epochs": f"{epoch(progress.epoch)} of {epoch(progress.epochs)}" if progress.epochs else NONE,
+        "probe": probe.words if probe and (probe.fit_seconds is not None or not progress.step) else NONE,
         **scores,
         "validation images": number((last.n or None) if last else setup.num_val),
         f"train {'exact match' if quality.is_multi_label else name}": percent(quality.train_top1, 2),
@@ -72,9 +75,9 @@ def facts(summary: Summary) -> dict[str, str]:
         **({} if summary.cost is None else {"cost": f"{summary.cost}, at {summary.cost.price}"}),
         "restarts": f"{course.restarts} ({course.repeated_steps:,} steps repeated)" if course.restarts else "0",
         **interruption_rows(summary),
-        "steps": NONE if not summary.tells_steps else f"{progress.step:,} of {progress.steps:,}",
-        "batch size": number(setup.batch_size) + (f" ({per_rank(shares)})" if shares else ""),
-        "learning rate": NONE if setup.lr is None else compact(setup.lr),
+        "steps": f"{progress.step:,} of {progress.steps:,}" if makes_updates and summary.tells_steps else NONE,
+        "batch size": number(setup.batch_size) + batch if makes_updates else NONE,
+        "learning rate": NONE if setup.lr is None or not makes_updates else compact(setup.lr),
         "parameters": number(setup.parameters),
         "training images": number(setup.num_train),
         "labels" if quality.is_multi_label else "classes": number(setup.num_classes),
@@ -82,6 +85,18 @@ def facts(summary: Summary) -> dict[str, str]:
         or number(setup.devices, unit=" devices"),
         **({"read from": summary.log} if summary.log else {}),
     }
+
+
+def known_facts(summaries: Sequence[Summary]) -> list[dict[str, str]]:
+    """Format summaries, without the figures that none of them has."""
+    words = [facts(summary) for summary in summaries]
+    known = {key for run in words for key, text in run.items() if text != NONE}
+    return [{key: text for key, text in run.items() if key in known} for run in words]
+
+
+def is_probe(summary: Summary) -> bool:
+    """Return whether a run of ours makes no updates: all that it does is a probe."""
+    return not summary.log and not summary.progress.steps
 
 
 SHOWN_INTERRUPTIONS = 5
@@ -260,7 +275,7 @@ def markdown(accounts: Sequence[Account]) -> str:
         return "\n".join("| " + " | ".join(row) + " |" for row in (heads, rule, *rows))
 
     names = [escape(account.summary.name) for account in accounts]
-    words = [facts(account.summary) for account in accounts]
+    words = known_facts([account.summary for account in accounts])
     spent = [
         [row["label"], *(NONE if seconds == NONE else f"{seconds} ({share})" for seconds, share in row["cells"])]
         for row in rows([account.ledger for account in accounts])
@@ -281,7 +296,8 @@ def markdown(accounts: Sequence[Account]) -> str:
         parts += ["## Devices and speed", table(heads, lines)]
     parts += ["## Where the time went", table(["", *names], spent)]
     for name, account in zip(names, accounts, strict=True):
-        parts += [f"## Epochs of {name}", *filter(None, [shown_epochs(account)[1]]), table(*epoch_table(account))]
+        if account.epochs:
+            parts += [f"## Epochs of {name}", *filter(None, [shown_epochs(account)[1]]), table(*epoch_table(account))]
         if account.summary.quality.is_multi_label and (labels := label_rows(class_figures(account))):
             heads = ["label", "images", "predicted", "right", "AP", "precision", "recall", "F1"]
             keys = dict.fromkeys(("name", "images", "predicted", "right", "ap", "precision", "recall", "f1"))
@@ -344,10 +360,11 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     figures in ``width`` columns, each stands on a line above them.
     """
     if len(runs) == 1:
-        run, words = runs[0], facts(runs[0])
+        run, (words,) = runs[0], known_facts(runs)
         name = score_name(run.quality.is_multi_label)
-        keys = ("epochs", f"best {name}", f"last {name}", "images/s, steady", "wall time")
-        lines = [["run", clean(run.name)], ["status", run.course.status], *([key, words[key]] for key in keys)]
+        keys = ("epochs", "probe", f"best {name}", f"last {name}", "images/s, steady", "wall time")
+        lines = [["run", clean(run.name)], ["status", run.course.status]]
+        lines += [[key, words[key]] for key in keys if key in words]
         lines += [] if run.cost is None else [["cost", str(run.cost)]]
         return text_table(lines)
     kinds = {run.quality.is_multi_label for run in runs}
@@ -356,9 +373,10 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     data_sets = dict.fromkeys(run.setup.data_set for run in runs)
     for run in (run for data_set in data_sets for run in runs if run.setup.data_set == data_set):
         of = "" if run.progress.step == run.progress.steps else f" of {epoch(run.progress.epochs)}"
+        epochs = "probe" if is_probe(run) else epoch(run.progress.epoch) + of
         best = f"{'mAP ' * (run.quality.is_multi_label and len(kinds) > 1)}{_interval(run.quality.best)}"
         figures = [best, rate(run.speed.images_per_second), duration(run.speed.seconds)]
-        lines.append([clean(run.name), run.course.status, epoch(run.progress.epoch) + of, *figures])
+        lines.append([clean(run.name), run.course.status, epochs, *figures])
     means = []
     for group in find_repeats(runs):
         means += ["", f"{group.title}, mean ± standard deviation (95 % interval of the mean)"]
@@ -372,7 +390,7 @@ def _score(score: RunScore | None) -> str:
     if score is None or math.isnan(score.value):
         return NONE
     weights = "" if score.weights == "model" else f", {score.weights}"
-    return f"{_interval(score)} at epoch {epoch(score.epoch)}{weights}"
+    return f"{_interval(score)} {score.when}{weights}"
 
 
 def _interval(score: RunScore | None) -> str:

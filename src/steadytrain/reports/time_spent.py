@@ -45,6 +45,7 @@ BUCKETS_SHOWN: Mapping[str, Bucket] = {
     "logging": Bucket("logging", "#a8942a", "log lines, and what was done with them"),
     "measuring": Bucket("measuring", "#c9bc6c", "what the run spent on measuring itself"),
     "warmup": Bucket("warm-up", "#8d96a3", "compiling, and what the first updates took beyond a usual one"),
+    "probe": Bucket("probe", "#5b8c3e", "features of the frozen network, and the classifier's fit to them"),
     "startup": Bucket("start-up", "#6d7683", "the process, the data, the model, what was saved", "#ffffff"),
     "lost": Bucket("lost to restarts", "#cf4646", "after the checkpoint that the next start resumed from"),
     "other": Bucket("other", "#b9bfc7"),

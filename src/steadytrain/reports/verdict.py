@@ -76,7 +76,8 @@ def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -
         lines += [*wrap(f"also: {names}", width, "", "  "), ""]
     ledger, ceiling = diagnosis.ledger, diagnosis.ceiling
     overall, steady = number(ledger.images_per_second), number(ledger.steady_images_per_second)
-    lines += wrap(f"pace: {overall} images/s overall, {steady} in the steady state", width, "", "  ")
+    if ledger.images:
+        lines += wrap(f"pace: {overall} images/s overall, {steady} in the steady state", width, "", "  ")
     if ceiling is not None:
         how = "measured alone" if ceiling.probed else f"{_estimated(ceiling)}; --probe measures it"
         rates = (("computing", ceiling.compute), ("the data loader", ceiling.feed))

@@ -20,8 +20,8 @@ from steadytrain.config.plain import plain
 from steadytrain.cost.bill import Bill
 from steadytrain.cost.prices import Price
 from steadytrain.errors import InputError
-from steadytrain.events import DeviceStats, Logged, MachineStats, Stalled, Started
-from steadytrain.format import duration, time_of_day
+from steadytrain.events import DeviceStats, Logged, MachineStats, ProbeProgress, Stalled, Started
+from steadytrain.format import duration, epoch, time_of_day
 from steadytrain.monitor import Diagnosis, Ledger, RunHistory, diagnose
 from steadytrain.monitor.figures import RunReach, RunScore
 from steadytrain.monitor.history_reader import LogHistory
@@ -129,8 +129,8 @@ class RunSnapshot:
     """One moment of a run. Durations in seconds, accuracies as fractions, None where nothing was recorded (yet).
 
     ``moment``: when, seconds since 1970. ``seconds``: of the run's own wall time; ``remaining_seconds``: with the
-    evaluations and checkpoints to come. ``logged``, ``machine``, ``devices``: the newest of their kind. ``stalled``:
-    while nothing moves. ``notice``: the newest warning.
+    evaluations and checkpoints to come. ``logged``, ``machine``, ``devices``, ``probe``: the newest of their kind.
+    ``stalled``: while nothing moves. ``notice``: the newest warning.
     """
 
     moment: float
@@ -140,6 +140,7 @@ class RunSnapshot:
     logged: Logged | None = None
     attempts: int = 0
     progress: RunReach = field(default_factory=RunReach)
+    probe: ProbeProgress | None = None
     best: RunScore | None = None
     last: RunScore | None = None
     images_per_second: WatchRates = WatchRates()
@@ -158,6 +159,15 @@ class RunSnapshot:
     def model(self) -> str:
         """The network's name."""
         return str((self.started and self.started.model.get("name")) or self.run.recipe.model.name)
+
+    @property
+    def bar(self) -> tuple[float, str] | None:
+        """The share that is done of a probe, until an update was made, or of the updates, and what that is in words."""
+        progress, probe = self.progress, self.probe
+        if probe is not None and not progress.step and (probe.fit_seconds is None or not progress.steps):
+            return probe.bar if self.signs.status == "running" else (probe.bar[0], probe.words)
+        words = f"epoch {progress.epoch:.2f} of {epoch(progress.epochs)}"
+        return (progress.share, words) if progress.steps else None
 
     @property
     def is_multi_label(self) -> bool:
@@ -229,6 +239,7 @@ def snapshot(watch: Watch, *, price: Price | None = None) -> RunSnapshot:
         logged=history.logged[-1] if history.logged else None,
         attempts=len(history.attempts),
         progress=history.progress,
+        probe=history.newest(ProbeProgress),
         best=best if best is not None and best.value == best.value else None,
         last=history.last,
         images_per_second=WatchRates(

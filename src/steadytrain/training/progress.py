@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 from steadytrain.config import Recipe
-from steadytrain.events import Ended, Evaluated, Event, Logged, Noticed, Started
+from steadytrain.events import Ended, Evaluated, Event, Logged, Noticed, ProbeProgress, Started
 from steadytrain.format import duration, epoch, percent, rate, score_name
 
 
@@ -43,7 +43,9 @@ def show_progress(events: Iterable[Event], recipe: Recipe, out: TextIO) -> Itera
             steps, first, began = event.steps, event.step, time.monotonic()
             classes = event.data.get("classes") or ()
             images = f"{event.data.get('num_train', 0):,} images in {len(classes):,} classes"
-            write(f"{recipe.model.name}, {images}: {steps:,} updates", stays=True)
+            write(f"{recipe.model.name}, {images}: {f'{steps:,} updates' if steps else 'a probe'}", stays=True)
+        elif isinstance(event, ProbeProgress):
+            write(event.bar[1], stays=False)
         elif isinstance(event, Logged):
             newest = event
             done = event.step - first
@@ -53,7 +55,7 @@ def show_progress(events: Iterable[Event], recipe: Recipe, out: TextIO) -> Itera
             parts += [f"{duration(left)} left"] if math.isfinite(left) else []
             write("  ".join(parts), stays=False)
         elif isinstance(event, Evaluated):
-            parts = [f"epoch {epoch(event.epoch)}"]
+            parts = [f"epoch {epoch(event.epoch)}" if event.step else "probe"]
             parts += [f"loss {newest.loss:.4f}"] if newest is not None else []
             name = score_name(event.mean_ap is not None)
             parts += [f"validation loss {event.loss:.4f}", f"{name} {percent(event.score, 2)}"]

@@ -175,6 +175,27 @@ def test_reading_the_data_before_the_first_update_is_storage() -> None:
     assert find("storage_start", evidence(ledger=held, started=packing)) is None, "other processes were at work"
 
 
+def test_waits_of_a_start_on_crowded_cores_are_not_the_disks() -> None:
+    held = replace(ledger(forward=2.0, backward=4.0, optimizer=2.0, startup=10.0))
+    began = started(startup={"process": 1.0, "data": 9.0}, startup_waits={"data": 8.8}, startup_disk_bytes=18_000_000)
+    crowded = machine(pressure={"cpu": 1.0, "io": 0.03, "memory": 0.0})
+    facts = evidence(ledger=held, started=began, whole=crowded)
+    assert find("storage_start", facts) is None
+    cause = find("startup", facts)
+    assert cause is not None and cause.sentence.startswith("Opening the data took 9.00 s") and not cause.change
+    both = machine(pressure={"cpu": 1.0, "io": 0.6, "memory": 0.0})
+    assert find("storage_start", evidence(ledger=held, started=began, whole=both)) is not None, "the disk is, too"
+
+
+def test_the_longest_part_of_a_start_is_in_its_sentence() -> None:
+    held = replace(ledger(forward=100.0, startup=60.0))
+    cause = find("startup", evidence(ledger=held, started=started(startup={"process": 45.8, "data": 13.3})))
+    assert cause is not None and cause.share == pytest.approx(held.share("startup"))
+    assert cause.sentence == "Starting took 1 min 00 s, 29 % of the time: process 45.8 s, data 13.3 s."
+    usual = find("startup", evidence(ledger=held, started=started(startup={"process": 8.0, "data": 13.3})))
+    assert usual is not None and usual.sentence.startswith("Opening the data took 13.3 s")
+
+
 def test_code_and_checkpoints_that_wait_for_the_disk_of_the_images_are_storage_as_well() -> None:
     held = ledger(input_storage=100.0, checkpoint=13.0, measuring=7.0)
     facts = evidence(

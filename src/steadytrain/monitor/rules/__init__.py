@@ -21,6 +21,7 @@ from steadytrain.monitor.rules.interruptions import (
     evaluations,
     log_lines,
     lost_work,
+    probe,
     starts,
     stops,
 )
@@ -31,7 +32,7 @@ from steadytrain.monitor.rules.update import fixed_costs, growth, precision, syn
 
 RULES: tuple[Callable[[Evidence], Iterator[Cause]], ...] = (
     *(feed, epoch_gap, cores, compute_threads, memory, host_code, growth, fixed_costs, precision, sync),
-    *(gpu, ranks, servers, evaluations, checkpoints, log_lines, lost_work, stops, starts, compilation),
+    *(gpu, ranks, servers, evaluations, checkpoints, log_lines, lost_work, stops, starts, probe, compilation),
 )
 
 

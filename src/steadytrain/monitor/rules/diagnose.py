@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from steadytrain.events import Ceilings, StepMeasured
+from steadytrain.events import Ceilings, ProbeProgress, StepMeasured
 from steadytrain.format import count, duration, number, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.history_reader import read_history
@@ -257,7 +257,9 @@ def _share(cause: Cause) -> float:
 def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:
     ledger = evidence.ledger
     if limits is None:
-        return Cause(name="nothing", share=0.0, sentence="No training steps yet, so there is no verdict.")
+        probe = evidence.newest(ProbeProgress)
+        words = f"No bottleneck found: {probe.words}." if probe else "No update was made, so there is no verdict."
+        return Cause(name="nothing", share=0.0, sentence=words)
     limit = "computing alone" if limits.limit == "compute" else "the data loader alone"
     finding = "No bottleneck found" if limits.near >= NEAR else "Nothing that was measured holds it back"
     finding += "" if evidence.machine is not None else " in the log" if limits.near >= NEAR else ", by the log"
@@ -288,7 +290,7 @@ def _not_measurable(evidence: Evidence) -> Iterator[str]:
         yield from (f"{called(name)}: this system does not report it" for name in machine.missing)
     if evidence.feed is None:
         yield "the data loader's stages: no figures from it yet"
-    if evidence.newest(StepMeasured) is None:
+    if evidence.newest(StepMeasured) is None and evidence.started.steps:
         yield "the parts of a step: this run measured no passes"
     if evidence.on_cpu:
         yield "GPU kernels, clock, memory and copies: this run used no GPU"

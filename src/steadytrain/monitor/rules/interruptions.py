@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from steadytrain.events import Compiled, ThreadStats
+from steadytrain.events import Compiled, ProbeProgress, ThreadStats
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import INPUT, STEADY
@@ -24,6 +24,7 @@ LEAST_SLOW = 1.0  # seconds that evaluations take beyond that, in all
 LEAST_WAIT = 1.0  # seconds that a start waits, or runs code of others: less is in every start
 SLOW_EVALUATION = 2.0  # times the forward passes of as many training images
 SLOWEST_DISK = 1e5  # bytes a second
+CROWDED, QUIET = 0.5, 0.1  # pressure of processors and of disks: waits of a start are for processes without a core
 DISK_RATE = 50e6  # bytes a second of a slow disk
 LEAST_SHOWN = 0.1  # seconds of a part that waited for a disk
 STORAGE = ("storage", "storage_first_epoch", "storage_start")
@@ -194,7 +195,9 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
         waits.pop("state", None)
     reading, read = waits.pop("data", 0.0), started.startup_disk_bytes
     # Where few bytes come from a disk, it waited for others: for processes that pack, for another rank.
-    is_reading = reading >= LEAST_WAIT and read is not None and read >= SLOWEST_DISK * reading
+    pressure = {} if evidence.whole is None else evidence.whole.pressure
+    is_crowded = pressure.get("cpu", 0.0) >= CROWDED and pressure.get("io", 1.0) <= QUIET
+    is_reading = reading >= LEAST_WAIT and read is not None and read >= SLOWEST_DISK * reading and not is_crowded
     paged = sum(float(look["seconds"]) for look in _looks(evidence, "startup") if look["what"] == "disk")
     also = ""
     if is_reading and sum(waits.values()) >= LEAST_WAIT and paged >= sum(waits.values()) / 2:
@@ -224,6 +227,9 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
             longest = max(waits, key=lambda part: waits[part])
             doing = STARTING.get(longest, longest) if len(waits) == 1 else "Starting"
             sentence = f"{doing} waited {duration(waiting)}, {part} of the time, for a network, a disk or a lock."
+        elif is_long and spent >= cost and ranked[0][0] != name:  # what every start has took longer
+            cost, longest = seconds, f"{ranked[0][0]} {duration(ranked[0][1])}, {name} {duration(spent)}"
+            sentence = f"Starting took {duration(seconds)}, {percent(share)} of the time: {longest}."
         elif is_long and spent >= cost:
             sentence = f"{STARTING.get(name, name)} took {duration(spent)}, {part} of the time."
         else:
@@ -235,6 +241,14 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
     else:
         sentence = f"Starting took {duration(seconds)}, {percent(share)} of the time, because the run is short."
         yield Cause(name="startup", share=share, sentence=sentence, evidence=tuple(figures), is_usual=True)
+
+
+def probe(evidence: Evidence) -> Iterator[Cause]:
+    """Say what a probe took: it is the run's own work."""
+    progress, share = evidence.newest(ProbeProgress), evidence.ledger.share("probe")
+    if progress is not None:
+        sentence = f"The probe took {percent(share)} of the time: {progress.words}."
+        yield Cause(name="probe", share=share, sentence=sentence, is_usual=True)
 
 
 def _foreign_seconds(evidence: Evidence, bucket: str) -> dict[str, float]:

@@ -12,7 +12,7 @@ from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import INPUT
 from steadytrain.monitor.rules.cause import LEAST, NAMED, Cause, clip, name_process
-from steadytrain.monitor.rules.pace import STAGES, WAITS, Pace, gap_share, paces
+from steadytrain.monitor.rules.pace import STAGES, WAITS, Pace, gap_share, paces, probe_pace
 
 DOING = {
     "read": "reading",
@@ -83,7 +83,8 @@ def blames(evidence: Evidence, pace: Pace) -> Iterator[Blame]:
 
 def feed(evidence: Evidence) -> Iterator[Cause]:
     """Find what the loop waits for, or what takes the cores from the update: storage, too few threads, a slow stage."""
-    stretches = paces(evidence)
+    probe = probe_pace(evidence)
+    stretches = paces(evidence) if probe is None else (probe,)
     blamed = [blame for pace in stretches for blame in blames(evidence, pace)]
     for name in {blame.name: None for blame in blamed}:
         parts = [blame for blame in blamed if blame.name == name]
@@ -118,7 +119,7 @@ def feed(evidence: Evidence) -> Iterator[Cause]:
                 f" {doing}{free}."
             )
         else:
-            waited = evidence.ledger.share(*INPUT)
+            waited = evidence.ledger.share(*INPUT) if probe is None else probe.exposed
             sentence, saves = _stage_sentence(pace, name, share, waited), min(saves, share)
         name = "gather" if name == "batch" else name
         yield Cause(name=name, share=share, sentence=sentence, evidence=figures, change=change, saves=saves)
@@ -139,8 +140,8 @@ def _stage_sentence(pace: Pace, stage: str, share: float, waited: float) -> str:
     if pace.is_saturated or pace.held_up > pace.wait or share > waited + LEAST / 3:
         used = pace.step * (pace.machine.cpu or 0.0) if pace.machine else 0.0
         cores = clip(pace.stage(stage) * pace.on_processor / used) if used else 0.0
-        takes = f"it takes {percent(cores)} of what the cores do, and updates wait for them"
-        return f"{costs}: {takes if cores >= LEAST / 3 else 'the loop and its updates wait for it'}."
+        takes = f"it takes {percent(cores)} of what the cores do, and {pace.work} wait for them"
+        return f"{costs}: {takes if cores >= LEAST / 3 else f'the loop and its {pace.work} wait for it'}."
     return f"{waits}, and more threads would not help."
 
 
@@ -187,7 +188,8 @@ def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cau
         change, saves = blame.change, min(share, blame.saves)
     if most and sum(moved for _, moved in neighbours) >= own_rate:
         change = f"stop the other processes that use the disk, or {change}"
-    sentence = f"The loop waits for storage {percent(share)} of the time, in every epoch.{also}"
+    every = ", in every epoch" if pace.work == "updates" else ""
+    sentence = f"The loop waits for storage {percent(share)} of the time{every}.{also}"
     return Cause(name="storage", share=share, sentence=sentence, evidence=tuple(figures), change=change, saves=saves)
 
 
@@ -264,7 +266,8 @@ def _model_side(evidence: Evidence) -> int:
 
 
 def _update_figure(pace: Pace) -> str:
-    return f"an update takes {duration(pace.step)}, {duration(pace.wait)} of it waiting for a batch"
+    what = "an update takes" if pace.work == "updates" else f"{pace.work} of a batch take"
+    return f"{what} {duration(pace.step)}, {duration(pace.wait)} of it waiting for a batch"
 
 
 def _feed_figures(pace: Pace) -> tuple[str, ...]:

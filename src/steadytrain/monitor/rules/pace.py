@@ -9,9 +9,10 @@ difference of the largest. Where the loop makes its batches itself (``by_loop``)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from steadytrain.events import FeedStats, MachineStats, ThreadStats
+from steadytrain.events import FeedStats, MachineStats, ProbeProgress, ThreadStats
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import INPUT, STEADY
 from steadytrain.monitor.rules.host import THROTTLED, loop_time, rivals
@@ -23,6 +24,8 @@ FROM_DISK = 0.3  # images are read from a disk where at least this part of their
 # Of the cores: what an update's threads use of them alone, since they wait for each other after each operation.
 FULL = 0.87
 STAGES = ("read", "decode", "augment", "batch")
+PROBE_FEED = ("images", "bytes", "threads", "asked", "starved", *(f"{stage}_seconds" for stage in STAGES))
+PROBE_FEED += ("blocked_seconds", "cpu_seconds")
 
 NEAR = 6  # updates before or after the first batch of an epoch in which its lateness shows: batches are made some ahead
 LEAST_UPDATES = 8 * NEAR  # of an epoch in which something can be said to be near its beginning
@@ -46,6 +49,7 @@ class Pace:
         ran: the same in which the one that runs least is on a processor.
         feed_queued: seconds for each one that the feed's threads ran in which they waited for a processor.
         others: cores that other processes, and threads that are neither the update's nor the feed's, take.
+        work: what is done with a batch: ``updates``, or ``features`` of a probe.
     """
 
     loop: float
@@ -60,6 +64,7 @@ class Pace:
     ran: float = 1.0
     feed_queued: float = 0.0
     others: float = 0.0
+    work: str = "updates"
 
     @property
     def exposed(self) -> float:
@@ -300,6 +305,20 @@ def mean_pace(evidence: Evidence) -> Pace | None:
         return None
     step = evidence.recipe.batch_size / ledger.steady_images_per_second * (loop - gap) / loop
     return _pace(evidence, loop - gap, step, max(0.0, ledger.share(*INPUT) - gap) / (loop - gap))
+
+
+def probe_pace(evidence: Evidence) -> Pace | None:
+    """Return the pace of a probe's features; None where there is none, or updates take more of the time."""
+    probe, ledger, threads = evidence.newest(ProbeProgress), evidence.ledger, evidence.newest(ThreadStats)
+    if probe is None or not probe.images_per_second or ledger.share("probe") <= ledger.share(*STEADY):
+        return None
+    loop = min(ledger.share("probe"), probe.seconds / ledger.wall_seconds)
+    step, waiting = evidence.recipe.batch_size / probe.images_per_second, min(1.0, probe.wait_seconds / probe.seconds)
+    at = threads.loop.get("probe") if threads is not None else None
+    queued = min(1.0, at.get("queued", 0.0) / at["seconds"]) if at and at["seconds"] > 0 else None
+    feed: Any = {name: probe.feed.get(name) or 0 for name in PROBE_FEED}
+    pace = _pace(evidence, loop, step, waiting)
+    return replace(pace, feed=FeedStats(step=0, **feed), queued=queued, work="features")
 
 
 def gap_share(evidence: Evidence) -> float:

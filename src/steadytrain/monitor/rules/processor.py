@@ -10,14 +10,15 @@ from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import PASSES
 from steadytrain.monitor.rules.cause import LEAST, NAMED, STOP_OTHERS, TRUSTED, Cause, clip, name_process
 from steadytrain.monitor.rules.host import disturbed, loop_time, rivals
-from steadytrain.monitor.rules.pace import IDLE, is_limited_by_quota, mean_pace
+from steadytrain.monitor.rules.pace import IDLE, is_limited_by_quota, mean_pace, probe_pace
 from steadytrain.monitor.rules.update import growth
 
 LEAST_STOLEN = 0.05  # cores: less is what others take on an idle machine, and "0.0" in words
 # Share of the work of training on a CPU that more cores divide among them (Amdahl's law): 0.88 and 0.75 on two virtual
 # machines, whose cores are threads of a whole one.
 PARALLEL = 0.8
-WORKING = (*PASSES, "optimizer", "evaluation", "warmup", "startup")
+BETWEEN = ("startup", "warmup", "probe", "evaluation")
+WORKING = (*PASSES, "optimizer", *reversed(BETWEEN))
 
 TURNS = 0.2  # of an update: threads that take turns wait for a core for as long
 MAJOR_FAULT_SECONDS = 200e-6  # what a page that comes back from a fast disk costs whoever waits for it, at least
@@ -29,11 +30,13 @@ MINOR_FAULTS = 20_000  # a second: fewer do not matter
 
 def cores(evidence: Evidence) -> Iterator[Cause]:
     """Find processors that the run wants and that affinity, a quota, other processes or other guests keep from it."""
-    machine, pace = evidence.machine, mean_pace(evidence)
+    machine, probe = evidence.machine, probe_pace(evidence)
+    pace = probe or mean_pace(evidence)
     if machine is None or pace is None:
         return
-    # The share of the time in which more processor time would help.
-    bound = clip(evidence.ledger.share(*WORKING) + pace.exposed) if evidence.on_cpu else pace.exposed
+    # The share of the time in which more processor time would help; what a probe waits is in its bucket.
+    exposed = 0.0 if probe and evidence.on_cpu else pace.exposed
+    bound = clip((evidence.ledger.share(*WORKING) if evidence.on_cpu else 0.0) + exposed)
     figures, by_quota = _core_figures(machine), is_limited_by_quota(machine)
     free = max(machine.cores, machine.machine_cores)
     if (taken := _taken_away(evidence, figures)) is not None:
@@ -74,20 +77,21 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
     stolen = steal + (machine.others or 0.0)
     part = stolen / max(stolen + machine.cpu + machine.ranks, 1e-9)  # all ranks here are hindered
     loop, threads = loop_time(evidence), evidence.newest(ThreadStats)
-    if loop is None or threads is None:
-        share = clip(bound * part) if is_full else 0.0
+    if threads is None or (loop is None and probe is None):
+        waited, share = 0.0, clip(bound * part) if is_full else 0.0
     else:  # no more than the run's own threads waited for a core
         spare = max(0.0, 1 - pace.cores / max(pace.compute_threads, pace.cores))  # threads that take turns
         used = pace.feed_cores + rivals(evidence)["thread"] + spare * machine.cpu
-        queued = loop.queued * stolen / max(stolen + used, 1e-9)
-        for bucket in ("startup", "warmup", "evaluation"):
+        waited = loop.queued if loop is not None else pace.loop * (pace.queued or 0.0)
+        queued = 0.0 if loop is None else loop.queued * stolen / max(stolen + used, 1e-9)
+        for bucket in BETWEEN:
             if (at := threads.loop.get(bucket)) and at["seconds"] > 0:
                 queued += evidence.ledger.share(bucket) * min(1.0, at.get("queued", 0.0) / at["seconds"])
         stolen_share = bound * steal / max(steal + machine.cpu + machine.ranks, 1e-9)
         late = (threads.feed or {}).get("queued", 0.0) / max(threads.seconds, 1e-9)
         fed = clip(late * pace.step / pace.busy) if pace.busy > 0 else 0.0
         share = clip(queued + (stolen_share + pace.exposed * fed * part if is_full else 0.0))
-        figures += (f"the training thread waited for a core {percent(loop.queued)} of the time",)
+        figures += (f"the training thread waited for a core {percent(waited)} of the time",)
     share = min(share, stolen)  # whoever waited for a core that others had waited no longer than they had it
     if stolen < LEAST_STOLEN:
         return

@@ -117,7 +117,9 @@
     const [traces, plan] = name.startsWith("device") ? plans.device(name) : plans[name]();
     const drawn = traces.filter((trace) => trace.y.length);
     box.classList.toggle("empty", !drawn.length);
-    box.dataset.empty = "no data yet";
+    const isOver = state && !["waiting", "running"].includes(state.status);
+    box.closest("figure").hidden = !drawn.length && Boolean(isOver || (state?.percent && !state.steps)) && !["loss", "top1"].includes(name);
+    box.dataset.empty = isOver ? "no data" : "no data yet";
     if (!drawn.length) return;
     const made = layout(plan);
     made.width = box.clientWidth;
@@ -171,7 +173,7 @@
     document.title = `${given.percent ? `${given.percent} · ` : ""}${document.querySelector("h1").textContent}`;
     here("standing").className = `standing ${given.status}${given.silent ? " silent" : ""}`;
     say("standing-text", given.standing);
-    here("progress").hidden = !given.steps;
+    here("progress").hidden = !given.percent;
     here("bar").value = given.share;
     for (const id of ["percent", "epochs", "steps", "feed", "starved", "cores", "memory"]) say(id, given[id]);
     if (!before || before.alarms.join("\n") !== given.alarms.join("\n")) here("alarms").replaceChildren(...given.alarms.map((text) => element("p", text, { className: "alarm" })));

@@ -9,8 +9,8 @@ Training all of the network from such a classifier on distorts its features less
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch.nn import functional
 from steadytrain.data.loader import Batch
 from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.errors import ModelError
+from steadytrain.events import ProbeProgress
 from steadytrain.models import Built
 from steadytrain.training import build
 from steadytrain.training.data import load
@@ -34,36 +35,15 @@ HELD_OUT = 0.2
 FEATURE_BATCH = 32
 """Images that are sent through the frozen network together."""
 
+TOLD_SECONDS = 1.0
+"""Seconds between two events of the progress."""
+
 MOST_ITERATIONS = 300
 """Of L-BFGS: with a line search it comes to its tolerance in a tenth of these."""
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A classifier that was fitted: to how many images and features, in which time, with which penalty.
-
-    ``top1``: on the held-out part of the training images, under the chosen penalty.
-    """
-
-    images: int
-    features: int
-    pass_seconds: float
-    fit_seconds: float
-    penalty: float
-    top1: float
-
-
-@dataclass(frozen=True)
-class Features:
-    """Outputs of the frozen network: float32 [N, D] on its device, int64 [N] labels and record numbers."""
-
-    values: Tensor
-    labels: Tensor
-    ids: Tensor
-
-
-def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> Probe | None:
-    """Fit the classifier of a session that has made no update; None where it was stopped before.
+def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> Iterator[ProbeProgress]:
+    """Fit the classifier of a session that has made no update, and yield how far it is; stopped, it is not fitted.
 
     The first pass sees each training image as evaluation does, the others as training does. Of several ranks each
     computes the features of its batches, and all get the first rank's classifier.
@@ -73,24 +53,22 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> P
     """
     state, recipe, data = session.state, session.recipe, session.data
     head = find_linear(session.built)
-    began = time.perf_counter()
+    progress = ProbeProgress(step=0, images=0, total=passes * data.num_train)
+    yield progress
     parts = []
     for number in range(passes):
-        part = compute_features(session, head, number, stop)
+        part, progress = yield from compute_features(session, head, number, stop, progress)
         if part is None:
-            return None
+            return
         parts.append(part)
-    features = Features(
-        torch.cat([part.values for part in parts]),
-        torch.cat([part.labels for part in parts]),
-        torch.cat([part.ids for part in parts]),
-    )
-    passed = time.perf_counter()
+    yield progress
+    began = time.perf_counter()
+    values, classes, ids = (torch.cat(tables) for tables in zip(*parts, strict=True))
     records = np.arange(len(data.train)) if data.train_ids is None else data.train_ids
     labels = np.asarray(data.train.labels, np.int64)[records]
     _, held_out = split_by_fraction(labels, fraction=HELD_OUT, seed=recipe.seed)
-    is_held = torch.isin(features.ids, torch.from_numpy(records[held_out]).to(features.ids.device))
-    weight, bias, penalty, top1 = fit_classifier(features.values, features.labels, is_held, len(data.classes))
+    is_held = torch.isin(ids, torch.from_numpy(records[held_out]).to(ids.device))
+    weight, bias, penalty, top1 = fit_classifier(values, classes, is_held, len(data.classes))
     copies = [head] if state.ema is None else [head, state.ema.module.get_submodule(session.built.head[0])]
     with torch.no_grad():
         for name, value in (("weight", weight), ("bias", bias)):
@@ -99,14 +77,8 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> P
             value = state.engine.broadcast(value)
             for parameter in (*parameters, *masters):
                 parameter.copy_(value.view_as(parameter))
-    return Probe(
-        images=len(records),
-        features=features.values.shape[1],
-        pass_seconds=passed - began,
-        fit_seconds=time.perf_counter() - passed,
-        penalty=penalty,
-        top1=top1,
-    )
+    seconds = time.perf_counter() - began
+    yield replace(progress, fit_seconds=seconds, features=values.shape[1], penalty=penalty, top1=top1)
 
 
 def find_linear(built: Built) -> nn.Linear | nn.Conv2d:
@@ -125,9 +97,11 @@ def _refused(built: Built) -> ModelError:
 
 
 def compute_features(
-    session: Session, head: nn.Linear | nn.Conv2d, number: int, stop: Callable[[], str | None]
-) -> Features | None:
-    """Send each training image through the frozen network once; None where any rank was asked to stop.
+    session: Session, head: nn.Linear | nn.Conv2d, number: int, stop: Callable[[], str | None], before: ProbeProgress
+) -> Generator[ProbeProgress, None, tuple[tuple[Tensor, Tensor, Tensor] | None, ProbeProgress]]:
+    """Send each training image through the frozen network once, and yield how far all passes are.
+
+    Returns float32 [N, D] features, int64 [N] labels and record numbers; None where any rank was asked to stop.
 
     Raises ModelError where the classifier does not end the network.
 
@@ -136,12 +110,15 @@ def compute_features(
         head: its classifier, whose input is what is kept.
         number: of the pass: 0 crops as evaluation does, later ones as training does.
         stop: is asked before each batch.
+        before: the progress of the passes before it.
     """
     state, data, world = session.state, session.data, session.state.engine.world
     n, is_stopped, rows = data.num_train, False, []
     labels, ids = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
     caught: list[tuple[Tensor, Tensor]] = []
     stride = FEATURE_BATCH * world.size
+    began = told = time.perf_counter()
+    waited, batches = before.wait_seconds, 0
     feed = build.training_feed(
         session.recipe,
         data,
@@ -171,14 +148,23 @@ def compute_features(
     def catch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         caught.append((inputs[0].detach(), output.detach()))
 
+    def progress() -> ProbeProgress:
+        return replace(
+            before,
+            images=before.images + min(n, batches * stride),
+            seconds=before.seconds + time.perf_counter() - began,
+            wait_seconds=waited,
+            feed={name: value for name, value in vars(feed.stats()).items() if name != "by_loop"},
+        )
+
     hook = head.register_forward_hook(catch)
     modes = [(part, part.training) for part in state.module.modules()]
     state.module.eval()
     values: Tensor | None = None
     try:
-        with feed, torch.no_grad():
+        with feed:
             for batch, (places, is_new) in zip(load(until_stopped(), state.engine.device), rows, strict=False):
-                with state.policy.autocast():
+                with torch.no_grad(), state.policy.autocast():
                     logits = state.module(state.policy.images(batch.images, session.input.mean, session.input.std))
                 ((inputs, output),) = caught
                 caught.clear()
@@ -188,17 +174,22 @@ def compute_features(
                 if values is None:
                     values = inputs.new_zeros(n, inputs.shape[1])
                 values[places[is_new].to(inputs.device)] = inputs[is_new.to(inputs.device)]
+                waited, batches = waited + batch.wait_seconds, batches + 1
+                if time.perf_counter() - told >= TOLD_SECONDS and batches * stride < n:
+                    told = time.perf_counter()
+                    yield progress()
+            reached = progress()
     finally:
         hook.remove()
         for part, mode in modes:
             part.training = mode
     device = state.engine.device
     if float(state.engine.sum(torch.tensor(float(is_stopped), device=device))):
-        return None
+        return None, reached
     assert values is not None, "a pass has a batch for each rank"
     # A row is one rank's, and 0 in the tables of the others: their sum is exact.
     values, labels, ids = (state.engine.sum(table.to(device)) for table in (values, labels, ids))
-    return Features(values, labels, ids)
+    return (values, labels, ids), reached
 
 
 def fit_classifier(

@@ -8,7 +8,7 @@ from typing import Any
 
 from steadytrain.config.phases import parse_train
 from steadytrain.errors import ModelError
-from steadytrain.events import Evaluated, Event, Noticed, Resumed
+from steadytrain.events import Evaluated, Event, Noticed, ProbeProgress, Resumed
 from steadytrain.format import count
 from steadytrain.monitor.samples import memory_words
 from steadytrain.run import RunProgress
@@ -68,26 +68,23 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
     passes = parse_train(session.recipe.model.train).probe_passes
     if not passes:
         return
-    times = "once" if passes == 1 else f"{passes} times"
-    yield Noticed(
-        message=f"probe: {session.data.num_train:,} images go through the network {times}, and a new classifier is"
-        " fitted to their features",
-        step=0,
-    )
+    probe: ProbeProgress | None = None
     try:
-        with session.clock.within("warmup"):
-            probe = fit_head(session, passes, stop)
+        with session.clock.within("probe"):
+            for probe in fit_head(session, passes, stop):
+                yield probe
+                if session.clock.is_due() or probe.images in (0, probe.total):
+                    yield session.clock.account()
     except ModelError as error:
         if not session.timeline.steps:
             raise
         yield Noticed(message=f"all parameters are trained at once, without a probe: {error}", step=0)
         return
-    if probe is not None:
-        rate = passes * probe.images / probe.pass_seconds
+    if probe is not None and probe.fit_seconds is not None:
         yield Noticed(
-            message=f"probe: {probe.features:,} features of each image in {probe.pass_seconds:.1f} s ({rate:,.0f}"
-            f" images/s); classifier fitted in {probe.fit_seconds:.1f} s, penalty {probe.penalty:g} chosen on"
-            f" {HELD_OUT:.0%} of them (top-1 {probe.top1:.4f})",
+            message=f"probe: {probe.features:,} features of each image in {probe.seconds:.1f} s"
+            f" ({probe.images_per_second:,.0f} images/s); classifier fitted in {probe.fit_seconds:.1f} s, penalty"
+            f" {probe.penalty:g} chosen on {HELD_OUT:.0%} of the training images (top-1 {probe.top1:.4f} there)",
             step=0,
         )
         session.state.evaluated = -1.0  # the classifier is evaluated as it is

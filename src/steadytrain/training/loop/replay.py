@@ -162,7 +162,8 @@ def _first_not_finite(
             _require_end(event)
         except DivergedError:
             return last
-    raise RunError(f"every update of {run.directory} after {begin} is finite: name one by --step")
+    finite = f"every update of {run.directory} after {begin} is finite: name one by --step"
+    raise RunError(finite if last else f"{run.directory} has no update to replay: it is a probe")
 
 
 def _require_end(event: Event) -> None:
