@@ -179,13 +179,13 @@ def find_columns(
     names = tuple(rows[0]) if has_header else ()
     width = len(rows[0])
     body = [[cell.strip() for cell in row] for row in rows[has_header:] if len(row) >= width]
-    chosen = {flag: _place_of(flag, name, names, width) for flag, name in named.options() if flag != "--label-column"}
-    labels = tuple(_place_of("--label-column", name, names, width) for name in named.labels)
+    chosen = {flag: place_of(flag, name, names, width) for flag, name in named.options() if flag != "--label-column"}
+    labels = tuple(place_of("--label-column", name, names, width) for name in named.labels)
     _refuse_twice([(flag, chosen[flag]) for flag in chosen] + [("--label-column", place) for place in labels], names)
     path = chosen.get("--path-column")
     if path is None:
         path = _find_path(names, body, width, {*chosen.values(), *labels}, is_file)
-    group_place = None if group is None else _place_of("--group", group, names, width)
+    group_place = None if group is None else place_of("--group", group, names, width)
     left = [place for place in range(width) if place not in {path, group_place, *labels}]
     split = chosen.get("--split-column")
     if split is None:
@@ -197,7 +197,7 @@ def find_columns(
     left = [place for place in left if place != numbering]
     if not labels:
         labels = _find_labels(names, body, left, path, width, named.trained)
-    header = [_plain(name) for name in names]
+    header = [plain(name) for name in names]
     twice = [name for place, name in enumerate(header) if place in labels and header.count(name) > 1 and name]
     if twice and not named.labels:
         raise DataError(f"two columns are called {twice[0]!r}: rename one")
@@ -212,9 +212,9 @@ def list_columns(names: Sequence[str], width: int = 0) -> str:
     return ", ".join(name.strip() or "''" for name in names[:MOST_LISTED]) + ", ..." * (len(names) > MOST_LISTED)
 
 
-def _place_of(flag: str, name: str, names: Sequence[str], width: int) -> int:
+def place_of(flag: str, name: str, names: Sequence[str], width: int) -> int:
     """The place of a column that an option names, by its name, or else by its number from 1 on."""
-    for spell in (str.strip, _plain):
+    for spell in (str.strip, plain):
         places = [place for place, other in enumerate(names) if spell(other) == spell(name)]
         if len(places) > 1:
             raise DataError(
@@ -245,7 +245,7 @@ def _refuse_twice(chosen: Iterable[tuple[str, int]], names: Sequence[str]) -> No
 def _find_path(
     names: Sequence[str], body: Sequence[Sequence[str]], width: int, taken: set[int], is_file: Callable[[str], bool]
 ) -> int:
-    header = [_plain(name) for name in names]
+    header = [plain(name) for name in names]
     free = [place for place in range(width) if place not in taken]
     images = [sum(is_image(row[place]) for row in body) if place in free else 0 for place in range(width)]
     if known := [header.index(name) for name in PATHS if name in header and header.index(name) in free]:
@@ -261,7 +261,7 @@ def _find_path(
         return files[0]
     if any(
         name == "pixels" or re.fullmatch(r"pixel_?\d+", name)
-        for name in [*header, *map(_plain, body[0] if body else [])]
+        for name in [*header, *map(plain, body[0] if body else [])]
     ):
         listed = list_columns(names or body[0])
         raise DataError(
@@ -282,7 +282,7 @@ def _find_path(
 def _find_split(names: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int]) -> int | None:
     """The column of splits by its name and what stands in it; without names by that alone."""
     for place in left:
-        name = _plain(names[place]) if names else ""
+        name = plain(names[place]) if names else ""
         values = {row[place].casefold() for row in body}
         if (not names or name in SPLIT) and values and values <= SPLITS.keys():
             return place
@@ -303,7 +303,7 @@ def _find_labels(
     names: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int], path: int, width: int, trained: str
 ) -> tuple[int, ...]:
     """The columns of labels: the one that is called so; the only one left; or all that are left, if numbers."""
-    header = [_plain(name) for name in names]
+    header = [plain(name) for name in names]
     if known := [place for name in (trained, *LABELS) for place in left if name and header and header[place] == name]:
         return (known[0],)
     if trained and header:
@@ -361,19 +361,19 @@ def _key(uri: str) -> str:
     return key
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     return name.strip().casefold().replace(" ", "_").replace("-", "_")
 
 
 def _has_known(cells: Sequence[str]) -> bool:
-    return any(_plain(cell) in PATHS or _plain(cell) in LABELS for cell in cells)
+    return any(plain(cell) in PATHS or plain(cell) in LABELS for cell in cells)
 
 
 def _is_header(rows: Sequence[Sequence[str]], named: ColumnNames) -> bool:
     first = [cell.strip() for cell in rows[0]]
     if any(is_image(cell) for cell in first):
         return False
-    if {_plain(name) for _, name in named.options()} & set(map(_plain, first)):
+    if {plain(name) for _, name in named.options()} & set(map(plain, first)):
         return True
     # A path that lacks its suffix among others that have theirs is a path all the same.
     later = rows[1:2] if not any(is_number(cell) for cell in first) else rows[1:]
@@ -385,4 +385,4 @@ def _is_header(rows: Sequence[Sequence[str]], named: ColumnNames) -> bool:
 
 def plain_name(columns: TableColumns) -> str:
     """The name of the label's column, in lower case with underscores; empty where it has none."""
-    return _plain(columns.names[columns.labels[0]]) if columns.names and columns.labels else ""
+    return plain(columns.names[columns.labels[0]]) if columns.names and columns.labels else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from posixpath import normpath, splitext
@@ -27,7 +27,7 @@ from steadytrain.data.filenames import (
     split_words,
 )
 from steadytrain.data.recordio.card import LabelNames
-from steadytrain.data.sources import arrays, folder, imagenet
+from steadytrain.data.sources import arrays, folder, imagenet, parquet
 from steadytrain.data.sources.archives import (
     SourceFile,
     holds_only_tars,
@@ -248,6 +248,8 @@ class _Source:
             return self._list_archives(files, path.parent)
         if kinds == {"rec"}:
             return self._list_records(files, self.source)
+        if kinds == {"parquet"}:
+            return self._list_parquet(paths, Path(os.path.commonpath([path.parent for path in paths])))
         raise DataError(
             f"{self.source} names files of several kinds ({few([path.name for path in paths])}): give each alone"
         )
@@ -279,6 +281,8 @@ class _Source:
             return self._read_table(path, images, file.stored_at)
         if file.kind == "rec":
             return self._list_records([file], path)
+        if file.kind == "parquet":
+            return self._list_parquet([path], path.parent)
         if file.kind == "idx":
             return [arrays.list_idx_pair(file, classes=self.classes, scratch=self.scratch, say=self.say)]
         raise DataError(
@@ -287,12 +291,16 @@ class _Source:
         )
 
     def _read_table(
-        self, path: Path, images: ImagesInFolder | ImagesInArchives, stored_at: Path | None = None
+        self,
+        path: Path,
+        images: ImagesInFolder | ImagesInArchives | parquet.ImageTable,
+        stored_at: Path | None = None,
+        known: Mapping[str, tuple[str, ...]] | None = None,
     ) -> list[Listing]:
         """Read a table of images; its bytes lie ``stored_at``, if not at ``path``."""
         self.tables.append(path)
         options: dict[str, Any] = {"classes": self.classes, "say": self.say, "group": self.group}
-        return read_table(path, images, **options, stored_at=stored_at, named=self.columns)
+        return read_table(path, images, **options, stored_at=stored_at, named=self.columns, known=known)
 
     def _list_records(self, files: Sequence[SourceFile], source: Path | str) -> list[Listing]:
         self._refuse("--labels", source)
@@ -316,6 +324,8 @@ class _Source:
             return arrays.list_cifar_folder(path, classes=self.classes)
         if arrays.is_idx_folder(entries):
             return arrays.list_idx_folder(path, classes=self.classes, scratch=self.scratch, say=self.say)
+        if tables := parquet.find_files(path):
+            return self._list_parquet(tables, path)
         if archives := [path / name for name in entries if name.lower().endswith(ARCHIVES)]:
             others = [name for name in entries if (path / name).is_dir() or name.lower().endswith(".rec")]
             if others:
@@ -517,16 +527,41 @@ class _Source:
         names = [archive.path.name for archive in archives]
         if len(archives) > 1 and not (self.labels is None and _are_classes(archives)):
             groups = group_by_split(archives, names, str(root))
-        if len(groups) == 1:
-            return self._list_members(archives, root)
+        return self._list_splits(groups, root, lambda part, split: part._list_members(groups[split], root))
+
+    def _list_splits(
+        self, groups: Mapping[str, Any], root: Path, list_one: Callable[[_Source, str], list[Listing]]
+    ) -> list[Listing]:
+        """List groups of files by their splits, with the classes and columns of the training set."""
         listings: list[Listing] = []
-        for split, group in order_splits(groups, self.say, str(root)).items():
+        for split, named in order_splits({split: split for split in groups}, self.say, str(root)).items():
             part = replace(self, classes=self.classes or _class_list(listings), columns=self._columns_after(listings))
-            parts = part._list_members(group, root)
-            if len(parts) > 1:
-                raise DataError(f"{group[0].path} is named after one split but holds several: use it alone")
-            listings.append(replace(parts[0], split=split))
-        return listings
+            parts = list_one(part, named)
+            if len(parts) > 1 and split:
+                raise DataError(f"{root}: the files of the split {named} hold several: use them alone")
+            listings += [replace(listing, split=split) for listing in parts] if split else parts
+        return listings if len(listings) != 1 else [replace(listings[0], split="")]
+
+    def _list_parquet(self, paths: Sequence[Path], root: Path) -> list[Listing]:
+        """List Parquet or Arrow files, by the splits that their names and folders mention."""
+        self._refuse("--labels", root)
+        for path in paths:
+            if open_source(path, self.scratch, self.say).kind != "parquet":
+                raise DataError(f"{path} is neither a Parquet nor an Arrow file: download it again")
+        groups = parquet.group_files(paths, root, self.say)
+        return self._list_splits(groups, root, lambda part, split: part._read_parquet(groups[split], root, split))
+
+    def _read_parquet(self, paths: Sequence[Path], root: Path, split: str) -> list[Listing]:
+        try:
+            table = parquet.read_files(paths, root, self.scratch, self.say, self.columns)
+            beside = ImagesInFolder(self.root or paths[0].parent, table=paths[0], say=self.say)
+            part = replace(self, columns=replace(self.columns, path=table.image or self.columns.path))
+            return part._read_table(paths[0], table if table.image else beside, table.stored_at, table.classes)
+        except DataError as error:
+            if split != "test":
+                raise
+            self.say(f"skipped: {error}")  # of a contest: its images have no labels
+            return []
 
     def _list_members(self, archives: Sequence[SourceFile], root: Path) -> list[Listing]:
         """List archives of one split: folders of classes, samples, arrays, or a tar for each class."""

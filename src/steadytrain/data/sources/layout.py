@@ -28,7 +28,7 @@ _MOST_LEVELS = 8  # that images are looked for below a folder
 _SAMPLE = 1000
 _NUMBERED = re.compile(r"(.*?)[-_ ]*\d+")
 _ANNOTATIONS = frozenset(["annotations", "annotation", "masks", "mask", "trimaps", "segmentations", "labels", "xmls"])
-_NO_CLASSES = frozenset(["figures", "docs", "assets", "examples", "screenshots", "demo", "static", "results", "logs"])
+NO_CLASSES = frozenset(["figures", "docs", "assets", "examples", "screenshots", "demo", "static", "results", "logs"])
 _PARTS = frozenset(["part", "chunk", "batch", "shard", "fold", "images", "imgs", "photos", "files"])
 _LABELLED = re.compile(r"(.*[^\W\d_])[ ._(-]*\d+\)?\.\w+")  # cat.0.jpg, great_pyrenees_12.jpg, dog (3).png
 _SED = r"sed -nE 's#^(.*/)?([^/]*[^/ ._(0-9-])[ ._(-]*[0-9]+\)?\.[A-Za-z]+$#&,\2#p'"
@@ -146,7 +146,7 @@ def flat_splits(look: FolderLook) -> dict[str, tuple[str, ...]]:
         if inner is not None:
             flat[named[name]] = (*flat.get(named[name], ()), inner)
     parts: dict[str, tuple[str, ...]] = {split: flat[split] for split in ("", "train", "val", "test") if split in flat}
-    others = [name for name in holding if name not in named and name.casefold() not in _NO_CLASSES]
+    others = [name for name in holding if name not in named and name.casefold() not in NO_CLASSES]
     if not others or (len(parts) > 1 and find_tables(look, parts, "")):
         return parts
     return {}

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -37,6 +37,7 @@ from steadytrain.data.sources.labels import (
     whole_number,
 )
 from steadytrain.data.sources.listing import Labels, Listing
+from steadytrain.data.sources.parquet import ImageTable
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
 from steadytrain.data.sources.rows import JSON_LINES, find_delimiter, read_rows, read_text
 from steadytrain.data.sources.several import Cells, multi_hot, read_cells
@@ -227,13 +228,14 @@ def _set_of(path: Path) -> tuple[str, ...]:
 
 def read_table(
     path: Path,
-    images: ImagesInFolder | ImagesInArchives,
+    images: ImagesInFolder | ImagesInArchives | ImageTable,
     *,
     classes: Sequence[str] | None,
     say: Say,
     stored_at: Path | None = None,
     group: str | None = None,
     named: ColumnNames | None = None,
+    known: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[Listing]:
     """Read a table; the order is its own.
 
@@ -245,6 +247,7 @@ def read_table(
         stored_at: where its bytes lie, if not at ``path``.
         group: the name of the column that says what each image belongs to.
         named: columns that the user has named.
+        known: class lists of columns, by their names.
 
     Returns:
         One listing, or one for each split, training set first; all with one class list.
@@ -271,6 +274,8 @@ def read_table(
     except DataError as error:
         raise error if where in str(error) else DataError(f"{path}: {error}") from None
     columns.remark(path, say)
+    if known and classes is None and len(columns.labels) == 1 and (names := known.get(first[0][columns.labels[0]])):
+        classes = LabelNames(names) if any(row[columns.labels[0]][:1] == "[" for row in first) else names
     rows = islice(read_rows(stored_at, path, delimiter), 1 if columns.names else 0, None)
     body = _read_body(path, rows, columns, classes, say)
     class_names, label_names, labels = _labels_of(path, body, columns, classes, say)
