@@ -80,11 +80,11 @@ def open_source(path: Path, scratch: Path, say: Say) -> SourceFile:
         DataError: it cannot be read, is empty, of a kind that is refused with a remedy, damaged, or a bomb.
         StorageError: no room to decompress it.
     """
-    start = _read_start(path)
+    start = read_start(path)
     stored_at = path
     if compression := _compression(start):
         stored_at = unpack(path, _decompressed(path, compression), scratch, say, path.stat().st_size)
-        start = _read_start(stored_at, path)
+        start = read_start(stored_at, name=path)
     return SourceFile(path, stored_at, _kind(start, path, stored_at.stat().st_size), path.stat().st_mtime_ns)
 
 
@@ -99,17 +99,18 @@ def open_sources(paths: Sequence[Path], scratch: Path, say: Say) -> list[SourceF
 
 def is_compressed(path: Path) -> bool:
     """Return whether a file is compressed as a whole. Raises DataError where it cannot be read, or is empty."""
-    return bool(_compression(_read_start(path)))
+    return bool(_compression(read_start(path)))
 
 
 def _compression(start: bytes) -> str:
     return next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), "")
 
 
-def _read_start(path: Path, name: Path | None = None) -> bytes:
+def read_start(path: Path, size: int = LOOK_AT, name: Path | None = None) -> bytes:
+    """Read the beginning of a file. Raises DataError where it cannot be read, or is empty."""
     try:
         with open_patiently(path) as file:
-            start = file.read(LOOK_AT)
+            start = file.read(size)
     except OSError as error:
         raise DataError(f"cannot read {name or path}: {error.strerror}") from error
     if not start:

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from posixpath import normpath, splitext
 from typing import Any
@@ -35,6 +36,7 @@ from steadytrain.data.sources.archives import (
     open_sources,
     read_archives,
     read_inner_tars,
+    read_start,
 )
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.labels import require_two_classes
@@ -47,6 +49,7 @@ from steadytrain.data.sources.layout import (
     flat_splits,
     labels_from_names,
     labels_in_names,
+    name_format,
     no_labels,
 )
 from steadytrain.data.sources.listing import FileList, Listing
@@ -63,6 +66,8 @@ from steadytrain.format import Say, count, few
 
 Parts = Mapping[str, Sequence[str]]
 """Folders of images by split, as :func:`~steadytrain.data.sources.layout.flat_splits` returns them."""
+
+_MOST_SCANNED, _HEAD = 10_000, 1 << 16
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
@@ -105,6 +110,8 @@ def find(
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
         place, folder = scratch.absolute().parent, Path(os.path.realpath(source))
+        if labels is root is classes is None and not asked.tables and (named := _name_format(Path(local_name(source)))):
+            raise DataError(named) from error
         inside = folder.is_dir() and folder in place.parents
         if inside and not any(is_ignored(part) for part in place.relative_to(folder).parts):
             raise DataError(f"{error} (the output is inside {source}: write it somewhere else)") from error
@@ -594,6 +601,17 @@ class _Source:
         elif (listed := self._list_flat(top.look(files), root, _Members(files, top.name))) is not None:
             return listed
         return folder.list_tree(top, files, root=root, classes=self.classes)
+
+
+def _name_format(path: Path) -> str:
+    """Say what a refused source is, and what makes one of it; empty where it is not known."""
+    if path.is_dir():
+        walk = (Path(place, name).relative_to(path) for place, _, names in os.walk(path) for name in sorted(names))
+        names = [name.as_posix() for name in islice(walk, _MOST_SCANNED) if not is_ignored(name.name)]
+    else:
+        names = [path.name] if path.is_file() else []
+    top = path if path.is_dir() else path.parent
+    return name_format(names, lambda name: read_start(top / name, _HEAD), path)
 
 
 def _are_classes(archives: Sequence[SourceFile]) -> bool:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from steadytrain.data.filenames import SPLITS, folder_splits, holds_no_labels, is_wrapper, split_words
+from steadytrain.data.filenames import SPLITS, folder_splits, holds_no_labels, is_image, is_wrapper, split_words
 from steadytrain.errors import DataError
 from steadytrain.format import few
 
@@ -26,6 +28,7 @@ TOOLS_TABLES = ("metadata.csv", "metadata.jsonl", "_classes.csv")
 
 _MOST_LEVELS = 8  # that images are looked for below a folder
 _SAMPLE = 1000
+_MOST_TRIED = 20
 _NUMBERED = re.compile(r"(.*?)[-_ ]*\d+")
 _ANNOTATIONS = frozenset(["annotations", "annotation", "masks", "mask", "trimaps", "segmentations", "labels", "xmls"])
 NO_CLASSES = frozenset(["figures", "docs", "assets", "examples", "screenshots", "demo", "static", "results", "logs"])
@@ -299,3 +302,30 @@ def labels_in_names(images: Sequence[str]) -> list[str]:
     counts = Counter(match[1] for name in names if (match := _LABELLED.fullmatch(name)))
     is_told = counts.total() == len(names) and 2 <= len(counts) <= len(names) // 2
     return sorted(counts) if is_told else []
+
+
+def name_format(names: Sequence[str], read: Callable[[str], bytes], where: Path) -> str:
+    """Say what a folder or file is that is no source, and what makes one of it; empty where that is not known.
+
+    Args:
+        names: of its files, as far as they are looked at.
+        read: returns the beginning of one of them.
+        where: what the user named.
+    """
+    formats = tomllib.loads(resources.files("steadytrain.data.sources").joinpath("formats.toml").read_text("utf-8"))
+    folders = {name.rpartition("/")[0].rpartition("/")[2] for name in names if is_image(name)}
+    classes = [folder for folder in folders if folder and not split_words(folder)[0] and not is_wrapper(folder, "")]
+    top = where if where.is_dir() else where.parent
+    for row in formats["format"]:
+        if ("alone" in row and folders) or ("table" in row and len(classes) > 1):
+            continue
+        fit = [name for name in names if re.search(row["file"], name)][:_MOST_TRIED]
+        fit = [name for name in fit if re.search(row.get("holds", ""), read(name).decode("latin-1"), re.DOTALL)]
+        if fit:
+            remedies = [re.sub("PAIRS|TRIPLES", lambda _: row[kind], formats[kind]) for kind in ("table", "arrays") if kind in row]
+            remedy, paths = row.get("remedy") or remedies[0], [top / name for name in fit]
+            words = {"FOLDER": [top], "BESIDE": [paths[0].parent], "FILES": paths, "FILE": paths[:1]}
+            for word, values in words.items():
+                remedy = remedy.replace(word, " ".join(shlex.quote(str(value)) for value in values))
+            return f"{where} {'is' if where.is_file() else 'holds'} {row['name']}: {remedy}"
+    return ""
