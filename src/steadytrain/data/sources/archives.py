@@ -69,7 +69,7 @@ class SourceFile:
 
     path: Path  # as the user named it
     stored_at: Path  # where the bytes are: ``path``, or the decompressed copy in the scratch folder
-    kind: str  # tar, zip, rec, idx, parquet (also Arrow), list (MXNet's), text, or empty where it is none of them
+    kind: str  # tar, zip, rec, idx, parquet, arrow, list (MXNet's), text, or empty where it is none of them
     time: int  # ns, when ``path`` was last changed
 
 
@@ -125,8 +125,8 @@ def _kind(start: bytes, path: Path, size: int) -> str:
         return "rec"
     if len(start) > 4 and start[:2] == b"\0\0" and 0x08 <= start[2] <= 0x0E and 1 <= start[3] <= 8:
         return "idx"
-    if start.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
-        return "parquet"
+    if start.startswith((b"PAR1", b"\xff\xff\xff\xff")):
+        return "parquet" if start[0] == ord("P") else "arrow"
     if is_json_lines(start):
         return "text"
     file_type = recognise(start, size)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from posixpath import normpath, splitext
 from typing import Any
@@ -36,7 +35,6 @@ from steadytrain.data.sources.archives import (
     open_sources,
     read_archives,
     read_inner_tars,
-    read_start,
 )
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.labels import require_two_classes
@@ -66,8 +64,6 @@ from steadytrain.format import Say, count, few
 
 Parts = Mapping[str, Sequence[str]]
 """Folders of images by split, as :func:`~steadytrain.data.sources.layout.flat_splits` returns them."""
-
-_MOST_SCANNED, _HEAD = 10_000, 1 << 16
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
@@ -110,7 +106,7 @@ def find(
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
         place, folder = scratch.absolute().parent, Path(os.path.realpath(source))
-        if labels is root is classes is None and not asked.tables and (named := _name_format(Path(local_name(source)))):
+        if labels is root is classes is None and not asked.tables and (named := name_format(Path(local_name(source)))):
             raise DataError(named) from error
         inside = folder.is_dir() and folder in place.parents
         if inside and not any(is_ignored(part) for part in place.relative_to(folder).parts):
@@ -255,7 +251,7 @@ class _Source:
             return self._list_archives(files, path.parent)
         if kinds == {"rec"}:
             return self._list_records(files, self.source)
-        if kinds == {"parquet"}:
+        if kinds <= {"parquet", "arrow"}:
             return self._list_parquet(paths, Path(os.path.commonpath([path.parent for path in paths])))
         raise DataError(
             f"{self.source} names files of several kinds ({few([path.name for path in paths])}): give each alone"
@@ -288,7 +284,7 @@ class _Source:
             return self._read_table(path, images, file.stored_at)
         if file.kind == "rec":
             return self._list_records([file], path)
-        if file.kind == "parquet":
+        if file.kind in ("parquet", "arrow"):
             return self._list_parquet([path], path.parent)
         if file.kind == "idx":
             return [arrays.list_idx_pair(file, classes=self.classes, scratch=self.scratch, say=self.say)]
@@ -298,16 +294,12 @@ class _Source:
         )
 
     def _read_table(
-        self,
-        path: Path,
-        images: ImagesInFolder | ImagesInArchives | parquet.ImageTable,
-        stored_at: Path | None = None,
-        known: Mapping[str, tuple[str, ...]] | None = None,
+        self, path: Path, images: ImagesInFolder | ImagesInArchives | parquet.ImageTable, stored_at: Path | None = None
     ) -> list[Listing]:
         """Read a table of images; its bytes lie ``stored_at``, if not at ``path``."""
         self.tables.append(path)
         options: dict[str, Any] = {"classes": self.classes, "say": self.say, "group": self.group}
-        return read_table(path, images, **options, stored_at=stored_at, named=self.columns, known=known)
+        return read_table(path, images, **options, stored_at=stored_at, named=self.columns)
 
     def _list_records(self, files: Sequence[SourceFile], source: Path | str) -> list[Listing]:
         self._refuse("--labels", source)
@@ -534,41 +526,37 @@ class _Source:
         names = [archive.path.name for archive in archives]
         if len(archives) > 1 and not (self.labels is None and _are_classes(archives)):
             groups = group_by_split(archives, names, str(root))
-        return self._list_splits(groups, root, lambda part, split: part._list_members(groups[split], root))
-
-    def _list_splits(
-        self, groups: Mapping[str, Any], root: Path, list_one: Callable[[_Source, str], list[Listing]]
-    ) -> list[Listing]:
-        """List groups of files by their splits, with the classes and columns of the training set."""
+        if len(groups) == 1:
+            return self._list_members(archives, root)
         listings: list[Listing] = []
-        for split, named in order_splits({split: split for split in groups}, self.say, str(root)).items():
+        for split, group in order_splits(groups, self.say, str(root)).items():
             part = replace(self, classes=self.classes or _class_list(listings), columns=self._columns_after(listings))
-            parts = list_one(part, named)
-            if len(parts) > 1 and split:
-                raise DataError(f"{root}: the files of the split {named} hold several: use them alone")
-            listings += [replace(listing, split=split) for listing in parts] if split else parts
-        return listings if len(listings) != 1 else [replace(listings[0], split="")]
+            parts = part._list_members(group, root)
+            if len(parts) > 1:
+                raise DataError(f"{group[0].path} is named after one split but holds several: use it alone")
+            listings.append(replace(parts[0], split=split))
+        return listings
 
     def _list_parquet(self, paths: Sequence[Path], root: Path) -> list[Listing]:
         """List Parquet or Arrow files, by the splits that their names and folders mention."""
         self._refuse("--labels", root)
-        for path in paths:
-            if open_source(path, self.scratch, self.say).kind != "parquet":
-                raise DataError(f"{path} is neither a Parquet nor an Arrow file: download it again")
-        groups = parquet.group_files(paths, root, self.say)
-        return self._list_splits(groups, root, lambda part, split: part._read_parquet(groups[split], root, split))
-
-    def _read_parquet(self, paths: Sequence[Path], root: Path, split: str) -> list[Listing]:
-        try:
-            table = parquet.read_files(paths, root, self.scratch, self.say, self.columns)
-            beside = ImagesInFolder(self.root or paths[0].parent, table=paths[0], say=self.say)
-            part = replace(self, columns=replace(self.columns, path=table.image or self.columns.path))
-            return part._read_table(paths[0], table if table.image else beside, table.stored_at, table.classes)
-        except DataError as error:
-            if split != "test":
-                raise
-            self.say(f"skipped: {error}")  # of a contest: its images have no labels
-            return []
+        listings: list[Listing] = []
+        for split, group in parquet.group_files(paths, root, self.say).items():
+            try:
+                columns = self._columns_after(listings)
+                images = parquet.ImageTable.read(group, root, self.scratch, self.say, columns)
+                columns = replace(columns, path=images.column)
+                part = replace(self, classes=self.classes or _class_list(listings), columns=columns)
+                parts = part._read_table(group[0], images, images.stored_at)
+            except DataError as error:
+                if split != "test":
+                    raise
+                self.say(f"skipped: {error}")  # of a contest: its images have no labels
+                continue
+            if len(parts) > 1 and split:
+                raise DataError(f"{group[0]} is named after one split but holds several: use it alone")
+            listings += [replace(part, split=split or part.split) for part in parts]
+        return self._in_order(listings, root)
 
     def _list_members(self, archives: Sequence[SourceFile], root: Path) -> list[Listing]:
         """List archives of one split: folders of classes, samples, arrays, or a tar for each class."""
@@ -601,17 +589,6 @@ class _Source:
         elif (listed := self._list_flat(top.look(files), root, _Members(files, top.name))) is not None:
             return listed
         return folder.list_tree(top, files, root=root, classes=self.classes)
-
-
-def _name_format(path: Path) -> str:
-    """Say what a refused source is, and what makes one of it; empty where it is not known."""
-    if path.is_dir():
-        walk = (Path(place, name).relative_to(path) for place, _, names in os.walk(path) for name in sorted(names))
-        names = [name.as_posix() for name in islice(walk, _MOST_SCANNED) if not is_ignored(name.name)]
-    else:
-        names = [path.name] if path.is_file() else []
-    top = path if path.is_dir() else path.parent
-    return name_format(names, lambda name: read_start(top / name, _HEAD), path)
 
 
 def _are_classes(archives: Sequence[SourceFile]) -> bool:

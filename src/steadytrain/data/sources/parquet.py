@@ -13,8 +13,6 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,8 @@ import yaml
 
 from steadytrain.data.filenames import is_ignored, is_image, missing_shards, split_of
 from steadytrain.data.names import Names
-from steadytrain.data.sources.archives import unpack
+from steadytrain.data.recordio.card import LabelNames
+from steadytrain.data.sources.archives import open_source, unpack
 from steadytrain.data.sources.columns import SPLIT, ColumnNames, plain
 from steadytrain.data.sources.labels import class_name
 from steadytrain.data.sources.layout import NO_CLASSES
@@ -51,96 +50,90 @@ def find_files(folder: Path) -> list[Path]:
 
 
 def group_files(paths: Sequence[Path], root: Path, say: Say) -> dict[str, list[Path]]:
-    """Group files by the split that their names, or those of the folders around them, mention.
+    """Group files by the split that their names or folders mention, the training set first.
 
     Raises:
         DataError: they are several sets, or splits without one to train with.
     """
-    groups: dict[str, list[Path]] = {}
+    groups: dict[str, list[Path]] = {"train": [], "val": [], "test": [], "": []}
     sets: set[str] = set()
     for path in paths:
         folders = path.relative_to(root).parts[:-1]
-        groups.setdefault(next(filter(None, map(split_of, (path.name, *folders[::-1]))), ""), []).append(path)
+        groups[next(filter(None, map(split_of, (path.name, *folders[::-1]))), "")].append(path)
         sets.add("/".join(name for name in folders if not split_of(name)))
-    if len(sets) > 1 or ("train" not in groups and len(groups) > 1):
+    splits = {split: group for split, group in groups.items() if group}
+    if len(sets) > 1 or (len(splits) > 1 and "train" not in splits):
         listed = few(sorted(sets) if len(sets) > 1 else [path.name for path in paths])
-        raise DataError(f"{root} holds several sets, or splits without one to train with ({listed}): give one of them")
+        raise DataError(f"{root} holds several sets, or splits and none to train with ({listed}): give one of them")
     if missing := missing_shards([str(path) for path in paths]):
         say(f"warning: {root}: {count(len(missing), 'file')} of the set missing ({few(missing, 3)}): download it again")
-    if "train" in groups and (others := groups.pop("", [])):
+    if len(splits) > 1 and (others := splits.pop("", [])):
         say(f"{root}: left out: {few([path.name for path in others], 3)}, of no split that is known")
-    return groups if len(groups) > 1 else {"": next(iter(groups.values()))}
+    return splits if len(splits) > 1 else {"": list(*splits.values())}
 
 
 @dataclass(frozen=True)
 class ImageTable:
-    """The table of some files, as JSON lines, and their images, which it calls by their numbers.
+    """The table of some files, as JSON lines, and their images, which its column ``column`` calls by their numbers.
 
     Args:
         stored_at: the table.
-        image: the column of images; empty where a column has their paths.
         classes: names of the classes of the columns that have them.
     """
 
-    paths: Sequence[Path]
+    files: FileList
     root: Path
-    scratch: Path
-    say: Say
     stored_at: Path
-    image: str
+    column: str
     classes: Mapping[str, tuple[str, ...]]
+
+    @staticmethod
+    def read(paths: Sequence[Path], root: Path, scratch: Path, say: Say, named: ColumnNames) -> ImageTable:
+        """Read files; their images are written one behind the other, so that each can be read by itself.
+
+        Raises:
+            DataError: damaged files, paths for images, no column of images or several of them; or there is no pyarrow.
+        """
+        types, metadata = next(_rows(paths[0]))
+        images = [name for name in types if _IMAGE.fullmatch(types[name]) and named.path in (None, name)]
+        if len(images) != 1:
+            listed = few([f"{name}: {kind}" for name, kind in types.items()], 9)
+            raise DataError(
+                f"{paths[0]} has {len(images) or 'no'} columns of images, bytes or structs of bytes and a path (its"
+                f" columns: {listed}): {'choose one with --path-column' if images else 'write the images into one'}"
+            )
+        kept = [name for name in types if _CELL.fullmatch(types[name])]
+        classes = {name: names for name, names in _classes_of_columns(metadata, paths[0]).items() if name in kept}
+        if classes and not named.labels:
+            kept = [name for name in kept if name in classes or plain(name) in SPLIT]
+        stored_at, names, sizes, known = new_path(scratch, "table.jsonl"), Names(), array("q"), {None}
+
+        def write() -> Iterator[bytes]:
+            with stored_at.open("w", encoding="utf-8") as table:
+                for path in paths:
+                    for number, row in enumerate(_rows(path, [*kept, *images])):
+                        value = row[images[0]]
+                        data, name = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, None)
+                        if name and data is None:
+                            raise DataError(f"{path}:{number} holds the path of an image ({name}), not its bytes")
+                        row |= {name: _named(row[name], classes[name]) for name in classes if name in row}
+                        table.write(json.dumps(row | {images[0]: str(len(sizes))}) + "\n")
+                        names.append(name if name not in known else f"{path.name}:{number}")
+                        known.add(name)
+                        sizes.append(len(data or b""))
+                        yield data or b""
+
+        status = [path.stat() for path in paths]
+        blob = unpack(root, write(), scratch, say, sum(file.st_size for file in status))
+        size = np.array(sizes, np.int64)
+        pieces = Pieces((str(blob),), np.zeros(len(size), np.int32), np.cumsum(size) - size, size)
+        files = FileList(names, size, np.full(len(size), max(file.st_mtime_ns for file in status)), pieces)
+        lists = {name: LabelNames(names) if "list<" in types[name] else names for name, names in classes.items()}
+        return ImageTable(files, root, stored_at, images[0], lists)
 
     def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
         """List the images of these numbers."""
-        return self._files.listing([*map(int, names)], labels, root=self.root, classes=classes, split=split)
-
-    @cached_property
-    def _files(self) -> FileList:
-        """All images, written one behind the other into a scratch file, from which each can be read by itself."""
-        names, sizes, known = Names(), array("q"), set[str | None]()
-
-        def images() -> Iterator[bytes]:
-            for path in self.paths:
-                for number, row in enumerate(_rows(path, [self.image])):
-                    value = row[self.image]
-                    data, name = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, None)
-                    if name and data is None:
-                        raise DataError(f"{path}:{number} holds the path of an image ({name}), not its bytes")
-                    names.append(name if name and name not in known else f"{path.name}:{number}")
-                    known.add(name)
-                    sizes.append(len(data or b""))
-                    yield data or b""
-
-        status = [path.stat() for path in self.paths]
-        blob = unpack(self.root, images(), self.scratch, self.say, sum(file.st_size for file in status))
-        size = np.array(sizes, np.int64)
-        pieces = Pieces((str(blob),), np.zeros(len(size), np.int32), np.cumsum(size) - size, size)
-        return FileList(names, size, np.full(len(size), max(file.st_mtime_ns for file in status)), pieces)
-
-
-def read_files(paths: Sequence[Path], root: Path, scratch: Path, say: Say, named: ColumnNames) -> ImageTable:
-    """Read all columns of files but the images.
-
-    Raises:
-        DataError: damaged files, no column of images or several of them; or there is no pyarrow.
-    """
-    types, metadata = next(_rows(paths[0]))
-    images = [name for name in types if _IMAGE.fullmatch(types[name]) and named.path in (None, name)]
-    kept = [name for name in types if name not in images and _CELL.fullmatch(types[name])]
-    if len(images) > 1:
-        raise DataError(f"{paths[0]} has several columns of images ({few(images)}): choose one with --path-column")
-    if not images and not any("string" in types[name] for name in kept):
-        listed = few([f"{name}: {kind}" for name, kind in types.items()], 9)
-        raise DataError(f"{paths[0]} has no column of images, bytes or a struct of bytes and path ({listed})")
-    classes = {name: names for name, names in _classes_of_columns(metadata, paths[0]).items() if name in kept}
-    if classes and not named.labels:
-        kept = [name for name in kept if name in classes or plain(name) in SPLIT]
-    stored_at = new_path(scratch, "table.jsonl")
-    with stored_at.open("w", encoding="utf-8") as table:
-        for number, row in enumerate(chain.from_iterable(_rows(path, kept) for path in paths)):
-            row |= {name: _named(row[name], names) for name, names in classes.items() if name in kept}
-            table.write(json.dumps(dict.fromkeys(images, str(number)) | row) + "\n")
-    return ImageTable(paths, root, scratch, say, stored_at, "".join(images), classes)
+        return self.files.listing([*map(int, names)], labels, root=self.root, classes=classes, split=split)
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:
@@ -177,26 +170,26 @@ def _names_in(feature: Any) -> tuple[str, ...]:
 
 def _rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """The rows of a file, a few at a time in memory; without ``columns`` their types and the schema's metadata."""
+    kind = open_source(path, path, lambda _: None).kind
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ModuleNotFoundError:
         raise DataError(f"{path} is read by pyarrow, which is missing: pip install 'steadytrain[parquet]'") from None
     try:
-        with path.open("rb") as start, contextlib.ExitStack() as stack:
-            is_parquet = start.read(4) == b"PAR1"
-            if is_parquet:  # by pages: a group of rows may be the whole file
-                file = stack.enter_context(pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False))
-            else:
-                file = stack.enter_context(pa.ipc.open_stream(stack.enter_context(pa.memory_map(str(path)))))
-            schema = file.schema_arrow if is_parquet else file.schema
+        if kind == "parquet":  # by pages: a group of rows may be the whole file
+            file = pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+        else:
+            file = pa.ipc.open_stream(pa.memory_map(str(path)))
+        with file:
+            schema = file.schema_arrow if kind == "parquet" else file.schema
             if columns is None:
                 metadata = (schema.metadata or {}).get(b"huggingface", b"")
                 yield {field.name: str(field.type) for field in schema}, metadata
                 return
             if missing := [name for name in columns if name not in schema.names]:
                 raise DataError(f"{path} has no column {missing[0]}, which others of the set have")
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns) if is_parquet else file:
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns) if kind == "parquet" else file:
                 for at in range(0, len(batch), _ROWS_AT_ONCE):
                     yield from batch.select(columns).slice(at, _ROWS_AT_ONCE).to_pylist()
     except (pa.ArrowException, OSError) as error:

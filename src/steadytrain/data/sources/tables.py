@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -235,7 +235,6 @@ def read_table(
     stored_at: Path | None = None,
     group: str | None = None,
     named: ColumnNames | None = None,
-    known: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[Listing]:
     """Read a table; the order is its own.
 
@@ -247,7 +246,6 @@ def read_table(
         stored_at: where its bytes lie, if not at ``path``.
         group: the name of the column that says what each image belongs to.
         named: columns that the user has named.
-        known: class lists of columns, by their names.
 
     Returns:
         One listing, or one for each split, training set first; all with one class list.
@@ -274,8 +272,8 @@ def read_table(
     except DataError as error:
         raise error if where in str(error) else DataError(f"{path}: {error}") from None
     columns.remark(path, say)
-    if known and classes is None and len(columns.labels) == 1 and (names := known.get(first[0][columns.labels[0]])):
-        classes = LabelNames(names) if any(row[columns.labels[0]][:1] == "[" for row in first) else names
+    if isinstance(images, ImageTable) and classes is None and len(columns.labels) == 1:
+        classes = images.classes.get(first[0][columns.labels[0]])
     rows = islice(read_rows(stored_at, path, delimiter), 1 if columns.names else 0, None)
     body = _read_body(path, rows, columns, classes, say)
     class_names, label_names, labels = _labels_of(path, body, columns, classes, say)
