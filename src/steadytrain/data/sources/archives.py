@@ -80,11 +80,11 @@ def open_source(path: Path, scratch: Path, say: Say) -> SourceFile:
         DataError: it cannot be read, is empty, of a kind that is refused with a remedy, damaged, or a bomb.
         StorageError: no room to decompress it.
     """
-    start = read_start(path)
+    start = _read_start(path)
     stored_at = path
     if compression := _compression(start):
         stored_at = unpack(path, _decompressed(path, compression), scratch, say, path.stat().st_size)
-        start = read_start(stored_at, name=path)
+        start = _read_start(stored_at, path)
     return SourceFile(path, stored_at, _kind(start, path, stored_at.stat().st_size), path.stat().st_mtime_ns)
 
 
@@ -99,18 +99,17 @@ def open_sources(paths: Sequence[Path], scratch: Path, say: Say) -> list[SourceF
 
 def is_compressed(path: Path) -> bool:
     """Return whether a file is compressed as a whole. Raises DataError where it cannot be read, or is empty."""
-    return bool(_compression(read_start(path)))
+    return bool(_compression(_read_start(path)))
 
 
 def _compression(start: bytes) -> str:
     return next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), "")
 
 
-def read_start(path: Path, size: int = LOOK_AT, name: Path | None = None) -> bytes:
-    """Read the beginning of a file. Raises DataError where it cannot be read, or is empty."""
+def _read_start(path: Path, name: Path | None = None) -> bytes:
     try:
         with open_patiently(path) as file:
-            start = file.read(size)
+            start = file.read(LOOK_AT)
     except OSError as error:
         raise DataError(f"cannot read {name or path}: {error.strerror}") from error
     if not start:
@@ -141,12 +140,7 @@ def _kind(start: bytes, path: Path, size: int) -> str:
 
 
 def unpack(path: Path, chunks: Iterable[bytes], scratch: Path, say: Say, size: int) -> Path:
-    """Write what ``size`` bytes at ``path`` hold into the scratch folder, and return where.
-
-    Raises:
-        DataError: more than the disk has room for, or than 200 times ``size``.
-        StorageError: no room.
-    """
+    """Write what ``size`` bytes at ``path`` hold into the scratch folder; return where. Raises as open_source."""
     most = max(FREE_OF_RATIO, MOST_RATIO * size)
     target = scratch / f"{len(list(scratch.iterdir())) if scratch.is_dir() else 0}-{path.stem}"
     try:

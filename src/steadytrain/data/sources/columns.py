@@ -179,13 +179,13 @@ def find_columns(
     names = tuple(rows[0]) if has_header else ()
     width = len(rows[0])
     body = [[cell.strip() for cell in row] for row in rows[has_header:] if len(row) >= width]
-    chosen = {flag: place_of(flag, name, names, width) for flag, name in named.options() if flag != "--label-column"}
-    labels = tuple(place_of("--label-column", name, names, width) for name in named.labels)
+    chosen = {flag: _place_of(flag, name, names, width) for flag, name in named.options() if flag != "--label-column"}
+    labels = tuple(_place_of("--label-column", name, names, width) for name in named.labels)
     _refuse_twice([(flag, chosen[flag]) for flag in chosen] + [("--label-column", place) for place in labels], names)
     path = chosen.get("--path-column")
     if path is None:
         path = _find_path(names, body, width, {*chosen.values(), *labels}, is_file)
-    group_place = None if group is None else place_of("--group", group, names, width)
+    group_place = None if group is None else _place_of("--group", group, names, width)
     left = [place for place in range(width) if place not in {path, group_place, *labels}]
     split = chosen.get("--split-column")
     if split is None:
@@ -212,7 +212,7 @@ def list_columns(names: Sequence[str], width: int = 0) -> str:
     return ", ".join(name.strip() or "''" for name in names[:MOST_LISTED]) + ", ..." * (len(names) > MOST_LISTED)
 
 
-def place_of(flag: str, name: str, names: Sequence[str], width: int) -> int:
+def _place_of(flag: str, name: str, names: Sequence[str], width: int) -> int:
     """The place of a column that an option names, by its name, or else by its number from 1 on."""
     for spell in (str.strip, plain):
         places = [place for place, other in enumerate(names) if spell(other) == spell(name)]

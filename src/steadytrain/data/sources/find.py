@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from importlib import resources
+from itertools import islice
 from pathlib import Path
 from posixpath import normpath, splitext
 from typing import Any
@@ -26,6 +31,7 @@ from steadytrain.data.filenames import (
     split_of,
     split_words,
 )
+from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.sources import arrays, folder, imagenet, parquet
 from steadytrain.data.sources.archives import (
@@ -47,7 +53,6 @@ from steadytrain.data.sources.layout import (
     flat_splits,
     labels_from_names,
     labels_in_names,
-    name_format,
     no_labels,
 )
 from steadytrain.data.sources.listing import FileList, Listing
@@ -64,6 +69,8 @@ from steadytrain.format import Say, count, few
 
 Parts = Mapping[str, Sequence[str]]
 """Folders of images by split, as :func:`~steadytrain.data.sources.layout.flat_splits` returns them."""
+
+_MOST_SCANNED, _MOST_TRIED, _HEAD, _REMEDIES = 10_000, 20, 1 << 16, {"table", "arrays", "remedy"}
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
@@ -106,7 +113,7 @@ def find(
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
         place, folder = scratch.absolute().parent, Path(os.path.realpath(source))
-        if labels is root is classes is None and not asked.tables and (named := name_format(Path(local_name(source)))):
+        if labels is root is classes is None and not asked.tables and (named := _name_format(Path(local_name(source)))):
             raise DataError(named) from error
         inside = folder.is_dir() and folder in place.parents
         if inside and not any(is_ignored(part) for part in place.relative_to(folder).parts):
@@ -294,7 +301,7 @@ class _Source:
         )
 
     def _read_table(
-        self, path: Path, images: ImagesInFolder | ImagesInArchives | parquet.ImageTable, stored_at: Path | None = None
+        self, path: Path, images: ImagesInFolder | ImagesInArchives, stored_at: Path | None = None
     ) -> list[Listing]:
         """Read a table of images; its bytes lie ``stored_at``, if not at ``path``."""
         self.tables.append(path)
@@ -542,20 +549,16 @@ class _Source:
         self._refuse("--labels", root)
         listings: list[Listing] = []
         for split, group in parquet.group_files(paths, root, self.say).items():
+            known = {"classes": self.classes or _class_list(listings), "named": self._columns_after(listings)}
             try:
-                columns = self._columns_after(listings)
-                images = parquet.ImageTable.read(group, root, self.scratch, self.say, columns)
-                columns = replace(columns, path=images.column)
-                part = replace(self, classes=self.classes or _class_list(listings), columns=columns)
-                parts = part._read_table(group[0], images, images.stored_at)
+                listings.append(
+                    parquet.list_files(group, split, root=root, **known, scratch=self.scratch, say=self.say)
+                )
             except DataError as error:
                 if split != "test":
                     raise
                 self.say(f"skipped: {error}")  # of a contest: its images have no labels
-                continue
-            if len(parts) > 1 and split:
-                raise DataError(f"{group[0]} is named after one split but holds several: use it alone")
-            listings += [replace(part, split=split or part.split) for part in parts]
+        self.tables.extend(paths)
         return self._in_order(listings, root)
 
     def _list_members(self, archives: Sequence[SourceFile], root: Path) -> list[Listing]:
@@ -589,6 +592,42 @@ class _Source:
         elif (listed := self._list_flat(top.look(files), root, _Members(files, top.name))) is not None:
             return listed
         return folder.list_tree(top, files, root=root, classes=self.classes)
+
+
+def _name_format(where: Path) -> str:
+    """Say what a folder, a file or an archive holds that is no source, and the way on; empty where it is not known."""
+    names, files, top = [where.name] * where.is_file(), FileList(Names(), *[np.empty(0, np.int64)] * 2), where.parent
+    with suppress(DataError):
+        if where.name.lower().endswith((".zip", ".tar")):
+            files = read_archives([open_source(where, where, lambda _: None)], lambda _: None)
+            names = list(files.names)
+    if where.is_dir():
+        walk = (Path(place, name).relative_to(where) for place, _, names in os.walk(where) for name in sorted(names))
+        names, top = [name.as_posix() for name in islice(walk, _MOST_SCANNED) if not is_ignored(name.name)], where
+    folders = {name.rpartition("/")[0].rpartition("/")[2] for name in names if is_image(name)}
+    classes = [folder for folder in folders if folder and not split_words(folder)[0] and not is_wrapper(folder, "")]
+
+    def fits(name: str, pattern: str) -> bool:
+        with suppress(OSError), nullcontext() if len(files.names) else (top / name).open("rb") as file:
+            start = file.read(_HEAD) if file else files.read(names.index(name))
+            return re.search(pattern, start.decode("latin-1"), re.DOTALL) is not None
+        return False
+
+    table = tomllib.loads(resources.files("steadytrain.data.sources").joinpath("formats.toml").read_text("utf-8"))
+    for row in table["formats"]:
+        if ("alone" in row and folders) or ("table" in row and len(classes) > 1):
+            continue
+        fit = [name for name in names if re.search(row["file"], name)][:_MOST_TRIED]
+        fit = [name for name in fit if fits(name, row.get("holds", ""))]
+        if fit and len(files.names):
+            return f"{where} holds {row['name']}: unpack it, and give the folder, of which a message gives the command"
+        if fit:
+            [remedy] = [table.get(key, "PAIRS").replace("PAIRS", row[key]) for key in row.keys() & _REMEDIES]
+            places = {"FILES": [*fit], "FILE": fit[:1], "FOLDER": ["."], "BESIDE": [os.path.dirname(fit[0])]}  # noqa: PTH120
+            for word, paths in places.items():
+                remedy = remedy.replace(word, " ".join(shlex.quote(str(top / path)) for path in paths))
+            return f"{where} {'holds' if where.is_dir() else 'is'} {row['name']}: {remedy}"
+    return ""
 
 
 def _are_classes(archives: Sequence[SourceFile]) -> bool:

@@ -8,27 +8,15 @@ their labels in a table (``metadata.csv`` of Hugging Face's tools, ``_classes.cs
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from steadytrain.data.filenames import (
-    SPLITS,
-    folder_splits,
-    holds_no_labels,
-    is_ignored,
-    is_image,
-    is_wrapper,
-    split_words,
-)
-from steadytrain.data.sources.archives import open_source, read_archives, read_start
+from steadytrain.data.filenames import SPLITS, folder_splits, holds_no_labels, is_wrapper, split_words
 from steadytrain.errors import DataError
 from steadytrain.format import few
 
@@ -38,8 +26,6 @@ TOOLS_TABLES = ("metadata.csv", "metadata.jsonl", "_classes.csv")
 
 _MOST_LEVELS = 8  # that images are looked for below a folder
 _SAMPLE = 1000
-_REMEDIES = ("table", "arrays", "remedy")
-_MOST_SCANNED, _MOST_TRIED, _HEAD = 10_000, 20, 1 << 16
 _NUMBERED = re.compile(r"(.*?)[-_ ]*\d+")
 _ANNOTATIONS = frozenset(["annotations", "annotation", "masks", "mask", "trimaps", "segmentations", "labels", "xmls"])
 NO_CLASSES = frozenset(["figures", "docs", "assets", "examples", "screenshots", "demo", "static", "results", "logs"])
@@ -313,32 +299,3 @@ def labels_in_names(images: Sequence[str]) -> list[str]:
     counts = Counter(match[1] for name in names if (match := _LABELLED.fullmatch(name)))
     is_told = counts.total() == len(names) and 2 <= len(counts) <= len(names) // 2
     return sorted(counts) if is_told else []
-
-
-def name_format(where: Path) -> str:
-    """Say what a folder, a file or an archive is that is no source, and the way on; empty where that is not known."""
-    names, top, read = [where.name], where.parent, lambda name: read_start(top / name, _HEAD)
-    if is_archive := where.name.lower().endswith((".zip", ".tar")):
-        members = read_archives([open_source(where, where, lambda _: None)], lambda _: None)
-        names, read = list(members.names), lambda name: members.read(names.index(name))[:_HEAD]
-    elif where.is_dir():
-        walk = (Path(place, name).relative_to(where) for place, _, names in os.walk(where) for name in sorted(names))
-        names, top = [name.as_posix() for name in islice(walk, _MOST_SCANNED) if not is_ignored(name.name)], where
-    folders = {name.rpartition("/")[0].rpartition("/")[2] for name in names if is_image(name)}
-    classes = [folder for folder in folders if folder and not split_words(folder)[0] and not is_wrapper(folder, "")]
-    table = tomllib.loads(resources.files("steadytrain.data.sources").joinpath("formats.toml").read_text("utf-8"))
-    for row in table["formats"]:
-        if ("alone" in row and folders) or ("table" in row and len(classes) > 1):
-            continue
-        fit = [name for name in names if re.search(row["file"], name)][:_MOST_TRIED]
-        fit = [name for name in fit if re.search(row.get("holds", ""), read(name).decode("latin-1"), re.DOTALL)]
-        if fit and is_archive:
-            return f"{where} holds {row['name']}: unpack it, and give the folder, of which a message gives the command"
-        if fit:
-            [remedy] = [table.get(kind, "PAIRS").replace("PAIRS", row[kind]) for kind in _REMEDIES if kind in row]
-            paths = [shlex.quote(str(top / name)) for name in fit]
-            folder, beside = shlex.quote(str(top)), shlex.quote(str((top / fit[0]).parent))
-            remedy = remedy.replace("FILES", " ".join(paths)).replace("FILE", paths[0])
-            remedy = remedy.replace("FOLDER", folder).replace("BESIDE", beside)
-            return f"{where} {'holds' if where.is_dir() else 'is'} {row['name']}: {remedy}"
-    return ""

@@ -1,7 +1,7 @@
 """Parquet and Arrow files with images in them, as Hugging Face's ``datasets`` publishes and saves them.
 
-A column holds images, as bytes or a struct of bytes and a path; the others are a table, read as JSON lines are. Names
-of classes stand in the schema's metadata (``huggingface``), else on the data set's card, ``README.md``.
+A column holds images, as bytes or a struct of bytes and a path; another their labels. Names of classes stand in the
+schema's metadata (``huggingface``), else on the data set's card, ``README.md``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ import yaml
 
 from steadytrain.data.filenames import is_ignored, is_image, missing_shards, split_of
 from steadytrain.data.names import Names
-from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.sources.archives import open_source, unpack
-from steadytrain.data.sources.columns import SPLIT, ColumnNames, plain
-from steadytrain.data.sources.labels import class_name
+from steadytrain.data.sources.columns import LABELS, ColumnNames, plain
+from steadytrain.data.sources.labels import class_name, classes_from_texts
 from steadytrain.data.sources.layout import NO_CLASSES
-from steadytrain.data.sources.listing import FileList, Labels, Listing, Pieces
-from steadytrain.data.storage.scratch import new_path
+from steadytrain.data.sources.listing import FileList, Listing, Pieces
+from steadytrain.data.sources.several import multi_hot
 from steadytrain.errors import DataError
 from steadytrain.format import Say, count, few
 
@@ -72,75 +71,76 @@ def group_files(paths: Sequence[Path], root: Path, say: Say) -> dict[str, list[P
     return splits if len(splits) > 1 else {"": list(*splits.values())}
 
 
-@dataclass(frozen=True)
-class ImageTable:
-    """The table of some files, as JSON lines, and their images, which its column ``column`` calls by their numbers.
+def list_files(
+    paths: Sequence[Path], split: str, *, root: Path, classes: Any, named: ColumnNames, scratch: Path, say: Say
+) -> Listing:
+    """List the files of a split; their images are written one behind the other, so that each can be read by itself.
 
-    Args:
-        stored_at: the table.
-        classes: names of the classes of the columns that have them.
+    Raises:
+        DataError: damaged files, a row without a label or with a path for an image, columns that are not there or that
+            cannot be told apart; or there is no pyarrow.
     """
+    types, metadata = next(_rows(paths[0]))
+    images = [name for name in types if _IMAGE.fullmatch(types[name])] if named.path is None else [named.path]
+    image = _choose("--path-column", "images, bytes or a struct of bytes and a path", images, types, paths[0])
+    names_of = _classes_of_columns(metadata, paths[0])
+    cells = [name for name in types if _CELL.fullmatch(types[name])]
+    known = [cell for name in (named.trained, *LABELS) for cell in cells if plain(cell) == name]
+    of_classes = [name for name in known if name in names_of][:1] or [name for name in cells if name in names_of]
+    likely = known[:1] if named.trained else of_classes or known[:1] or cells
+    label = _choose("--label-column", "labels", named.labels or likely, types, paths[0])
+    class_names = names_of.get(label, ())
+    names, sizes, texts, used = Names(), array("q"), list[Any](), {None}
 
-    files: FileList
-    root: Path
-    stored_at: Path
-    column: str
-    classes: Mapping[str, tuple[str, ...]]
+    def write() -> Iterator[bytes]:
+        for path in paths:
+            for number, row in enumerate(_rows(path, [image, label])):
+                value, where = row[image], f"{path}:{number}"
+                data, name = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, None)
+                if name and data is None:
+                    raise DataError(f"{where} holds the path of an image ({name}), not its bytes")
+                texts.append(_label_of(row[label], class_names, f"{where}, in the column {label},"))
+                names.append(name if name not in used else f"{path.name}:{number}")
+                used.add(name)
+                sizes.append(len(data or b""))
+                yield data or b""
 
-    @staticmethod
-    def read(paths: Sequence[Path], root: Path, scratch: Path, say: Say, named: ColumnNames) -> ImageTable:
-        """Read files; their images are written one behind the other, so that each can be read by itself.
-
-        Raises:
-            DataError: damaged files, paths for images, no column of images or several of them; or there is no pyarrow.
-        """
-        types, metadata = next(_rows(paths[0]))
-        images = [name for name in types if _IMAGE.fullmatch(types[name]) and named.path in (None, name)]
-        if len(images) != 1:
-            listed = few([f"{name}: {kind}" for name, kind in types.items()], 9)
-            raise DataError(
-                f"{paths[0]} has {len(images) or 'no'} columns of images, bytes or structs of bytes and a path (its"
-                f" columns: {listed}): {'choose one with --path-column' if images else 'write the images into one'}"
-            )
-        kept = [name for name in types if _CELL.fullmatch(types[name])]
-        classes = {name: names for name, names in _classes_of_columns(metadata, paths[0]).items() if name in kept}
-        if classes and not named.labels:
-            kept = [name for name in kept if name in classes or plain(name) in SPLIT]
-        stored_at, names, sizes, known = new_path(scratch, "table.jsonl"), Names(), array("q"), {None}
-
-        def write() -> Iterator[bytes]:
-            with stored_at.open("w", encoding="utf-8") as table:
-                for path in paths:
-                    for number, row in enumerate(_rows(path, [*kept, *images])):
-                        value = row[images[0]]
-                        data, name = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, None)
-                        if name and data is None:
-                            raise DataError(f"{path}:{number} holds the path of an image ({name}), not its bytes")
-                        row |= {name: _named(row[name], classes[name]) for name in classes if name in row}
-                        table.write(json.dumps(row | {images[0]: str(len(sizes))}) + "\n")
-                        names.append(name if name not in known else f"{path.name}:{number}")
-                        known.add(name)
-                        sizes.append(len(data or b""))
-                        yield data or b""
-
-        status = [path.stat() for path in paths]
-        blob = unpack(root, write(), scratch, say, sum(file.st_size for file in status))
-        size = np.array(sizes, np.int64)
-        pieces = Pieces((str(blob),), np.zeros(len(size), np.int32), np.cumsum(size) - size, size)
-        files = FileList(names, size, np.full(len(size), max(file.st_mtime_ns for file in status)), pieces)
-        lists = {name: LabelNames(names) if "list<" in types[name] else names for name, names in classes.items()}
-        return ImageTable(files, root, stored_at, images[0], lists)
-
-    def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
-        """List the images of these numbers."""
-        return self.files.listing([*map(int, names)], labels, root=self.root, classes=classes, split=split)
+    status = [path.stat() for path in paths]
+    blob = unpack(root, write(), scratch, say, sum(file.st_size for file in status))
+    if not texts:
+        raise DataError(f"{paths[0]} has no rows: download it again")
+    size = np.array(sizes, np.int64)
+    pieces = Pieces((str(blob),), np.zeros(len(size), np.int32), np.cumsum(size) - size, size)
+    files = FileList(names, size, np.full(len(size), max(file.st_mtime_ns for file in status)), pieces)
+    class_list, where, label_names, labels = classes or class_names or None, str(root), tuple[str, ...](), np.empty(0)
+    if isinstance(texts[0], list):
+        label_names, labels = multi_hot(texts, where=where, classes=class_list)
+        say(f"{where}: several labels per image, in this order: {few(label_names, 20)}")
+    else:
+        class_list, labels = classes_from_texts(texts, classes=class_list, where=where, say=say)
+    of_one = () if label_names else class_list
+    listing = files.listing(range(len(size)), labels, root=root, classes=of_one, split=split)
+    return replace(listing, label_names=label_names, label_column=plain(label))
 
 
-def _named(value: Any, names: Sequence[str]) -> Any:
-    """The name of a class, or several; None for -1, which stands for no label."""
+def _choose(flag: str, what: str, columns: Sequence[str], types: Mapping[str, str], path: Path) -> str:
+    if len(columns) == 1 and columns[0] in types:
+        return columns[0]
+    listed = ", ".join(f"{name} {kind}" for name, kind in types.items())
+    raise DataError(f"{path}: {few(columns) or 'no column'} for {what}: give one by {flag} (the columns: {listed})")
+
+
+def _label_of(value: Any, names: Sequence[str], where: str) -> Any:
+    """A label as a text, or a list of several, by the name of its class where there are names."""
     if isinstance(value, list):
-        return [_named(item, names) for item in value]
-    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None if value == -1 else value
+        return [_label_of(item, names, where) for item in value]
+    if value is None or value != value or value == "" or (names and value == -1):
+        raise DataError(f"{where} has no label: take such rows out, or give another column by --label-column")
+    if not names or isinstance(value, str):
+        return str(value)
+    if not 0 <= value < len(names):
+        raise DataError(f"{where} has label {value}, beyond its {len(names)} classes: download it again")
+    return names[int(value)]
 
 
 def _classes_of_columns(metadata: bytes, path: Path) -> dict[str, tuple[str, ...]]:

@@ -37,7 +37,6 @@ from steadytrain.data.sources.labels import (
     whole_number,
 )
 from steadytrain.data.sources.listing import Labels, Listing
-from steadytrain.data.sources.parquet import ImageTable
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
 from steadytrain.data.sources.rows import JSON_LINES, find_delimiter, read_rows, read_text
 from steadytrain.data.sources.several import Cells, multi_hot, read_cells
@@ -228,7 +227,7 @@ def _set_of(path: Path) -> tuple[str, ...]:
 
 def read_table(
     path: Path,
-    images: ImagesInFolder | ImagesInArchives | ImageTable,
+    images: ImagesInFolder | ImagesInArchives,
     *,
     classes: Sequence[str] | None,
     say: Say,
@@ -272,8 +271,6 @@ def read_table(
     except DataError as error:
         raise error if where in str(error) else DataError(f"{path}: {error}") from None
     columns.remark(path, say)
-    if isinstance(images, ImageTable) and classes is None and len(columns.labels) == 1:
-        classes = images.classes.get(first[0][columns.labels[0]])
     rows = islice(read_rows(stored_at, path, delimiter), 1 if columns.names else 0, None)
     body = _read_body(path, rows, columns, classes, say)
     class_names, label_names, labels = _labels_of(path, body, columns, classes, say)
