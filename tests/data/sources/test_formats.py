@@ -21,6 +21,7 @@ from tests.data.sources.samples import encoded, found
 
 from steadytrain.cli import main
 from steadytrain.errors import DataError
+from steadytrain.format import fold
 
 WORDS = ("cat", "dog")
 PIXELS = np.random.default_rng(0).integers(0, 255, (12, 8, 8, 3), dtype=np.uint8)
@@ -153,7 +154,8 @@ def _refused(source: Path, scratch: Path) -> str:
 def _run(message: str, folder: Path) -> None:
     """Run the command in a message as a user would, with this Python."""
     folder.mkdir()
-    command = message[message.index("python3 -c") :].partition(" (pip install")[0]
+    command = fold(message, 72).splitlines()[-1].strip()  # as a terminal shows it
+    assert command.startswith("python3 -c ")
     subprocess.run(command.replace("python3", sys.executable, 1), shell=True, cwd=folder, check=True, timeout=60)
 
 
@@ -334,10 +336,8 @@ def test_check_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     _keras(tmp_path / "set")
     for source in (tmp_path / "set", tmp_path / "set" / "a.npz"):
         assert main(["check", str(source)]) != 0
-        assert (
-            "write its images into a folder for each class, and give that, images: python3 -c"
-            in capsys.readouterr().out
-        )
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "write its images into a folder for each class, and give that, images: python3 -c" in shown
 
 
 def test_a_folder_of_classes_keeps_its_own_message(tmp_path: Path) -> None:
