@@ -209,8 +209,9 @@ def test_birds_are_told_both_ways(tmp_path: Path) -> None:
 
 def _npz(path: Path) -> None:
     parts = {"train": slice(0, 6), "val": slice(6, 9), "test": slice(9, 12)}  # two of one size, as MedMNIST's
-    arrays = {f"{split}_images": PIXELS[part] for split, part in parts.items()}
-    np.savez(path / "a.npz", **arrays, **{f"{split}_labels": NUMBERS[part, None] for split, part in parts.items()})
+    arrays: dict[str, Any] = {f"{split}_images": PIXELS[part] for split, part in parts.items()}
+    arrays |= {f"{split}_labels": NUMBERS[part, None] for split, part in parts.items()}
+    np.savez(path / "a.npz", **arrays)
 
 
 def _keras(path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.data.sources.samples import content, encoded, found
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.packing.prepare import prepare
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import Unpacked
 from steadytrain.errors import DataError
 
@@ -380,7 +381,7 @@ def test_photographs_in_folders_of_classes_stay_classes(tmp_path: Path) -> None:
 def test_order_and_memory_do_not_depend_on_groups_of_rows(tmp_path: Path) -> None:
     labels = [n % 3 for n in range(90)]
     table = _table({"image": _images(90), "label": labels}, {"label": _label()})
-    listings = []
+    listings: list[Listing] = []
     for options in ({"row_group_size": 7}, {"row_group_size": 90, "compression": "zstd"}, {"use_dictionary": False}):
         path = _write(tmp_path / f"{len(listings)}" / "train.parquet", table, **options)
         listings += found(path, tmp_path / "scratch" / f"{len(listings)}")

@@ -31,12 +31,12 @@ from steadytrain.data.filenames import (
     split_of,
     split_words,
 )
-from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.sources import arrays, folder, imagenet, parquet
 from steadytrain.data.sources.archives import (
     SourceFile,
     holds_only_tars,
+    is_compressed,
     open_source,
     open_sources,
     read_archives,
@@ -63,7 +63,7 @@ from steadytrain.data.sources.tables import is_of_paths, read_list, read_table
 from steadytrain.data.sources.webdataset import is_webdataset, list_samples
 from steadytrain.data.storage.scratch import new_path
 from steadytrain.data.storage.store import ObjectPlace, is_uri, local_name
-from steadytrain.errors import DataError, did_you_mean, type_words
+from steadytrain.errors import DataError, SteadyError, did_you_mean, type_words
 from steadytrain.files import other_spelling
 from steadytrain.format import Say, count, few
 
@@ -113,7 +113,10 @@ def find(
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
         place, folder = scratch.absolute().parent, Path(os.path.realpath(source))
-        if labels is root is classes is None and not asked.tables and (named := _name_format(Path(local_name(source)))):
+        named = ""
+        with suppress(SteadyError, OSError):
+            named = _name_format(Path(local_name(source))) if labels is root is None and not asked.tables else ""
+        if named:
             raise DataError(named) from error
         inside = folder.is_dir() and folder in place.parents
         if inside and not any(is_ignored(part) for part in place.relative_to(folder).parts):
@@ -330,8 +333,8 @@ class _Source:
             return arrays.list_cifar_folder(path, classes=self.classes)
         if arrays.is_idx_folder(entries):
             return arrays.list_idx_folder(path, classes=self.classes, scratch=self.scratch, say=self.say)
-        if tables := parquet.find_files(path):
-            return self._list_parquet(tables, path)
+        if columnar := parquet.find_files(path):
+            return self._list_parquet(columnar, path)
         if archives := [path / name for name in entries if name.lower().endswith(ARCHIVES)]:
             others = [name for name in entries if (path / name).is_dir() or name.lower().endswith(".rec")]
             if others:
@@ -549,7 +552,8 @@ class _Source:
         self._refuse("--labels", root)
         listings: list[Listing] = []
         for split, group in parquet.group_files(paths, root, self.say).items():
-            known = {"classes": self.classes or _class_list(listings), "named": self._columns_after(listings)}
+            known: dict[str, Any] = {"classes": self.classes or _class_list(listings)}
+            known["named"] = self._columns_after(listings)
             try:
                 listings.append(
                     parquet.list_files(group, split, root=root, **known, scratch=self.scratch, say=self.say)
@@ -596,34 +600,31 @@ class _Source:
 
 def _name_format(where: Path) -> str:
     """Say what a folder, a file or an archive holds that is no source, and the way on; empty where it is not known."""
-    names, files, top = [where.name] * where.is_file(), FileList(Names(), *[np.empty(0, np.int64)] * 2), where.parent
-    with suppress(DataError):
-        if where.name.lower().endswith((".zip", ".tar")):
-            files = read_archives([open_source(where, where, lambda _: None)], lambda _: None)
-            names = list(files.names)
-    if where.is_dir():
+    names, top, files = [where.name] * where.is_file(), where.parent, None
+    if where.name.lower().endswith((".zip", ".tar")) and where.is_file() and not is_compressed(where):
+        files = read_archives([open_source(where, top, lambda _: None)], lambda _: None)
+        names = list(files.names)
+    elif where.is_dir():
         walk = (Path(place, name).relative_to(where) for place, _, names in os.walk(where) for name in sorted(names))
         names, top = [name.as_posix() for name in islice(walk, _MOST_SCANNED) if not is_ignored(name.name)], where
+
+    def start(name: str) -> str:
+        with nullcontext(None) if files else (top / name).open("rb") as file:
+            return (file.read(_HEAD) if file else files.read(names.index(name))).decode("latin-1")  # type: ignore
+
     folders = {name.rpartition("/")[0].rpartition("/")[2] for name in names if is_image(name)}
     classes = [folder for folder in folders if folder and not split_words(folder)[0] and not is_wrapper(folder, "")]
-
-    def fits(name: str, pattern: str) -> bool:
-        with suppress(OSError), nullcontext() if len(files.names) else (top / name).open("rb") as file:
-            start = file.read(_HEAD) if file else files.read(names.index(name))
-            return re.search(pattern, start.decode("latin-1"), re.DOTALL) is not None
-        return False
-
     table = tomllib.loads(resources.files("steadytrain.data.sources").joinpath("formats.toml").read_text("utf-8"))
     for row in table["formats"]:
         if ("alone" in row and folders) or ("table" in row and len(classes) > 1):
             continue
         fit = [name for name in names if re.search(row["file"], name)][:_MOST_TRIED]
-        fit = [name for name in fit if fits(name, row.get("holds", ""))]
-        if fit and len(files.names):
+        fit = [name for name in fit if re.search(row.get("holds", ""), start(name), re.DOTALL)]
+        if fit and files:
             return f"{where} holds {row['name']}: unpack it, and give the folder, of which a message gives the command"
         if fit:
             [remedy] = [table.get(key, "PAIRS").replace("PAIRS", row[key]) for key in row.keys() & _REMEDIES]
-            places = {"FILES": [*fit], "FILE": fit[:1], "FOLDER": ["."], "BESIDE": [os.path.dirname(fit[0])]}  # noqa: PTH120
+            places = {"FILES": fit, "FILE": fit[:1], "FOLDER": ["."], "BESIDE": [fit[0].rpartition("/")[0]]}
             for word, paths in places.items():
                 remedy = remedy.replace(word, " ".join(shlex.quote(str(top / path)) for path in paths))
             return f"{where} {'holds' if where.is_dir() else 'is'} {row['name']}: {remedy}"

@@ -21,11 +21,11 @@ import yaml
 
 from steadytrain.data.filenames import is_ignored, is_image, missing_shards, split_of
 from steadytrain.data.names import Names
-from steadytrain.data.sources.archives import open_source, unpack
+from steadytrain.data.sources.archives import is_compressed, open_source, unpack
 from steadytrain.data.sources.columns import LABELS, ColumnNames, plain
 from steadytrain.data.sources.labels import class_name, classes_from_texts
 from steadytrain.data.sources.layout import NO_CLASSES
-from steadytrain.data.sources.listing import FileList, Listing, Pieces
+from steadytrain.data.sources.listing import FileList, Labels, Listing, Pieces
 from steadytrain.data.sources.several import multi_hot
 from steadytrain.errors import DataError
 from steadytrain.format import Say, count, few
@@ -77,8 +77,7 @@ def list_files(
     """List the files of a split; their images are written one behind the other, so that each can be read by itself.
 
     Raises:
-        DataError: damaged files, a row without a label or with a path for an image, columns that are not there or that
-            cannot be told apart; or there is no pyarrow.
+        DataError: no pyarrow, damaged files, a row without a label, or columns that cannot be told apart.
     """
     types, metadata = next(_rows(paths[0]))
     images = [name for name in types if _IMAGE.fullmatch(types[name])] if named.path is None else [named.path]
@@ -90,36 +89,36 @@ def list_files(
     likely = known[:1] if named.trained else of_classes or known[:1] or cells
     label = _choose("--label-column", "labels", named.labels or likely, types, paths[0])
     class_names = names_of.get(label, ())
-    names, sizes, texts, used = Names(), array("q"), list[Any](), {None}
+    names, sizes, texts, used = Names(), array("q"), list[Any](), set[Any]()
 
     def write() -> Iterator[bytes]:
         for path in paths:
             for number, row in enumerate(_rows(path, [image, label])):
                 value, where = row[image], f"{path}:{number}"
-                data, name = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, None)
+                data, name = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, "")
                 if name and data is None:
                     raise DataError(f"{where} holds the path of an image ({name}), not its bytes")
                 texts.append(_label_of(row[label], class_names, f"{where}, in the column {label},"))
-                names.append(name if name not in used else f"{path.name}:{number}")
+                names.append(name if name and name not in used else f"{path.name}:{number}")
                 used.add(name)
                 sizes.append(len(data or b""))
                 yield data or b""
 
     status = [path.stat() for path in paths]
     blob = unpack(root, write(), scratch, say, sum(file.st_size for file in status))
-    if not texts:
-        raise DataError(f"{paths[0]} has no rows: download it again")
-    size = np.array(sizes, np.int64)
+    size, where, label_names = np.array(sizes, np.int64), str(root), tuple[str, ...]()
     pieces = Pieces((str(blob),), np.zeros(len(size), np.int32), np.cumsum(size) - size, size)
     files = FileList(names, size, np.full(len(size), max(file.st_mtime_ns for file in status)), pieces)
-    class_list, where, label_names, labels = classes or class_names or None, str(root), tuple[str, ...](), np.empty(0)
+    if not texts:
+        raise DataError(f"{paths[0]} has no rows: download it again")
+    labels: Labels
+    classes = classes or class_names or None
     if isinstance(texts[0], list):
-        label_names, labels = multi_hot(texts, where=where, classes=class_list)
+        (label_names, labels), classes = multi_hot(texts, where=where, classes=classes), ()
         say(f"{where}: several labels per image, in this order: {few(label_names, 20)}")
     else:
-        class_list, labels = classes_from_texts(texts, classes=class_list, where=where, say=say)
-    of_one = () if label_names else class_list
-    listing = files.listing(range(len(size)), labels, root=root, classes=of_one, split=split)
+        classes, labels = classes_from_texts(texts, classes=classes, where=where, say=say)
+    listing = files.listing(range(len(size)), labels, root=root, classes=classes, split=split)
     return replace(listing, label_names=label_names, label_column=plain(label))
 
 
@@ -143,7 +142,7 @@ def _label_of(value: Any, names: Sequence[str], where: str) -> Any:
     return names[int(value)]
 
 
-def _classes_of_columns(metadata: bytes, path: Path) -> dict[str, tuple[str, ...]]:
+def _classes_of_columns(metadata: bytes | None, path: Path) -> dict[str, tuple[str, ...]]:
     """Names of classes of the columns that have them: by the schema, else by the card above the file."""
     features: dict[str, Any] = {}
     with contextlib.suppress(yaml.YAMLError, AttributeError, TypeError, ValueError, LookupError, RecursionError):
@@ -168,30 +167,28 @@ def _names_in(feature: Any) -> tuple[str, ...]:
     return next(filter(None, map(_names_in, feature)), ()) if isinstance(feature, list) else ()
 
 
-def _rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
+def _rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Any]:
     """The rows of a file, a few at a time in memory; without ``columns`` their types and the schema's metadata."""
-    kind = open_source(path, path, lambda _: None).kind
+    kind = "" if is_compressed(path) else open_source(path, path, lambda _: None).kind
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ModuleNotFoundError:
-        raise DataError(f"{path} is read by pyarrow, which is missing: pip install 'steadytrain[parquet]'") from None
-    try:
+
         if kind == "parquet":  # by pages: a group of rows may be the whole file
             file = pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
         else:
             file = pa.ipc.open_stream(pa.memory_map(str(path)))
         with file:
             schema = file.schema_arrow if kind == "parquet" else file.schema
-            if columns is None:
-                metadata = (schema.metadata or {}).get(b"huggingface", b"")
-                yield {field.name: str(field.type) for field in schema}, metadata
-                return
+            if not columns:
+                yield {field.name: str(field.type) for field in schema}, (schema.metadata or {}).get(b"huggingface")
             if missing := [name for name in columns if name not in schema.names]:
                 raise DataError(f"{path} has no column {missing[0]}, which others of the set have")
             for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns) if kind == "parquet" else file:
                 for at in range(0, len(batch), _ROWS_AT_ONCE):
                     yield from batch.select(columns).slice(at, _ROWS_AT_ONCE).to_pylist()
+    except ModuleNotFoundError:
+        raise DataError(f"{path} is read by pyarrow, which is missing: pip install 'steadytrain[parquet]'") from None
     except (pa.ArrowException, OSError) as error:
         why = str(error).partition("\n")[0][:120]
         raise DataError(f"{path} is damaged or cut short ({why}): copy or download it again") from error
