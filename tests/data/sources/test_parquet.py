@@ -16,6 +16,7 @@ from tests.data.sources.samples import content, encoded, found
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.packing.prepare import prepare
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources.find import source_name
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import Unpacked
 from steadytrain.errors import DataError
@@ -292,7 +293,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         _bad_rows(_images(3), [0, 1, 7], {"label": _label()}),
         r"a\.parquet:2.* has label 7, beyond its 3 classes",
     ),
-    "paths": (_bad_rows([{"bytes": None, "path": "/a/1.png"}] * 2, [0, 1]), r"a\.parquet:0 holds the path of an image"),
+    "paths": (_bad_rows([{"bytes": None, "path": "/a/1.png"}] * 2, [0, 1]), r"a\.parquet:0 has an image's path"),
     "no rows": (_bad_rows([], []), "has no rows"),
     "no label column": (
         _table({"image": _images(3)}),
@@ -389,3 +390,13 @@ def test_order_and_memory_do_not_depend_on_groups_of_rows(tmp_path: Path) -> Non
         assert listing.ids is not None and listing.ids.tolist() == list(range(90))
         assert np.array_equal(listing.labels, labels)
         assert [content(listing, n) for n in range(90)] == [encoded(n) for n in range(90)]
+
+
+def test_a_data_set_in_memory_is_told_how_to_be_saved() -> None:
+    class Dataset:
+        def save_to_disk(self, path: str) -> None: ...
+
+        def to_csv(self, path: str) -> None: ...
+
+    with pytest.raises(DataError, match=r"save_to_disk\('photos'\), and name that folder"):
+        source_name(Dataset())

@@ -173,6 +173,8 @@ def source_name(data: object) -> str:
     remedy = "save its images into a folder for each class; your own loop takes any loader (docs: own-loop)"
     if isinstance(folder := getattr(data, "root", None), str | Path):  # torchvision's data sets
         remedy = f"name its folder, {folder}"
+    elif hasattr(data, "save_to_disk"):  # Hugging Face's
+        remedy = "data.save_to_disk('photos'), and name that folder, photos"
     elif hasattr(data, "to_csv"):
         remedy = "write it, df.to_csv('photos.csv', index=False), and name that file; it needs paths and labels"
     elif isinstance(data, list | tuple) and all(isinstance(item, str | Path) for item in data):

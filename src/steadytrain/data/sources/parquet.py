@@ -97,7 +97,7 @@ def list_files(
                 value, where = row[image], f"{path}:{number}"
                 data, name = (value["bytes"], value.get("path")) if isinstance(value, dict) else (value, "")
                 if name and data is None:
-                    raise DataError(f"{where} holds the path of an image ({name}), not its bytes")
+                    raise DataError(f"{where} has an image's path ({name}) and not its bytes: save_to_disk writes them")
                 texts.append(_label_of(row[label], class_names, f"{where}, in the column {label},"))
                 names.append(name if name and name not in used else f"{path.name}:{number}")
                 used.add(name)
@@ -105,7 +105,8 @@ def list_files(
                 yield data or b""
 
     status = [path.stat() for path in paths]
-    blob = unpack(root, write(), scratch, say, sum(file.st_size for file in status))
+    quiet: Say = say if split in ("", "train") else lambda _: None
+    blob = unpack(root, write(), scratch, quiet, sum(file.st_size for file in status))
     size, where, label_names = np.array(sizes, np.int64), str(root), tuple[str, ...]()
     pieces = Pieces((str(blob),), np.zeros(len(size), np.int32), np.cumsum(size) - size, size)
     files = FileList(names, size, np.full(len(size), max(file.st_mtime_ns for file in status)), pieces)
