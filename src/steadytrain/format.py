@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -329,14 +330,16 @@ def fit_table(lines: Sequence[Sequence[str]], width: int) -> str:
 def wrap(text: str, width: int, first: str, rest: str | None = None) -> list[str]:
     """Break text into lines of at most ``width`` columns, no word of it broken; ``first`` and ``rest`` indent them."""
     rest = first if rest is None else rest
-    return textwrap.wrap(
-        clean(text),
+    text = re.sub(r"(python3 -c|\(cd ).*", lambda command: command[0].replace(" ", "\0"), clean(text))  # to be copied
+    lines = textwrap.wrap(
+        text,
         max(width - 1, len(rest) + 16),
         initial_indent=first,
         subsequent_indent=rest,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace("\0", " ") for line in lines]
 
 
 def fold(text: str, columns: int | None) -> str:

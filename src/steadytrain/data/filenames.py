@@ -275,7 +275,7 @@ def expand(text: str) -> list[Path]:
                 f"{text} goes back (..) behind a wildcard, which fits each name many times: name the folder"
             )
         matches = sorted(glob.glob(name)) if magic else [name] if os.path.exists(name) else []  # noqa: PTH110, PTH207
-        missing += _missing_shards(matches) if matches else [name]
+        missing += missing_shards(matches) if len(matches) > 1 else [] if matches else [name]
         paths += map(Path, matches)
     if missing:
         listed = ", ".join(missing[:5]) + ", ..." * (len(missing) > 5)
@@ -283,14 +283,12 @@ def expand(text: str) -> list[Path]:
     return list(dict.fromkeys(paths))
 
 
-def _missing_shards(names: list[str]) -> list[str]:
+def missing_shards(names: list[str]) -> list[str]:
     """Names missing among files whose names tell how many they are.
 
-    >>> _missing_shards(["a-0-of-3.rec", "a-2-of-3.rec", "b.rec"])
+    >>> missing_shards(["a-0-of-3.rec", "a-2-of-3.rec", "b.rec"])
     ['a-1-of-3.rec']
     """
-    if len(names) < 2:
-        return []
     expected = {
         f"{match[1]}-{number:0{len(match[2])}}-of-{match[3]}{match[4]}": None
         for match in map(_NUMBERED.fullmatch, names)

@@ -108,7 +108,7 @@ def examine_source(
                 findings.add("refused", refusal)
             else:
                 findings.add("other-file", file_type.name, name=path.name)
-                remedies = ((file_type.advice, ""),)
+                remedies = ((refusal.partition(": ")[2], ""),)  # of what it is, as packing says it
             num_bytes = path.stat().st_size if len(sources) == 1 and path.is_file() else 0
             return Report(path=shown, what=kind, findings=findings, of_files=True, bytes=num_bytes, remedies=remedies)
         if val is not None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any, Literal
@@ -346,14 +347,15 @@ def _damage_of_copy(folder: Path) -> str:
 def _state_of(source: str, labels: Path | None) -> str:
     """Digest names, sizes and times of the files that a source is, and of their siblings.
 
-    Empty for folders of folders: nothing short of listing them says whether they have changed.
+    Empty for many files, and for links to folders: nothing short of listing them says whether they have changed.
     """
     path = Path(source)
     try:
         folder = path if path.is_dir() else path.parent
         named = filenames.expand(source) if not path.exists() and filenames.is_pattern(source) else []
-        files = sorted({*named, *folder.iterdir(), *([] if labels is None else [labels])})
-        if len(files) > _MOST_FILES or (path.is_dir() and any(file.is_dir() for file in files)):
+        inside = islice(folder.rglob("*") if path.is_dir() else folder.iterdir(), _MOST_FILES + 1)
+        files = sorted({*named, *inside, *([] if labels is None else [labels])})
+        if len(files) > _MOST_FILES or (path.is_dir() and any(file.is_symlink() and file.is_dir() for file in files)):
             return ""
         stats = ((file, file.stat()) for file in files)
         facts = [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in stats if not S_ISDIR(stat.st_mode)]

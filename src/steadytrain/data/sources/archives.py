@@ -69,7 +69,7 @@ class SourceFile:
 
     path: Path  # as the user named it
     stored_at: Path  # where the bytes are: ``path``, or the decompressed copy in the scratch folder
-    kind: str  # tar, zip, rec, idx, list (MXNet's), text, or empty where it is none of them
+    kind: str  # tar, zip, rec, idx, parquet, arrow, list (MXNet's), text, or empty where it is none of them
     time: int  # ns, when ``path`` was last changed
 
 
@@ -83,7 +83,7 @@ def open_source(path: Path, scratch: Path, say: Say) -> SourceFile:
     start = _read_start(path)
     stored_at = path
     if compression := _compression(start):
-        stored_at = _decompress(path, compression, scratch, say)
+        stored_at = unpack(path, _decompressed(path, compression), scratch, say, path.stat().st_size)
         start = _read_start(stored_at, path)
     return SourceFile(path, stored_at, _kind(start, path, stored_at.stat().st_size), path.stat().st_mtime_ns)
 
@@ -124,6 +124,8 @@ def _kind(start: bytes, path: Path, size: int) -> str:
         return "rec"
     if len(start) > 4 and start[:2] == b"\0\0" and 0x08 <= start[2] <= 0x0E and 1 <= start[3] <= 8:
         return "idx"
+    if start.startswith((b"PAR1", b"\xff\xff\xff\xff")):
+        return "parquet" if start[0] == ord("P") else "arrow"
     if is_json_lines(start):
         return "text"
     file_type = recognise(start, size)
@@ -137,8 +139,8 @@ def _kind(start: bytes, path: Path, size: int) -> str:
     return "text" if is_text else ""
 
 
-def _decompress(path: Path, compression: str, scratch: Path, say: Say) -> Path:
-    size = path.stat().st_size
+def unpack(path: Path, chunks: Iterable[bytes], scratch: Path, say: Say, size: int) -> Path:
+    """Write what ``size`` bytes at ``path`` hold into the scratch folder; return where. Raises as open_source."""
     most = max(FREE_OF_RATIO, MOST_RATIO * size)
     target = scratch / f"{len(list(scratch.iterdir())) if scratch.is_dir() else 0}-{path.stem}"
     try:
@@ -151,7 +153,7 @@ def _decompress(path: Path, compression: str, scratch: Path, say: Say) -> Path:
             )
         say(f"decompressing {path} once, so that every image can be reached")
         with target.open("wb") as file:
-            for chunk in _decompressed(path, compression):
+            for chunk in chunks:
                 if file.tell() + len(chunk) > most:
                     raise DataError(
                         f"{path} decompresses to more than {MOST_RATIO} times its size: it may be a bomb; if it"

@@ -189,7 +189,7 @@ def find_columns(
     """
     named = named or ColumnNames()
     split_name, meanings = named.split_meanings()
-    is_unsplit = split_name == "none" and "none" not in map(_plain, rows[0])
+    is_unsplit = split_name == "none" and "none" not in map(plain, rows[0])
     named = replace(named, split=None if is_unsplit else split_name)
     is_one_hot = ONE_HOT in named.labels and ONE_HOT not in map(str.strip, rows[0])
     named = replace(named, labels=tuple(name for name in named.labels if name != ONE_HOT or not is_one_hot))
@@ -218,7 +218,7 @@ def find_columns(
     left = [place for place in left if place != numbering]
     if not labels:
         labels = _find_labels(names, body, left, path, width, named.trained)
-    header = [_plain(name) for name in names]
+    header = [plain(name) for name in names]
     twice = [name for place, name in enumerate(header) if place in labels and header.count(name) > 1 and name]
     if twice and not named.labels:
         raise DataError(f"two columns are called {twice[0]!r}: rename one")
@@ -236,7 +236,7 @@ def list_columns(names: Sequence[str], width: int = 0) -> str:
 
 def _place_of(flag: str, name: str, names: Sequence[str], width: int) -> int:
     """The place of a column that an option names, by its name, or else by its number from 1 on."""
-    for spell in (str.strip, _plain):
+    for spell in (str.strip, plain):
         places = [place for place, other in enumerate(names) if spell(other) == spell(name)]
         if len(places) > 1:
             raise DataError(
@@ -267,7 +267,7 @@ def _refuse_twice(chosen: Iterable[tuple[str, int]], names: Sequence[str]) -> No
 def _find_path(
     names: Sequence[str], body: Sequence[Sequence[str]], width: int, taken: set[int], is_file: Callable[[str], bool]
 ) -> int:
-    header = [_plain(name) for name in names]
+    header = [plain(name) for name in names]
     free = [place for place in range(width) if place not in taken]
     images = [sum(is_image(row[place]) for row in body) if place in free else 0 for place in range(width)]
     if known := [header.index(name) for name in PATHS if name in header and header.index(name) in free]:
@@ -283,7 +283,7 @@ def _find_path(
         return files[0]
     if any(
         name == "pixels" or re.fullmatch(r"pixel_?\d+", name)
-        for name in [*header, *map(_plain, body[0] if body else [])]
+        for name in [*header, *map(plain, body[0] if body else [])]
     ):
         listed = list_columns(names or body[0])
         raise DataError(
@@ -306,7 +306,7 @@ def _find_split(
 ) -> int | None:
     """The column of splits by its name and its values, of each the first line; what is unclear raises DataError."""
     headers = {place: names[place].strip() if names else str(place + 1) for place in lines}
-    called = {place: _plain(header) for place, header in headers.items()}
+    called = {place: plain(header) for place, header in headers.items()}
     splits = {place: {SPLITS.get(value.casefold(), "") for value in lines[place]} for place in lines}
     for place in lines:
         if (not names or called[place] in SPLIT) and splits[place] and "" not in splits[place]:
@@ -327,7 +327,7 @@ def _find_split(
 
 def _may_be_splits(header: str, values: Collection[str], *, is_settled: bool) -> bool:
     """Tell whether a column may tell the splits, not only by words for them; ``is_settled``: another has the labels."""
-    name, words = _plain(header), {value.casefold() for value in values}
+    name, words = plain(header), {value.casefold() for value in values}
     split, others = split_words(header)
     if not 1 < len(words) <= MOST_LISTED:
         return False
@@ -376,7 +376,7 @@ def _find_labels(
     names: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int], path: int, width: int, trained: str
 ) -> tuple[int, ...]:
     """The columns of labels: the one that is called so; the only one left; or all that are left, if numbers."""
-    header = [_plain(name) for name in names]
+    header = [plain(name) for name in names]
     if known := [place for name in (trained, *LABELS) for place in left if name and header and header[place] == name]:
         return (known[0],)
     if trained and header:
@@ -434,19 +434,19 @@ def _key(uri: str) -> str:
     return key
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     return name.strip().casefold().replace(" ", "_").replace("-", "_")
 
 
 def _has_known(cells: Sequence[str]) -> bool:
-    return any(_plain(cell) in PATHS or _plain(cell) in LABELS for cell in cells)
+    return any(plain(cell) in PATHS or plain(cell) in LABELS for cell in cells)
 
 
 def _is_header(rows: Sequence[Sequence[str]], named: ColumnNames) -> bool:
     first = [cell.strip() for cell in rows[0]]
     if any(is_image(cell) for cell in first):
         return False
-    if {_plain(name) for _, name in named.options()} & set(map(_plain, first)):
+    if {plain(name) for _, name in named.options()} & set(map(plain, first)):
         return True
     # A path that lacks its suffix among others that have theirs is a path all the same.
     later = rows[1:2] if not any(is_number(cell) for cell in first) else rows[1:]
@@ -458,4 +458,4 @@ def _is_header(rows: Sequence[Sequence[str]], named: ColumnNames) -> bool:
 
 def plain_name(columns: TableColumns) -> str:
     """The name of the label's column, in lower case with underscores; empty where it has none."""
-    return _plain(columns.names[columns.labels[0]]) if columns.names and columns.labels else ""
+    return plain(columns.names[columns.labels[0]]) if columns.names and columns.labels else ""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from importlib import resources
+from itertools import islice
 from pathlib import Path
 from posixpath import normpath, splitext
 from typing import Any
@@ -27,10 +32,11 @@ from steadytrain.data.filenames import (
     split_words,
 )
 from steadytrain.data.recordio.card import LabelNames
-from steadytrain.data.sources import arrays, folder, imagenet
+from steadytrain.data.sources import arrays, folder, imagenet, parquet
 from steadytrain.data.sources.archives import (
     SourceFile,
     holds_only_tars,
+    is_compressed,
     open_source,
     open_sources,
     read_archives,
@@ -57,12 +63,14 @@ from steadytrain.data.sources.tables import is_of_paths, read_list, read_table
 from steadytrain.data.sources.webdataset import is_webdataset, list_samples
 from steadytrain.data.storage.scratch import new_path
 from steadytrain.data.storage.store import ObjectPlace, is_uri, local_name
-from steadytrain.errors import DataError, did_you_mean, type_words
+from steadytrain.errors import DataError, SteadyError, did_you_mean, type_words
 from steadytrain.files import other_spelling
 from steadytrain.format import Say, count, few
 
 Parts = Mapping[str, Sequence[str]]
 """Folders of images by split, as :func:`~steadytrain.data.sources.layout.flat_splits` returns them."""
+
+_MOST_SCANNED, _MOST_TRIED, _HEAD, _REMEDIES = 10_000, 20, 1 << 16, {"table", "arrays", "remedy"}
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
@@ -105,6 +113,11 @@ def find(
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
         place, folder = scratch.absolute().parent, Path(os.path.realpath(source))
+        named = ""
+        with suppress(SteadyError, OSError):
+            named = _name_format(Path(local_name(source))) if labels is root is None and not asked.tables else ""
+        if named:
+            raise DataError(named) from error
         inside = folder.is_dir() and folder in place.parents
         if inside and not any(is_ignored(part) for part in place.relative_to(folder).parts):
             raise DataError(f"{error} (the output is inside {source}: write it somewhere else)") from error
@@ -162,6 +175,8 @@ def source_name(data: object) -> str:
     remedy = "save its images into a folder for each class; your own loop takes any loader (docs: own-loop)"
     if isinstance(folder := getattr(data, "root", None), str | Path):  # torchvision's data sets
         remedy = f"name its folder, {folder}"
+    elif hasattr(data, "save_to_disk"):  # Hugging Face's
+        remedy = "data.save_to_disk('photos'), and name that folder, photos"
     elif hasattr(data, "to_csv"):
         remedy = "write it, df.to_csv('photos.csv', index=False), and name that file; it needs paths and labels"
     elif isinstance(data, list | tuple) and all(isinstance(item, str | Path) for item in data):
@@ -250,6 +265,8 @@ class _Source:
             return self._list_archives(files, path.parent)
         if kinds == {"rec"}:
             return self._list_records(files, self.source)
+        if kinds <= {"parquet", "arrow"}:
+            return self._list_parquet(paths, Path(os.path.commonpath([path.parent for path in paths])))
         raise DataError(
             f"{self.source} names files of several kinds ({few([path.name for path in paths])}): give each alone"
         )
@@ -281,6 +298,8 @@ class _Source:
             return self._read_table(path, images, file.stored_at)
         if file.kind == "rec":
             return self._list_records([file], path)
+        if file.kind in ("parquet", "arrow"):
+            return self._list_parquet([path], path.parent)
         if file.kind == "idx":
             return [arrays.list_idx_pair(file, classes=self.classes, scratch=self.scratch, say=self.say)]
         raise DataError(
@@ -318,6 +337,8 @@ class _Source:
             return arrays.list_cifar_folder(path, classes=self.classes)
         if arrays.is_idx_folder(entries):
             return arrays.list_idx_folder(path, classes=self.classes, scratch=self.scratch, say=self.say)
+        if columnar := parquet.find_files(path):
+            return self._list_parquet(columnar, path)
         if archives := [path / name for name in entries if name.lower().endswith(ARCHIVES)]:
             others = [name for name in entries if (path / name).is_dir() or name.lower().endswith(".rec")]
             if others:
@@ -530,6 +551,24 @@ class _Source:
             listings.append(replace(parts[0], split=split))
         return listings
 
+    def _list_parquet(self, paths: Sequence[Path], root: Path) -> list[Listing]:
+        """List Parquet or Arrow files, by the splits that their names and folders mention."""
+        self._refuse("--labels", root)
+        listings: list[Listing] = []
+        for split, group in parquet.group_files(paths, root, self.say).items():
+            known: dict[str, Any] = {"classes": self.classes or _class_list(listings)}
+            known["named"] = self._columns_after(listings)
+            try:
+                listings.append(
+                    parquet.list_files(group, split, root=root, **known, scratch=self.scratch, say=self.say)
+                )
+            except DataError as error:
+                if split != "test":
+                    raise
+                self.say(f"skipped: {error}")  # of a contest: its images have no labels
+        self.tables.extend(paths)
+        return self._in_order(listings, root)
+
     def _list_members(self, archives: Sequence[SourceFile], root: Path) -> list[Listing]:
         """List archives of one split: folders of classes, samples, arrays, or a tar for each class."""
         files = read_archives(archives, self.say)
@@ -561,6 +600,39 @@ class _Source:
         elif (listed := self._list_flat(top.look(files), root, _Members(files, top.name))) is not None:
             return listed
         return folder.list_tree(top, files, root=root, classes=self.classes)
+
+
+def _name_format(where: Path) -> str:
+    """Say what a folder, a file or an archive holds that is no source, and the way on; empty where it is not known."""
+    names, top, files = [where.name] * where.is_file(), where.parent, None
+    if where.name.lower().endswith((".zip", ".tar")) and where.is_file() and not is_compressed(where):
+        files = read_archives([open_source(where, top, lambda _: None)], lambda _: None)
+        names = list(files.names)
+    elif where.is_dir():
+        walk = (Path(place, name).relative_to(where) for place, _, names in os.walk(where) for name in sorted(names))
+        names, top = [name.as_posix() for name in islice(walk, _MOST_SCANNED) if not is_ignored(name.name)], where
+
+    def start(name: str) -> str:
+        with nullcontext(None) if files else (top / name).open("rb") as file:
+            return (file.read(_HEAD) if file else files.read(names.index(name))).decode("latin-1")  # type: ignore
+
+    folders = {name.rpartition("/")[0].rpartition("/")[2] for name in names if is_image(name)}
+    classes = [folder for folder in folders if folder and not split_words(folder)[0] and not is_wrapper(folder, "")]
+    table = tomllib.loads(resources.files("steadytrain.data.sources").joinpath("formats.toml").read_text("utf-8"))
+    for row in table["formats"]:
+        if ("alone" in row and folders) or ("table" in row and len(classes) > 1):
+            continue
+        fit = [name for name in names if re.search(row["file"], name)][:_MOST_TRIED]
+        fit = [name for name in fit if re.search(row.get("holds", ""), start(name), re.DOTALL)]
+        if fit and files:
+            return f"{where} holds {row['name']}: unpack it, and give the folder, of which a message gives the command"
+        if fit:
+            [remedy] = [table.get(key, "PAIRS").replace("PAIRS", row[key]) for key in row.keys() & _REMEDIES]
+            places = {"FILES": fit, "FILE": fit[:1], "FOLDER": ["."], "BESIDE": [fit[0].rpartition("/")[0]]}
+            for word, paths in places.items():
+                remedy = remedy.replace(word, " ".join(shlex.quote(str(top / path)) for path in paths))
+            return f"{where} {'holds' if where.is_dir() else 'is'} {row['name']}: {remedy}"
+    return ""
 
 
 def _are_classes(archives: Sequence[SourceFile]) -> bool:

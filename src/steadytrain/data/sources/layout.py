@@ -28,7 +28,7 @@ _MOST_LEVELS = 8  # that images are looked for below a folder
 _SAMPLE = 1000
 _NUMBERED = re.compile(r"(.*?)[-_ ]*\d+")
 _ANNOTATIONS = frozenset(["annotations", "annotation", "masks", "mask", "trimaps", "segmentations", "labels", "xmls"])
-_NO_CLASSES = frozenset(["figures", "docs", "assets", "examples", "screenshots", "demo", "static", "results", "logs"])
+NO_CLASSES = frozenset(["figures", "docs", "assets", "examples", "screenshots", "demo", "static", "results", "logs"])
 _PARTS = frozenset(["part", "chunk", "batch", "shard", "fold", "images", "imgs", "photos", "files"])
 _LABELLED = re.compile(r"(.*[^\W\d_])[ ._(-]*\d+\)?\.\w+")  # cat.0.jpg, great_pyrenees_12.jpg, dog (3).png
 _SED = r"sed -nE 's#^(.*/)?([^/]*[^/ ._(0-9-])[ ._(-]*[0-9]+\)?\.[A-Za-z]+$#&,\2#p'"
@@ -92,7 +92,7 @@ def _alike_folders(look: FolderLook, splits: Mapping[str, str]) -> list[str]:
 
     Beside ``splits``, one that holds the training set's classes is enough.
     """
-    passed = _NO_CLASSES | {path.partition("/")[0].casefold() for path in splits.values()}
+    passed = NO_CLASSES | {path.partition("/")[0].casefold() for path in splits.values()}
     others = [n for n in look("").folders if n.casefold() not in passed and not (splits and holds_no_labels(n))]
     divided = {} if splits else splits_in_classes(look).get("train", {})  # of cat/train, what this holds may be alike
     num_needed = 1 if splits else max(2, len(others) - max(1, len(others) // 100))
@@ -215,7 +215,7 @@ def flat_splits(look: FolderLook) -> dict[str, tuple[str, ...]]:
         if inner is not None:
             flat[named[name]] = (*flat.get(named[name], ()), inner)
     parts: dict[str, tuple[str, ...]] = {split: flat[split] for split in ("", "train", "val", "test") if split in flat}
-    others = [name for name in holding if name not in named and name.casefold() not in _NO_CLASSES]
+    others = [name for name in holding if name not in named and name.casefold() not in NO_CLASSES]
     if not others or (len(parts) > 1 and find_tables(look, parts, "")):
         return parts
     return {}
