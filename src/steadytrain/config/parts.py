@@ -264,14 +264,14 @@ class Data:
         words="target-key",
         flag=Flag(
             DATA,
-            "A table's column of labels; may be given several times, for columns of 0 and 1; one-hot: each image has a 1"
-            " in one of them, its class.",
+            "A table's column of labels; may be given several times, for columns of 0 and 1; one-hot: each image has a"
+            " 1 in one of them, its class.",
         ),
     )
     split_column: str | None = setting(
         None,
-        "Column of a table that says which images are for training, validation and test; with the meaning of other values"
-        " behind it: Usage:PublicTest=val,PrivateTest=test (none: not used). none: there is no such column.",
+        "Column of a table that says which images are for training, validation and test; with the meaning of other"
+        " values behind it: Usage:PublicTest=val,PrivateTest=test (none: not used). none: there is no such column.",
         usual="found by name and content",
         example="fold",
         flag=Flag(DATA),
