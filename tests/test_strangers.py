@@ -6,6 +6,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,40 @@ def test_a_link_that_leads_to_itself_is_told_in_one_line(key: str, tmp_path: Pat
     values = {"data.train": str(digits_folder), f"data.{key}": str(tmp_path / "loop")}
     with pytest.raises(DataError):
         open_data(Recipe.from_json(RECIPE.with_(values).to_json()).data, seed=0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep", "digits.rec", "--model", "mlp", "--epochs", "1", "--over", "lr=0.05", "--run", "s"],
+        ["bandwidth", "--model", "mlp", "--seconds", "0.1", "--procs", "2"],
+        ["bench", "train", "--model", "mlp", "--batch-size", "8", "--threads", "1", "2", "--seconds", "0.1"],
+        ["pack", "images", "p", "--workers", "2"],
+        ["doctor"],
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (
+                ["scale", "digits.rec", "--model", "mlp", "--batch-size", "32", "--seconds", "0.1", "--procs", "2"],
+                ["train", "digits.rec", "--model", "mlp", "--epochs", "1", "--procs", "2", "--run", "r"],
+                ["launch", "--procs", "2", "--", "train", "digits.rec", "--model", "mlp", "--epochs", "1"],
+                ["tune", "digits.rec", "--model", "mlp", "--minutes", "0.2"],
+            )
+        ),
+    ],
+    ids=lambda words: words[0],
+)
+def test_no_child_imports_what_lies_in_the_working_folder(
+    words: list[str], tmp_path: Path, digits: Path, digits_folder: Path
+) -> None:
+    for name in ("steadytrain", "numpy", "torch", "json", "random", "socket", "multiprocessing", "importlib", "yaml"):
+        (tmp_path / f"{name}.py").write_text(f"open('imported', 'a').write('{name} '); raise ImportError('{name}')")
+    for suffix in (".rec", ".idx", ".json"):
+        (tmp_path / f"digits{suffix}").symlink_to(digits.with_suffix(suffix))
+    (tmp_path / "images").symlink_to(digits_folder)
+    command = [sys.executable, "-P", "-m", "steadytrain", *words]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
+    assert ended.returncode in (0, 1 if words[0] == "doctor" else 0), ended.stderr
 
 
 def test_a_name_in_a_table_makes_no_line_of_its_own() -> None:

@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +33,7 @@ from steadytrain.machine.children import (
     die_with_parent,
     in_foreground,
     kill_at_last,
+    python,
     run_program,
     send,
     start,
@@ -205,7 +205,7 @@ class ProcessTrainer:
             raise InterruptedSweep(130 if received[0] == signal.SIGINT else 75)
 
     def _start(self, run: Run, slot: Slot, until: float | None) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "steadytrain", *self.command(run, slot, until)]
+        command = python("-m", "steadytrain", *self.command(run, slot, until))
         environment = given_environment()
         if slot.gpu is not None and slot.host is None:
             environment["CUDA_VISIBLE_DEVICES"] = _visible(slot.gpu, environment)
