@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from steadytrain.config import Data
 from steadytrain.config.batches import Batches
 from steadytrain.data.checking.findings import FEW_TO_MEASURE, few_to_measure
+from steadytrain.data.filenames import braces
 from steadytrain.data.loader import Batch, ResidentBatch, packed_side
 from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
@@ -589,4 +590,5 @@ def refuse_inner_addresses(values: dict[str, str | Path | None], from_file: froz
 
 
 def _addresses(value: str | Path | None) -> Iterator[str]:
-    yield from (word for word in str(value or "").split(",") if "://" in word)
+    """Yield the web addresses and URIs that a name of data stands for, as a source is read."""
+    yield from (word for name in braces(str(value or "")) for word in name.split(",") if "://" in word)
