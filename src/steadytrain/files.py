@@ -135,6 +135,13 @@ def require_regular(path: Path) -> None:
         raise OSError(number, os.strerror(number) if kind == "a folder" else f"it is {kind}", str(path))
 
 
+def open_text(
+    path: Path, *, encoding: str = "utf-8", errors: str = "strict", newline: str | None = None
+) -> io.TextIOWrapper:
+    """Open a regular file as text. Raises OSError as :func:`open_regular` does."""
+    return io.TextIOWrapper(open_regular(path), encoding, errors, newline)
+
+
 MOST_TEXT_BYTES = 10_000_000
 """The most that a recipe or a note may have."""
 
@@ -277,5 +284,5 @@ def near_name(name: str) -> str:
     path = Path(name)
     with contextlib.suppress(OSError):
         beside = itertools.islice(path.parent.iterdir(), 10_000)  # of a million names the nearest takes minutes
-        return did_you_mean(path.name, [entry.name for entry in beside])
+        return did_you_mean(path.name, [entry.name for entry in beside if entry.name != path.name])
     return ""

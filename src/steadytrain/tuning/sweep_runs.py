@@ -24,6 +24,7 @@ from steadytrain.config import Recipe
 from steadytrain.config.plain import leaves
 from steadytrain.errors import FailedError, InputError, RunError, storage_errors
 from steadytrain.events import open_no_follow
+from steadytrain.files import read_text
 from steadytrain.format import Say, count, percent
 from steadytrain.launch import Job, Plan, render
 from steadytrain.launch.job import parse_host
@@ -242,7 +243,7 @@ class ProcessTrainer:
             self._failures[run.directory] = message
             return f"failed: {message}"
         log = run.directory / LOG
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_text(log, most=None, errors="replace").splitlines()
         lines = [line for line in lines if line and not line.startswith(" ")]  # of a traceback its end
         last = f"exited with code {code}: {lines[-1] if lines else 'it said nothing'} ({log})"
         message = next((line for line in reversed(lines) if line.startswith("steady: ")), last)
@@ -326,7 +327,7 @@ class ArrayTrainer:
     def _submitted(self, path: Path) -> str:
         """Return the number of the newest array job; empty if there is none."""
         try:
-            return str(json.loads(path.read_text(encoding="utf-8"))["job"])
+            return str(json.loads(read_text(path))["job"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
 
