@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,10 +24,10 @@ from steadytrain.cost.prices import known_price
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.storage.pages import PagedFile, origin_path, pages_path
 from steadytrain.data.storage.remote_file import remote_file_of
-from steadytrain.data.storage.store import ObjectFacts
+from steadytrain.data.storage.store import ObjectFacts, _web_client
 from steadytrain.errors import DataError, RecipeError, RunError
 from steadytrain.format import fit_table, text_table
-from steadytrain.machine.web import is_inner
+from steadytrain.machine import web
 from steadytrain.run import Run
 from steadytrain.training.data import open_data
 
@@ -232,31 +237,198 @@ def test_a_pipe_in_a_run_keeps_no_command_waiting(
             pass
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "http://127.0.0.1:8080/a.rec",
-        "https://localhost/a.rec",
-        "http://metadata.google.internal/a",
-        "http://10.1.2.3/a",
-        "http://192.168.0.1/a",
-        "http://[::1]/a",
-        "http://[fe80::1%25eth0]/a",
-        "http://[::ffff:169.254.169.254]/a",
-        "http://0x7f000001/a",
-        "http://127.1/a",
-        "http://user:word@169.254.169.254/a",
-        "HTTP://LOCALHOST./a",
-        "http://printer/a",
-        "http:///a",
-        "http://0/a",
-        "http://[a",
-    ],
-)
-def test_addresses_within_this_machine_or_its_network(uri: str) -> None:
-    assert is_inner(uri)
+PORT = 8702
+INNER_SPELLINGS = [
+    *(
+        f"http://{host}:{PORT}/a.rec"
+        for host in ("127.0.0.1", "localhost", "LOCALHOST.", "127.1", "127.0.1", "0", "0.0.0.0")
+    ),
+    *(f"http://{host}:{PORT}/a.rec" for host in ("2130706433", "0x7f000001", "0x7f.1", "017700000001", "0177.0.0.01")),
+    *(
+        f"http://{host}:{PORT}/a.rec"
+        for host in ("[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[fe80::1%25lo]")
+    ),
+    *(
+        f"http://{host}/a.rec"
+        for host in ("[64:ff9b::7f00:1]", "[2002:7f00:1::]", "[0:0:0:0:0:ffff:a9fe:a9fe]", "[::1")
+    ),
+    *(
+        f"http://{host}/a.rec"
+        for host in ("10.1.2.3", "192.168.0.1", "169.254.169.254", "100.100.100.200", "192.0.0.192")
+    ),
+    *("http://168.63.129.16/machine", "HTTPS://127.0.0.1/a.rec", "http:///a.rec", "http://printer/a.rec"),
+    # Names: of the machine, of clouds and clusters, and of anybody's that lead here.
+    *(
+        f"http://{host}/a.rec"
+        for host in ("localhost.localdomain", "metadata.google.internal", "kubernetes.default.svc")
+    ),
+    *(
+        f"http://{host}/a.rec"
+        for host in ("a.default.svc.cluster.local", "fritz.box", "wiki.corp", "nas.lan", "a.intranet")
+    ),
+    *(
+        f"http://{host}/a.rec"
+        for host in ("localtest.me", "127.0.0.1.nip.io", "mixed.example.com", "nowhere.example.com")
+    ),
+    # Other signs, which one program reads as another does not.
+    *(
+        "http://metadata.google\u3002internal/a.rec",
+        "http://\uff4c\uff4fcalhost/a.rec",
+        "http://\u24db\u24deca\u24dbhost/a.rec",
+    ),
+    *(
+        "http://127\uff0e0\uff0e0\uff0e1/a.rec",
+        "http://127.0.0.\u2460/a.rec",
+        "http://127%2e0.0.1/a.rec",
+        "http://loc\u00adalhost/a",
+    ),
+    *("http://8.8.8.8\\@127.0.0.1/a.rec", "http://127.0.0.1\\.8.8.8.8/a.rec", "http://8.8.8.8@127.0.0.1/a.rec"),
+    *("http://127.0.0.1#.8.8.8.8/a.rec", "http://127.0.0.1?.8.8.8.8/a.rec", "http://127.0.0.1;8.8.8.8/a.rec"),
+    *("http://127.0.0.1\t/a.rec", "http://8.8.8.8 127.0.0.1/a.rec", "http://127.0.0.[1]/a.rec"),
+    # Braces, which stand for several.
+    *(
+        f"http://127.0.0.{{1,1}}:{PORT}/a.rec",
+        f"http://{{127.0.0.1,localhost}}:{PORT}/a.rec",
+    ),
+    *(
+        "http://{8.8.8.8,127.0.0.1}/a.rec",
+        "http://{127.0.0.1:8702,evil.example.com:8702}/a.rec",
+        "http://127.0.{0..1}.1/a.rec",
+    ),
+    *("http://{169.254.169.254,169.254.169.254}/latest/x.rec", "a.rec,http://127.0.0.1/a.rec"),
+]
+"""Most are of public lists of what passes filters of addresses."""
 
 
-@pytest.mark.parametrize("uri", ["https://example.com/a.rec", "http://93.184.216.34/a", "s3://bucket/a", "a.rec"])
-def test_other_addresses(uri: str) -> None:
-    assert not is_inner(uri)
+@pytest.fixture
+def internet(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Names of the internet and their addresses, of which 127.0.0.2 counts as public; no proxy."""
+    names = {"localtest.me": ["127.0.0.1"], "127.0.0.1.nip.io": ["127.0.0.1"], "fritz.box": ["192.168.178.1"]}
+    names |= {"example.com": ["93.184.215.14"], "mixed.example.com": ["93.184.215.14", "10.0.0.1"]}
+    names |= {"kubernetes.default.svc": ["10.96.0.1"], "evil.example.com": ["127.0.0.2"], "8.8.8.8": ["8.8.8.8"]}
+    look_up, judge = socket.getaddrinfo, web.is_public
+
+    def answer(host: str, port: object, *rest: Any, **more: Any) -> Any:
+        if host not in names:
+            return look_up(host, port, *rest, **more)
+        at, *later = names[host]
+        names[host] = later or [at] if host == "rebinding.example.com" else names[host]
+        found = [at] if host == "rebinding.example.com" else names[host]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    monkeypatch.setattr(web, "is_public", lambda address: address == "127.0.0.2" or judge(address))
+    web._has_inner_address.cache_clear()
+    _web_client.cache_clear()
+    return names
+
+
+@pytest.mark.parametrize("uri", INNER_SPELLINGS)
+def test_no_spelling_of_a_file_leads_into_a_network(uri: str, internet: dict[str, list[str]]) -> None:
+    reason = "leads to .*; to read it, add --set data.val=|is .* with a password or a query, such as a signature"
+    with pytest.raises(RecipeError, match=f"^data.val (of the recipe file )?({reason})"):
+        open_data(Recipe.from_json(RECIPE.with_({"data.val": uri}).to_json()).data, seed=0)
+
+
+@pytest.mark.parametrize("uri", ["https://example.com/a.rec", "http://93.184.216.34:80/a", "s3://bucket/a", "a.rec"])
+def test_other_addresses(uri: str, internet: dict[str, list[str]]) -> None:
+    assert not web.is_inner(uri)
+
+
+def test_a_proxy_looks_names_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not web.is_inner("https://example.com/a.rec"), "tests have a proxy, and no names"
+    assert web.is_inner("https://metadata.google.internal/a.rec")
+    monkeypatch.setenv("no_proxy", "example.com")
+    assert web.is_inner("https://example.com/a.rec")
+
+
+class _Files(http.server.SimpleHTTPRequestHandler):
+    """Gives ranges of files, and leads readers of /to/HOST:PORT/FILE there."""
+
+    asked: ClassVar[list[tuple[str, str]]] = []
+    root: ClassVar[Path]
+
+    def do_GET(self) -> None:
+        self.asked.append((self.server.server_address[0], self.path))  # type: ignore[arg-type]
+        if self.path.startswith("/to/"):
+            self.send_response(302)
+            self.send_header("Location", "http://" + self.path.removeprefix("/to/"))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        try:
+            content = (self.root / self.path.lstrip("/")).read_bytes()
+        except OSError:
+            self.send_error(404)
+            return
+        first, last = 0, len(content) - 1
+        if "Range" in self.headers:
+            first, last = map(int, self.headers["Range"][6:].split("-"))
+        part = content[first : last + 1]
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+@pytest.fixture
+def servers(digits: Path) -> Iterator[tuple[int, int]]:
+    """Ports of a stranger's server at 127.0.0.2, and of one of this machine, which both have the digits."""
+    _Files.asked, _Files.root = [], digits.parent
+    with contextlib.ExitStack() as stack:
+        ports = []
+        for address in ("127.0.0.2", "127.0.0.1"):
+            server = stack.enter_context(http.server.ThreadingHTTPServer((address, 0), _Files))
+            thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            ports.append(server.server_port)
+        yield ports[0], ports[1]
+
+
+def test_a_public_address_of_a_file_is_read(
+    servers: tuple[int, int], internet: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Data(train=f"http://evil.example.com:{servers[0]}/digits.rec")
+    Run.create(tmp_path / "run", Recipe(data=data, model=Model("mlp"), budget=Budget(epochs=1), batch_size=64))
+    assert main(["resume", str(tmp_path / "run")]) == 0, capsys.readouterr().err
+    assert {address for address, _ in _Files.asked} == {"127.0.0.2"}
+
+
+@pytest.mark.parametrize("way", ["redirect", "redirect by name", "rebinding", "https"])
+def test_a_strangers_server_leads_to_no_address_of_this_machine(
+    way: str,
+    servers: tuple[int, int],
+    internet: dict[str, list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    theirs, ours = servers
+    internet["rebinding.example.com"] = ["127.0.0.2", "127.0.0.1"]
+    uri = {
+        "redirect": f"http://evil.example.com:{theirs}/to/127.0.0.1:{ours}/digits.rec",
+        "redirect by name": f"http://evil.example.com:{theirs}/to/localtest.me:{ours}/digits.rec",
+        "rebinding": f"http://rebinding.example.com:{ours}/digits.rec",
+        "https": f"http://evil.example.com:{theirs}/to/user:word@127.0.0.1:{ours}/digits.rec",
+    }[way]
+    Run.create(tmp_path / "run", RECIPE.with_({"data.train": uri}))
+    assert main(["resume", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert " is not read: " in error and "refused" in error and "Traceback" not in error
+    assert "127.0.0.1" not in {address for address, _ in _Files.asked}
+
+
+def test_an_address_of_this_machine_that_the_command_names_is_read_and_may_redirect(
+    servers: tuple[int, int], digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = f"http://localhost:{servers[1]}/to/127.0.0.1:{servers[1]}/digits.rec"
+    assert main(["check", f"http://127.0.0.1:{servers[1]}/digits.rec"]) == 0, capsys.readouterr().err
+    with open_data(Data(train=uri), seed=0).train as records:
+        assert len(records) == 400
+    assert {address for address, _ in _Files.asked} == {"127.0.0.1"}

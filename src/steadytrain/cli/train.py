@@ -34,9 +34,9 @@ from steadytrain.config.settings import OUTPUT
 from steadytrain.config.strangers import elsewhere_words
 from steadytrain.cost.prices import known_price
 from steadytrain.distributed.world import World, world_from_environment
-from steadytrain.errors import InputError, RankLostError, RecipeError, RunError, SteadyError
+from steadytrain.errors import InputError, RankLostError, RecipeError, RunError, SteadyError, StorageError
 from steadytrain.events import Ended, Evaluated, Noticed, Started
-from steadytrain.files import near_name
+from steadytrain.files import near_name, remove_left
 from steadytrain.format import count
 from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators, cores
@@ -751,6 +751,7 @@ def _train_visibly(
         is_finished, is_evaluated = group.all_gather_json([is_finished, is_evaluated])[0]
     if is_finished or is_evaluated:
         if is_first and is_finished:
+            remove_left(run.directory)
             note(f"{run.directory} is finished; to train again, change the recipe or name another --run folder")
         elif is_first:
             note(f"{run.directory} was evaluated at epoch {until:g} already; leave out --until to continue")
@@ -794,6 +795,8 @@ def _train_visibly(
                 case Ended():
                     code = EXIT_CODES[event.status]
     if is_first:
+        if not run.log_path().exists():
+            raise StorageError(f"{run.log_path()} was removed while the run trained: run the same command again")
         _print_verdict(run)
     return code
 

@@ -29,7 +29,7 @@ _INNER_ENDINGS = ["arpa", "corp", "home", "internal", "intranet", "lan", "local"
 """Set aside for private networks (RFC 6761, 6762, 8375, ICANN): a proxy might look them up there."""
 
 
-class RefusedError(Exception):
+class RefusedError(ValueError):
     """An address that is not spoken to, or an answer that is not taken; the message says why."""
 
 
@@ -247,6 +247,8 @@ class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
 
     def _opened_by(self, kind: type[_Connection]) -> Callable[..., http.client.HTTPConnection]:
         def open_connection(host: str, /, **options: Any) -> http.client.HTTPConnection:
+            if "@" in host:
+                raise RefusedError("it holds a user or a password, which are not sent: leave them out")
             connection = kind(host, **options)
             connection.trusted, connection.connections = self._trusted, self._connections
             return connection
