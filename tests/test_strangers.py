@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from steadytrain.config import Budget, Data, Model, Recipe
 from steadytrain.config.strangers import GATES, Gate
 from steadytrain.cost.prices import known_price
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.results.predictions import read_label_predictions, read_predictions, require_writable
 from steadytrain.data.storage.pages import PagedFile, origin_path, pages_path
 from steadytrain.data.storage.remote_file import remote_file_of
 from steadytrain.data.storage.store import ObjectFacts, _web_client
@@ -235,6 +237,73 @@ def test_a_pipe_in_a_run_keeps_no_command_waiting(
         assert not run.is_held() and run.holder() is None
         with pytest.raises(RunError, match="lock is a pipe, not a file: remove it"), run.lock():
             pass
+
+
+@pytest.fixture
+def packed(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with the digits, and a run that has ended."""
+    for suffix in (".rec", ".idx", ".json"):
+        shutil.copy(digits.with_suffix(suffix), tmp_path / f"a{suffix}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "code", "says"),
+    [
+        ("a.idx", ["check", "a.rec"], 1, "a.idx"),
+        ("a.json", ["check", "a.rec"], 1, "it is a pipe"),
+        ("names.txt", ["predict", "w.safetensors", "a.png", "--classes", "names.txt"], 2, "names.txt: it is a pipe"),
+        ("w.pth", ["train", "a.rec", "--model", "mlp", "--weights", "w.pth", "--run", "r"], 2, "w.pth: it is a pipe"),
+        ("w.safetensors", ["predict", "w.safetensors", "a.png"], 1, "it is a pipe"),
+    ],
+)
+def test_a_pipe_in_place_of_a_file_keeps_no_command_waiting(
+    name: str, words: list[str], code: int, says: str, packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (packed / name).unlink(missing_ok=True)
+    os.mkfifo(packed / name)
+    assert main(words) == code
+    output = capsys.readouterr()
+    assert says in output.out + output.err and "Did you mean w.pth" not in output.err
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_predictions_that_are_no_file_keep_no_report_waiting(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "predictions.csv"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    for read in (lambda: next(read_predictions(path)), lambda: read_label_predictions(path)):
+        with pytest.raises(DataError, match=f"predictions.csv: it is a {kind}$"):
+            read()
+    with pytest.raises(OSError, match=f"it is a {kind}"):
+        require_writable(path)
+
+
+@pytest.mark.parametrize("verb", ["train", "finetune", "tune", "schedule", "sweep"])
+def test_the_data_of_a_recipe_file_are_judged_before_anything_is_asked(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "theirs.toml"
+    file.write_text(f'[data]\ntrain = "{INNER}"\n[model]\nname = "mlp"\n')
+    more = ["--over", "lr=0.1", "--run", str(tmp_path / "s")] if verb == "sweep" else []
+    assert main([verb, *([str(file)] if verb == "sweep" else ["--recipe", str(file)]), *more]) == 2
+    assert f"data.train of the recipe file leads to {INNER}," in capsys.readouterr().err
+
+
+def test_passwords_in_addresses_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    uris = ["https://me:s3cr3t@example.org/x", "https://s3cr3t@example.org:8443/x", "ftp://me:s3@cr3t@example.org/x"]
+    for uri in uris:
+        for words in (
+            ["fetch", uri],
+            ["fetch", "mnist", "--mirror", uri],
+            ["cost", "prices", "--refresh", uri],
+            ["check", uri],
+            ["train", uri],
+            ["predict", "w.safetensors", uri],
+        ):
+            assert main(words) in (1, 2)
+            output = capsys.readouterr()
+            assert "cr3t" not in output.err + output.out, words
 
 
 PORT = 8702

@@ -135,11 +135,9 @@ def require_regular(path: Path) -> None:
         raise OSError(number, os.strerror(number) if kind == "a folder" else f"it is {kind}", str(path))
 
 
-def open_text(
-    path: Path, *, encoding: str = "utf-8", errors: str = "strict", newline: str | None = None
-) -> io.TextIOWrapper:
+def open_text(path: Path, *, encoding: str = "utf-8", **options: Any) -> io.TextIOWrapper:
     """Open a regular file as text. Raises OSError as :func:`open_regular` does."""
-    return io.TextIOWrapper(open_regular(path), encoding, errors, newline)
+    return io.TextIOWrapper(open_regular(path), encoding, **options)
 
 
 MOST_TEXT_BYTES = 10_000_000
@@ -241,6 +239,8 @@ def remove_left(folder: Path, name: str = "") -> None:
     """Remove what writers left that were killed, folders that nobody holds: of the file of a name, or of all files."""
     if not HAS_LOCKS:
         return
+    if not name:
+        _parts_in.cache_clear()
     form = re.compile(rf"\.{re.escape(name) or '.+'}\.[a-z0-9_]{{8}}\.part")
     for left in filter(form.fullmatch, _parts_in(folder.absolute(), int(time.monotonic() // 60))):
         with contextlib.suppress(OSError), _opened_folder(folder / left) as descriptor:

@@ -31,7 +31,7 @@ from steadytrain.config.parts import listed_gpus
 from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.config.settings import OUTPUT
-from steadytrain.config.strangers import elsewhere_words
+from steadytrain.config.strangers import ADDRESS_KEYS, elsewhere_words
 from steadytrain.cost.prices import known_price
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, RecipeError, RunError, SteadyError, StorageError
@@ -594,7 +594,7 @@ def open_draft(
     """
     from steadytrain.data.filenames import is_pattern
     from steadytrain.data.sources.find import require_there
-    from steadytrain.data.storage.store import is_uri, local_name
+    from steadytrain.data.storage.store import is_uri, local_name, refuse_inner_addresses
 
     train = data or options.value("data.train")
     if train is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
@@ -614,8 +614,10 @@ def open_draft(
         file = options.value(key)
         if isinstance(file, str) and not Path(local_name(file)).exists() and not is_pattern(file) and not is_uri(file):
             raise InputError(f"{flag} is {file}: there is no such file or folder.{near_name(file)}")
-    of_file = {key: value for key, value in leaves(options.file_values) if key not in options.changes}
-    _note_if_any(elsewhere_words({key: value for key, value in of_file.items() if not (data and key == "data.train")}))
+    named = {*options.changes, *(["data.train"] if data else [])}
+    of_file = {key: value for key, value in leaves(options.file_values) if key not in named}
+    refuse_inner_addresses({key: of_file[key] for key in ADDRESS_KEYS if key in of_file})
+    _note_if_any(elsewhere_words(of_file))
     note(f"reading {train}{_size_words(Path(train))}")  # before torch and timm are imported, which takes seconds
     with lasting_imports():
         from steadytrain.training.loop.defaults import choose_recipe

@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from email.message import Message
-from functools import lru_cache
+from functools import cache
 from typing import IO, Any
 
 Origin = tuple[str, int]
@@ -115,17 +115,14 @@ def is_inner(url: str, *, looks_up: bool = True) -> bool:
         return True
 
 
-@lru_cache(maxsize=256)
+@cache
 def _has_inner_address(host: str) -> bool:
     addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return not all(is_public(str(address[0])) for *_, address in addresses)
 
 
 def check_redirect(url: str, *, trusted: frozenset[Origin] | None = frozenset(), schemes: str = "https") -> None:
-    """Let a redirect go to other addresses of the internet by these schemes, and to what is trusted; None: all web.
-
-    Raises RefusedError.
-    """
+    """Raise RefusedError for a redirect by another scheme, or into a network; not to what is trusted, None: all."""
     parts, origin = split_url(url), origin_of(url)
     if parts is None or origin is None or parts.scheme not in ("http", "https"):
         raise RefusedError(f"it redirects to {url[:200]!r}, which is no web address")
@@ -239,6 +236,13 @@ class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
         super().__init__()
         self._trusted, self._connections, self._certificates = trusted, connections, certificates
 
+    def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
+        if "@" in request.host:
+            raise RefusedError("it holds a user or a password, which are not sent: leave them out")
+        return super().http_request(request)
+
+    https_request = http_request
+
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(self._opened_by(_Connection), req)
 
@@ -247,8 +251,6 @@ class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
 
     def _opened_by(self, kind: type[_Connection]) -> Callable[..., http.client.HTTPConnection]:
         def open_connection(host: str, /, **options: Any) -> http.client.HTTPConnection:
-            if "@" in host:
-                raise RefusedError("it holds a user or a password, which are not sent: leave them out")
             connection = kind(host, **options)
             connection.trusted, connection.connections = self._trusted, self._connections
             return connection

@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
-from steadytrain.errors import DataError, SteadyError, StorageError
+from steadytrain.data.filenames import braces
+from steadytrain.errors import DataError, RecipeError, SteadyError, StorageError
 from steadytrain.format import count
 from steadytrain.machine.web import Origin, RefusedError, check_redirect, client, is_inner
 
@@ -116,6 +117,20 @@ def _refuse_mistyped(text: str) -> None:
         raise DataError(f"there is no {first} here, and a URI has :// after its scheme: {known}://{rest}")
 
 
+def refuse_inner_addresses(values: Mapping[str, object]) -> None:
+    """Refuse an address within this machine or its network that only a file names: what answers there trusts us.
+
+    ``values``: keys of a recipe, as :data:`~.strangers.ADDRESS_KEYS`, -> what the file says. Raises RecipeError.
+    """
+    for key, value in values.items():
+        for address in ",".join(braces(str(value or ""))).split(","):  # as a source is read
+            if is_inner(address):
+                raise RecipeError(
+                    f"{key} of the recipe file leads to {address}, within this machine or its network, and this command"
+                    f" does not name it; to read it, add --set {key}={value}"
+                )
+
+
 @dataclass(frozen=True)
 class ObjectPlace:
     """An object, or a prefix of several: ``base`` is what a store is opened for, ``key`` is within it."""
@@ -185,6 +200,8 @@ class ObjectPlace:
             if parts[0] not in ("datasets", "models", "spaces") or len(parts) < 4 or not parts[3]:
                 raise DataError(f"{uri} is no file of a repository: name it as hf://datasets/OWNER/NAME/PATH")
             return ObjectPlace(f"hf://{'/'.join(parts[:3])}", parts[3])
+        if scheme in ("s3", "gs", "az") and not re.fullmatch(r"[\w.$-]*", host, re.ASCII):  # it may be a part of a host
+            raise DataError(f"{shown} is in no bucket: the name of one has letters, digits, '.', '-' and '_' alone")
         if not host or not (key.strip("/") or is_folder):
             needed = "a host and a path" if scheme.startswith("http") else "a bucket and a name in it"
             raise DataError(f"{uri} names no object: give {needed}, such as {scheme}://photos/train.rec")
@@ -265,7 +282,7 @@ class Store:
 
         def get(store: ObjectStore) -> tuple[memoryview, ObjectFacts]:
             if place.scheme in _WEB:
-                data, facts = _read_web(place, start, end, options.get("if_match"))
+                data, facts = _read_web(place, start, end, options.get("if_match", ""))
                 first, last = start or 0, facts.size if end is None else min(end, facts.size)
             else:
                 result = store.get(place.key, options=options)  # type: ignore[arg-type]
@@ -454,15 +471,13 @@ def _web_client(base: str, settings: tuple[object, ...]) -> urllib.request.Opene
     return client(trusted=trusted, on_redirect=partial(check_redirect, trusted=trusted, schemes=schemes))
 
 
-def _read_web(
-    place: ObjectPlace, start: int | None, end: int | None, etag: str | None
-) -> tuple[memoryview, ObjectFacts]:
+def _read_web(place: ObjectPlace, start: int | None, end: int | None, etag: str) -> tuple[memoryview, ObjectFacts]:
     """Read bytes of an object from a web server. Raises DataError, and what :func:`_judge` classifies."""
     headers = {"User-Agent": "steadytrain", "Accept-Encoding": "identity"} | ({"If-Match": etag} if etag else {})
     headers |= {} if start is None or end is None else {"Range": f"bytes={start}-{end - 1}"}
     request = urllib.request.Request(f"{place.base}/{quote(place.key)}", headers=headers)
     with _web_client(place.base, _settings()).open(request, timeout=SILENCE_SECONDS) as answer:
-        part = re.fullmatch(rf"bytes {start}-\d+/(\d+)", answer.headers.get("Content-Range", ""))
+        part = re.fullmatch(rf"bytes {start}-\d+/(\d{{1,18}})", answer.headers.get("Content-Range", ""))
         if start is not None and part is None:
             raise _no_ranges(place)
         data = memoryview(answer.read() if end is None else answer.read(end - (start or 0)))
@@ -645,15 +660,14 @@ def _judge(error: Exception, place: ObjectPlace) -> Fault | SteadyError:
     if isinstance(error, RefusedError):
         return DataError(f"{place} is not read: {error}")
     if isinstance(error, urllib.error.HTTPError):
-        with error:
-            text = f"status code: {error.code} {error.read(10_000)!r}"
+        text = f"status code: {error.code}"
+        with error, contextlib.suppress(OSError, http.client.HTTPException):
+            text += f" {error.read(10_000)!r}"
     elif isinstance(error, OSError | http.client.HTTPException):
         reason = getattr(error, "reason", error)
         text = f"{type(reason).__name__}: {reason}"
     if re.search("invalid peer certificate|CERTIFICATE_VERIFY_FAILED", text):
-        return DataError(
-            f"the certificate of {place.base} cannot be trusted: check the address, and this machine's clock"
-        )
+        return DataError(f"the certificate of {place.base} cannot be trusted: check the address, and the clock here")
     match = _STATUS.search(text)
     status = int(match[1] or match[2]) if match else 0
     remedy = _RENEW.get(place.scheme, "give an address that needs none")
@@ -695,11 +709,8 @@ def _judge(error: Exception, place: ObjectPlace) -> Fault | SteadyError:
         return "timeout"
     if re.search("IncompleteBody|IncompleteRead|UnexpectedEof", text):
         return "cut short"
-    return (
-        "no connection"
-        if re.search("ConnectionRefused|dns error|gaierror|(?i:unreachable)", text)
-        else "lost connection"
-    )
+    is_down = re.search("ConnectionRefused|dns error|gaierror|(?i:unreachable)", text)
+    return "no connection" if is_down else "lost connection"
 
 
 def _no_ranges(place: ObjectPlace) -> DataError:
