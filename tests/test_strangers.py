@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import pytest
 
 from steadytrain.cli import main
+from steadytrain.cli.console import Console
 from steadytrain.config import Budget, Data, Model, Recipe
 from steadytrain.config.strangers import GATES, Gate
 from steadytrain.cost.prices import known_price
@@ -28,6 +29,7 @@ from steadytrain.data.storage.pages import PagedFile, origin_path, pages_path
 from steadytrain.data.storage.remote_file import remote_file_of
 from steadytrain.data.storage.store import ObjectFacts, _web_client
 from steadytrain.errors import DataError, RecipeError, RunError
+from steadytrain.events import Evaluated, Event
 from steadytrain.format import fit_table, text_table
 from steadytrain.machine import web
 from steadytrain.run import Run
@@ -266,6 +268,35 @@ def test_a_pipe_in_place_of_a_file_keeps_no_command_waiting(
     assert main(words) == code
     output = capsys.readouterr()
     assert says in output.out + output.err and "Did you mean w.pth" not in output.err
+
+
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        ("unlink", "r/events.jsonl was removed while the run trained: run the same command again"),
+        ("rename", "there is no folder r any more, or yet: put it there and run the same command again"),
+    ],
+)
+def test_a_run_that_is_taken_away_while_it_trains_is_told_so_and_a_launcher_starts_it_again(
+    does: str, says: str, packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = Console.show
+
+    def take_away(console: Console, event: Event) -> None:
+        if isinstance(event, Evaluated) and event.epoch < 1.5:
+            Path("r/events.jsonl").unlink() if does == "unlink" else Path("r").rename("s")
+        show(console, event)
+
+    monkeypatch.setattr(Console, "show", take_away)
+    words = ["train", "a.rec", "--model", "mlp", "--epochs", "2", "--seed", "1"]
+    assert main([*words, "--run", "r"]) == 1
+    assert says in capsys.readouterr().err
+    monkeypatch.setattr(Console, "show", show)
+    if does == "rename":
+        Path("s").rename("r")
+    assert main([*words, "--run", "r"]) == 0
+    assert main([*words, "--run", "whole"]) == 0
+    assert Path("r/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
