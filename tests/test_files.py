@@ -160,9 +160,12 @@ def test_a_writers_folder_is_gone_before_the_disk_is_asked_to_keep_the_file(
 ) -> None:
     kept: list[list[str]] = []
     sync = files.sync
-    monkeypatch.setattr(
-        files, "sync", lambda path: (kept.append([each.name for each in tmp_path.iterdir()]), sync(path))
-    )
+
+    def note(path: Path) -> None:
+        kept.append([each.name for each in tmp_path.iterdir()])
+        sync(path)
+
+    monkeypatch.setattr(files, "sync", note)
     replace_file(tmp_path / "recipe.json", "{}")
     assert kept[-1] == ["recipe.json"], "after a power cut an empty folder would be beside it"
 

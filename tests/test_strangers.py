@@ -408,7 +408,7 @@ def internet(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     names |= {"kubernetes.default.svc": ["10.96.0.1"], "evil.example.com": ["127.0.0.2"], "8.8.8.8": ["8.8.8.8"]}
     look_up, judge = socket.getaddrinfo, web.is_public
 
-    def answer(host: str, port: object, *rest: Any, **more: Any) -> Any:
+    def answer(host: str, port: int | None, *rest: Any, **more: Any) -> Any:
         if host not in names:
             return look_up(host, port, *rest, **more)
         at, *later = names[host]
@@ -450,7 +450,7 @@ class _Files(http.server.SimpleHTTPRequestHandler):
     root: ClassVar[Path]
 
     def do_GET(self) -> None:
-        self.asked.append((self.server.server_address[0], self.path))  # type: ignore[arg-type]
+        self.asked.append((str(self.connection.getsockname()[0]), self.path))
         if self.path.startswith("/to/"):
             self.send_response(302)
             self.send_header("Location", "http://" + self.path.removeprefix("/to/"))
