@@ -48,10 +48,11 @@ def test_a_typo_finds_the_nearest_names() -> None:
     ("number", "says"),
     [
         (errno.ENOSPC, "the disk is full at out/a.rec: free some space"),
-        (errno.EDQUOT, "the disk is full at out/a.rec: free some space"),
+        (errno.EDQUOT, "your quota is used up at out/a.rec: free some space"),
         (errno.EACCES, "out/a.rec is not writable (Permission denied): choose another folder"),
         (errno.EROFS, "out/a.rec is not writable (Read-only file system): choose another folder"),
-        (errno.ENOENT, "cannot write out/a.rec (No such file or directory)"),
+        (errno.ENOENT, "cannot write out/a.rec: there is no folder out any more, or yet: put it there"),
+        (errno.EIO, "cannot write out/a.rec (Input/output error)"),
     ],
 )
 def test_a_storage_error_names_the_path_the_cause_and_the_remedy(number: int, says: str) -> None:

@@ -155,6 +155,28 @@ def test_the_next_writer_removes_what_a_killed_one_left_and_spares_one_at_work(t
     assert other.exists() and at_work.exists()
 
 
+def test_a_writers_folder_is_gone_before_the_disk_is_asked_to_keep_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[list[str]] = []
+    sync = files.sync
+
+    def note(path: Path) -> None:
+        kept.append([each.name for each in tmp_path.iterdir()])
+        sync(path)
+
+    monkeypatch.setattr(files, "sync", note)
+    replace_file(tmp_path / "recipe.json", "{}")
+    assert kept[-1] == ["recipe.json"], "after a power cut an empty folder would be beside it"
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "rmdir", refuse)
+    replace_file(tmp_path / "recipe.json", "[]")
+    assert (tmp_path / "recipe.json").read_text() == "[]"
+
+
 def test_a_file_that_is_replaced_again_and_again_does_not_list_its_folder_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

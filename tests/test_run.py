@@ -319,6 +319,17 @@ def test_the_lock_is_free_again_when_its_holder_is_killed(run: Run) -> None:
             assert (run.directory / "lock").read_text() == str(os.getpid())
 
 
+def test_a_run_that_goes_on_removes_what_writers_left_that_were_killed(run: Run) -> None:
+    names = (".recipe.json.abcd_123.part", ".best.safetensors.abcdefgh.part", ".model.safetensors.00000000.part")
+    left = [run.directory / name for name in names]
+    spared = [run.directory / name for name in ("notes.part", ".mine.part", ".model.safetensors.0000.part")]
+    for folder in (*left, *spared):
+        folder.mkdir()
+    with run.lock():
+        assert not any(folder.exists() for folder in left)
+    assert all(folder.exists() for folder in spared)
+
+
 def test_a_run_that_is_moved_while_it_is_held_stays_held(run: Run, tmp_path: Path) -> None:
     with _holder(run) as child:
         moved = Run.open(run.directory.rename(tmp_path / "moved"))

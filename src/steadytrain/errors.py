@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,9 +131,12 @@ def storage_error(error: OSError, path: Path) -> StorageError:
     'the disk is full at a/b: free some space or choose another folder and run the same command again'
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        problem = f"the disk is full at {path}: free some space or choose another folder"
+        what = "your quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
+        problem = f"{what} at {path}: free some space or choose another folder"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         problem = f"{path} is not writable ({error.strerror}): choose another folder or change its permissions"
+    elif error.errno == errno.ENOENT and (gone := [p for p in path.parents if not os.path.lexists(p)]):
+        problem = f"cannot write {path}: there is no folder {gone[-1]} any more, or yet: put it there"
     else:
         problem = f"cannot write {path} ({error.strerror or error}): fix that"
     return StorageError(f"{problem} and run the same command again")

@@ -135,6 +135,11 @@ def require_regular(path: Path) -> None:
         raise OSError(number, os.strerror(number) if kind == "a folder" else f"it is {kind}", str(path))
 
 
+def open_text(path: Path, *, encoding: str = "utf-8", **options: Any) -> io.TextIOWrapper:
+    """Open a regular file as text. Raises OSError as :func:`open_regular` does."""
+    return io.TextIOWrapper(open_regular(path), encoding, **options)
+
+
 MOST_TEXT_BYTES = 10_000_000
 """The most that a recipe or a note may have."""
 
@@ -188,13 +193,15 @@ def replacing(path: Path, *, name: Path | None = None) -> Iterator[Path]:
         StorageError: it cannot be written; what was there before stays.
     """
     with storage_errors(name or path):
-        _remove_left(path)
+        remove_left(path.parent, path.name)
         with _held_folder(path) as folder:
             part = folder / path.name
             yield part
             for each in [*sorted(other for other in folder.iterdir() if other != part), part]:
                 sync(each)
                 each.replace(path.with_name(each.name))
+            with contextlib.suppress(OSError):  # or else it may be back after a power cut
+                folder.rmdir()
             sync(path.parent)
 
 
@@ -228,15 +235,17 @@ def _opened_folder(folder: Path) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _remove_left(path: Path) -> None:
-    """Remove what writers of a file left that were killed: folders that nobody holds."""
+def remove_left(folder: Path, name: str = "") -> None:
+    """Remove what writers left that were killed, folders that nobody holds: of the file of a name, or of all files."""
     if not HAS_LOCKS:
         return
-    name = re.compile(rf"\.{re.escape(path.name)}\.[a-z0-9_]{{8}}\.part")
-    for folder in filter(name.fullmatch, _parts_in(path.parent.absolute(), int(time.monotonic() // 60))):
-        with contextlib.suppress(OSError), _opened_folder(path.with_name(folder)) as descriptor:
+    if not name:
+        _parts_in.cache_clear()
+    form = re.compile(rf"\.{re.escape(name) or '.+'}\.[a-z0-9_]{{8}}\.part")
+    for left in filter(form.fullmatch, _parts_in(folder.absolute(), int(time.monotonic() // 60))):
+        with contextlib.suppress(OSError), _opened_folder(folder / left) as descriptor:
             if descriptor is not None and lock_surely(descriptor):
-                shutil.rmtree(path.with_name(folder))
+                shutil.rmtree(folder / left)
 
 
 @lru_cache(maxsize=16)
@@ -277,5 +286,5 @@ def near_name(name: str) -> str:
     path = Path(name)
     with contextlib.suppress(OSError):
         beside = itertools.islice(path.parent.iterdir(), 10_000)  # of a million names the nearest takes minutes
-        return did_you_mean(path.name, [entry.name for entry in beside])
+        return did_you_mean(path.name, [entry.name for entry in beside if entry.name != path.name])
     return ""

@@ -198,11 +198,12 @@ def time_of_day(time: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Replace control characters: a file name must not be able to steer the reader's terminal.
+    """Replace control characters, which could steer the reader's terminal, and passwords in addresses.
 
-    >>> clean("a\\x1b[2Jb\\nc")
-    'a?[2Jb c'
+    >>> clean("a\\x1b[2Jb\\nc"), clean("https://me:s3cr3t@example.org/a")
+    ('a?[2Jb c', 'https://...@example.org/a')
     """
+    text = re.sub(r"(https?://|://(?=[^/?#\s@]*:))[^/?#\s]*@", r"\1...@", text)
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 

@@ -66,6 +66,7 @@ from steadytrain.files import (
     open_regular,
     other_spelling,
     read_text,
+    remove_left,
     replacing,
     sync,
 )
@@ -457,6 +458,7 @@ class Run:
                     os.ftruncate(file.fileno(), 0)
                     os.write(file.fileno(), str(os.getpid()).encode())
                 if is_sure:
+                    remove_left(self.directory)
                     self._keep_own_logs()
             except OSError as error:
                 raise storage_error(error, path) from error

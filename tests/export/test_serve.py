@@ -419,6 +419,10 @@ def test_pages_of_an_allowed_origin_may_use_the_server(trained: Trained) -> None
     plain = Service(lambda: trained, ServeSettings(threads=1, token=TOKEN), hosts=None)
     status, headers = _answer(plain, "OPTIONS", "/predict", origin=shop, **asks)
     assert status == 405 and "access-control-allow-origin" not in headers
+    for own, foreign in ((plain, other), (plain, "null"), (service, other)):  # a browser without Fetch Metadata
+        assert _answer(own, "POST", "/ready", host="127.0.0.1:8000", origin=foreign)[0] == 403
+        assert _answer(own, "POST", "/ready", host="127.0.0.1:8000", origin="http://127.0.0.1:8000")[0] in (401, 405)
+    assert _answer(service, "POST", "/ready", host="127.0.0.1:8000", origin=shop)[0] in (401, 405)
     of_a_page = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "cors"}
     for method in ("POST", "PUT", "GET"):
         assert _answer(service, method, "/ready", origin=other, **of_a_page)[0] == 403

@@ -237,3 +237,10 @@ def test_no_drawer_for_odds_and_ends() -> None:
 )
 def test_a_mechanism_has_one_home(call: str, home: str) -> None:
     assert not [m.short for m in INSIDE if m.short != home and call in m.path.read_text(encoding="utf-8")]
+
+
+def test_this_python_is_started_in_one_way() -> None:
+    """What lies in the working folder is imported by no child of ours: a user's own program alone starts without -P."""
+    own_programs = {"launch.node", "launch.rank"}
+    starts = {module.short for module in INSIDE if "[sys.executable" in module.path.read_text(encoding="utf-8")}
+    assert starts - own_programs == {"machine.children"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -160,6 +161,19 @@ def test_how_a_job_is_handed_over(on: str, job: Job, argv: list[str]) -> None:
 def test_a_plan_is_plain_data_and_the_same_every_time(on: str, job: Job) -> None:
     document = render(on, job).to_dict()
     assert json.loads(json.dumps(document)) == document == render(on, job).to_dict()
+
+
+@pytest.mark.parametrize(("on", "job"), JOBS)
+def test_ranks_import_nothing_of_the_folder_that_they_start_in(on: str, job: Job) -> None:
+    text = json.dumps(render(on, job).to_dict()) + "".join(file.text for file in render(on, job).files)
+    words = re.sub(r"[\\\"',\[\]\s]+", " ", text)
+    assert not re.search(r"(?<!-P) -m (steadytrain|torch)", words)
+    assert ("-m -- steadytrain" in words) == ("PYTHONSAFEPATH" in words)
+
+
+def test_a_users_own_program_imports_what_lies_beside_it() -> None:
+    plan = render("ssh", replace(ELASTIC, words=("python", "train.py")))
+    assert "PYTHONSAFEPATH" not in json.dumps(plan.to_dict())
 
 
 def test_every_launcher_is_held_by_a_text() -> None:

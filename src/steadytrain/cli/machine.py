@@ -35,7 +35,7 @@ from steadytrain.files import replace_file
 from steadytrain.format import clean, count, hide_columns, rate, text_table
 from steadytrain.format import size as bytes_text
 from steadytrain.machine import facts
-from steadytrain.machine.children import cause_of_death, run_steady
+from steadytrain.machine.children import cause_of_death, python, run_steady
 from steadytrain.machine.process import keep_memory, spin_where_alone
 
 if TYPE_CHECKING:
@@ -643,7 +643,7 @@ def bandwidth(
         words = ["bandwidth", "--model", model, "--backend", backend, "--seconds", str(seconds)]
         options = {"--step-seconds": step_seconds, "--batch-size": batch_size, "--size": size}
         words += [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
-        command = [sys.executable, "-m", "steadytrain", *words, *(["--json"] if json else [])]
+        command = python("-m", "steadytrain", *words, *(["--json"] if json else []))
         return keep_ranks(command, procs, restarts=0, say=note)
     if procs is not None:
         raise InputError(f"--procs is {procs}, and {world.launcher} has started {world.size} ranks: omit --procs")

@@ -297,10 +297,10 @@ def _refuse_what_leads_out(key: str, value: Any, recipe: Path | None) -> None:
     if gate is None or key in CODE or not words:
         return
     if gate.part == "data":
-        from steadytrain.training.data import refuse_inner_addresses
+        from steadytrain.data.storage.store import refuse_inner_addresses
 
         for word in words:
-            refuse_inner_addresses({gate.key: word}, frozenset([gate.key]))
+            refuse_inner_addresses({key: word})
     elif gate.part != "model":
         raise InputError(f"{recipe} varies {key} ({words[0]}): {gate.does}, which a file alone does not; leave it out")
 

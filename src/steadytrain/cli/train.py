@@ -32,12 +32,12 @@ from steadytrain.config.parts import listed_gpus
 from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.config.settings import OUTPUT
-from steadytrain.config.strangers import elsewhere_words
+from steadytrain.config.strangers import ADDRESS_KEYS, elsewhere_words
 from steadytrain.cost.prices import known_price
 from steadytrain.distributed.world import World, world_from_environment
-from steadytrain.errors import InputError, RankLostError, RecipeError, RunError, SteadyError
+from steadytrain.errors import InputError, RankLostError, RecipeError, RunError, SteadyError, StorageError
 from steadytrain.events import Ended, Evaluated, Noticed, Started
-from steadytrain.files import near_name
+from steadytrain.files import near_name, remove_left
 from steadytrain.format import count
 from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators, cores
@@ -608,7 +608,7 @@ def open_draft(
     """
     from steadytrain.data.filenames import is_pattern
     from steadytrain.data.sources.find import require_there
-    from steadytrain.data.storage.store import is_uri, local_name
+    from steadytrain.data.storage.store import is_uri, local_name, refuse_inner_addresses
 
     train = data or options.value("data.train")
     if train is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
@@ -628,14 +628,16 @@ def open_draft(
         file = options.value(key)
         if isinstance(file, str) and not Path(local_name(file)).exists() and not is_pattern(file) and not is_uri(file):
             raise InputError(f"{flag} is {file}: there is no such file or folder.{near_name(file)}")
+    named = {*options.changes, *(["data.train"] if data else [])}
+    of_file = {key: value for key, value in leaves(options.file_values) if key not in named}
+    refuse_inner_addresses({key: of_file[key] for key in ADDRESS_KEYS if key in of_file})
     if isinstance(model := options.value("model.name"), str):
         with lasting_imports():
             from steadytrain.models import find
 
         if not FACTORY.fullmatch(model):  # which is imported later, if the user named it
             find(model)
-    of_file = {key: value for key, value in leaves(options.file_values) if key not in options.changes}
-    _note_if_any(elsewhere_words({key: value for key, value in of_file.items() if not (data and key == "data.train")}))
+    _note_if_any(elsewhere_words(of_file))
     note(f"reading {train}{_size_words(Path(train))}")  # before torch and timm are imported, which takes seconds
     with lasting_imports():
         from steadytrain.training.loop.defaults import choose_recipe
@@ -771,6 +773,7 @@ def _train_visibly(
         is_finished, is_evaluated = group.all_gather_json([is_finished, is_evaluated])[0]
     if is_finished or is_evaluated:
         if is_first and is_finished:
+            remove_left(run.directory)
             note(f"{run.directory} is finished; to train again, change the recipe or name another --run folder")
         elif is_first:
             note(f"{run.directory} was evaluated at epoch {until:g} already; leave out --until to continue")
@@ -814,6 +817,8 @@ def _train_visibly(
                 case Ended():
                     code = EXIT_CODES[event.status]
     if is_first:
+        if not run.log_path().exists():
+            raise StorageError(f"{run.log_path()} was removed while the run trained: run the same command again")
         _print_verdict(run)
     return code
 

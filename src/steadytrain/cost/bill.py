@@ -24,6 +24,7 @@ from typing import Any, Literal
 from steadytrain.cost.prices import Offer, Price, known_price, peaks, to_dict
 from steadytrain.errors import InputError
 from steadytrain.events import Failed, Started, StepMeasured
+from steadytrain.files import read_text
 from steadytrain.format import money
 from steadytrain.monitor import RunHistory
 from steadytrain.run import Run
@@ -143,7 +144,7 @@ def saved_parts(run: Run) -> list[BillPart]:
 @lru_cache(maxsize=8)
 def _parts_in(path: Path, changed: int) -> tuple[BillPart, ...]:
     """Read one checkpoint's plain half, without torch: ``about.spent`` is a text of JSON in it."""
-    about = json.loads(path.read_text(encoding="utf-8"))["state"]["map"]["about"]["map"]
+    about = json.loads(read_text(path, most=None))["state"]["map"]["about"]["map"]
     return tuple(parts_from(json.loads(about["spent"]["value"]))) if "spent" in about else ()
 
 

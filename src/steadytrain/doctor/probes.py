@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
 from steadytrain.doctor.facts import Decoders, Torch, TorchDevice
-from steadytrain.machine.children import ending, finish, kill_at_last, start
+from steadytrain.machine.children import ending, finish, kill_at_last, python, start
 
 SECONDS = 120.0
 """For importing torch and torchvision and waking each GPU; a cold network file system needs a minute."""
@@ -131,14 +130,13 @@ class ProbeAnswer:
 
 
 @contextmanager
-def started(code: str, *, python: str = sys.executable) -> Iterator[subprocess.Popen[bytes]]:
+def started(code: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run ``code`` in a process, and end it if it is still running afterwards.
 
     Args:
         code: Python, at the outermost level, which fills ``values`` (by ``ask(name, function)`` where it may fail).
-        python: the interpreter.
     """
-    command, pipe = [python, "-P", "-c", _FRAME.format(code=code)], subprocess.PIPE
+    command, pipe = python("-c", _FRAME.format(code=code)), subprocess.PIPE
     process = start(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
     with process, kill_at_last([process]):
         yield process

@@ -141,7 +141,9 @@ def plan_text(on: str, job: Job, plan: Plan, folder: Path) -> str:
     return "\n".join(lines)
 
 
-ELASTIC: Mapping[str, str] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONSAFEPATH": "1"}
+ELASTIC: Mapping[str, str] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+SAFE_PATH: Mapping[str, str] = {"PYTHONSAFEPATH": "1"}
+"""For our ranks under torchrun, which gives them no -P; a user's own program imports what lies beside it."""
 _NODE = ("-P", "-m", "steadytrain.launch.node")
 _RANK = ("-P", "-m", "steadytrain.launch.rank")
 
@@ -164,7 +166,8 @@ def rank_command(job: Job) -> tuple[str, ...]:
 
 def torchrun_command(job: Job, *flags: str, procs: int, meeting: Sequence[str]) -> tuple[str, ...]:
     """Return the interpreter's arguments that start torchrun's agent; ``meeting``: its options for the rendezvous."""
-    agent = ("-m", "torch.distributed.run", *meeting, f"--nproc-per-node={procs}", f"--max-restarts={job.restarts}")
+    options = (*meeting, f"--nproc-per-node={procs}", f"--max-restarts={job.restarts}")
+    agent = ("-P", "-m", "torch.distributed.run", *options)
     # After two dashes: torchrun would take --run for the beginning of its own --run-path.
     program = ("--", *job.program) if is_python(job.words[0]) else ("-m", "--", "steadytrain", *job.words)
     return (*_NODE, "--alone", *flags, "--grace", str(job.grace_seconds), "--", *agent, *program)

@@ -17,8 +17,8 @@ from textwrap import dedent
 from typing import Any
 
 from steadytrain.errors import InputError
-from steadytrain.launch.job import Host, Job, Machine
-from steadytrain.launch.plan import ELASTIC, Command, Plan, PlanStage, node_command, torchrun_command
+from steadytrain.launch.job import Host, Job, Machine, is_python
+from steadytrain.launch.plan import ELASTIC, SAFE_PATH, Command, Plan, PlanStage, node_command, torchrun_command
 
 TAKES = frozenset({"hosts", "ranks", "least", "folder", "address", "port", "restarts", "keep", "grace_seconds", "ssh"})
 _ALWAYS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15")
@@ -94,7 +94,7 @@ def _check(job: Job, machine: Machine) -> Command:
         port=job.meeting_port if first else None,
         paths=_needed(job),
     )
-    remote = f"exec {shlex.quote(job.python)} -"
+    remote = f"exec {shlex.quote(job.python)} -"  # in the user's home; a Python without -P says its version
     return Command(argv=_ssh(job, machine.host, remote), label=machine.host.name, stdin=program)
 
 
@@ -108,7 +108,7 @@ def _needed(job: Job) -> list[str]:
 def _run(job: Job, machine: Machine) -> Command:
     host, variables = machine.host, dict(job.env)
     if job.least and not job.is_independent:
-        variables |= ELASTIC
+        variables |= ELASTIC if is_python(job.words[0]) else {**ELASTIC, **SAFE_PATH}
         nodes, is_host = len(job.machines), machine == job.machines[0]
         meeting = [  # only the first agent holds the store, and each goes by the name that others know it by
             f"--nnodes={job.least}:{nodes}",

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,6 +57,7 @@ from steadytrain.machine.children import (
     exit_code,
     forward,
     kill_at_last,
+    python,
     send,
     start,
 )
@@ -231,7 +231,7 @@ def _ray_of_machine(world: World, should_stop: Callable[[], bool]) -> Iterator[t
             words += [f"--address={address}"]
             _await_port(head, world.port - 1, should_stop)
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-        ray = [sys.executable, "-m", "ray.scripts.scripts", *words]
+        ray = python("-m", "ray.scripts.scripts", *words)
         process = start(ray, prepare=_outlast_signals, own_group=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             while b"Ray runtime started" not in (output := os.pread(log.fileno(), 1 << 20, 0)):

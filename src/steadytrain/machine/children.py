@@ -1,6 +1,7 @@
 """Child processes: started, fed, given a time limit, waited for together, and ended with all that they started.
 
-Every child of this project is started by :func:`start`, or by :func:`start_module` where it runs a module of ours.
+Every child of this project is started by :func:`start`, or by :func:`start_module` where it runs a module of ours;
+one that is this Python by the words of :func:`python`.
 :func:`run_program` is for a program that is waited for, :class:`ForkServer` for children that answer requests, and
 :func:`wait_together` for several that are one job.
 """
@@ -43,6 +44,11 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # glibc would map each photograph's pixels anew and give them back: of a child's time a quarter went to page faults.
 _MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
+
+
+def python(*words: str) -> list[str]:
+    """Return the command that runs this Python: what lies in the working folder is not imported in place of modules."""
+    return [sys.executable, "-P", *words]
 
 
 def start(
@@ -132,7 +138,7 @@ def run_program(
 
 def run_steady(words: Sequence[str]) -> FinishedProgram:
     """Run another command of ours to its end, in the environment that this one was given."""
-    return run_program([sys.executable, "-m", "steadytrain", *words], variables=given_environment())
+    return run_program(python("-m", "steadytrain", *words), variables=given_environment())
 
 
 def start_module(
@@ -158,7 +164,7 @@ def start_module(
         f"import sys\nsys.path[:] = {sys.path!r}\n"
         f"from steadytrain.machine.children import run_module\nrun_module({module!r})\n"
     )
-    command, variables = [sys.executable, "-c", program], {**_MEMORY, **os.environ, **_THREADS}
+    command, variables = python("-c", program), {**_MEMORY, **os.environ, **_THREADS}
     # The child hears no Ctrl-C, not even as it begins: the parent does, and ends it.
     can_block = hasattr(signal, "pthread_sigmask")  # not under Windows
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if can_block else set()
@@ -211,7 +217,7 @@ class ForkServer:
         path = f"import sys\nsys.path[:] = {sys.path!r}\n"
         with theirs:
             self._process = start(
-                [sys.executable, "-c", path + program, str(theirs.fileno())],
+                python("-c", path + program, str(theirs.fileno())),
                 variables=variables,
                 refusal=FailedError,
                 own_group=True,  # Ctrl-C is for us, and we end them all

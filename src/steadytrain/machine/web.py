@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import re
 import socket
 import ssl
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from email.message import Message
+from functools import cache
 from typing import IO, Any
 
 Origin = tuple[str, int]
@@ -21,9 +23,13 @@ Origin = tuple[str, int]
 _NAT64, _GLOBAL_UNICAST = ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2000::/3")
 _DOCUMENTATION, _PROTOCOLS = ipaddress.ip_network("3fff::/20"), ipaddress.ip_network("192.0.0.0/24")
 """Releases of Python before 3.13 (and some of 3.11 and 3.12) know only parts of these as not global."""
+_AZURE = ipaddress.ip_address("168.63.129.16")  # answers every machine there about itself
+_PLAIN_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]*)?", re.ASCII | re.IGNORECASE)
+_INNER_ENDINGS = ["arpa", "corp", "home", "internal", "intranet", "lan", "local", "localdomain", "localhost", "private"]
+"""Set aside for private networks (RFC 6761, 6762, 8375, ICANN): a proxy might look them up there."""
 
 
-class RefusedError(Exception):
+class RefusedError(ValueError):
     """An address that is not spoken to, or an answer that is not taken; the message says why."""
 
 
@@ -75,30 +81,57 @@ def is_public(address: str) -> bool:
         if inner is None and (ip not in _GLOBAL_UNICAST or ip in _DOCUMENTATION):
             return False
         ip = inner or ip
-    return ip.is_global and not ip.is_multicast and ip not in _PROTOCOLS
+    return ip.is_global and not ip.is_multicast and ip not in _PROTOCOLS and ip != _AZURE
 
 
-def is_inner(url: str) -> bool:
-    """Return whether an address leads to this machine, its network or a cloud's metadata, as far as its text says.
+def is_inner(url: str, *, looks_up: bool = True) -> bool:
+    """Return whether a web address leads to this machine, its network or a cloud's metadata, or cannot be judged.
 
-    >>> is_inner("http://169.254.169.254/a.rec"), is_inner("http://localhost/a"), is_inner("https://example.com/a.rec")
+    A host counts whose name has such an address or none, or is not in plain letters: clients disagree on what others
+    mean. The first answer for a name counts as long as this process lives. ``looks_up``: unless a proxy does that.
+
+    >>> is_inner("http://169.254.169.254/a.rec"), is_inner("http://localhost/a"), is_inner("s3://bucket/a.rec")
     (True, True, False)
-    >>> is_inner("http://2852039166/a"), is_inner("http://[::ffff:10.0.0.1]/a"), is_inner("s3://bucket/a.rec")
+    >>> is_inner("http://2852039166/a"), is_inner("http://[::ffff:10.0.0.1]/a"), is_inner("http://8.8.8.8/a.rec")
     (True, True, False)
     """
-    parts = split_url(url)
-    if parts is None:
-        return True  # nobody means such an address
-    if parts.scheme.lower() not in ("http", "https"):
+    scheme, _, rest = url.partition("://")
+    if scheme.lower() not in ("http", "https"):
         return False
-    host = (parts.hostname or "").rstrip(".")
+    plain = _PLAIN_HOST.fullmatch(rest.partition("/")[0])
+    if plain is None:
+        return True
+    host = plain[1].strip("[]").rstrip(".").lower()
     try:
         return not is_public(host)
-    except ValueError:
-        # No address: a name. One without a dot, or of digits alone, is the network's or an address in disguise.
-        labels = host.lower().split(".")
-        is_number = all(label.isdigit() or label.startswith("0x") for label in labels)
-        return is_number or len(labels) == 1 or labels[-1] in ("internal", "local", "localhost", "lan", "home", "arpa")
+    except ValueError:  # a name; one of numbers alone is an address in disguise
+        labels = host.split(".")
+    if len(labels) == 1 or labels[-1] in _INNER_ENDINGS or re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1]):
+        return True
+    is_proxied = scheme.lower() in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
+    try:
+        return looks_up and not is_proxied and _has_inner_address(host)
+    except (OSError, UnicodeError):
+        return True
+
+
+@cache
+def _has_inner_address(host: str) -> bool:
+    addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return not all(is_public(str(address[0])) for *_, address in addresses)
+
+
+def check_redirect(url: str, *, trusted: frozenset[Origin] | None = frozenset(), schemes: str = "https") -> None:
+    """Raise RefusedError for a redirect by another scheme, or into a network; not to what is trusted, None: all."""
+    parts, origin = split_url(url), origin_of(url)
+    if parts is None or origin is None or parts.scheme not in ("http", "https"):
+        raise RefusedError(f"it redirects to {url[:200]!r}, which is no web address")
+    if trusted is None or origin in trusted:
+        return
+    if parts.scheme not in schemes.split():
+        raise RefusedError(f"it redirects to {url[:200]}, which is not https: refused")
+    if is_inner(url, looks_up=False):  # a name is looked up when it is connected to
+        raise RefusedError(f"it redirects to {url[:200]}, an address that is not of the internet: refused")
 
 
 def proxies() -> frozenset[Origin]:
@@ -202,6 +235,13 @@ class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
     ) -> None:
         super().__init__()
         self._trusted, self._connections, self._certificates = trusted, connections, certificates
+
+    def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
+        if "@" in request.host:
+            raise RefusedError("it holds a user or a password, which are not sent: leave them out")
+        return super().http_request(request)
+
+    https_request = http_request
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(self._opened_by(_Connection), req)

@@ -514,7 +514,7 @@ def read_weights(path: Path) -> WeightsFile:
         inside = next((file for file in files if file.suffix in _SUFFIXES), None)
         remedy = f"name a file in it, such as {inside}" if inside else "it holds no weights file"
         raise ModelError(f"{path} is a folder: {remedy}")
-    if not path.is_file():
+    if not path.exists():
         raise ModelError(f"there is no weights file {path}: check --weights.{near_name(str(path))}")
     require_content(path)
     if path.suffix == ".safetensors":

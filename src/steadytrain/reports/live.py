@@ -417,11 +417,13 @@ def guarded(app: ASGIApp, *, hosts: Collection[str] | None = HOSTS, origins: Col
 
 
 def _is_of_another_site(scope: Scope, origins: Collection[str]) -> bool:
-    """Return whether a browser asks for another site's page (Fetch Metadata), other than to follow a link."""
+    """Return whether a browser asks for another site's page (Fetch Metadata, or Origin), other than by a link."""
     headers = dict(scope.get("headers", []))
-    if headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin"):
-        return False
-    if "*" in origins or headers.get(b"origin", b"").decode("latin-1") in origins:
+    origin, site = headers.get(b"origin", b""), headers.get(b"sec-fetch-site", b"none")
+    is_own = site in (b"none", b"same-origin")
+    if b"sec-fetch-site" not in headers and origin and scope["method"] == "POST":  # an older browser, or plain HTTP
+        is_own = origin.partition(b"://")[2] == headers.get(b"host")
+    if is_own or "*" in origins or origin.decode("latin-1") in origins:
         return False
     return not (scope["method"] in ("GET", "HEAD") and headers.get(b"sec-fetch-mode") == b"navigate")
 

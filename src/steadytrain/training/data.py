@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from steadytrain.config import Data
 from steadytrain.config.batches import Batches
+from steadytrain.config.strangers import ADDRESS_KEYS
 from steadytrain.data.checking.findings import FEW_TO_MEASURE, few_to_measure
 from steadytrain.data.loader import Batch, ResidentBatch, packed_side
 from steadytrain.data.packing.prepare import Prepared
@@ -28,11 +29,11 @@ from steadytrain.data.sources.labels import require_zero_or_one, say_doubt
 from steadytrain.data.sources.layout import TABLES
 from steadytrain.data.sources.listing import Labels
 from steadytrain.data.sources.select import split_by_fraction
+from steadytrain.data.storage.store import refuse_inner_addresses
 from steadytrain.data.transforms.operations import to_device
-from steadytrain.errors import DataError, RecipeError
+from steadytrain.errors import DataError
 from steadytrain.format import OnProgress, Say, count, few, whole_number
 from steadytrain.machine.process import StartPart, StartTimer
-from steadytrain.machine.web import is_inner
 from steadytrain.training.clock import Clock
 
 _DIGITS = 10
@@ -179,7 +180,7 @@ def open_named(
     """
     timer = StartTimer()
     refuse_inner_addresses(
-        {key: getattr(data, key) for key in ("train", "val", "root", "labels", "classes")}, data.from_file
+        {key: getattr(data, name) for key in ADDRESS_KEYS if (name := key.partition(".")[2]) in data.from_file}
     )
     remarks: list[str] = []
 
@@ -569,26 +570,3 @@ def _load_ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, cloc
             copying.popleft()
         coming = start()
         yield loaded
-
-
-def refuse_inner_addresses(values: dict[str, str | Path | None], from_file: frozenset[str]) -> None:
-    """Refuse an address within this machine or its network that only a file names: what answers there trusts us.
-
-    Args:
-        values: keys of ``data`` -> their values.
-        from_file: the keys whose values are a file's.
-
-    Raises:
-        RecipeError: names the key and how to allow it.
-    """
-    for key in sorted(from_file & values.keys()):
-        for address in _addresses(values[key]):
-            if is_inner(address):
-                raise RecipeError(
-                    f"data.{key} of the recipe file leads to {address}, within this machine or its network, and this"
-                    f" command does not name it; to read it, add --set data.{key}={values[key]}"
-                )
-
-
-def _addresses(value: str | Path | None) -> Iterator[str]:
-    yield from (word for word in str(value or "").split(",") if "://" in word)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from steadytrain.errors import FailedError, InputError
 from steadytrain.format import count, duration, fold, number, percent, rate, size, text_table
 from steadytrain.launch.supervise import keep_ranks
 from steadytrain.machine import facts
-from steadytrain.machine.children import run_steady
+from steadytrain.machine.children import python, run_steady
 from steadytrain.reports.plots import Panel
 from steadytrain.tuning.scale import (
     LINKS,
@@ -111,7 +110,7 @@ def _ask_ranks(recipe: Recipe, request: Request, ranks: int, say: Callable[[str]
         # What a flag or the user's own file names may be imported.
         values = {**asdict(request), "recipe": recipe.to_dict(), "allow_import": True}
         question.write_text(json.dumps(values), encoding="utf-8")
-        program = [sys.executable, "-c", PROGRAM, str(question), str(answer)]
+        program = python("-c", PROGRAM, str(question), str(answer))
         if code := keep_ranks(program, ranks, restarts=0, say=say):
             return code
         figures: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))

@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from steadytrain.config import Recipe
 from steadytrain.config.plain import leaves
 from steadytrain.errors import FailedError, InputError, RunError, storage_errors
 from steadytrain.events import open_no_follow
+from steadytrain.files import read_text
 from steadytrain.format import Say, count, percent
 from steadytrain.launch import Job, Plan, render
 from steadytrain.launch.job import parse_host
@@ -34,6 +34,7 @@ from steadytrain.machine.children import (
     die_with_parent,
     in_foreground,
     kill_at_last,
+    python,
     run_program,
     send,
     start,
@@ -205,7 +206,7 @@ class ProcessTrainer:
             raise InterruptedSweep(130 if received[0] == signal.SIGINT else 75)
 
     def _start(self, run: Run, slot: Slot, until: float | None) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "steadytrain", *self.command(run, slot, until)]
+        command = python("-m", "steadytrain", *self.command(run, slot, until))
         environment = given_environment()
         if slot.gpu is not None and slot.host is None:
             environment["CUDA_VISIBLE_DEVICES"] = _visible(slot.gpu, environment)
@@ -242,7 +243,7 @@ class ProcessTrainer:
             self._failures[run.directory] = message
             return f"failed: {message}"
         log = run.directory / LOG
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_text(log, most=None, errors="replace").splitlines()
         lines = [line for line in lines if line and not line.startswith(" ")]  # of a traceback its end
         last = f"exited with code {code}: {lines[-1] if lines else 'it said nothing'} ({log})"
         message = next((line for line in reversed(lines) if line.startswith("steady: ")), last)
@@ -326,7 +327,7 @@ class ArrayTrainer:
     def _submitted(self, path: Path) -> str:
         """Return the number of the newest array job; empty if there is none."""
         try:
-            return str(json.loads(path.read_text(encoding="utf-8"))["job"])
+            return str(json.loads(read_text(path))["job"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -60,3 +61,26 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_evaluated(
     (tmp_path / "mine.csv").write_text("a,b\n")
     assert main(["evaluate", str(tmp_path / "no-run"), "--per-image", str(tmp_path / name)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_names_that_a_spreadsheet_would_compute_are_read_back_equal(tmp_path: Path) -> None:
+    names = (
+        "=1+1",
+        "+1",
+        "-1",
+        "@x",
+        "\t=1",
+        "=cmd|' /C calc'!A0",
+        '=HYPERLINK("http://x")',
+        "'=1",
+        "NA",
+        "007",
+        "1e5",
+        "a\nb",
+    )
+    outputs = np.array([[number, 0.5, 0.7, 1] for number in range(len(names))], np.float32)
+    with shards(tmp_path) as records:
+        write_predictions(tmp_path / "p.csv", records, np.arange(len(names)) % 6, names, outputs)
+    assert tuple(row.predicted for row in read_predictions(tmp_path / "p.csv")) == names
+    with (tmp_path / "p.csv").open(newline="", encoding="utf-8") as file:
+        assert tuple(row["predicted"] for row in csv.DictReader(file)) == names

@@ -15,7 +15,7 @@ from tests.store import Bucket, FaultProxy
 
 from steadytrain.data.storage import store as store_module
 from steadytrain.data.storage.object_cache import open_object, open_objects
-from steadytrain.data.storage.store import Fault, ObjectPlace, Store
+from steadytrain.data.storage.store import Fault, ObjectFacts, ObjectPlace, Store
 from steadytrain.errors import DataError, StorageError
 
 SECRETS = ("AKIAWHOREADSTHIS", "not-to-be-shown", "s3cr3t")
@@ -149,6 +149,17 @@ def test_credentials_in_a_uri_are_refused_and_not_repeated(uri: str) -> None:
     assert "environment" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "bucket", ["127.0.0.1:80#", "127.0.0.1:80?", "a\\", "a b", "a%2f", "\u24d0", "a;b", "a,b", "[a]"]
+)
+def test_a_bucket_has_a_plain_name(bucket: str) -> None:
+    for scheme in ("s3", "gs", "az"):
+        with pytest.raises(DataError, match="is in no bucket: the name of one has letters"):
+            ObjectPlace.parse(f"{scheme}://{bucket}/x.rec")
+    assert ObjectPlace.parse("az://$web/x").base == "az://$web"
+    assert ObjectPlace.folder("s3://My_old.bucket-1").base == "s3://My_old.bucket-1"
+
+
 class _WebServer:
     """A web server with ranges, which sends readers of ``/datasets/...`` on to ``/blob``, as Hugging Face's does."""
 
@@ -199,6 +210,53 @@ def test_a_web_server_is_read_by_ranges(web: _WebServer) -> None:
     data, facts = Store(place).read(place, 256, 512)
     assert bytes(data) == bytes(range(256)) and facts.size == 102_400 and not facts.etag
     assert web.seen == [("/a%20file.rec", None)]
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "message"),
+    [
+        (404, {}, "there is no object"),
+        (403, {}, "refuses access to x.rec .status 403."),
+        (412, {}, "has changed since it was opened"),
+        (200, {}, "cannot give parts of a file"),
+        (206, {"Content-Range": "bytes 5-6/10"}, "cannot give parts of a file"),
+        (206, {"Content-Range": "bytes 0-0/" + "9" * 5000}, "cannot give parts of a file"),
+        (503, {}, "does not answer: .* the last by: slow down"),
+        (302, {"Location": "file:///etc/passwd"}, "answers status 302 to a request for x.rec"),
+        (302, {"Location": "ftp://127.0.0.1/x"}, "is not read: it redirects to 'ftp://127.0.0.1/x', which is no web"),
+        (302, {"Location": "http://me:word@127.0.0.1/x"}, "is not read: it holds a user or a password"),
+        (302, {"Location": "/x.rec"}, "is not read: it redirects more than 5 times"),
+    ],
+)
+def test_what_a_web_server_answers_is_told(status: int, headers: dict[str, str], message: str) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            for name, value in {"Content-Length": "1", **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(b"x")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            place = ObjectPlace.parse(f"http://127.0.0.1:{server.server_port}/x.rec")
+            with pytest.raises((DataError, StorageError), match=message):
+                Store(place, patience_seconds=0.2).read(place, 0, 1, expected=ObjectFacts(1, '"a"', ""))
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_folder_of_a_web_server_is_refused_without_asking(web: _WebServer) -> None:
+    place = ObjectPlace.folder(f"{web.address}/photos/")
+    with pytest.raises(DataError, match="is a folder, and http:// lists none: name its files one by one"):
+        Store(place).list_all(place, list)
+    assert not web.seen
 
 
 def test_a_repository_of_hugging_face_is_read_with_the_token(

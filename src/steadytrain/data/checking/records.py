@@ -45,6 +45,7 @@ from steadytrain.data.recordio.reader import (
     why_no_image,
 )
 from steadytrain.errors import DataError
+from steadytrain.files import open_text, read_text
 from steadytrain.format import OnProgress, printable, whole_number
 
 Bounds = tuple[int, int]  # where a record begins and ends
@@ -601,7 +602,7 @@ def _find_index(path: Path) -> Index | None:
     index = Index()
     offsets = array("q")
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        with open_text(path, errors="replace", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 key, tab, offset = line.rstrip("\r\n").rpartition("\t")
                 if not line.strip():
@@ -706,7 +707,7 @@ def _find_card(records: Path, findings: Findings) -> Card | None:
         card = card_of(records)
     except DataError as error:
         try:
-            card = Card.from_json(path.read_text(encoding="utf-8"))
+            card = Card.from_json(read_text(path, most=None))
         except (DataError, OSError, UnicodeDecodeError):
             findings.add("card-unreadable", str(error).removeprefix(f"{path}: "), name=path.name)
             return None

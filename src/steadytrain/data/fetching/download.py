@@ -13,12 +13,10 @@ from __future__ import annotations
 import email.utils
 import hashlib
 import http.client
-import ipaddress
 import json
 import os
 import random
 import shutil
-import socket
 import ssl
 import time
 import urllib.error
@@ -35,7 +33,7 @@ from steadytrain import __version__
 from steadytrain.errors import FailedError, InputError, StorageError, storage_errors
 from steadytrain.files import create, replace_file
 from steadytrain.format import Say, count, duration, size
-from steadytrain.machine.web import Origin, RefusedError, client, is_public, origin_of, split_url
+from steadytrain.machine.web import Origin, RefusedError, check_redirect, client, is_inner, origin_of, split_url
 
 CHUNK_BYTES = 1 << 18
 MAX_REDIRECTS = 5
@@ -100,34 +98,9 @@ def _checked_mirror(mirror: str) -> str:
     parts = split_url(mirror)
     if parts is None or parts.scheme not in ("https", "http") or not parts.hostname:
         raise InputError(f"--mirror {mirror} is no web address: give one such as https://mirror.example.org/datasets")
-    if parts.scheme == "http":
-        try:
-            addresses = [str(ipaddress.ip_address(parts.hostname))]
-        except ValueError:
-            try:
-                addresses = [str(info[4][0]) for info in socket.getaddrinfo(parts.hostname, None)]
-            except OSError as error:
-                raise InputError(f"--mirror {mirror}: there is no host {parts.hostname} ({error})") from error
-        if any(map(is_public, addresses)):
-            raise InputError(f"--mirror {mirror} is plain http across the internet: give an https address")
+    if parts.scheme == "http" and not is_inner(mirror):
+        raise InputError(f"--mirror {mirror} is plain http across the internet: give an https address")
     return mirror
-
-
-def _check_redirect(trusted: frozenset[Origin], url: str) -> None:
-    """Let redirects go to https alone, or to a mirror that the user named. Raises RefusedError."""
-    parts, origin = split_url(url), origin_of(url)
-    if parts is None or origin is None:
-        raise RefusedError(f"it redirects to {url[:200]!r}, which is no web address")
-    if origin in trusted:
-        return
-    if parts.scheme != "https":
-        raise RefusedError(f"it redirects to {url[:200]}, which is not https: refused")
-    try:
-        is_good = is_public(origin[0])
-    except ValueError:  # a name: looked up when it is connected to
-        is_good = origin[0] != "localhost"
-    if not is_good:
-        raise RefusedError(f"it redirects to {url[:200]}, an address that is not of the internet: refused")
 
 
 def download(
@@ -208,7 +181,7 @@ def _fetch_from(
     say: Say,
 ) -> None:
     """Fetch a file from one place, in as many attempts as bring something; RefusedError where it cannot be had."""
-    opener = client(trusted=trusted, on_redirect=partial(_check_redirect, trusted), max_redirects=MAX_REDIRECTS)
+    opener = client(trusted=trusted, on_redirect=partial(check_redirect, trusted=trusted), max_redirects=MAX_REDIRECTS)
     part, notes = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.part.json")
     failures, is_whole, is_second = 0, True, False
     for left in (part, notes):

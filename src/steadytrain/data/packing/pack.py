@@ -46,6 +46,7 @@ from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, TooManyBadError
+from steadytrain.files import read_text
 from steadytrain.format import OnProgress, printable
 from steadytrain.machine.cgroups import cores
 
@@ -418,7 +419,7 @@ def _lists_same(path: Path, listing: Listing, rejected: Collection[str] = ()) ->
 def _was_packed(path: Path, records: Path) -> bool:
     """Return whether packing wrote a list: the card beside it counts its lines, and was not made of it."""
     try:
-        card = Card.from_json(card_path(records).read_text(encoding="utf-8"))
+        card = Card.from_json(read_text(card_path(records), most=None))
     except (OSError, UnicodeDecodeError, DataError):
         return False
     is_its_source = re.search(rf"(^|[\s/\\]){re.escape(path.name)}(\s|$)", card.source) is not None

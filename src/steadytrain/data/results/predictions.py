@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import DataError, InputError
-from steadytrain.files import replacing
+from steadytrain.files import open_regular, open_text, replacing
 
 MOST_LINES = 65_536
 """Lines that are put together at a time: a million images take no more memory than these."""
@@ -135,7 +135,7 @@ def _write_table(
 def read_predictions(path: Path) -> Iterator[ImageResult]:
     """Yield the lines of such a file. Raises DataError where it is none, or damaged."""
     try:
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        with open_text(path, errors="surrogateescape", newline="") as file:
             lines = csv.reader(file)
             head = next(lines, None)
             if head is not None and tuple(head[: len(LABELS_HEAD)]) == LABELS_HEAD:
@@ -161,7 +161,7 @@ def read_label_predictions(path: Path) -> tuple[list[str], NDArray[np.bool_], ND
     """
     start = len(LABELS_HEAD)
     try:
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        with open_text(path, errors="surrogateescape", newline="") as file:
             lines = csv.reader(file)
             head = next(lines, [])
             if tuple(head[:start]) != LABELS_HEAD:
@@ -194,7 +194,7 @@ def require_writable(path: Path) -> None:
     if not path.parent.is_dir():
         raise InputError(f"the folder {path.parent} does not exist: make it, or choose another file for --per-image")
     if path.exists():
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(len(HEAD))
         if start not in (b"", HEAD.encode()) and not start.startswith(",".join(LABELS_HEAD).encode()):
             raise InputError(f"{path} exists and is no list of predictions: choose another file for --per-image")

@@ -25,6 +25,7 @@ from steadytrain.data.sources.archives import open_source, read_archives
 from steadytrain.data.sources.labels import classes_from_texts, whole_number
 from steadytrain.data.sources.listing import FileList
 from steadytrain.errors import DataError
+from steadytrain.files import open_regular
 from steadytrain.format import Say, few, printable
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
@@ -181,7 +182,7 @@ def read_truth(path: Path, scratch: Path, say: Say) -> Truth | None:
 
 def _read_bounded(stored_at: Path, path: Path) -> bytes:
     try:
-        with stored_at.open("rb") as file:
+        with open_regular(stored_at) as file:
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error

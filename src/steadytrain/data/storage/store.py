@@ -1,4 +1,4 @@
-"""Requests to object stores: ``s3://``, ``gs://``, ``az://``, ``hf://``, ``https://``, by obstore.
+"""Requests to object stores, ``s3://``, ``gs://``, ``az://`` and ``hf://``, by obstore; and to web servers.
 
 A request that fails for a reason that may pass (503, 429, a timeout, a lost connection, a body cut short) is made again
 with growing pauses, for :data:`PATIENCE_SECONDS`; each such fault is counted. What will not pass is told in one line.
@@ -11,6 +11,7 @@ runs.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import importlib
 import importlib.util
 import os
@@ -18,22 +19,28 @@ import random
 import re
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import lru_cache
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
-from steadytrain.errors import DataError, SteadyError, StorageError
+from steadytrain.data.filenames import braces
+from steadytrain.errors import DataError, RecipeError, SteadyError, StorageError
 from steadytrain.format import count
+from steadytrain.machine.web import Origin, RefusedError, check_redirect, client, is_inner
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
-SCHEMES = ("s3", "gs", "az", "hf", "http", "https")
+_WEB = ("http", "https")
+SCHEMES = ("s3", "gs", "az", "hf", *_WEB)
 PATIENCE_SECONDS = 120.0
 """How long a request is repeated before the store is given up."""
 MOST_REQUESTS = 24
@@ -110,6 +117,20 @@ def _refuse_mistyped(text: str) -> None:
         raise DataError(f"there is no {first} here, and a URI has :// after its scheme: {known}://{rest}")
 
 
+def refuse_inner_addresses(values: Mapping[str, object]) -> None:
+    """Refuse an address within this machine or its network that only a file names: what answers there trusts us.
+
+    ``values``: keys of a recipe, as :data:`~.strangers.ADDRESS_KEYS`, -> what the file says. Raises RecipeError.
+    """
+    for key, value in values.items():
+        for address in ",".join(braces(str(value or ""))).split(","):  # as a source is read
+            if is_inner(address):
+                raise RecipeError(
+                    f"{key} of the recipe file leads to {address}, within this machine or its network, and this command"
+                    f" does not name it; to read it, add --set {key}={value}"
+                )
+
+
 @dataclass(frozen=True)
 class ObjectPlace:
     """An object, or a prefix of several: ``base`` is what a store is opened for, ``key`` is within it."""
@@ -179,6 +200,8 @@ class ObjectPlace:
             if parts[0] not in ("datasets", "models", "spaces") or len(parts) < 4 or not parts[3]:
                 raise DataError(f"{uri} is no file of a repository: name it as hf://datasets/OWNER/NAME/PATH")
             return ObjectPlace(f"hf://{'/'.join(parts[:3])}", parts[3])
+        if scheme in ("s3", "gs", "az") and not re.fullmatch(r"[\w.$-]*", host, re.ASCII):  # it may be a part of a host
+            raise DataError(f"{shown} is in no bucket: the name of one has letters, digits, '.', '-' and '_' alone")
         if not host or not (key.strip("/") or is_folder):
             needed = "a host and a path" if scheme.startswith("http") else "a bucket and a name in it"
             raise DataError(f"{uri} names no object: give {needed}, such as {scheme}://photos/train.rec")
@@ -258,12 +281,14 @@ class Store:
             options["if_match"] = expected.etag
 
         def get(store: ObjectStore) -> tuple[memoryview, ObjectFacts]:
-            result = store.get(place.key, options=options)  # type: ignore[arg-type]
-            facts = _facts(result.meta)
+            if place.scheme in _WEB:
+                data, facts = _read_web(place, start, end, options.get("if_match", ""))
+                first, last = start or 0, facts.size if end is None else min(end, facts.size)
+            else:
+                result = store.get(place.key, options=options)  # type: ignore[arg-type]
+                data, facts, (first, last) = memoryview(result.bytes()), _facts(result.meta), result.range
             if expected is not None and not facts.is_same(expected):
                 raise _changed(place, facts, expected)
-            first, last = result.range
-            data = memoryview(result.bytes())
             if len(data) != last - first or (end is not None and last != min(end, facts.size)):
                 raise _CutShortError
             return data, facts
@@ -399,6 +424,8 @@ class Store:
 
     def _repeat(self, place: ObjectPlace, request: Callable[[ObjectStore], T], *, repeats: int = 0) -> T:
         """Make a request until it succeeds; obstore repeats each that it consists of up to ``repeats`` times."""
+        if place.scheme in (*_WEB, "hf") and place.key.rpartition("/")[2] == "":
+            raise NoObjectError(f"{place} is a folder, and {place.scheme}:// lists none: name its files one by one")
         until, pause, attempts = 0.0, _FIRST_PAUSE, 0
         while True:
             attempts += 1
@@ -434,6 +461,30 @@ class Store:
 
 class _CutShortError(Exception):
     """Fewer bytes came than were asked for."""
+
+
+@lru_cache(maxsize=16)
+def _web_client(base: str, settings: tuple[object, ...]) -> urllib.request.OpenerDirector:
+    """Return the client of a web server; one within a network, which only a user can name, may lead anywhere there."""
+    trusted = None if is_inner(base) else frozenset[Origin]()
+    schemes = "https" if base.startswith("https") else "http https"
+    return client(trusted=trusted, on_redirect=partial(check_redirect, trusted=trusted, schemes=schemes))
+
+
+def _read_web(place: ObjectPlace, start: int | None, end: int | None, etag: str) -> tuple[memoryview, ObjectFacts]:
+    """Read bytes of an object from a web server. Raises DataError, and what :func:`_judge` classifies."""
+    headers = {"User-Agent": "steadytrain", "Accept-Encoding": "identity"} | ({"If-Match": etag} if etag else {})
+    headers |= {} if start is None or end is None else {"Range": f"bytes={start}-{end - 1}"}
+    request = urllib.request.Request(f"{place.base}/{quote(place.key)}", headers=headers)
+    with _web_client(place.base, _settings()).open(request, timeout=SILENCE_SECONDS) as answer:
+        part = re.fullmatch(rf"bytes {start}-\d+/(\d{{1,18}})", answer.headers.get("Content-Range", ""))
+        if start is not None and part is None:
+            raise _no_ranges(place)
+        data = memoryview(answer.read() if end is None else answer.read(end - (start or 0)))
+    modified = datetime.fromtimestamp(0, UTC)
+    with contextlib.suppress(ValueError):
+        modified = parsedate_to_datetime(answer.headers.get("Last-Modified", ""))
+    return data, ObjectFacts(int(part[1]) if part else len(data), answer.headers.get("ETag", ""), modified.isoformat())
 
 
 _used_by: list[int] = []  # the process whose threads obstore runs on; a fork of it has none of them, and would wait
@@ -606,10 +657,21 @@ _STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
 def _judge(error: Exception, place: ObjectPlace) -> Fault | SteadyError:
     """Classify an error of obstore: a fault that may pass, or the error to raise."""
     text, kind = str(error), type(error).__name__
+    if isinstance(error, RefusedError):
+        return DataError(f"{place} is not read: {error}")
+    if isinstance(error, urllib.error.HTTPError):
+        text = f"status code: {error.code}"
+        with error, contextlib.suppress(OSError, http.client.HTTPException):
+            text += f" {error.read(10_000)!r}"
+    elif isinstance(error, OSError | http.client.HTTPException):
+        reason = getattr(error, "reason", error)
+        text = f"{type(reason).__name__}: {reason}"
+    if re.search("invalid peer certificate|CERTIFICATE_VERIFY_FAILED", text):
+        return DataError(f"the certificate of {place.base} cannot be trusted: check the address, and the clock here")
     match = _STATUS.search(text)
     status = int(match[1] or match[2]) if match else 0
     remedy = _RENEW.get(place.scheme, "give an address that needs none")
-    if kind == "PreconditionError":
+    if kind == "PreconditionError" or status == 412:
         return _changed(place)
     if _EXPIRED.search(text):
         return StorageError(f"the credentials for {place.base} have expired: {remedy}; then run the same command again")
@@ -634,7 +696,7 @@ def _judge(error: Exception, place: ObjectPlace) -> Fault | SteadyError:
             f" it where it is written; {remedy}"
         )
     if kind == "NotSupportedError":
-        return DataError(f"{place.base} cannot give parts of a file (Range): download {place} and name the file")
+        return _no_ranges(place)
     if status in (429, 503):
         return "slow down"
     if status >= 500 or status == 408:
@@ -643,11 +705,16 @@ def _judge(error: Exception, place: ObjectPlace) -> Fault | SteadyError:
         return NoObjectError(f"{place} is empty")
     if status:
         return StorageError(f"{place.base} answers status {status} to a request for {place.key}, which it should not")
-    if "kind: Timeout" in text or "TimedOut" in text:
+    if re.search("kind: Timeout|TimedOut|TimeoutError", text):
         return "timeout"
-    if "IncompleteBody" in text or "UnexpectedEof" in text:
+    if re.search("IncompleteBody|IncompleteRead|UnexpectedEof", text):
         return "cut short"
-    return "no connection" if re.search(r"ConnectionRefused|dns error|Unreachable", text) else "lost connection"
+    is_down = re.search("ConnectionRefused|dns error|gaierror|(?i:unreachable)", text)
+    return "no connection" if is_down else "lost connection"
+
+
+def _no_ranges(place: ObjectPlace) -> DataError:
+    return DataError(f"{place.base} cannot give parts of a file (Range): download {place} and name the file")
 
 
 def _no_credentials(place: ObjectPlace) -> DataError:

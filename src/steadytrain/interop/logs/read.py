@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Protocol, cast
 
 from steadytrain.errors import DataError
-from steadytrain.files import open_regular
+from steadytrain.files import open_regular, open_text
 from steadytrain.format import count
 from steadytrain.interop.logs.dllogger import DLLoggerLines
 from steadytrain.interop.logs.mlperf import MLPerfLines
@@ -217,7 +217,7 @@ def _add_settings_beside(run: LogRun, path: Path) -> None:
         return
     for name in ("args.yaml", "hparams.yaml"):
         try:
-            with (path.parent / name).open(encoding="utf-8", errors="replace") as file:
+            with open_text(path.parent / name, errors="replace") as file:
                 lines = file.read(MAX_LINE).splitlines()
         except OSError:
             continue

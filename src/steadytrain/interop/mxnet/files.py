@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from steadytrain.errors import ModelError
+from steadytrain.files import open_regular, read_text
 
 PREFIX = "mxnet:"
 FOLDER = "STEADYTRAIN_MXNET_MODELS"
@@ -27,7 +28,7 @@ _EPOCH = re.compile(r"-(\d{4,})$")
 def require_content(path: Path) -> None:
     """Raise ModelError for a file that cannot be read, or that Git LFS has not fetched: it stands for the data."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             start = stream.read(23)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
@@ -103,7 +104,7 @@ def read_synsets(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
     path = folder / "synset.txt"
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError):
         return (), ()
     pairs = [re.fullmatch(r"(n\d{8})(?:\s+(.*))?", line) for line in lines]

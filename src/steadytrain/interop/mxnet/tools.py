@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.errors import InputError, did_you_mean
+from steadytrain.files import open_text
 from steadytrain.format import count
 from steadytrain.interop.mxnet.flags import (
     CUT,
@@ -167,7 +168,7 @@ def _lists_of(prefix: str) -> list[Path]:
 def _several_labels(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the row of a list with several labels in its first line, of which im2rec stored one unless asked."""
     try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+        with open_text(path, encoding="utf-8-sig", errors="surrogateescape") as file:
             num_labels = file.readline().count("\t") - 1
     except OSError:
         return  # packing says it

@@ -21,6 +21,7 @@ from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
 from steadytrain.errors import DataError, InputError, ModelError, RecipeError, RunError, did_you_mean
+from steadytrain.files import read_text
 from steadytrain.format import epoch, few, score_name
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
 from steadytrain.interop.mxnet.files import PREFIX, require_content
@@ -297,7 +298,7 @@ def read_class_file(path: str | Path) -> tuple[str, ...] | dict[str, str]:
     if file.suffix in (".json", ".rec"):
         return read_classes(file)
     try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        lines = [line.strip() for line in read_text(file).removeprefix("\ufeff").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise DataError(f"cannot read the classes in {file}: {reason}") from error
