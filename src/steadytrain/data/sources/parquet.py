@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +18,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from steadytrain.data.filenames import is_ignored, is_image, missing_shards, split_of
+from steadytrain.data.filenames import is_image, missing_shards, split_of
 from steadytrain.data.names import Names
 from steadytrain.data.sources.archives import is_compressed, open_source, unpack
 from steadytrain.data.sources.columns import LABELS, ColumnNames, plain
+from steadytrain.data.sources.folder import read_entries
 from steadytrain.data.sources.labels import class_name, classes_from_texts
 from steadytrain.data.sources.layout import NO_CLASSES
 from steadytrain.data.sources.listing import FileList, Labels, Listing, Pieces
@@ -39,12 +39,16 @@ _CELL = re.compile(r"((large_)?list<\w+: )?(\w*string\w*|u?int\d+|bool)\b.*|floa
 def find_files(folder: Path) -> list[Path]:
     """Find the Parquet and Arrow files in a folder; none where a folder in it holds images alone."""
     found: list[Path] = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not is_ignored(name) and name.casefold() not in NO_CLASSES)
-        tables = [name for name in sorted(names) if re.fullmatch(r"(?!\.|cache-).*\.(parquet|arrow)", name)]
-        if not tables and Path(place) != folder and any(map(is_image, names)):
+    waiting = [folder]
+    while waiting:
+        place = waiting.pop()
+        folders, names = read_entries(place)
+        tables = [name for name in names if re.fullmatch(r"(?!cache-).*\.(parquet|arrow)", name)]
+        if not tables and place != folder and any(map(is_image, names)):
             return []
-        found += [Path(place, name) for name in tables]
+        found += [place / name for name in tables]
+        inner = [place / name for name in reversed(folders) if name.casefold() not in NO_CLASSES]
+        waiting += [path for path in inner if not path.is_symlink()]  # which may lead in a circle
     return found
 
 
