@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import math
 import os
 import re
 import shlex
@@ -121,13 +122,17 @@ def app() -> App:
 
 def _build_app(verbs: Iterable[str]) -> App:
     """Build a command line; the parser is imported here, as ``steady --help`` does without it."""
-    from cyclopts import App, Parameter, convert
+    from cyclopts import UNSET, App, CoercionError, Parameter, convert
 
     def convert_exactly(kind: Any, tokens: Sequence[Any]) -> Any:
-        """Convert as cyclopts does, but refuse 1.5 for a whole number, which it would round."""
+        """Convert as cyclopts does, but refuse what it takes: an empty text, 1.5 for a whole number, nan."""
         kinds = get_args(kind) or (kind,)
-        if int in kinds and float not in kinds and any("." in token.value for token in tokens):
-            raise ValueError(f"{tokens[0].value} is no whole number")
+        for token in tokens:
+            is_refused = not token.value and token.implicit_value is UNSET
+            with suppress(ValueError):
+                is_refused |= float in kinds and not math.isfinite(float(token.value))
+            if is_refused or (int in kinds and float not in kinds and "." in token.value):
+                raise CoercionError(token=token, target_type=kind)
         return convert(kind, tokens)
 
     command = App(

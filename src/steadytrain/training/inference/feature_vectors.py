@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from steadytrain.config.plain import checked
 from steadytrain.data.loader import ImageLoader, packed_side
 from steadytrain.errors import DataError, ModelError
 from steadytrain.run import Run
@@ -22,6 +23,7 @@ from steadytrain.training.inference.trained import Trained, restore
 from steadytrain.training.memory import PassLimit
 
 
+@checked
 def features(
     place: str | Path | Run | Trained,
     images: Images | Sequence[Images] | Files,

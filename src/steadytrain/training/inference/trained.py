@@ -18,6 +18,7 @@ from steadytrain import config as recipes
 from steadytrain import models
 from steadytrain.config.factories import OBJECT
 from steadytrain.config.plain import build as build_typed
+from steadytrain.config.plain import checked
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
 from steadytrain.errors import DataError, InputError, ModelError, RecipeError, RunError, did_you_mean
@@ -95,6 +96,7 @@ class Trained:
         return ImageLoader(source, crop, batch_size=batch_size, ids=ids, train=False, threads=threads, pin=pin)
 
 
+@checked
 def restore(
     place: str | Path | Run,
     *,
