@@ -73,13 +73,10 @@ BASES: dict[str, tuple[str, ...]] = {
 """A verb's sound commands: what stands without a flag first."""
 
 LONG = "x" * 300
-NUMBERS = ("-1", "0", "1" + "0" * 30, "nan", "inf", "-inf", "1e400", "1.5", "\N{ARABIC-INDIC DIGIT THREE}", "\u00bd")
-WORDS = ("nonsense", "", " ", LONG, "a\nb", "a\x1b[2Jb", "\udcff", "-x", "a=b", "a,,b", "~nobody9/x", "pkg.mod:net")
-PLACES = ("photos", "empty", "cat.png", "table.csv", "text.txt", "no/such/place", "pipe", "/dev/null", "loop", "locked")
-PLACES += ("locked.txt", "locked/x", "cat.png/x", "s3://", "http://", "file:///x", "run", "broken")
+NUMBERS = ("-1", "0", "1" + "0" * 30, "nan", "inf", "1.5", "\N{ARABIC-INDIC DIGIT THREE}", "\u00bd")
+WORDS = ("nonsense", "", LONG, "a\nb", "a\x1b[2Jb", "\udcff")
+PLACES = ("photos", "text.txt", "no/such/place", "pipe", "/dev/null", "loop", "locked", "locked/x", "cat.png/x", "s3://")
 VALUES = (*NUMBERS, *WORDS, *PLACES)
-NEVER = {"", "nan", "inf", "-inf", "1e400", "1" + "0" * 30, "a\nb", "a\x1b[2Jb", "\udcff", LONG}
-"""Values that are right for no number; and as texts, right for few."""
 
 
 @dataclass(frozen=True)
@@ -229,8 +226,8 @@ def _values(argument: Argument) -> Iterable[str]:
     if inner & {str, Path}:
         return VALUES
     if inner & {int, float}:
-        return (*NUMBERS, *WORDS[:4], "photos", "1e3", "1e-400", "0x10", "1_000", "1,5")
-    return (*NUMBERS[:5], *WORDS) if Literal in inner else VALUES
+        return (*NUMBERS, *WORDS[:3], "photos", "1e400", "1,5")
+    return (*NUMBERS[:4], *WORDS) if Literal in inner else VALUES
 
 
 def run_one(verb: str, name: str, value: str, words: Sequence[str], files: Path) -> Outcome:

@@ -259,6 +259,8 @@ def _code_of(words: Sequence[str]) -> int:
             return _fail(f"{name[:60]}... is no path: of {len(name):,} characters no name of a file may be", 2)
         if problem := _system_words(error):
             return _fail(problem, 1)
+        if error.errno in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP) and error.filename:
+            return _fail(f"cannot use {error.filename} ({error.strerror}): name another, or change its permissions", 2)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         _silence_output()

@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
@@ -68,6 +69,18 @@ def shorten(value: object) -> str:
     except (RecursionError, ValueError):  # nested without end, or a number of thousands of digits
         return f"a {type(value).__name__}"
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Read JSON. Raises ValueError where it is none, or where one of its tables has a key twice."""
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(values := dict(pairs)) < len(pairs):
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            raise ValueError(f"the key {shorten(twice)} comes twice")
+        return values
+
+    return json.loads(text, object_pairs_hook=table)
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -153,10 +166,11 @@ def check_types(part: Any, where: str) -> None:
         object.__setattr__(part, name, _as_float(value, hint))
 
 
+@cache
 def checked(function: Callable[P, T]) -> Callable[P, T]:
-    """Have a function refuse arguments that do not fit their annotations: all but the first, where of plain types.
+    """Have a function refuse arguments, all but the first, that do not fit annotations of plain types (InputError).
 
-    Lists and other iterables become tuples, and numbers of NumPy or torch plain ones. Raises InputError.
+    Lists and other iterables become tuples, and numbers of NumPy or torch plain ones.
     """
     signature = inspect.signature(function)
 
@@ -178,23 +192,17 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _is_plain(hint: Any) -> bool:
-    """Return whether an annotation is of numbers, texts, paths, functions and lists of these alone."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Literal, Callable) or hint is Ellipsis or hint in _WORDS:
-        return True
-    return origin in (Union, UnionType, tuple, Sequence, Mapping) and all(map(_is_plain, args))
+    """Return whether an annotation is of numbers, texts, paths and lists of these alone."""
+    is_of = get_origin(hint) in (Union, UnionType, tuple, Sequence, Mapping) and all(map(_is_plain, get_args(hint)))
+    return is_of or get_origin(hint) is Literal or hint is Ellipsis or hint in _WORDS
 
 
 def _plainer(value: Any) -> Any:
     """Return what a value is without NumPy, torch, lists and other paths' types."""
     value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, Mapping):
-        return {key: _plainer(item) for key, item in value.items()}
-    if isinstance(value, Set):
-        value = sorted(value, key=str)
-    return value if isinstance(value, str | bytes) or not isinstance(value, Iterable) else tuple(map(_plainer, value))
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    return tuple(map(_plainer, sorted(value, key=str) if isinstance(value, Set) else value)) if is_list else value
 
 
 def _fitted(name: str, value: object, hint: Any, error: type[InputError]) -> Any:
@@ -228,8 +236,6 @@ def checker(hint: Any, leaves: Mapping[Any, Check], sequences: tuple[type, ...])
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return lambda value: isinstance(value, Hashable) and value in args
-    if origin is Callable:
-        return callable
     if is_typeddict(hint):
         return _table_check(hint, leaves, sequences)
     is_class = isinstance(origin, type)
@@ -278,7 +284,6 @@ _LEAVES: Mapping[Any, Check] = {
     ),
     int: lambda value: isinstance(value, int) and not isinstance(value, bool) and -MOST_WHOLE <= value <= MOST_WHOLE,
     Any: lambda value: True,
-    object: lambda value: True,
 }
 
 
@@ -298,8 +303,6 @@ def type_words(hint: Any) -> str:
         return " or ".join(type_words(option) for option in args)
     if origin is Literal:
         return " or ".join(repr(option) for option in args)
-    if origin is Callable:
-        return "a function"
     if origin in (tuple, Sequence):
         number = "" if {origin, args[-1]} & {Sequence, Ellipsis} else f"{len(args)} "
         return f"a list of {number}{type_words(args[0]).removeprefix('a ')}s"

@@ -27,7 +27,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from steadytrain.config.plain import checked
 from steadytrain.data.arrays import Ints
 from steadytrain.data.loader import Batch
 from steadytrain.data.storage.scratch import temporary_scratch
@@ -132,7 +131,6 @@ class CheckedSamples:
         return sum(map(len, self.checked))
 
 
-@checked
 def export_model(
     place: str | Path | Run | Trained,
     output: str | Path,

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from steadytrain.config.plain import checked
 from steadytrain.errors import InputError, type_words
 from steadytrain.interop.logs import LogRun
 from steadytrain.intervals import Interval as Interval
@@ -25,7 +24,6 @@ from steadytrain.reports.summary import summarise as summarise
 from steadytrain.run import Run
 
 
-@checked
 def report(
     runs: Run | str | Path | Sequence[Run | str | Path],
     output: str | Path,

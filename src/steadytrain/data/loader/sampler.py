@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.config.plain import check_types
 from steadytrain.data.arrays import Floats, Ints
 from steadytrain.errors import InputError
 
@@ -250,6 +251,7 @@ class BlockShuffle:
     window: int = 64
 
     def __post_init__(self) -> None:
+        check_types(self, "BlockShuffle")
         for name, value in (("size", self.size), ("window", self.window)):
             if value < 1:
                 raise InputError(f"{name}={value} of BlockShuffle: it must be at least 1")

@@ -29,7 +29,6 @@ import PIL
 import simplejpeg
 from numpy.typing import NDArray
 
-from steadytrain.config.plain import checked
 from steadytrain.data.images.encode import Encoding, PackedImage, PackSettings, Subsampling
 from steadytrain.data.images.statistics import DeepImages, PixelCount, mean_and_std
 from steadytrain.data.names import Names
@@ -104,7 +103,6 @@ class PackRequest:
         return self.selection.of(find_all(places, **lookup, scratch=scratch, say=say), say)
 
 
-@checked
 def pack(
     source: str | Path | Sequence[str | Path],
     out: str | Path,

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from steadytrain.config.plain import checked
 from steadytrain.errors import DataError, ModelError, RunError
 from steadytrain.format import count
 from steadytrain.run import Run
@@ -164,7 +163,6 @@ def fit(evaluation: Evaluation) -> Fit:
     )
 
 
-@checked
 def calibrate(
     place: str | Path | Run | Trained,
     data: str | Path | EvaluationData | None = None,

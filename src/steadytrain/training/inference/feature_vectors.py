@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from steadytrain.config.plain import checked
 from steadytrain.data.loader import ImageLoader, packed_side
 from steadytrain.errors import DataError, ModelError
 from steadytrain.run import Run
@@ -23,7 +22,6 @@ from steadytrain.training.inference.trained import Trained, restore
 from steadytrain.training.memory import PassLimit
 
 
-@checked
 def features(
     place: str | Path | Run | Trained,
     images: Images | Sequence[Images] | Files,

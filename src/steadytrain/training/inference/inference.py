@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from steadytrain.config.plain import checked
 from steadytrain.data.filenames import expand, is_ignored, is_image, is_pattern
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
 from steadytrain.data.loader.image_loader import at_least
@@ -71,7 +70,6 @@ class EvaluationData:
         return hashlib.sha256(self.records.digest.encode() + ids).hexdigest()
 
 
-@checked
 def evaluate(
     place: str | Path | Run | Trained,
     data: str | Path | EvaluationData | None = None,
@@ -501,7 +499,6 @@ PREDICTED_AT_ONCE, PREDICTED_PIXELS = 64, 2**19
 1,630 and 1,910 (2026-11-24)."""
 
 
-@checked
 def predict(
     place: str | Path | Run | Trained,
     images: Images | Sequence[Images] | Files,

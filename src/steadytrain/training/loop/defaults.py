@@ -27,7 +27,7 @@ from steadytrain.config.defaults import (
 )
 from steadytrain.config.factories import is_own_model
 from steadytrain.config.phases import parse_train
-from steadytrain.config.plain import checked, leaves
+from steadytrain.config.plain import leaves
 from steadytrain.data.fetching.catalogue import find_data_set
 from steadytrain.data.filenames import find_validation_records
 from steadytrain.data.sources.columns import ColumnNames
@@ -71,7 +71,6 @@ class _Facts:
     is_multi_label: bool = False
 
 
-@checked
 def default_recipe(
     data: str | Path,
     changes: Mapping[str, object] | None = None,
@@ -122,7 +121,6 @@ def _choose(
     return choose_recipe(source_name(data), {}, chosen, finetune=finetune, say=say)
 
 
-@checked
 def finetune(
     data: str | Path,
     changes: Mapping[str, object] | None = None,

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from steadytrain.config import Recipe
-from steadytrain.config.plain import checked
 from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.process_group import Group
 from steadytrain.errors import DivergedError, SteadyError
@@ -46,7 +45,6 @@ class Outcome:
     run: Run = field(repr=False)
 
 
-@checked
 def train(run: Run | str | Path, *, allow_import: bool | None = None, progress: bool | None = None) -> Outcome:
     """Train a run to its end, resuming by itself, and return how it came out.
 
@@ -75,7 +73,6 @@ def train_opened(
     return Outcome(now.ended.status, now.ended.step, now.evaluated, run)
 
 
-@checked
 def repeat(
     recipe: Recipe,
     number: int = 5,
@@ -109,7 +106,6 @@ def repeat(
     return tuple(outcomes)
 
 
-@checked
 def steps(
     run: Run | str | Path,
     *,
