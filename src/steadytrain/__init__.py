@@ -100,10 +100,8 @@ def __getattr__(name: str) -> Any:
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does
         import_module("steadytrain.reports.notebook").register()
     value = getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)
-    if isfunction(value):
-        value = import_module("steadytrain.config.plain").checked(value)
-        value.__module__ = __name__  # where what is pickled is found by its name
-    return value
+    value = import_module("steadytrain.config.plain").checked(value, __name__) if isfunction(value) else value
+    return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:

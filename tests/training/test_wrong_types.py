@@ -71,7 +71,7 @@ def test_a_recipe_is_no_run_and_a_dict_is_no_recipe(tmp_path: Path) -> None:
         st.Run.create(tmp_path / "a", wrong)
     assert not (tmp_path / "a").exists()
     wrong = "budget.epochs=1"
-    with pytest.raises(st.SteadyError, match="changes is 'budget.epochs=1'; it must be a table or nothing"):
+    with pytest.raises(st.SteadyError, match=r"changes is 'budget.epochs=1'; it must be a table or nothing"):
         st.default_recipe(tmp_path, wrong)
 
 
@@ -171,11 +171,12 @@ def test_numbers_and_lists_of_numpy_are_those_of_python(tmp_path: Path) -> None:
         assert file.card.classes == ("a", "c") and file.card.channels == 1
     wrong: dict[str, Any] = {"lr": np.float32(0.5), "nesterov": np.bool_(False), "betas": [np.float64(0.5), 0.9]}
     optim = st.Optim("adam", **wrong)
+    wrong = {"batch_size": np.int64(8)}
     assert optim == st.Optim("adam", lr=0.5, nesterov=False, betas=(0.5, 0.9))
     assert all(type(value) in (float, bool) for value in (optim.lr, optim.nesterov, *optim.betas))
     data = st.Data(train="a", mean=np.array([0.25, 0.5, 0.25]), label_column=["a", "b"], pad=torch.tensor(2))  # type: ignore[arg-type]
     assert (data.mean, data.label_column, data.pad) == ((0.25, 0.5, 0.25), ("a", "b"), 2)
-    recipe = st.Recipe(data=data, model=st.Model("mlp"), budget=st.Budget(epochs=1), batch_size=np.int64(8))
+    recipe = st.Recipe(data=data, model=st.Model("mlp"), budget=st.Budget(epochs=1), batch_size=wrong["batch_size"])
     changed = recipe.with_({"optim.lr": np.float32(0.5), "data.mean": np.array([0.5])})
     assert (changed.optim.lr, changed.data.mean) == (0.5, (0.5,))
     assert st.Recipe.from_json(changed.to_json()) == changed

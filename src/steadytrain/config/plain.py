@@ -21,7 +21,6 @@ from typing import (
     Any,
     Literal,
     NotRequired,
-    ParamSpec,
     TypeAlias,
     TypeVar,
     Union,
@@ -33,7 +32,7 @@ from typing import (
 
 from steadytrain.errors import InputError, RecipeError, did_you_mean
 
-P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 Check: TypeAlias = Callable[[object], bool]
 PLAIN = "plain"
@@ -71,7 +70,7 @@ def shorten(value: object) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes | bytearray) -> Any:
     """Read JSON. Raises ValueError where it is none, or where one of its tables has a key twice."""
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -166,29 +165,28 @@ def check_types(part: Any, where: str) -> None:
         object.__setattr__(part, name, _as_float(value, hint))
 
 
-@cache
-def checked(function: Callable[P, T]) -> Callable[P, T]:
+def checked(function: F, module: str = "") -> F:
     """Have a function refuse arguments, all but the first, that do not fit annotations of plain types (InputError).
 
-    Lists and other iterables become tuples, and numbers of NumPy or torch plain ones.
+    Lists and other iterables become tuples, and numbers of NumPy or torch plain ones. ``module``: that it is found in.
     """
-    signature = inspect.signature(function)
 
     @cache
     def hint_of(name: str) -> Any:
         with suppress(NameError):  # known to type checkers alone
-            hint = eval(signature.parameters[name].annotation, vars(sys.modules[function.__module__]))
+            hint = eval(function.__annotations__.get(name, "Any"), vars(sys.modules[function.__module__]))
             return hint if _is_plain(hint) else Any
         return Any
 
     @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        bound = signature.bind(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(function).bind(*args, **kwargs)
         for name, value in list(bound.arguments.items())[1:]:
             bound.arguments[name] = _fitted(name, value, hint_of(name), InputError)
         return function(*bound.args, **bound.kwargs)
 
-    return call
+    call.__module__ = module or function.__module__
+    return call  # type: ignore[return-value]
 
 
 def _is_plain(hint: Any) -> bool:

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from steadytrain.config.plain import checked
 from steadytrain.data.loader.batch import Batch
 from steadytrain.data.loader.batch_worker import Source
 from steadytrain.data.loader.crop import Crop
@@ -75,7 +74,6 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
         DataError: there are no images. While iterating also whatever ``ImageLoader`` raises.
     """
 
-    @checked
     def __init__(
         self,
         source: Source,
