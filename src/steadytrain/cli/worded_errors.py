@@ -170,7 +170,7 @@ def assignment_hint(verb: str, words: Sequence[str], names: Sequence[str], train
 
 def _kinds(kind: Any) -> list[str]:
     """Say what may be given for a type: its words, or a number."""
-    if get_origin(kind) in (Union, UnionType):
+    if get_origin(kind) in (Union, UnionType, tuple):
         return [text for inner in get_args(kind) for text in _kinds(inner)]
     if get_origin(kind) is Literal:
         return [str(word) for word in get_args(kind)]
