@@ -307,11 +307,11 @@ class Child:
         return True
 
     def outcome(self) -> Outcome:
-        texts = [(self.folder / name).read_text(errors="backslashreplace") for name in ("out", "error")]
+        out, error = ((self.folder / name).read_text(errors="backslashreplace") for name in ("out", "error"))
         seconds = time.monotonic() - self.begun
         left = tuple(sorted(_tree(self.place) - self.before))
         shutil.rmtree(self.folder, ignore_errors=True)
-        return Outcome(*self.asked, self.code, seconds, *texts, left)
+        return Outcome(*self.asked, self.code, seconds, out, error, left)
 
 
 def _drop_capabilities() -> None:
