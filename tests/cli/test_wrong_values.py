@@ -50,6 +50,26 @@ def test_an_empty_name_is_not_the_folder_that_one_is_in(verb: str, capsys: pytes
     assert "is empty (an unset variable?)" in capsys.readouterr().err
 
 
+def test_a_link_that_leads_to_itself_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert main(["bench", "infer", "mlp", "--data", str(tmp_path / "loop")]) == 2
+    assert str(tmp_path / "loop") in capsys.readouterr().err
+
+
+def test_flags_about_data_need_data(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["evaluate", "run", "--labels", "a.csv"], ["evaluate", "run", "--restrict"]):
+        assert main(words) == 2
+        assert f"{words[2]} is about data, and none are named: name them after the run" in capsys.readouterr().err
+    assert main(["bench", "infer", "mlp", "--root", "photos"]) == 2
+    assert "--root is about data, and none are named: --data photos" in capsys.readouterr().err
+
+
+def test_a_key_that_comes_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "recipe.json").write_text('{"optim": {"lr": 0.1, "lr": 0.2}}')
+    assert main(["train", "a.rec", "--recipe", str(tmp_path / "recipe.json")]) == 2
+    assert "the key 'lr' comes twice" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_wrong_values_end_with_a_line(tmp_path: Path) -> None:
     load()

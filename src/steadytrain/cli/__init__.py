@@ -239,8 +239,10 @@ def _code_of(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _interrupted()
     except RuntimeError as error:
-        if str(error).startswith("operator torchvision::"):
-            return _fail(_TORCHVISION.format(error), 1)
+        if str(error).startswith(
+            ("operator torchvision::", "Symlink loop")
+        ):  # the second of pathlib, up to Python 3.12
+            return _fail(str(error), 2) if "Symlink" in str(error) else _fail(_TORCHVISION.format(error), 1)
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
         return _interrupted()  # Ctrl-C within a condition's own code, which then misses its lock
