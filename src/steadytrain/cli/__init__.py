@@ -239,9 +239,7 @@ def _code_of(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _interrupted()
     except RuntimeError as error:
-        if str(error).startswith(
-            ("operator torchvision::", "Symlink loop")
-        ):  # the second of pathlib, up to Python 3.12
+        if str(error).startswith(("operator torchvision::", "Symlink loop")):  # pathlib, before Python 3.13
             return _fail(str(error), 2) if "Symlink" in str(error) else _fail(_TORCHVISION.format(error), 1)
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
