@@ -319,6 +319,7 @@ def test_an_invalid_recipe_cannot_be_built(changes: dict[str, Any], message: str
     ("text", "message"),
     [
         ("{", "the recipe is not JSON"),
+        ('{"seed": 1, "seed": 2}', "the recipe is not JSON: the key 'seed' comes twice"),
         ("[]", "recipe is []; it must be a table"),
         ("{}", "data, model must be given"),
         ('{"data": {"train": "a"}, "model": {}}', "model.name must be given"),

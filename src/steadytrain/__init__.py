@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
@@ -98,7 +99,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'steadytrain' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does
         import_module("steadytrain.reports.notebook").register()
-    return getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)
+    value = getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)
+    value = import_module("steadytrain.config.plain").checked(value, __name__) if isfunction(value) else value
+    return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:

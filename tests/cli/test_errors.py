@@ -198,8 +198,8 @@ def test_a_value_that_cannot_be(steady: Callable[..., Said], digits: Path, flag:
 
 def test_a_value_of_the_wrong_kind(steady: Callable[..., Said], digits: Path) -> None:
     _refused(steady("train", digits, "--epochs", "many"), 2, "many")
-    _refused(steady("train", digits, "--batch-size", "32.5"), 2, "--batch-size", "32.5 is no whole number")
-    _refused(steady("feed", digits, "-j", "1.5"), 2, "1.5 is no whole number")
+    _refused(steady("train", digits, "--batch-size", "32.5"), 2, "--batch-size is '32.5'; it must be a whole number")
+    _refused(steady("feed", digits, "-j", "1.5"), 2, "-j is '1.5'; it must be a whole number, such as 2")
 
 
 def test_a_key_without_its_part(steady: Callable[..., Said], digits: Path) -> None:

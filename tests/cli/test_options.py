@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,9 +60,9 @@ def test_a_recipe_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.write_text('{"optim": {"lr": 0.3}}')
     loads = json.loads
 
-    def counted(text: str) -> object:
+    def counted(text: str, **options: Any) -> object:
         reads.append(text)
-        return loads(text)
+        return loads(text, **options)
 
     monkeypatch.setattr(json, "loads", counted)
     options = TrainingOptions(recipe=file, flags={"epochs": 2})

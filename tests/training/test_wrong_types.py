@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import steadytrain as st
 
@@ -68,7 +71,7 @@ def test_a_recipe_is_no_run_and_a_dict_is_no_recipe(tmp_path: Path) -> None:
         st.Run.create(tmp_path / "a", wrong)
     assert not (tmp_path / "a").exists()
     wrong = "budget.epochs=1"
-    with pytest.raises(st.SteadyError, match="the changes are a str"):
+    with pytest.raises(st.SteadyError, match=r"changes is 'budget.epochs=1'; it must be a table or nothing"):
         st.default_recipe(tmp_path, wrong)
 
 
@@ -78,15 +81,15 @@ def test_repeats_are_of_a_recipe_and_some_number(tmp_path: Path) -> None:
     with pytest.raises(st.SteadyError, match=r"the recipe is a Run; it must be a Recipe: its \.recipe is one"):
         st.repeat(run, run=tmp_path / "b")
     wrong: Any = "3"
-    with pytest.raises(st.SteadyError, match="the number of repeats is '3'; it must be from 2 to 1,000"):
+    with pytest.raises(st.SteadyError, match="number is '3'; it must be a whole number"):
         st.repeat(recipe, wrong, run=tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
 def test_how_many_classes_are_predicted_is_a_whole_number() -> None:
     wrong: Any = "5"
-    for top in (wrong, 0):
-        with pytest.raises(st.SteadyError, match=rf"top={top!r}: it must be"):
+    for top, said in ((wrong, "top is '5'; it must be a whole number or nothing"), (0, "top=0: it must be at least 1")):
+        with pytest.raises(st.SteadyError, match=said):
             list(st.predict("run", "1.png", top=top))
 
 
@@ -99,14 +102,9 @@ def test_images_in_memory_are_refused(images: Any) -> None:
 
 
 def test_best_and_last_are_the_weights_that_there_are(tmp_path: Path) -> None:
-    from steadytrain.training.inference.trained import weights_file
-
-    recipe = st.Recipe(data=st.Data(train="a.rec"), model=st.Model("mlp"), budget=st.Budget(epochs=1))
-    run = st.Run.create(tmp_path / "a", recipe)
-    run.weights.touch()
     wrong: Any = "bst"
-    with pytest.raises(st.SteadyError, match=r"which is 'bst'; it must be best or last. Did you mean best"):
-        weights_file(run.directory, wrong)
+    with pytest.raises(st.SteadyError, match=r"which is 'bst'; it must be 'best' or 'last'. Did you mean best"):
+        st.restore(tmp_path, which=wrong)
 
 
 def test_a_report_on_no_runs_is_refused(tmp_path: Path) -> None:
@@ -128,3 +126,61 @@ def test_an_evaluation_prints_without_its_arrays() -> None:
 
     found = Evaluation(n=1, loss=0.5, top1=1.0, top5=None, right=(1,), total=(1,), outputs=np.zeros((1, 4), np.float32))
     assert "array" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("use", "arguments", "words"),
+    [
+        (st.pack, {"only": "ab"}, "only is 'ab'; it must be a list of strings"),
+        (st.pack, {"exclude": Path("ab")}, "exclude is .*'ab'.*; it must be a list of strings"),
+        (st.pack, {"out": None}, "out is None; it must be a string or a path"),
+        (st.pack, {"seed": "one"}, "seed is 'one'; it must be a whole number"),
+        (st.pack, {"seed": float("nan")}, "seed is nan; it must be a whole number"),
+        (st.pack, {"grey": "no"}, "grey is 'no'; it must be true or false"),
+        (st.pack, {"subsampling": "4:4:4"}, "subsampling is '4:4:4'; it must be '420' or '444' or 'auto'"),
+        (st.pack, {"encoding": "jpeg"}, "encoding is 'jpeg'.*Did you mean jpg"),
+        (st.pack, {"val_fraction": "0.1"}, "val_fraction is '0.1'; it must be a number or nothing"),
+        (st.pack, {"label_column": 3}, "label_column is 3; it must be a string or a list of strings or nothing"),
+        (st.pack, {"root": b"photos"}, "root is b'photos'; it must be a string or a path or nothing"),
+        (st.evaluate, {"restrict": "no"}, "restrict is 'no'; it must be true or false"),
+        (st.predict, {"images": "a.png", "threads": 1.5}, "threads is 1.5; it must be a whole number or nothing"),
+        (st.train, {"progress": "no"}, "progress is 'no'; it must be true or false or nothing"),
+        (st.report, {"output": "a.html", "target": "90 %"}, "target is '90 %'; it must be a number or nothing"),
+        (st.export_model, {"output": "a.onnx", "numbers": "half"}, "numbers is 'half'; it must be 'fp32' or"),
+        (st.Unpacked.open, {"split": "valid"}, "split is 'valid'; it must be 'train' or 'val' or 'test'"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_name(
+    use: Callable[..., object], arguments: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    arguments = {"out": tmp_path / "out"} | arguments if use is st.pack else arguments
+    with pytest.raises(st.SteadyError, match=words):
+        use(tmp_path, **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_and_lists_of_numpy_are_those_of_python(tmp_path: Path) -> None:
+    for label in "abc":
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(tmp_path / "photos" / label / f"{number}.png")
+    use: Any = st.pack
+    both = np.array(["a", "c"])
+    for number, only in enumerate((["a", "c"], ("a", "c"), {"a", "c"}, (name for name in "ac"), both)):
+        (file,) = use(tmp_path / "photos", tmp_path / f"{number}", only=only, seed=np.int64(1), grey=np.bool_(True))
+        assert file.card.classes == ("a", "c") and file.card.channels == 1
+    wrong: dict[str, Any] = {"lr": np.float32(0.5), "nesterov": np.bool_(False), "betas": [np.float64(0.5), 0.9]}
+    optim = st.Optim("adam", **wrong)
+    wrong = {"batch_size": np.int64(8)}
+    assert optim == st.Optim("adam", lr=0.5, nesterov=False, betas=(0.5, 0.9))
+    assert all(type(value) in (float, bool) for value in (optim.lr, optim.nesterov, *optim.betas))
+    data = st.Data(train="a", mean=np.array([0.25, 0.5, 0.25]), label_column=["a", "b"], pad=torch.tensor(2))  # type: ignore[arg-type]
+    assert (data.mean, data.label_column, data.pad) == ((0.25, 0.5, 0.25), ("a", "b"), 2)
+    recipe = st.Recipe(data=data, model=st.Model("mlp"), budget=st.Budget(epochs=1), batch_size=wrong["batch_size"])
+    changed = recipe.with_({"optim.lr": np.float32(0.5), "data.mean": np.array([0.5])})
+    assert (changed.optim.lr, changed.data.mean) == (0.5, (0.5,))
+    assert st.Recipe.from_json(changed.to_json()) == changed
+
+
+def test_what_is_public_can_be_sent_to_another_process() -> None:
+    assert pickle.loads(pickle.dumps(st.pack)) is st.pack is st.pack

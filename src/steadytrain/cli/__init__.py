@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import math
 import os
 import re
 import shlex
@@ -121,13 +122,17 @@ def app() -> App:
 
 def _build_app(verbs: Iterable[str]) -> App:
     """Build a command line; the parser is imported here, as ``steady --help`` does without it."""
-    from cyclopts import App, Parameter, convert
+    from cyclopts import UNSET, App, CoercionError, Parameter, convert
 
     def convert_exactly(kind: Any, tokens: Sequence[Any]) -> Any:
-        """Convert as cyclopts does, but refuse 1.5 for a whole number, which it would round."""
+        """Convert as cyclopts does, but refuse what it takes: an empty text, 1.5 for a whole number, nan."""
         kinds = get_args(kind) or (kind,)
-        if int in kinds and float not in kinds and any("." in token.value for token in tokens):
-            raise ValueError(f"{tokens[0].value} is no whole number")
+        for token in tokens:
+            is_refused = not token.value and token.implicit_value is UNSET
+            with suppress(ValueError):
+                is_refused |= float in kinds and not math.isfinite(float(token.value))
+            if is_refused or (int in kinds and float not in kinds and "." in token.value):
+                raise CoercionError(token=token, target_type=kind)
         return convert(kind, tokens)
 
     command = App(
@@ -234,8 +239,8 @@ def _code_of(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _interrupted()
     except RuntimeError as error:
-        if str(error).startswith("operator torchvision::"):
-            return _fail(_TORCHVISION.format(error), 1)
+        if str(error).startswith(("operator torchvision::", "Symlink loop")):  # pathlib, before Python 3.13
+            return _fail(str(error), 2) if "Symlink" in str(error) else _fail(_TORCHVISION.format(error), 1)
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
         return _interrupted()  # Ctrl-C within a condition's own code, which then misses its lock
@@ -254,6 +259,8 @@ def _code_of(words: Sequence[str]) -> int:
             return _fail(f"{name[:60]}... is no path: of {len(name):,} characters no name of a file may be", 2)
         if problem := _system_words(error):
             return _fail(problem, 1)
+        if error.errno in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP) and error.filename:
+            return _fail(f"cannot use {error.filename} ({error.strerror}): name another, or change its permissions", 2)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         _silence_output()

@@ -23,6 +23,7 @@ from steadytrain.cli.options import (
     PathColumn,
     Root,
     SplitColumn,
+    require_data,
     require_range,
     require_seconds,
 )
@@ -116,6 +117,7 @@ def bench_infer(
         raise InputError(f"--save is {save}: it must end with .json")
     columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     require_range("--images", images, MAX_IMAGES)
+    require_data(data, "--data photos", root=root, labels=labels, **columns)
     records, labelled = (None, False) if data is None else _pack(data, root, labels, columns)
     spin_where_alone()
     for name in networks:

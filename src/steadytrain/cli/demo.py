@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from steadytrain.cli.console import note, progress
-from steadytrain.cli.options import Json
+from steadytrain.cli.options import Json, require_range
 from steadytrain.cli.train import print_next_commands, train_visibly
 from steadytrain.config import Budget, Data, Model, Optim, Recipe
 from steadytrain.errors import InputError, storage_errors
@@ -36,6 +36,7 @@ def demo(
     from steadytrain.reports import report
 
     ours = {"images", "digits.rec", "digits.idx", "digits.json", "digits.lst", "runs", "report.html"}
+    require_range("--seed", seed, 2**63 - 1, least=0)  # before anything is written
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: name a folder for the demo")
     others = [path.name for path in folder.iterdir() if path.name not in ours] if folder.is_dir() else []

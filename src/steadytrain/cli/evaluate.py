@@ -26,6 +26,7 @@ from steadytrain.cli.options import (
     Root,
     SplitColumn,
     WhichFlag,
+    require_data,
     require_range,
 )
 from steadytrain.cli.train import require_licence
@@ -135,6 +136,8 @@ def evaluate(
     from steadytrain.training.inference.inference import open_evaluation_data
     from steadytrain.training.inference.trained import read_class_file
 
+    columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
+    require_data(data, "name them after the run", restrict=restrict, root=root, labels=labels, **columns)
     altered = {"--restrict": restrict, "--size": size, "--tta": tta, "--per-image": per_image}
     altered |= {"--rgb-mean": rgb_mean, "--rgb-std": rgb_std}
     if calibrate and (other := next((flag for flag, value in altered.items() if value), None)):
@@ -144,8 +147,6 @@ def evaluate(
     named = None if classes is None else read_class_file(classes)
     mapping = named if isinstance(named, Mapping) else None
     names = None if isinstance(named, Mapping) else named
-    if restrict and data is None:
-        raise InputError("--restrict needs data with fewer classes than the model: name them after the run")
     trained = restore_weights(
         place, weights, model, device, accepted=accept_licence, numbers=precision, classes=names, size=size
     )
@@ -154,8 +155,7 @@ def evaluate(
     above = _threshold(trained, threshold)
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         options: dict[str, Any] = {"root": root, "labels": labels, "classes": mapping, "progress": advance}
-        options |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
-        opened = open_evaluation_data(trained, data, say=note, **options)
+        opened = open_evaluation_data(trained, data, say=note, **options, **columns)
     options = {"restrict": restrict, "batch_size": batch_size, "threads": threads, "per_image": per_image}
     if calibrate:
         from steadytrain.training import calibrate as calibrate_on

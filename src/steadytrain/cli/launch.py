@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, convert
 
 from steadytrain.cli import TRAINING_VERBS, parse
 from steadytrain.cli.console import note, print_json, print_text
@@ -27,7 +27,7 @@ _RUNS = "runs"
 
 
 def launch(
-    *command: Annotated[str, Parameter(name="COMMAND", allow_leading_hyphen=True)],
+    *command: Annotated[str, Parameter(name="COMMAND", allow_leading_hyphen=True, converter=convert)],
     on: Literal["local", "ssh", "mpi", "slurm", "kubernetes", "yarn", "sky"] | None = None,
     nodes: str | None = None,
     procs: int | None = None,

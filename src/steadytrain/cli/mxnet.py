@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, convert
 
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import TrainingOptions
@@ -28,7 +28,7 @@ OURS = ("--dry-run", "--mxnet-log", "--json", "--force")
 def mxnet(
     program: str,
     /,
-    *words: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *words: Annotated[str, Parameter(allow_leading_hyphen=True, converter=convert)],
 ) -> int:
     """Run a command line of MXNet 1.9.1's image-classification tools: train_imagenet, fine-tune, im2rec, ...
 

@@ -20,7 +20,7 @@ from cyclopts import Group, Parameter
 
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes
-from steadytrain.config.plain import hints_of, leaves
+from steadytrain.config.plain import hints_of, leaves, parse_json
 from steadytrain.config.recipe import ASIDE, recipe_settings, synonym
 from steadytrain.config.reference import flag_help
 from steadytrain.config.settings import GROUPS, MODEL, OPTIMIZER, OUTPUT, RANKS, SPEED, Flag
@@ -264,7 +264,7 @@ def _read_table(path: Path, what: str, version: tuple[int, int] | None) -> dict[
 
     readers: dict[str, Callable[[str], Any]] = {
         ".toml": tomllib.loads,
-        ".json": json_module.loads,
+        ".json": parse_json,
         ".yaml": yaml.safe_load,
         ".yml": yaml.safe_load,
     }
@@ -346,6 +346,12 @@ def require_range(name: str, value: float | None, most: int, *, least: int = 1) 
     """Refuse a count outside of ``least`` to ``most``; None stands for the default. Raises InputError."""
     if value is not None and not least <= value <= most:
         raise InputError(f"{name} is {value}; it must be from {least} to {most}")
+
+
+def require_data(data: str | None, remedy: str, **flags: object) -> None:
+    """Refuse flags that are about data where none are named; ``remedy``: how they are. Raises InputError."""
+    if data is None and (name := next((name for name, value in flags.items() if value), None)):
+        raise InputError(f"--{name.replace('_', '-')} is about data, and none are named: {remedy}")
 
 
 def require_alone(verb: str) -> None:

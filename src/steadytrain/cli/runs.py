@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, convert
 
 from steadytrain.cli.console import confirmed, note, print_json, print_text
 from steadytrain.cli.options import Json
@@ -29,7 +29,7 @@ def runs(
     sort: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     tag: str | None = None,
     untag: str | None = None,
-    remark: Annotated[str | None, Parameter(name="--note")] = None,
+    remark: Annotated[str | None, Parameter(name="--note", converter=convert)] = None,
     compare: bool = False,
     clean: bool = False,
     whole: bool = False,

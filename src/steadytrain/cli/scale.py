@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,7 +113,7 @@ def scale(
     require_range("--num-train", num_train, 10**12)
     require_seconds(seconds)
     for name, value in (("--price", price), ("--loader-rate", loader_rate), ("--epochs", epochs)):
-        if value is not None and not 0 < value < math.inf:
+        if value is not None and not value > 0:
             raise InputError(f"{name} is {value}; it must be above 0")
     if spread is not None and not 0 <= spread <= 1:
         raise InputError(f"--spread is {spread}; it must be from 0 to 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields
@@ -14,7 +15,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note
 from steadytrain.cli.evaluate import AcceptLicence, ModelName, Size, WeightsFlag, restore_weights, with_input
-from steadytrain.cli.options import DeviceFlag, WhichFlag
+from steadytrain.cli.options import DeviceFlag, WhichFlag, require_range
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
@@ -123,6 +124,9 @@ def serve(
         trained = restore_weights(place, weights, model, device, accepted=True, numbers=precision, classes=classes)
         return with_input(trained, size, None)[0]
 
+    require_range("--port", port, 65535, least=0)
+    if not re.fullmatch(r"[A-Za-z0-9_.:/@-]+", image):
+        raise InputError(f"--image is {image!r}; it must be the name of an image, such as steady-serve:latest")
     if write is not None:
         from steadytrain.export.containers import write as write_files
 

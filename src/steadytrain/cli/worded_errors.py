@@ -170,11 +170,12 @@ def assignment_hint(verb: str, words: Sequence[str], names: Sequence[str], train
 
 def _kinds(kind: Any) -> list[str]:
     """Say what may be given for a type: its words, or a number."""
-    if get_origin(kind) in (Union, UnionType):
+    if get_origin(kind) in (Union, UnionType, tuple):
         return [text for inner in get_args(kind) for text in _kinds(inner)]
     if get_origin(kind) is Literal:
         return [str(word) for word in get_args(kind)]
-    return [{int: "a whole number", float: "a number"}[kind]] if kind in (int, float) else []
+    words = {int: "a whole number", float: "a number", bool: "true or false"}
+    return [words[kind]] if kind in words else []
 
 
 def _wrong_value(error: Any) -> str:
@@ -182,10 +183,14 @@ def _wrong_value(error: Any) -> str:
     token, argument = error.token, error.argument
     hint = argument.hint if argument is not None else error.target_type
     kinds = list(dict.fromkeys(_kinds(hint) or _kinds(error.target_type)))
-    if token is None or error.msg is not None or not {"a number", "a whole number"} & set(kinds):
+    if token is None or error.msg is not None:
         return ""
     name = token.keyword or (argument.name.lstrip("-").upper() if argument is not None else "the value")
     value = token.value
+    if not value:
+        return f"{'one of ' * (' ' in name)}{name} is empty (an unset variable?)"
+    if not {"a number", "a whole number", "true or false"} & set(kinds):
+        return ""
     meant = ""
     if "," in value and get_origin(hint) in (list, tuple):
         meant = f", or several: {name} {' '.join(value.replace(',', ' ').split())}"

@@ -6,11 +6,15 @@ with its name, and an unknown key with the nearest known one. JSON's lists becom
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -26,8 +30,9 @@ from typing import (
     is_typeddict,
 )
 
-from steadytrain.errors import RecipeError, did_you_mean
+from steadytrain.errors import InputError, RecipeError, did_you_mean
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 Check: TypeAlias = Callable[[object], bool]
 PLAIN = "plain"
@@ -43,6 +48,7 @@ _WORDS = {
     bool: "true or false",
     NoneType: "nothing",
     Path: "a path",
+    object: "anything",
 }
 
 
@@ -62,6 +68,18 @@ def shorten(value: object) -> str:
     except (RecursionError, ValueError):  # nested without end, or a number of thousands of digits
         return f"a {type(value).__name__}"
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def parse_json(text: str | bytes | bytearray) -> Any:
+    """Read JSON. Raises ValueError where it is none, or where one of its tables has a key twice."""
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(values := dict(pairs)) < len(pairs):
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            raise ValueError(f"the key {shorten(twice)} comes twice")
+        return values
+
+    return json.loads(text, object_pairs_hook=table)
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -127,8 +145,6 @@ def build(
         annotation = hints[name]
         if isinstance(annotation, type) and is_dataclass(annotation):
             value = build(annotation, value, prefix + name, hint=hint)
-        elif isinstance(value, list) and any(get_origin(kind) is tuple for kind in (annotation, *get_args(annotation))):
-            value = tuple(value)
         arguments[name] = value
     return kind(**arguments)
 
@@ -136,24 +152,68 @@ def build(
 def check_types(part: Any, where: str) -> None:
     """Refuse a dataclass instance whose values do not fit their annotations (for ``__post_init__``).
 
-    A whole number given for a float becomes one, and a path a string, so that what is equal is also written alike.
+    A whole number given for a float becomes one, a path a string, a list a tuple, and a number of NumPy or torch one of
+    Python, so that what is equal is also written alike.
 
     Raises:
         RecipeError: names the field, its value and what it must be.
     """
-    hints = hints_of(type(part))
-    for name, hint in hints.items():
+    for name, hint in hints_of(type(part)).items():
         value = getattr(part, name)
-        value = str(value) if isinstance(value, Path) and str in (hint, *get_args(hint)) else value
-        if not fits(value, hint):
-            choices = [a for a in get_args(hint) if isinstance(a, str)]
-            near = did_you_mean(value, choices) if isinstance(value, str) else ""
-            near = f".{near}" if near else ""
-            if isinstance(value, int) and abs(value) > MOST_WHOLE:
-                near = f", and a number of at most {MOST_WHOLE:,}"
-            full = f"{where}.{name}".lstrip(".")
-            raise RecipeError(f"{full} is {shorten(value)}; it must be {type_words(hint)}{near}")
+        value = os.fspath(value) if isinstance(value, os.PathLike) and str in (hint, *get_args(hint)) else value
+        value = _fitted(f"{where}.{name}".lstrip("."), value, hint, RecipeError)
         object.__setattr__(part, name, _as_float(value, hint))
+
+
+def checked(function: F, module: str = "") -> F:
+    """Have a function refuse arguments, all but the first, that do not fit annotations of plain types (InputError).
+
+    Lists and other iterables become tuples, and numbers of NumPy or torch plain ones. ``module``: that it is found in.
+    """
+
+    @cache
+    def hint_of(name: str) -> Any:
+        with suppress(NameError):  # known to type checkers alone
+            hint = eval(function.__annotations__.get(name, "Any"), vars(sys.modules[function.__module__]))
+            return hint if _is_plain(hint) else Any
+        return Any
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        for name, value in list(bound.arguments.items())[1:]:
+            bound.arguments[name] = _fitted(name, value, hint_of(name), InputError)
+        return function(*bound.args, **bound.kwargs)
+
+    call.__module__ = module or function.__module__
+    return call  # type: ignore[return-value]
+
+
+def _is_plain(hint: Any) -> bool:
+    """Return whether an annotation is of numbers, texts, paths and lists of these alone."""
+    is_of = get_origin(hint) in (Union, UnionType, tuple, Sequence, Mapping) and all(map(_is_plain, get_args(hint)))
+    return is_of or get_origin(hint) is Literal or hint is Ellipsis or hint in _WORDS
+
+
+def _plainer(value: Any) -> Any:
+    """Return what a value is without NumPy, torch, lists and other paths' types."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    return tuple(map(_plainer, sorted(value, key=str) if isinstance(value, Set) else value)) if is_list else value
+
+
+def _fitted(name: str, value: object, hint: Any, error: type[InputError]) -> Any:
+    """Return a value as its annotation has it. Raises ``error`` with the name where it does not fit."""
+    plainer = value if fits(value, hint) else _plainer(value)
+    if fits(plainer, hint):
+        return plainer
+    choices = [a for a in get_args(hint) if isinstance(a, str)]
+    near = did_you_mean(value, choices) if isinstance(value, str) else ""
+    near = f".{near}" if near else ""
+    if isinstance(value, int) and abs(value) > MOST_WHOLE:
+        near = f", and a number of at most {MOST_WHOLE:,}"
+    raise error(f"{name} is {shorten(value)}; it must be {type_words(hint)}{near}")
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -173,7 +233,7 @@ def checker(hint: Any, leaves: Mapping[Any, Check], sequences: tuple[type, ...])
         return leaves[hint]
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return lambda value: value in args
+        return lambda value: isinstance(value, Hashable) and value in args
     if is_typeddict(hint):
         return _table_check(hint, leaves, sequences)
     is_class = isinstance(origin, type)
@@ -241,10 +301,11 @@ def type_words(hint: Any) -> str:
         return " or ".join(type_words(option) for option in args)
     if origin is Literal:
         return " or ".join(repr(option) for option in args)
-    if origin is tuple:
-        return f"a list of {'' if args[-1] is Ellipsis else f'{len(args)} '}{type_words(args[0]).removeprefix('a ')}s"
+    if origin in (tuple, Sequence):
+        number = "" if {origin, args[-1]} & {Sequence, Ellipsis} else f"{len(args)} "
+        return f"a list of {number}{type_words(args[0]).removeprefix('a ')}s"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"a table whose values are {type_words(args[1])}"
+        return "a table" if args[1] is object else f"a table whose values are {type_words(args[1])}"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 

@@ -24,7 +24,7 @@ from steadytrain.config.batches import (
 from steadytrain.config.conflicts import find_conflicts
 from steadytrain.config.parts import MOST_EPOCHS, Budget, Data, Every, Model, Optim, Parallel, Precision
 from steadytrain.config.phases import parse_train
-from steadytrain.config.plain import build, hints_of, leaves, plain, shorten
+from steadytrain.config.plain import build, hints_of, leaves, parse_json, plain, shorten
 from steadytrain.config.settings import (
     OPTIMIZER,
     OUTPUT,
@@ -248,8 +248,8 @@ class Recipe:
     def from_json(text: str) -> Recipe:
         """Read JSON; raises RecipeError where it is not a recipe."""
         try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            values = parse_json(text)
+        except (ValueError, TypeError, RecursionError) as error:
             raise RecipeError(f"the recipe is not JSON: {error}") from None
         return Recipe.from_dict(values)
 

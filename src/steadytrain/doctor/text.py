@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections import Counter
@@ -12,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from steadytrain.config.plain import plain
+from steadytrain.config.plain import parse_json, plain
 from steadytrain.doctor.facts import MachineFacts
 from steadytrain.doctor.rules import MachineFinding
 from steadytrain.errors import InputError
@@ -272,11 +271,11 @@ def read(path: Path) -> dict[str, Any]:
         InputError: the file cannot be read, or is something else.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = parse_json(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {path} ({error.strerror}): {_REMEDY}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not a JSON document: {_REMEDY}") from error
+        raise InputError(f"{path} is not a JSON document ({error}): {_REMEDY}") from error
     kind = document.get("kind") if isinstance(document, dict) else None
     if not isinstance(document, dict) or kind != DOCUMENT_KIND:
         what = (

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from steadytrain.data.arrays import Ints
 from steadytrain.data.loader import Batch
+from steadytrain.data.sources.find import require_there, source_name
 from steadytrain.data.storage.scratch import temporary_scratch
 from steadytrain.errors import DataError, FailedError, InputError, ModelError, RunError, storage_error
 from steadytrain.export import formats
@@ -40,7 +41,7 @@ from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import open_data
 from steadytrain.training.evaluation import evaluate_module
-from steadytrain.training.inference.inference import EvaluationData, Files, open_evaluation_data
+from steadytrain.training.inference.inference import Files, open_evaluation_data
 from steadytrain.training.inference.trained import Trained, Which, restore
 from steadytrain.training.state import describe_nonfinite
 
@@ -463,9 +464,9 @@ def open_samples(
     Raises:
         DataError: ``data`` cannot be used.
     """
-    opened: EvaluationData | None = None
+    opened, is_unlabelled = None, data is not None and _is_unlabelled(data)
     try:
-        if data is None or not _is_unlabelled(data):
+        if not is_unlabelled:
             opened = open_evaluation_data(trained, data, say=say)
     except DataError as error:
         if data is not None:
@@ -517,6 +518,7 @@ def draw_evenly(numbers: Ints, labels: NDArray[Any], most: int | None) -> Ints:
 
 def _is_unlabelled(data: str | Path) -> bool:
     """Return whether data are plainly images without labels: one file, or a folder without folders."""
+    require_there(source_name(data))
     path = Path(data)
     is_list = path.suffix in (".rec", ".lst", ".csv", ".tsv", ".txt", ".tar", ".zip")
     return (path.is_file() and not is_list) or (path.is_dir() and not any(each.is_dir() for each in path.iterdir()))

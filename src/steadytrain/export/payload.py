@@ -7,7 +7,6 @@ base64 under other keys, over several lines, in the alphabet of addresses, or co
 from __future__ import annotations
 
 import binascii
-import json
 import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from urllib.parse import unquote_to_bytes
 
 from starlette.exceptions import HTTPException
 
+from steadytrain.config.plain import parse_json
 from steadytrain.errors import did_you_mean
 
 LONG_TEXT = 4096
@@ -178,7 +178,7 @@ def read_json(body: bytes, *, max_images: int) -> tuple[list[Posted], dict[str, 
         raise too_large(f"more than {limit:,} bytes of JSON beside the images' base64", is_early=False)
     shortened += body[end:]
     try:
-        document = json.loads(shortened)
+        document = parse_json(shortened)
     except (ValueError, RecursionError) as error:
         raise refusal(400, f"the body is not JSON: {error}", is_early=False) from None
     if not isinstance(document, dict):

@@ -88,7 +88,7 @@ def translate(argv: Sequence[str]) -> LaunchCommand:
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word, equals, value = rest.pop(0).partition("=")
         if word in SWITCHES:
-            new.append(word)
+            new.append(f"{word}{equals}{value}")
         elif word in _LEFT_OUT_SWITCHES:
             notes.append(f"{word} is ignored: {_LEFT_OUT_SWITCHES[word]}")
         elif word not in _WITH_VALUE:  # unknown: the command line says so, with what is near

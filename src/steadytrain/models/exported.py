@@ -31,7 +31,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from steadytrain.config.plain import build, check_types, plain
+from steadytrain.config.plain import build, check_types, parse_json, plain
 from steadytrain.errors import ModelError, first_line
 from steadytrain.machine import facts
 from steadytrain.models.weights import Input
@@ -141,7 +141,7 @@ class Description:
             ModelError: it is damaged.
         """
         try:
-            values = json.loads(text)
+            values = parse_json(text)
             described = build(Description, {key: values[key] for key in _KNOWN if key in values})
             if not 0 < described.temperature < float("inf") or not described.classes or not described.input.size:
                 raise ValueError("its temperature, size or classes cannot be used")

@@ -534,7 +534,6 @@ def _read_safetensors(path: Path) -> WeightsFile:
         if isinstance(plain, Mapping):
             known = plain.keys() & {field.name for field in fields(Input)}
             values: dict[str, Any] = {name: plain[name] for name in known}
-            values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
             input = Input(**values)
         model = about.get("model")
         name = model.get("name") if isinstance(model, Mapping) else None

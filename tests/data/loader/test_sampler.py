@@ -206,7 +206,7 @@ def test_the_order_by_blocks_is_pinned() -> None:
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"window": -1}])
 def test_a_number_below_one_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(InputError, match="at least 1"):
+    with pytest.raises(InputError, match="1 or more"):
         BlockShuffle(**wrong)
 
 

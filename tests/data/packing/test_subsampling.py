@@ -104,7 +104,6 @@ def test_jpegs_that_need_not_change_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"subsampling": "4:4:4"}, "--subsampling is '4:4:4'; it must be 420, 444 or auto"),
         ({"subsampling": "444", "encoding": "png"}, "444 is for colour JPEGs, and --encoding png stores none"),
         ({"subsampling": "auto", "encoding": "webp"}, "auto is for colour JPEGs, and --encoding webp stores none"),
         ({"subsampling": "444", "grey": True}, "444 is for colour JPEGs, and --grey stores none"),

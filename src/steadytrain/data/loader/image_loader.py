@@ -9,11 +9,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 import numpy as np
 from PIL import Image
 
+from steadytrain.config.plain import checked
 from steadytrain.data.arrays import Ints
 from steadytrain.data.loader.batch import BadImage, Batch, BufferPool, LoadedBatch
 from steadytrain.data.loader.batch_worker import MOST_BATCHES, BatchWorker, LoaderTask, Source, WorkerScratch
@@ -23,7 +24,7 @@ from steadytrain.data.loader.pipeline import BatchStream, RequestCounts, StageTi
 from steadytrain.data.loader.rank_cache import find_local_ranks, remove_left_files
 from steadytrain.data.loader.sampler import BlockShuffle
 from steadytrain.data.loader.subprocess_loader import IS_SUPPORTED, LoaderProcess
-from steadytrain.errors import DataError, InputError, SteadyError, did_you_mean
+from steadytrain.errors import DataError, InputError, SteadyError
 from steadytrain.format import percent
 from steadytrain.machine import facts
 
@@ -166,6 +167,7 @@ class ImageLoader:
         TooManyBadError: while iterating: more than 5 images, and more than 1 % of them, cannot be decoded.
     """
 
+    @checked
     def __init__(
         self,
         source: Source,
@@ -198,13 +200,7 @@ class ImageLoader:
     ) -> None:
         used = _check_ids(source, ids)
         _check_labels(source)
-        if place not in get_args(LoaderPlace):
-            near = did_you_mean(str(place), get_args(LoaderPlace))
-            raise InputError(
-                f"place is {place!r}; it must be one of {', '.join(get_args(LoaderPlace))}{near and '.' + near}"
-            )
-        if at_least(0, "seed", seed) >= 2**63:
-            raise InputError(f"seed={seed}; it must be at most 2**63 - 1")
+        at_least(0, "seed", seed)
         if balance and (blocks is not None or source.labels.ndim > 1):
             raise InputError("balance=True needs one class for each image, and no shuffle by blocks")
         if at_least(1, "repeats", repeats) > 1 and crop.flip == "alternating":
@@ -240,7 +236,7 @@ class ImageLoader:
             sizes=coming,
             train=train,
             skip_bad=skip_bad,
-            seed=int(seed),
+            seed=seed,
             blocks=blocks,
             balance=balance,
             repeats=repeats,
@@ -250,7 +246,7 @@ class ImageLoader:
             share=self.share,
             threads=self.threads,
             depth=self.depth,
-            keep_bytes=int(keep_bytes),
+            keep_bytes=keep_bytes,
             read_ahead=read_ahead,
             ranks=find_local_ranks(launch, os.environ),
         )
@@ -528,12 +524,10 @@ def default_threads(*, pin: bool, sharing: int = 1) -> int:
 
 
 def at_least(least: int, name: str, value: int) -> int:
-    """Check a whole number. Raises InputError where it is none, or less than ``least``."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise InputError(f"{name}={value!r}: it must be a whole number")
+    """Return a number that is not less than ``least``. Raises InputError."""
     if value < least:
         raise InputError(f"{name}={value}: it must be at least {least}")
-    return int(value)
+    return value
 
 
 def _check_ids(source: Source, ids: object) -> Ints:
@@ -570,11 +564,9 @@ def _check_share(
     shard: tuple[int, int], share: tuple[int, int] | None, batch_size: int
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the shard, and where a batch lies in how large a one. Raises InputError."""
-    pair = tuple(shard) if isinstance(shard, tuple | list) else ()
-    are_whole = len(pair) == 2 and all(isinstance(number, int | np.integer) for number in pair)
-    if not are_whole or not 0 <= pair[0] < pair[1]:
+    index, count = shard
+    if not 0 <= index < count:
         raise InputError(f"shard={shard}: give (i, n) with i from 0 to n - 1")
-    index, count = int(pair[0]), int(pair[1])
     if share is None:
         return (index, count), (index * batch_size, count * batch_size)
     first, of = at_least(0, "share", share[0]), at_least(1, "share", share[1])

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.config.settings import FROM_1, check, setting
 from steadytrain.data.arrays import Floats, Ints
-from steadytrain.errors import InputError
 
 # The lowest byte of the counter's last word: what the numbers are for.
 _DRAWS, _SHUFFLE, _BLOCKS, _WINDOW, _FLIPS, _BALANCE = range(6)
@@ -246,13 +246,11 @@ class BlockShuffle:
         InputError: a number below 1.
     """
 
-    size: int = 64
-    window: int = 64
+    size: int = setting(64, "Samples in a block.", limit=FROM_1)
+    window: int = setting(64, "Blocks that are mixed.", limit=FROM_1)
 
     def __post_init__(self) -> None:
-        for name, value in (("size", self.size), ("window", self.window)):
-            if value < 1:
-                raise InputError(f"{name}={value} of BlockShuffle: it must be at least 1")
+        check(self, "BlockShuffle")
 
 
 class BlockOrder:

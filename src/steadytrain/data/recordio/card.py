@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.config.plain import build, check_types, plain
+from steadytrain.config.plain import build, check_types, parse_json, plain
 from steadytrain.data import filenames
 from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.errors import DataError, RecipeError
@@ -163,7 +163,7 @@ class Card:
 def _members(text: str) -> dict[str, Any] | None:
     """Return the members of a card; None for what is none. Raises DataError for what was one."""
     try:
-        members = json.loads(text)
+        members = parse_json(text)
     except (ValueError, RecursionError) as error:
         if f'"{KIND}"' in text or '"num_images"' in text:
             raise DataError(f"a damaged card: {error}") from error

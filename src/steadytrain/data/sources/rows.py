@@ -17,6 +17,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
+from steadytrain.config.plain import parse_json
 from steadytrain.data.filenames import is_image
 from steadytrain.errors import DataError
 from steadytrain.files import require_regular
@@ -173,16 +174,16 @@ def _read_objects(lines: Iterator[str], path: Path) -> Rows:
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
+            fields, why = parse_json(line), ""
             json.dumps(fields, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = ascii(error.object[error.start])[1:-1]
             raise DataError(f"{path}: line {number} holds {half}, half of a character: fix the table") from None
-        except (ValueError, RecursionError):
-            fields = None
+        except (ValueError, RecursionError) as error:
+            fields, why = None, f" ({error})"
         if not isinstance(fields, dict):
             raise DataError(
-                f"{path}: line {number} is not a JSON object: each line needs one, with the image's path and its label"
+                f"{path}: line {number} is not a JSON object{why}; each needs an image's path and its label"
             )
         if not names:
             names = [key for key, value in fields.items() if not isinstance(value, dict)]

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.config.plain import checked
 from steadytrain.data.arrays import Ints
 from steadytrain.data.images.decode import orientation, read_header
 from steadytrain.data.images.encode import PackSettings, pack_bytes, to_ppm
@@ -60,6 +61,7 @@ class Unpacked:
         self._is_checked = np.zeros(len(listing), np.bool_)
 
     @staticmethod
+    @checked
     def open(
         source: str | Path,
         *,

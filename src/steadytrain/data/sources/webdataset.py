@@ -7,7 +7,6 @@ class names and no captions.
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from steadytrain.config.plain import parse_json
 from steadytrain.data.filenames import is_ignored, is_image
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.sources.labels import classes_from_numbers, classes_from_texts, is_padded, whole_number
@@ -205,11 +205,11 @@ class _LabelReader:
         fields: dict[str, object] = {}
         if "json" in sample.parts:
             try:
-                fields = json.loads(self._text(sample, "json"))
-            except (ValueError, RecursionError):
-                fields = None  # type: ignore[assignment]
+                fields, why = parse_json(self._text(sample, "json")), ""
+            except (ValueError, RecursionError) as error:
+                fields, why = None, f" ({error})"  # type: ignore[assignment]
             if not isinstance(fields, dict):
-                raise DataError(f"{self.root}: the .json of sample {sample.key} is not a JSON object")
+                raise DataError(f"{self.root}: the .json of sample {sample.key} is not a JSON object{why}")
         text = (self._label_field(fields, sample) if self.kind == "json" else self._text(sample, self.kind)).strip()
         if not text:
             raise DataError(f"{self.root}: the .{self.kind} of sample {sample.key} is empty")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from steadytrain.config.factories import OBJECT
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
-from steadytrain.errors import DataError, InputError, ModelError, RecipeError, RunError, did_you_mean
+from steadytrain.errors import DataError, ModelError, RecipeError, RunError
 from steadytrain.files import read_text
 from steadytrain.format import epoch, few, score_name
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
@@ -369,8 +369,6 @@ def weights_file(place: Path, which: Which = "best") -> Path:
     if not (place / "recipe.json").exists() and (place / "config.json").exists():
         return place / "model.safetensors"  # a folder as the Hugging Face hub has them
     run = Run.open(place)
-    if which not in get_args(Which):
-        raise InputError(f"which is {which!r}; it must be best or last.{did_you_mean(str(which), get_args(Which))}")
     files = [place / "best.safetensors", run.weights]
     existing = [path for path in (files if which == "best" else reversed(files)) if path.exists()]
     if not existing:

@@ -34,7 +34,7 @@ from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import require_there, source_name
 from steadytrain.data.storage.object_cache import find_validation_object
 from steadytrain.data.storage.store import is_uri, local_name
-from steadytrain.errors import DataError, InputError, RecipeError, type_words
+from steadytrain.errors import DataError, InputError, RecipeError
 from steadytrain.format import Say
 from steadytrain.optim import check_name
 from steadytrain.run import Run
@@ -109,10 +109,6 @@ def _choose(
     data: str | Path, changes: Mapping[str, object] | None, *, model: models.Given | None, finetune: bool, say: Say
 ) -> ChosenRecipe:
     """Make the choices of :func:`default_recipe`."""
-    if changes is not None and not isinstance(changes, Mapping):
-        raise RecipeError(
-            f"the changes are {type_words(changes)}; they must be a dict of the recipe's keys: {{'budget.epochs': 3}}"
-        )
     chosen = dict(changes or {})
     if model is not None:
         chosen["model.name"] = model
