@@ -110,7 +110,7 @@ def test_a_command_that_is_refused_leaves_no_run_and_reads_no_data(
     for words, message in (
         (["--model", "mlp", "--device", "cuda:9"], "cuda:9"),
         (["--model", "resnet5O"], "there is no model 'resnet5O'"),
-        (["--model", "mlp", "--weights", str(other)], "do not fit"),
+        (["--model", "timm/test_resnet", "--weights", str(other)], "do not fit"),
         (["--model", "mlp", "--weights", str(photos)], "is a folder"),
     ):
         assert main(["train", "photos", *words]) == 2

@@ -46,6 +46,7 @@ MEASURED = {
     "right",
     "seconds",
     "seconds_per_epoch",
+    "median_seconds_per_epoch",
     "shares",
     "steady_images_per_second",
     "top1",

@@ -215,13 +215,15 @@ def test_a_weights_file_alone_is_enough(recipe: Recipe, digits: Path, tmp_path: 
     assert evaluate(trained, digits).n == 400
 
 
-def test_weights_from_elsewhere_need_the_models_name(recipe: Recipe, digits: Path, tmp_path: Path) -> None:
+def test_the_model_of_weights_from_elsewhere_is_found_by_their_tensors(
+    recipe: Recipe, digits: Path, tmp_path: Path
+) -> None:
     run = Run.create(tmp_path / "run", recipe)
     train(run)
     tensors, _ = checkpoints.read_weights(run.weights)
     torch.save(tensors, tmp_path / "bare.pth")
-    with pytest.raises(ModelError, match="name it with --model"):
-        restore(tmp_path / "bare.pth")
+    found = restore(tmp_path / "bare.pth")
+    assert found.name == "digits" and "has the tensors of digits" in found.notes[0]
     assert len(restore(tmp_path / "bare.pth", model="digits").classes) == 10
 
 

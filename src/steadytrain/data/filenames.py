@@ -11,8 +11,6 @@ from math import prod
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
 from steadytrain.errors import DataError
 
 T = TypeVar("T")
@@ -92,6 +90,8 @@ def repeated(names: Sequence[str], key: Callable[[str], str]) -> Iterator[tuple[
     [(2, 0)]
     """
     # By numbers first: a million names and their keys would weigh more than the images in flight.
+    import numpy as np  # light commands ask for names, and no arrays
+
     hashes = np.fromiter((hash(key(name)) for name in names), np.int64, len(names))
     order = np.argsort(hashes, kind="stable")
     again = np.flatnonzero(np.diff(hashes[order]) == 0)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import simplejpeg
@@ -42,7 +42,7 @@ from steadytrain.data.images.decode import (
 from steadytrain.data.images.file_types import frame_of, scan_of
 from steadytrain.data.images.resize import resize
 from steadytrain.data.images.statistics import PixelCount
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, did_you_mean
 
 native: Any = None
 with suppress(ImportError):
@@ -108,9 +108,14 @@ class PackSettings:
                 "--mark-kept needs the native decoder, which was not built: install Rust (https://rustup.rs), then"
                 " steadytrain again from its sources, or leave the option out"
             )
+        if self.encoding not in get_args(Encoding):
+            near = did_you_mean(str(self.encoding), get_args(Encoding))
+            raise DataError(f"--encoding is {self.encoding!r}; it must be auto, jpg, png, webp, raw or pass.{near}")
         if self.encoding == "pass" and (self.shorter_side or self.grey):
             other = "--shorter-side" if self.shorter_side else "--grey"
             raise DataError(f"--encoding pass keeps every file's bytes, {other} would change them: drop one of the two")
+        if self.subsampling not in get_args(Subsampling):
+            raise DataError(f"--subsampling is {self.subsampling!r}; it must be 420, 444 or auto")
         if self.subsampling != "420" and (self.grey or not self.stores_jpegs):
             other = "--grey" if self.grey else f"--encoding {self.encoding}"
             raise DataError(
