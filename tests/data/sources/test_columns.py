@@ -359,6 +359,7 @@ SOUND = {
     "a flag of something else": ("male", ("0", "1", "0", "1")),
     "a word for a split and one for what is seen": ("train_station", ("0", "1", "0", "1")),
     "languages": ("lang", ("tr", "te", "hi", "tr")),
+    "states, Delaware and Virginia": ("state", ("DE", "VA", "DE", "VA")),
     "one value": ("vehicle", ("train", "train", "train", "train")),
     "nothing": ("split", ("", "", "", "")),
 }
@@ -445,7 +446,7 @@ def test_meanings_that_are_no_splits_are_refused(read: Read) -> None:
         DataError, match=r"--split-column Usage holds 'PrivateTest'.* Usage:PrivateTest=test,PublicTest=val "
     ):
         read(text, columns=ColumnNames(split="Usage:PublicTest=val"))
-    parts = read(text, columns=ColumnNames(split="3:PublicTest=Validation,PrivateTest=none"))
+    parts = read(text, columns=ColumnNames(split="3:PublicTest=Validation, PrivateTest=none"))
     assert [(part.split, part.names) for part in parts] == [("train", ["a.png", "b.png"]), ("val", ["c.png"])]
 
 

@@ -79,7 +79,7 @@ class ColumnNames:
         meanings = dict(pair.rpartition("=")[::2] for pair in text.casefold().split(","))
         if wrong := sorted(meanings.values() - _MEANINGS.keys()):
             raise DataError(f"--split-column {self.split} means {wrong[0]!r}; it must be train, val, test or none")
-        return name, {value: _MEANINGS[split] for value, split in meanings.items()}
+        return name, {value.strip(): _MEANINGS[split] for value, split in meanings.items()}
 
     @staticmethod
     def of(path: str | None, labels: str | Sequence[str] | None, split: str | None) -> ColumnNames:
@@ -338,7 +338,8 @@ def _may_be_splits(header: str, values: Collection[str], *, is_settled: bool) ->
     is_named = name in SPLIT or (is_told and is_wrapper("_".join(["train", *rest]), ""))
     if all(map(_FLAG.fullmatch, words)):  # "train" with 0 and 1 may be a label of its own
         return is_named and len(words) < 4 and (is_settled or name not in SPLITS)
-    are_words = "train" in folder_splits([*values]).values() or words <= _ABBREVIATED.keys()
+    are_abbreviated = words <= _ABBREVIATED.keys() and "train" in map(_ABBREVIATED.get, words)  # "DE", "VA" are states
+    are_words = "train" in folder_splits([*values]).values() or are_abbreviated
     num_splits = len({*_guess(header, values).values()} - {"none"})
     return (are_words and num_splits > 1) or (is_named and not SPLITS.keys().isdisjoint(words))
 
