@@ -420,6 +420,17 @@ def test_a_column_of_splits_beside_folders_of_classes_is_asked_about(tmp_path: P
         found(tmp_path / "a.csv", tmp_path / "scratch")
 
 
+def test_numbers_of_folds_are_no_label_beside_another(read: Read) -> None:
+    [listing] = read("path,fold,cat,dog\na.png,0,0,1\nb.png,1,1,0\nc.png,2,1,1\nd.png,0,0,1\n")
+    assert listing.label_names == ("cat", "dog")
+    train, val = read("path,fold,cat,dog\na.png,train,0,1\nb.png,train,1,0\nc.png,val,1,1\n")
+    assert (train.label_names, val.names) == (("cat", "dog"), ["c.png"])
+    [listing] = read("id,path,kfold,kind\n7,a.png,0,cat\n8,b.png,1,dog\n9,c.png,0,dog\n")
+    assert listing.classes == ("cat", "dog")
+    [listing] = read("id,path,fold\n7,a.png,crease\n8,b.png,flat\n9,c.png,flat\n")
+    assert listing.classes == ("crease", "flat")
+
+
 def test_an_index_without_a_name_is_no_label(read: Read) -> None:
     [listing] = read(",path,car,train\n0,a.png,0,1\n1,b.png,1,0\n2,c.png,1,1\n3,d.png,0,1\n")
     assert listing.label_names == ("car", "train")

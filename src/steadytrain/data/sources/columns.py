@@ -39,7 +39,7 @@ MOST_LISTED = 10
 ONE_HOT = "one-hot"
 """As a name of a label's column: of several columns of labels each image has one, which is its class."""
 
-_NUMBERING = frozenset(["", "id", "index", "idx", "unnamed:_0"])
+_NUMBERING = frozenset(["", "id", "index", "idx", "unnamed:_0", "fold", "kfold"])
 # What tools write beside the label.
 _SIZES = re.compile(
     r"((image|img|orig|original)_)?(width|height|w|h|size|(file_?)?size|bytes|channels|depth|area|md5|sha\d+)"
@@ -402,7 +402,8 @@ def _find_labels(
             " several times for several columns of zeros and ones"
         )
     numbers = [place for place in left if header and header[place] in _NUMBERING and header[place]]
-    if len(numbers) == 1 and len({row[numbers[0]] for row in body}) < len(body):  # it names what is seen, not the row
+    numbers = [place for place in numbers if len({row[place] for row in body}) < len(body)]
+    if len(numbers) == 1:  # it names what is seen, not the row
         return (numbers[0],)
     if any(_FOLDER.search(row[path]) for row in body):
         return ()
