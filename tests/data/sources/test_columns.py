@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -445,6 +446,21 @@ def test_two_columns_of_splits_are_named(read: Read) -> None:
     assert [part.split for part in read(text, columns=ColumnNames(split="second"))] == ["train", "val"]
     [train, *_] = read(text.replace("first", "split"))
     assert train.split == "train"
+
+
+@pytest.mark.parametrize("values", [("train, small", "val, small"), ("train=full", "val=full"), ("train", "val's")])
+@pytest.mark.parametrize("name", ["purpose", "a=b"])
+def test_values_with_commas_and_other_signs_are_read_as_the_message_says(
+    read: Read, name: str, values: tuple[str, str]
+) -> None:
+    text = with_column(name, *(f'"{value}"' for value in values * 2))
+    with pytest.raises(DataError) as error:
+        read(text)
+    _, option = shlex.split(str(error.value).split("as ")[1].split(" (none:")[0])
+    train, val = read(text, columns=ColumnNames(split=option))
+    assert (train.split, len(train), len(val)) == ("train", 2, 2)
+    named = text.replace(f'"{values[0]}"', "train").replace(f'"{values[1]}"', "val")
+    assert [part.split for part in read(named, columns=ColumnNames(split=name))] == ["train", "val"]
 
 
 def test_meanings_that_are_no_splits_are_refused(read: Read) -> None:

@@ -76,7 +76,7 @@ class ColumnNames:
         if self.split is None or "=" not in self.split:
             return self.split, {}
         name, _, text = self.split.partition(":")
-        meanings = dict(pair.rpartition("=")[::2] for pair in text.casefold().split(","))
+        meanings = dict(re.findall(r"(.*?)=\s*(\w+)\s*(?:,|$)", text.casefold()))  # a value may hold commas itself
         if wrong := sorted(meanings.values() - _MEANINGS.keys()):
             raise DataError(f"--split-column {self.split} means {wrong[0]!r}; it must be train, val, test or none")
         return name, {value.strip(): _MEANINGS[split] for value, split in meanings.items()}
