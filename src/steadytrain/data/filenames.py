@@ -28,7 +28,7 @@ MOST_NAMES = 100_000
 _IGNORED = frozenset(
     ["thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "lost+found", "system volume information"]
 )
-_MARKED = re.compile(r"(?:[^\w\s'\"(\[\u2018\u201c]|_)+[^\W\d_]{2}")
+_MARKED = re.compile(r"(?:[^\w\s'\"(\[{<\xab\u2018\u201c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]|_)+[^\W\d_]{2}")
 _LEFTOVER = re.compile(r"recycl|trash|snapshot|thumb|cache", re.IGNORECASE)
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _BACK = re.compile(r"[*?[].*/\.\.(/|$)", re.DOTALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -359,6 +360,7 @@ SOUND = {
     "a flag of something else": ("male", ("0", "1", "0", "1")),
     "a word for a split and one for what is seen": ("train_station", ("0", "1", "0", "1")),
     "languages": ("lang", ("tr", "te", "hi", "tr")),
+    "states, Delaware and Virginia": ("state", ("DE", "VA", "DE", "VA")),
     "one value": ("vehicle", ("train", "train", "train", "train")),
     "nothing": ("split", ("", "", "", "")),
 }
@@ -419,6 +421,17 @@ def test_a_column_of_splits_beside_folders_of_classes_is_asked_about(tmp_path: P
         found(tmp_path / "a.csv", tmp_path / "scratch")
 
 
+def test_numbers_of_folds_are_no_label_beside_another(read: Read) -> None:
+    [listing] = read("path,fold,cat,dog\na.png,0,0,1\nb.png,1,1,0\nc.png,2,1,1\nd.png,0,0,1\n")
+    assert listing.label_names == ("cat", "dog")
+    train, val = read("path,fold,cat,dog\na.png,train,0,1\nb.png,train,1,0\nc.png,val,1,1\n")
+    assert (train.label_names, val.names) == (("cat", "dog"), ["c.png"])
+    [listing] = read("id,path,kfold,kind\n7,a.png,0,cat\n8,b.png,1,dog\n9,c.png,0,dog\n")
+    assert listing.classes == ("cat", "dog")
+    [listing] = read("id,path,fold\n7,a.png,crease\n8,b.png,flat\n9,c.png,flat\n")
+    assert listing.classes == ("crease", "flat")
+
+
 def test_an_index_without_a_name_is_no_label(read: Read) -> None:
     [listing] = read(",path,car,train\n0,a.png,0,1\n1,b.png,1,0\n2,c.png,1,1\n3,d.png,0,1\n")
     assert listing.label_names == ("car", "train")
@@ -435,6 +448,21 @@ def test_two_columns_of_splits_are_named(read: Read) -> None:
     assert train.split == "train"
 
 
+@pytest.mark.parametrize("values", [("train, small", "val, small"), ("train=full", "val=full"), ("train", "val's")])
+@pytest.mark.parametrize("name", ["purpose", "a=b"])
+def test_values_with_commas_and_other_signs_are_read_as_the_message_says(
+    read: Read, name: str, values: tuple[str, str]
+) -> None:
+    text = with_column(name, *(f'"{value}"' for value in values * 2))
+    with pytest.raises(DataError) as error:
+        read(text)
+    _, option = shlex.split(str(error.value).split("as ")[1].split(" (none:")[0])
+    train, val = read(text, columns=ColumnNames(split=option))
+    assert (train.split, len(train), len(val)) == ("train", 2, 2)
+    named = text.replace(f'"{values[0]}"', "train").replace(f'"{values[1]}"', "val")
+    assert [part.split for part in read(named, columns=ColumnNames(split=name))] == ["train", "val"]
+
+
 def test_meanings_that_are_no_splits_are_refused(read: Read) -> None:
     text = with_column("Usage", "Training", "Training", "PublicTest", "PrivateTest")
     with pytest.raises(
@@ -445,7 +473,7 @@ def test_meanings_that_are_no_splits_are_refused(read: Read) -> None:
         DataError, match=r"--split-column Usage holds 'PrivateTest'.* Usage:PrivateTest=test,PublicTest=val "
     ):
         read(text, columns=ColumnNames(split="Usage:PublicTest=val"))
-    parts = read(text, columns=ColumnNames(split="3:PublicTest=Validation,PrivateTest=none"))
+    parts = read(text, columns=ColumnNames(split="3:PublicTest=Validation, PrivateTest=none"))
     assert [(part.split, part.names) for part in parts] == [("train", ["a.png", "b.png"]), ("val", ["c.png"])]
 
 

@@ -196,8 +196,12 @@ def test_signs_that_are_classes_themselves_stay_however_few_they_are(tmp_path: P
         "$/1.jpg",
         "+/1.jpg",
         "'Apapane/1.jpg",
+        "<unk>/1.jpg",
+        "{other}/1.jpg",
+        "\u200fقطة/1.jpg",
     )
-    assert list_folder(tmp_path)[0].classes == ("#", "$", "'Apapane", "+", "0", "1", "a", "b")
+    [listing] = list_folder(tmp_path)
+    assert listing.classes == ("#", "$", "'Apapane", "+", "0", "1", "<unk>", "a", "b", "{other}", "\u200fقطة")
 
 
 def test_a_class_list_keeps_a_class_that_is_named_like_a_cache(tmp_path: Path) -> None:
@@ -213,3 +217,13 @@ def test_splits_are_found_beside_recycle_bins(tmp_path: Path) -> None:
     train, val = list_folder(_touch(tmp_path / "b", *around, "@Recycle/1.jpg"))
     assert train.classes == val.classes == ("cat", "dog")
     assert sorted(train.passed_over) == ["@Recycle/", "train/#recycle/"]
+
+
+def test_what_is_a_class_in_one_split_is_one_in_all(tmp_path: Path) -> None:
+    names = [f"{split}/{name}/{n}.jpg" for split in ("train", "val") for name in ("cat", "dog") for n in range(3)]
+    _touch(tmp_path, *names, "train/_other/1.jpg", *(f"val/_other/{n}.jpg" for n in range(3)))
+    _touch(tmp_path, "train/@sharebin/1.jpg", "val/@sharebin/1.jpg")
+    train, val = list_folder(tmp_path)
+    assert train.classes == val.classes == ("_other", "cat", "dog")
+    assert (train.counts(), val.counts()) == ((1, 3, 3), (3, 3, 3))
+    assert (list(train.passed_over), list(val.passed_over)) == (["train/@sharebin/"], ["val/@sharebin/"])

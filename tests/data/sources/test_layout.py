@@ -426,6 +426,15 @@ ALIKE = {
         _trees(*(f"{split}/{site}" for split in ("train", "val") for site in "AB")),
         "train/A --val train/B",
     ),
+    "sites in the only split": (_trees("train/A", "train/B"), "train/A --val train/B"),
+    "parts of one class that are called like splits": (
+        _trees("30", "31", inside=("hsf_0", "hsf_1", "train_30")),
+        "30 --val 31",
+    ),
+    "splits within folders of their names": (
+        _trees("seg_train/seg_train", "seg_test/seg_test", "more_train/more_train"),
+        "seg_train/seg_train --val seg_test/seg_test",
+    ),
     "one more folder around the classes": (_trees("A/images", "B/images", "C/shots"), "A/images --val B/images"),
     "patients, some of one class": (_trees(*map(str, range(20, 39))) + _trees("39", inside=["cat"]), "20 --val 21"),
     "other spellings": (_trees("train") + _trees("devel", inside=("Cat", "DOG ")), None),
@@ -471,12 +480,14 @@ def test_the_command_for_each_meaning_of_such_folders_works(
     _, _, train, _, val = shlex.split(message.split("Splits: ")[1].split("; ")[0])
     assert [train, val] == [f"{folder}/{name}" for name in train_and_val.split(" --val ")]
     with closing(open_named(st.Data(train=train, val=val))) as opened:
-        assert (opened.train.class_list, opened.val and opened.val.class_list) == (("cat", "dog"),) * 2
+        top = train_and_val.split(" --val ")[0]
+        inside = tuple(sorted({name.rsplit("/", 2)[1] for name in names if name.startswith(f"{top}/")}))
+        assert (opened.train.class_list, opened.val and opened.val.class_list) == (inside,) * 2
 
     if "parts of one set: " in message:
         _, _, *parts, _ = shlex.split(message.split("parts of one set: ")[1].split("; classes")[0])
         [packed, *_] = st.pack(parts, tmp_path / "out")
-        assert packed.card.classes == ("cat", "dog")
+        assert packed.card.classes == inside
 
     command = message.split("classes: ")[1].split(", and give")[0]
     subprocess.run(["bash", "-c", command], check=True)
@@ -493,6 +504,9 @@ def test_a_class_list_says_that_such_folders_are_classes(tmp_path: Path) -> None
     split = _folder(_images(*_trees("train/cat", "train/dog", "val/cat", inside=("left", "right"))), tmp_path / "split")
     train, val = found(split, tmp_path / "scratch", classes=("cat", "cow", "dog"))
     assert (train.counts(), val.counts()) == ((4, 0, 4), (4, 0, 0))
+    alone = _tar(_images(*_trees("train/cat", "train/dog", inside=("left", "right"))), tmp_path / "alone")
+    [train] = found(alone, tmp_path / "scratch", classes=("cat", "cow", "dog"))
+    assert train.counts() == (4, 0, 4)
 
 
 @pytest.mark.skipif(shutil.which("sed") is None, reason="there is no sed here")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.data.packing.pictures import write_folder
-from tests.data.sources.samples import content, encoded, found
+from tests.data.sources.samples import content, encoded, found, write_tar
 
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.packing.prepare import prepare
@@ -377,6 +377,25 @@ def test_photographs_in_folders_of_classes_stay_classes(tmp_path: Path) -> None:
     _part(tmp_path / "photos" / "features.parquet", 3)
     [listing] = found(tmp_path / "photos", tmp_path / "scratch")
     assert listing.classes == ("cat", "dog") and listing.pieces is None
+
+
+def test_images_beside_their_table_and_shards_beside_what_tells_of_them_stay_so(tmp_path: Path) -> None:
+    images, shards = tmp_path / "images", tmp_path / "shards"
+    features = pa.table({"key": ["a"], "value": [0.5]})
+    _write(images / "features.parquet", features)
+    for number in range(2):
+        (images / f"{number}.png").write_bytes(encoded(number))
+    (images / "metadata.csv").write_text("file_name,label\n0.png,cat\n1.png,dog\n")
+    [listing] = found(images, tmp_path / "scratch")
+    assert (listing.classes, listing.names) == (("cat", "dog"), ["0.png", "1.png"])
+    for number in range(2):  # as img2dataset writes them
+        _write(shards / f"0000{number}.parquet", features)
+        samples = {
+            f"{number}{n}.{end}": data for n in range(2) for end, data in (("png", encoded(n)), ("cls", b"%d" % n))
+        }
+        write_tar(shards / f"0000{number}.tar", samples)
+    [listing] = found(shards, tmp_path / "scratch")
+    assert (listing.classes, len(listing)) == (("0", "1"), 4)
 
 
 def test_order_and_memory_do_not_depend_on_groups_of_rows(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ MOST_LISTED = 10
 ONE_HOT = "one-hot"
 """As a name of a label's column: of several columns of labels each image has one, which is its class."""
 
-_NUMBERING = frozenset(["", "id", "index", "idx", "unnamed:_0"])
+_NUMBERING = frozenset(["", "id", "index", "idx", "unnamed:_0", "fold", "kfold"])
 # What tools write beside the label.
 _SIZES = re.compile(
     r"((image|img|orig|original)_)?(width|height|w|h|size|(file_?)?size|bytes|channels|depth|area|md5|sha\d+)"
@@ -76,10 +76,10 @@ class ColumnNames:
         if self.split is None or "=" not in self.split:
             return self.split, {}
         name, _, text = self.split.partition(":")
-        meanings = dict(pair.rpartition("=")[::2] for pair in text.casefold().split(","))
+        meanings = dict(re.findall(r"(.*?)=\s*(\w+)\s*(?:,|$)", text.casefold()))  # a value may hold commas itself
         if wrong := sorted(meanings.values() - _MEANINGS.keys()):
             raise DataError(f"--split-column {self.split} means {wrong[0]!r}; it must be train, val, test or none")
-        return name, {value: _MEANINGS[split] for value, split in meanings.items()}
+        return name, {value.strip(): _MEANINGS[split] for value, split in meanings.items()}
 
     @staticmethod
     def of(path: str | None, labels: str | Sequence[str] | None, split: str | None) -> ColumnNames:
@@ -338,7 +338,8 @@ def _may_be_splits(header: str, values: Collection[str], *, is_settled: bool) ->
     is_named = name in SPLIT or (is_told and is_wrapper("_".join(["train", *rest]), ""))
     if all(map(_FLAG.fullmatch, words)):  # "train" with 0 and 1 may be a label of its own
         return is_named and len(words) < 4 and (is_settled or name not in SPLITS)
-    are_words = "train" in folder_splits([*values]).values() or words <= _ABBREVIATED.keys()
+    are_abbreviated = words <= _ABBREVIATED.keys() and "train" in map(_ABBREVIATED.get, words)  # "DE", "VA" are states
+    are_words = "train" in folder_splits([*values]).values() or are_abbreviated
     num_splits = len({*_guess(header, values).values()} - {"none"})
     return (are_words and num_splits > 1) or (is_named and not SPLITS.keys().isdisjoint(words))
 
@@ -401,7 +402,8 @@ def _find_labels(
             " several times for several columns of zeros and ones"
         )
     numbers = [place for place in left if header and header[place] in _NUMBERING and header[place]]
-    if len(numbers) == 1 and len({row[numbers[0]] for row in body}) < len(body):  # it names what is seen, not the row
+    numbers = [place for place in numbers if len({row[place] for row in body}) < len(body)]
+    if len(numbers) == 1:  # it names what is seen, not the row
         return (numbers[0],)
     if any(_FOLDER.search(row[path]) for row in body):
         return ()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -75,7 +75,14 @@ class Folder:
     def is_flat(self, files: FileList) -> bool:
         """Return whether images lie in one folder without classes: at the top, or in the only folder that has any."""
         holding = [folder for folder in self.walk() if folder.images]
-        return len(holding) == 1 and len(self.folders) <= 1 and not class_splits(self.look(files), Path())
+        return len(holding) == 1 and len(self.folders) <= 1 and not self.may_be_splits(files)
+
+    def may_be_splits(self, files: FileList) -> bool:
+        """Return whether folders are splits, or may be; those are refused where the source's name is known."""
+        try:
+            return bool(class_splits(self.look(files), Path()))
+        except DataError:
+            return True
 
     def look(self, files: FileList) -> FolderLook:
         """Return what tells the entries of this folder and of those below it."""
@@ -237,7 +244,7 @@ def build_tree(files: FileList, *, strip: bool = True) -> Folder:
         folder = folder_at(path)
         if folder is not None and not is_ignored(base):
             (folder.images if is_image(base) else folder.others).append(row)
-    while strip and len(top.folders) == 1 and not top.images and not class_splits(top.look(files), Path(top.name)):
+    while strip and len(top.folders) == 1 and not top.images and not top.may_be_splits(files):
         if top.others and len(flat_splits(top.look(files))) > 1:
             break  # their table may lie here
         inner = next(iter(top.folders.values()))
@@ -267,10 +274,14 @@ def list_tree(top: Folder, files: FileList, *, root: Path, classes: Sequence[str
     if "val" not in splits and "test" in splits:
         splits["val"] = splits.pop("test")  # as CIFAR and MNIST are handed out: what is not trained on validates
     listings: list[Listing] = []
+    kept: set[str] = set()  # that are classes by one of the splits
+    for folder in splits.values():
+        sizes = {name: sum(len(below.images) for below in inner.walk()) for name, inner in folder.folders.items()}
+        kept |= sizes.keys() - leftovers(sizes)
     for split, folder in (splits or {"": top}).items():
         # The others follow the training set's list, in which a class may well be absent from them.
         class_list = classes or (listings[0].classes if listings else None)
-        listings.append(_list_classes(folder, split, top, files, root, class_list))
+        listings.append(_list_classes(folder, split, top, files, root, class_list, kept))
     return listings
 
 
@@ -329,7 +340,13 @@ def _sorted(rows: Sequence[int], files: FileList) -> Sequence[int]:
 
 
 def _list_classes(
-    folder: Folder, split: str, top: Folder, files: FileList, root: Path, class_list: Sequence[str] | None
+    folder: Folder,
+    split: str,
+    top: Folder,
+    files: FileList,
+    root: Path,
+    class_list: Sequence[str] | None,
+    kept: Collection[str],
 ) -> Listing:
     on_disk = files.pieces is None
     where = (
@@ -343,7 +360,7 @@ def _list_classes(
         by_name[class_name] = folder.folders[name]
     rows = {name: rows_in_order(inner, files) for name, inner in by_name.items()}
     odd = leftovers({name: len(images) for name, images in rows.items()})
-    left_out = [by_name.pop(name).name for name in odd if name not in (class_list or ())]
+    left_out = [by_name.pop(name).name for name in odd if name not in kept and name not in (class_list or ())]
     rows = {name: rows[name] for name in by_name}
     names = tuple(sorted(by_name)) if class_list is None else tuple(class_list)
     counts = [len(rows.get(name, ())) for name in names]

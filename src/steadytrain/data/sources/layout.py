@@ -134,8 +134,8 @@ def _words_for_alike(look: FolderLook, where: Path, paths: Sequence[str], base: 
         folder, shown, into = Path(f"{where}-unpacked", base), shlex.quote(str(where)), shlex.quote(f"{where}-unpacked")
         command = f"mkdir {into} && tar -xf {shown} -C {into}" if where.is_file() else f"all archives, into {into}"
         unpack = f"Unpack it ({command if where.suffix.lower() != '.zip' else f'unzip -q {shown} -d {into}'}). "
-    is_divided = any(split_words(name)[0] for name in look(paths[0].partition("/")[0]).folders)
-    splits = {path: "" if is_divided else split_words(path.partition("/")[0])[0] for path in paths}
+    splits = {path: split_words(path.partition("/")[0])[0] for path in paths}
+    is_divided = not any(splits.values()) and all(split_words("".join(path.split("/")[1:2]))[0] for path in paths)
     ordered = sorted(paths, key=lambda path: ("train", "", "val", "test").index(splits[path]))
     num_parts = sum(split in ("train", "") for split in splits.values())
     places = [shlex.quote(str(folder / (path.partition("/")[0] if is_divided else path))) for path in ordered]

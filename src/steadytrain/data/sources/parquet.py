@@ -37,14 +37,15 @@ _CELL = re.compile(r"((large_)?list<\w+: )?(\w*string\w*|u?int\d+|bool)\b.*|floa
 
 
 def find_files(folder: Path) -> list[Path]:
-    """Find the Parquet and Arrow files in a folder; none where a folder in it holds images alone."""
+    """Find the Parquet and Arrow files in a folder; none where a folder in it holds images alone, or more of them."""
     found: list[Path] = []
     waiting = [folder]
     while waiting:
         place = waiting.pop()
         folders, names = read_entries(place)
         tables = [name for name in names if re.fullmatch(r"(?!cache-).*\.(parquet|arrow)", name)]
-        if not tables and place != folder and any(map(is_image, names)):
+        tables = [name for name in tables if f"{name.rpartition('.')[0]}.tar" not in names]  # which it tells of
+        if (tables or place != folder) and sum(map(is_image, names)) > len(tables):
             return []
         found += [place / name for name in tables]
         inner = [place / name for name in reversed(folders) if name.casefold() not in NO_CLASSES]
