@@ -11,11 +11,13 @@ import ipaddress
 import re
 import socket
 import ssl
+import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from email.message import Message
 from functools import cache
+from multiprocessing.connection import wait
 from typing import IO, Any
 
 Origin = tuple[str, int]
@@ -148,6 +150,7 @@ def client(
     uses_proxies: bool = True,
     connections: list[socket.socket] | None = None,
     certificates: ssl.SSLContext | None = None,
+    kept: threading.local | None = None,
 ) -> urllib.request.OpenerDirector:
     """Return what opens addresses, by ``open(url, timeout=...)``.
 
@@ -161,15 +164,14 @@ def client(
         uses_proxies: speak to the proxies that the environment names; they are trusted.
         connections: gets every connection as soon as it is begun, for another thread to shut down.
         certificates: those to trust; None: read this machine's.
+        kept: where threads keep their connections for more requests; None: they are closed.
     """
     if trusted is not None and uses_proxies:
         trusted |= proxies()
     handlers: list[urllib.request.BaseHandler] = [] if uses_proxies else [urllib.request.ProxyHandler({})]
-    handlers += [
-        _Handler(trusted, connections, certificates or ssl.create_default_context()),
-        _Redirects(on_redirect, max_redirects),
-    ]
-    return urllib.request.build_opener(*handlers)
+    handler = _Handler(trusted, connections, certificates or ssl.create_default_context())
+    handler.kept = kept
+    return urllib.request.build_opener(*handlers, handler, _Redirects(on_redirect, max_redirects))
 
 
 def _connect(
@@ -207,18 +209,41 @@ class _Connection(http.client.HTTPConnection):
 
     trusted: frozenset[Origin] | None = frozenset()
     connections: list[socket.socket] | None = None
+    kept: list[tuple[socket.socket, http.client.HTTPResponse]] | None = None  # to the same server, with the last answer
 
     def connect(self) -> None:
+        while self.kept:
+            self.sock, last = self.kept.pop()
+            if last.isclosed() and last.length == 0 and not wait([self.sock], 0):  # read to its end, and not hung up
+                return
+            self.sock.close()
+        self._open()
+
+    def set_tunnel(self, *words: Any, **options: Any) -> None:
+        self.kept = None  # it leads to another server than it is named by
+        super().set_tunnel(*words, **options)
+
+    def request(self, method: str, url: str, body: Any = None, headers: Any = None, **options: Any) -> None:
+        ours = {} if self.kept is None else {"Connection": "keep-alive"}
+        super().request(method, url, body, {**headers, **ours}, **options)
+
+    def getresponse(self) -> http.client.HTTPResponse:
+        response = super().getresponse()
+        if self.kept is not None and not response.will_close:
+            self.kept[:], self.sock = [(self.sock, response)], None  # urllib would close it
+        return response
+
+    def _open(self) -> None:
         self.sock = _connect((self.host, self.port), self.timeout, self.trusted, self.connections)
         if getattr(self, "_tunnel_host", None):
             self._tunnel()  # type: ignore[attr-defined]
 
 
-class _TlsConnection(http.client.HTTPSConnection, _Connection):
+class _TlsConnection(_Connection, http.client.HTTPSConnection):
     """Adds TLS to the connection that :class:`_Connection` makes."""
 
-    def connect(self) -> None:
-        _Connection.connect(self)
+    def _open(self) -> None:
+        super()._open()
         context: ssl.SSLContext = self._context  # type: ignore[attr-defined]
         name = getattr(self, "_tunnel_host", None) or self.host
         self.sock = context.wrap_socket(self.sock, server_hostname=name, do_handshake_on_connect=False)
@@ -229,6 +254,8 @@ class _TlsConnection(http.client.HTTPSConnection, _Connection):
 
 class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
     """Opens addresses by connections that check where they go."""
+
+    kept: threading.local | None = None
 
     def __init__(
         self, trusted: frozenset[Origin] | None, connections: list[socket.socket] | None, certificates: ssl.SSLContext
@@ -253,6 +280,7 @@ class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
         def open_connection(host: str, /, **options: Any) -> http.client.HTTPConnection:
             connection = kind(host, **options)
             connection.trusted, connection.connections = self._trusted, self._connections
+            connection.kept = None if self.kept is None else vars(self.kept).setdefault((kind, host), [])
             return connection
 
         return open_connection
