@@ -221,7 +221,9 @@ def _repeats(group: Sequence[Summary]) -> Repeats:
     best = [score for run in done if (score := run.quality.best)]
     last = [score for run in done if (score := run.quality.last)]
     return Repeats(
-        name=folders[0].parent.name if is_own else ", ".join(run.name for run in group),
+        name=(group[0].name.rpartition("/")[0] or folders[0].parent.name)
+        if is_own
+        else ", ".join(r.name for r in group),
         runs=tuple(run.name for run in group),
         seeds=tuple(run.setup.seed for run in group if run.setup.seed is not None),
         finished=len(done),
