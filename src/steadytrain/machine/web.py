@@ -217,15 +217,13 @@ class _Connection(http.client.HTTPConnection):
             if last.isclosed() and last.length == 0 and not wait([self.sock], 0):  # read to its end, and not hung up
                 return
             self.sock.close()
-        self._open()
+        self.sock = _connect((self.host, self.port), self.timeout, self.trusted, self.connections)
+        if getattr(self, "_tunnel_host", None):
+            self._tunnel()  # type: ignore[attr-defined]
 
-    def set_tunnel(self, *words: Any, **options: Any) -> None:
-        self.kept = None  # it leads to another server than it is named by
-        super().set_tunnel(*words, **options)
-
-    def request(self, method: str, url: str, body: Any = None, headers: Any = None, **options: Any) -> None:
-        ours = {} if self.kept is None else {"Connection": "keep-alive"}
-        super().request(method, url, body, {**headers, **ours}, **options)
+    def request(self, *words: Any, **options: Any) -> None:
+        words[3]["Connection"] = "close" if self.kept is None else "keep-alive"  # of the headers
+        super().request(*words, **options)
 
     def getresponse(self) -> http.client.HTTPResponse:
         response = super().getresponse()
@@ -233,17 +231,14 @@ class _Connection(http.client.HTTPConnection):
             self.kept[:], self.sock = [(self.sock, response)], None  # urllib would close it
         return response
 
-    def _open(self) -> None:
-        self.sock = _connect((self.host, self.port), self.timeout, self.trusted, self.connections)
-        if getattr(self, "_tunnel_host", None):
-            self._tunnel()  # type: ignore[attr-defined]
 
-
-class _TlsConnection(_Connection, http.client.HTTPSConnection):
+class _TlsConnection(http.client.HTTPSConnection, _Connection):
     """Adds TLS to the connection that :class:`_Connection` makes."""
 
-    def _open(self) -> None:
-        super()._open()
+    def connect(self) -> None:
+        _Connection.connect(self)
+        if isinstance(self.sock, ssl.SSLSocket):
+            return  # that was kept
         context: ssl.SSLContext = self._context  # type: ignore[attr-defined]
         name = getattr(self, "_tunnel_host", None) or self.host
         self.sock = context.wrap_socket(self.sock, server_hostname=name, do_handshake_on_connect=False)
@@ -271,16 +266,17 @@ class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
     https_request = http_request
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._opened_by(_Connection), req)
+        return self.do_open(self._opened_by(_Connection, req), req)
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._opened_by(_TlsConnection), req, context=self._certificates)
+        return self.do_open(self._opened_by(_TlsConnection, req), req, context=self._certificates)
 
-    def _opened_by(self, kind: type[_Connection]) -> Callable[..., http.client.HTTPConnection]:
+    def _opened_by(self, kind: type[_Connection], req: Any) -> Callable[..., http.client.HTTPConnection]:
         def open_connection(host: str, /, **options: Any) -> http.client.HTTPConnection:
             connection = kind(host, **options)
             connection.trusted, connection.connections = self._trusted, self._connections
-            connection.kept = None if self.kept is None else vars(self.kept).setdefault((kind, host), [])
+            if self.kept is not None and not req._tunnel_host:  # which leads elsewhere
+                connection.kept = vars(self.kept).setdefault((kind, host), [])
             return connection
 
         return open_connection
