@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from urllib.error import HTTPError
 
 import pytest
 
@@ -59,6 +62,53 @@ def test_redirects_are_asked_about_and_counted(port: int) -> None:
 
     with pytest.raises(RefusedError, match=f"not to {address}/0"):
         client(on_redirect=refuse, trusted=None).open(f"{address}/1", timeout=30)
+
+
+class _Lasting(BaseHTTPRequestHandler):
+    """Keeps connections, and tells each from others; hangs up after /last, and says more than is read of /more."""
+
+    protocol_version = "HTTP/1.1"
+    connections = 0
+    timeout = 30
+
+    def setup(self) -> None:
+        super().setup()
+        type(self).connections += 1
+        self.number = str(self.connections).encode()
+
+    def do_GET(self) -> None:
+        self.send_response(404 if self.path == "/none" else 200)
+        self.send_header("Content-Length", "100000" if self.path == "/more" else "1")
+        self.end_headers()
+        self.wfile.write(self.number * (100_000 if self.path == "/more" else 1))
+        self.close_connection = self.path == "/last"  # without a word of it
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+def test_a_connection_is_kept_by_its_thread_where_it_can_be_used_again() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Lasting) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        opener = client(on_redirect=bool, trusted=None, kept=threading.local())
+
+        def ask(path: str) -> str:
+            with opener.open(f"http://127.0.0.1:{server.server_port}{path}", timeout=30) as answer:
+                return str(answer.read(1).decode())
+
+        try:
+            assert [ask("/"), ask("/"), ask("/more"), ask("/"), ask("/last")] == ["1", "1", "1", "2", "2"]
+            time.sleep(0.2)  # until the server has hung up
+            assert [ask("/"), ask("/")] == ["3", "3"]
+            with pytest.raises(HTTPError):
+                ask("/none")
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(ask, "/").result() != "3"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize(

@@ -195,10 +195,16 @@ def test_a_run_that_failed_before_it_started_goes_whole_and_one_with_nothing_to_
     write(Run.create(folder / "early", recipe()), [Failed(error="ModelError", message="no such net")], Clock())
     assert {name: row.status for name, row in _rows(folder).items()} == {"late": "failed", "early": "failed"}
     assert main(["runs", str(folder), "--clean", "--yes"]) == 0
-    assert "late (failed) has no checkpoint or weights left" in capsys.readouterr().err
+    assert "late (failed) has no weights: " in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["late"]
     assert main(["runs", str(folder), "--clean"]) == 0
-    assert "no run failed" not in (said := capsys.readouterr().err) and "--clean --whole --where" in said
+    assert (
+        "no run failed" not in (said := capsys.readouterr().err) and "--whole --where status=failed removes it" in said
+    )
+    write_notes(folder / "late", add=["keep"])
+    assert main(["runs", str(folder), "--clean", "--whole", "--yes", "--where", "status=failed"]) == 0
+    assert "it has the tag keep" in (said := capsys.readouterr().err) and "--whole" not in said
+    write_notes(folder / "late", remove=["keep"])
     assert main(["runs", str(folder), "--clean", "--whole", "--yes", "--where", "status=failed"]) == 0
     assert list(folder.iterdir()) == []
 

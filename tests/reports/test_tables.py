@@ -116,6 +116,26 @@ def test_means_of_repeats_are_in_every_format(tmp_path: Path) -> None:
     assert (group["seeds"], group["last_top1"]["n"], group["last_top1"]["mean"]) == ([0, 1, 2], 3, pytest.approx(0.91))
 
 
+def test_repeats_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for name, lr in (("a", 0.1), ("b", 0.2)):
+        for seed in range(2):
+            run = Run.create(tmp_path / name / "run" / f"seed-{seed}", recipe(seed=seed).with_({"optim.lr": lr}))
+            write(run, [started(), *map(step, range(1, 41)), evaluated(40, 0.5 + lr)], Clock(), end=True)
+    runs = [
+        account.summary for account in report_accounts(find_all([tmp_path / "a" / "run", tmp_path / "b" / "run"]).runs)
+    ]
+    titles = ["a/run: 2 seeds", "b/run: 2 seeds"]
+    assert [line[0] for line in speed_table(runs)[1:]] == titles
+    assert all(f"{title}, mean" in to_text(runs) for title in titles)
+
+
+def test_repeats_on_other_devices_are_another_row(tmp_path: Path) -> None:
+    for seed in range(4):
+        _on_gpus(tmp_path / "run" / f"seed-{seed}", 1 + seed // 2, 0.5, 0.8, seed)
+    lines = speed_table([account.summary for account in report_accounts(find_all([tmp_path / "run"]).runs)])
+    assert [(line[0], line[2]) for line in lines] == [("run", "devices"), *(("run: 2 seeds", n) for n in "12")]
+
+
 def _on_gpus(folder: Path, ranks: int, seconds: float, top1: float, seed: int = 0) -> Run:
     """A run on GPUs of which samples say how busy they were."""
     run = Run.create(folder, recipe(seed=seed))

@@ -162,14 +162,8 @@ def _clean(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool, yes: bool, j
     if not removals:
         if json:
             print_json({"removed": [], "bytes": 0})
-        why = "no run failed or never started; --where chooses others"
-        if reasons:
-            why = (
-                "add --whole to remove the folders, too"
-                if is_chosen
-                else ('to remove whole folders: steady runs --clean --whole --where "status=failed"')
-            )
-        note(f"nothing to clean up: {why}")
+        why = "" if is_chosen or reasons else ": no run failed or never started; --where chooses others"
+        note(f"nothing to clean up{why}")
         return
     table = text_table([["run", "status", "bytes", "what goes"], *lines])
     if json:

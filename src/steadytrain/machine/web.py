@@ -11,11 +11,13 @@ import ipaddress
 import re
 import socket
 import ssl
+import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from email.message import Message
 from functools import cache
+from multiprocessing.connection import wait
 from typing import IO, Any
 
 Origin = tuple[str, int]
@@ -148,6 +150,7 @@ def client(
     uses_proxies: bool = True,
     connections: list[socket.socket] | None = None,
     certificates: ssl.SSLContext | None = None,
+    kept: threading.local | None = None,
 ) -> urllib.request.OpenerDirector:
     """Return what opens addresses, by ``open(url, timeout=...)``.
 
@@ -161,15 +164,14 @@ def client(
         uses_proxies: speak to the proxies that the environment names; they are trusted.
         connections: gets every connection as soon as it is begun, for another thread to shut down.
         certificates: those to trust; None: read this machine's.
+        kept: where threads keep their connections for more requests; None: they are closed.
     """
     if trusted is not None and uses_proxies:
         trusted |= proxies()
     handlers: list[urllib.request.BaseHandler] = [] if uses_proxies else [urllib.request.ProxyHandler({})]
-    handlers += [
-        _Handler(trusted, connections, certificates or ssl.create_default_context()),
-        _Redirects(on_redirect, max_redirects),
-    ]
-    return urllib.request.build_opener(*handlers)
+    handler = _Handler(trusted, connections, certificates or ssl.create_default_context())
+    handler.kept = kept
+    return urllib.request.build_opener(*handlers, handler, _Redirects(on_redirect, max_redirects))
 
 
 def _connect(
@@ -207,11 +209,27 @@ class _Connection(http.client.HTTPConnection):
 
     trusted: frozenset[Origin] | None = frozenset()
     connections: list[socket.socket] | None = None
+    kept: list[tuple[socket.socket, http.client.HTTPResponse]] | None = None  # to the same server, with the last answer
 
     def connect(self) -> None:
+        while self.kept:
+            self.sock, last = self.kept.pop()
+            if last.isclosed() and last.length == 0 and not wait([self.sock], 0):  # read to its end, and not hung up
+                return
+            self.sock.close()
         self.sock = _connect((self.host, self.port), self.timeout, self.trusted, self.connections)
         if getattr(self, "_tunnel_host", None):
             self._tunnel()  # type: ignore[attr-defined]
+
+    def request(self, *words: Any, **options: Any) -> None:
+        words[3]["Connection"] = "close" if self.kept is None else "keep-alive"  # of the headers
+        super().request(*words, **options)
+
+    def getresponse(self) -> http.client.HTTPResponse:
+        response = super().getresponse()
+        if self.kept is not None and not response.will_close:
+            self.kept[:], self.sock = [(self.sock, response)], None  # urllib would close it
+        return response
 
 
 class _TlsConnection(http.client.HTTPSConnection, _Connection):
@@ -219,6 +237,8 @@ class _TlsConnection(http.client.HTTPSConnection, _Connection):
 
     def connect(self) -> None:
         _Connection.connect(self)
+        if isinstance(self.sock, ssl.SSLSocket):
+            return  # that was kept
         context: ssl.SSLContext = self._context  # type: ignore[attr-defined]
         name = getattr(self, "_tunnel_host", None) or self.host
         self.sock = context.wrap_socket(self.sock, server_hostname=name, do_handshake_on_connect=False)
@@ -229,6 +249,8 @@ class _TlsConnection(http.client.HTTPSConnection, _Connection):
 
 class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
     """Opens addresses by connections that check where they go."""
+
+    kept: threading.local | None = None
 
     def __init__(
         self, trusted: frozenset[Origin] | None, connections: list[socket.socket] | None, certificates: ssl.SSLContext
@@ -244,15 +266,17 @@ class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
     https_request = http_request
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._opened_by(_Connection), req)
+        return self.do_open(self._opened_by(_Connection, req), req)
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._opened_by(_TlsConnection), req, context=self._certificates)
+        return self.do_open(self._opened_by(_TlsConnection, req), req, context=self._certificates)
 
-    def _opened_by(self, kind: type[_Connection]) -> Callable[..., http.client.HTTPConnection]:
+    def _opened_by(self, kind: type[_Connection], req: Any) -> Callable[..., http.client.HTTPConnection]:
         def open_connection(host: str, /, **options: Any) -> http.client.HTTPConnection:
             connection = kind(host, **options)
             connection.trusted, connection.connections = self._trusted, self._connections
+            if self.kept is not None and not req._tunnel_host:  # which leads elsewhere
+                connection.kept = vars(self.kept).setdefault((kind, host), [])
             return connection
 
         return open_connection

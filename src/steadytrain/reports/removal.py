@@ -68,7 +68,7 @@ def plan_removals(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool) -> tu
         if is_whole or num_bytes:
             removals.append(Removal(row, paths, num_bytes, is_whole))
         else:
-            reasons.append(f"{folder} ({row.status}) has no checkpoint or weights left: only its log and recipe stay")
+            reasons.append(f"{folder} ({row.status}) has no weights: --whole --where status={row.status} removes it")
     return removals, reasons
 
 

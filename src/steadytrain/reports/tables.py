@@ -44,7 +44,7 @@ def facts(summary: Summary) -> dict[str, str]:
     setup, course, progress = summary.setup, summary.course, summary.progress
     quality, speed = summary.quality, summary.speed
     best, last, shares = quality.best, quality.last, setup.machine.get("images_per_rank")
-    if summary.log and (share := setup.batch_per_device or 0) < (setup.batch_size or 0) and share == int(share):
+    if summary.log and (share := setup.batch_per_device) and share < (setup.batch_size or 0) and share == int(share):
         shares = [int(share)] * (setup.devices or 1)
     name = score_name(quality.is_multi_label)
     scores: dict[str, str] = {}
@@ -191,7 +191,7 @@ def _outcome(run: Summary) -> str:
 def _best(runs: Sequence[Summary]) -> str:
     if len(runs) == 1:
         return percent(runs[0].quality.best.value if runs[0].quality.best else None, 2)
-    [group] = find_repeats(runs)
+    [group] = find_repeats(runs, same_devices=True)
     return spread_words(group.best_mean_ap or group.best_top1, percents=True)
 
 
@@ -211,16 +211,17 @@ COMPARED: dict[str, Callable[[Sequence[Summary]], str]] = {
 
 def speed_table(runs: Sequence[Summary]) -> list[list[str]]:
     """Compare several runs by devices, speed and accuracy: heads, and a line a recipe. Empty columns are left out."""
-    grouped = {name: group.title for group in find_repeats(runs, same_devices=True) for name in group.runs}
+    groups = {name: group for group in find_repeats(runs, same_devices=True) for name in group.runs}
     lines: dict[str, list[Summary]] = {}
     for run in runs if len(runs) > 1 else ():
-        lines.setdefault(grouped.get(run.name, run.name), []).append(run)
+        lines.setdefault(groups[run.name].runs[0] if run.name in groups else run.name, []).append(run)
+    titles = [groups[name].title if name in groups else name for name in lines]
     shares, parts = efficiencies(runs), lines.values()
     cells = {head: [cell(part) for part in parts] for head, cell in COMPARED.items()}
     cells["efficiency"] = [percent(median_known(shares.get(run.name) for run in part)) for part in parts]
     cells["batch/device"] *= cells["batch/device"] != cells["batch"]  # nothing new where each run has one device
     kept = {head: column for head, column in cells.items() if any(cell != NONE for cell in column)}
-    return [["run", *kept], *map(list, zip(lines, *kept.values(), strict=True))] if lines else []
+    return [["run", *kept], *map(list, zip(titles, *kept.values(), strict=True))] if lines else []
 
 
 def efficiencies(runs: Sequence[Summary]) -> dict[str, float]:

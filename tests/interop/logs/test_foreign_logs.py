@@ -22,7 +22,7 @@ from steadytrain.reports.charts import charts
 from steadytrain.reports.files import find_all
 from steadytrain.reports.page import page
 from steadytrain.reports.summary import Account
-from steadytrain.reports.tables import comma_separated, markdown, to_json
+from steadytrain.reports.tables import comma_separated, facts, markdown, to_json
 
 MXNET = "\n".join(
     f"INFO:root:Epoch[{epoch}] {line}"
@@ -149,6 +149,19 @@ def test_timms_table_is_in_percents_and_takes_the_arguments_beside_it(tmp_path: 
     assert (log.format, log.epochs[0].val["top1"], log.epochs[1].val["top5"]) == ("timm", [0.00875], [0.755])
     assert [point.lr for point in log.points] == [0.05, 0.01]
     assert account(log).summary.setup.model == "vit_base" and account(log).summary.course.status == "finished"
+
+
+def test_a_value_of_many_brackets_beside_a_log_is_text(tmp_path: Path) -> None:
+    (tmp_path / "args.yaml").write_text(f"model: vit_base\nnote: {'[' * 100_000}\n")
+    (log,) = read(tmp_path, SUMMARY)
+    assert log.settings["model.name"] == "vit_base"
+
+
+def test_a_batch_of_unknown_devices_has_no_shares(tmp_path: Path) -> None:
+    lines = [("global_batch_size", 1664), ("run_start", None), ("epoch_start", 1), ("eval_accuracy", 0.5)]
+    text = [json.dumps({"key": key, "value": v, "time_ms": 1, "metadata": {"epoch_num": 1}}) for key, v in lines]
+    (log,) = read(tmp_path, "".join(f":::MLLOG {line}\n" for line in text))
+    assert facts(account(log).summary)["batch size"] == "1,664"
 
 
 def test_speeds_times_and_arguments_are_what_the_lines_say(tmp_path: Path) -> None:

@@ -467,8 +467,8 @@ class _CutShortError(Exception):
 def _web_client(base: str, settings: tuple[object, ...]) -> urllib.request.OpenerDirector:
     """Return the client of a web server; one within a network, which only a user can name, may lead anywhere there."""
     trusted = None if is_inner(base) else frozenset[Origin]()
-    schemes = "https" if base.startswith("https") else "http https"
-    return client(trusted=trusted, on_redirect=partial(check_redirect, trusted=trusted, schemes=schemes))
+    check = partial(check_redirect, trusted=trusted, schemes="https" if base.startswith("https") else "http https")
+    return client(trusted=trusted, on_redirect=check, kept=threading.local())
 
 
 def _read_web(place: ObjectPlace, start: int | None, end: int | None, etag: str) -> tuple[memoryview, ObjectFacts]:

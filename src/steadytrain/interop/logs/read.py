@@ -229,5 +229,5 @@ def _add_settings_beside(run: LogRun, path: Path) -> None:
 def _scalar(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text.strip("'\"")
