@@ -303,7 +303,7 @@ def predict(
     """
     if not images:
         raise InputError(
-            f"{place} stands alone: name a run, a weights file or a model, and images after it: steady predict RUN IMAGE..."
+            f"{place} stands alone: name a run, weights or a model, and images after it: steady predict RUN IMAGE..."
         )
     if top is not None and top < 1:
         raise InputError(f"--top is {top}; it must be 1 or more")
