@@ -42,6 +42,12 @@ def test_evaluate_prints_the_top1_that_the_runs_end_printed(run: Path, capsys: p
     assert "best.safetensors (best by validation top-1, epoch " in capsys.readouterr().out.splitlines()[0]
 
 
+def test_a_run_without_images_is_not_taken_for_an_image(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "runs/a"]) == 2
+    said = capsys.readouterr().err
+    assert "runs/a stands alone" in said and "steady predict RUN IMAGE..." in said and "RUN runs/a" not in said
+
+
 def test_an_evaluation_has_scores_for_each_class_within_80_columns(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv as csv_module
-import shlex
 import shutil
 import sys
 import time
@@ -304,7 +303,7 @@ def predict(
     """
     if not images:
         raise InputError(
-            f"name what to predict, too: steady predict RUN {shlex.quote(place)}, of a run, a weights file or a model"
+            f"{place} stands alone: name a run, weights or a model, and images after it: steady predict RUN IMAGE..."
         )
     if top is not None and top < 1:
         raise InputError(f"--top is {top}; it must be 1 or more")

@@ -276,7 +276,7 @@ class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
             connection = kind(host, **options)
             connection.trusted, connection.connections = self._trusted, self._connections
             if self.kept is not None and not req._tunnel_host:  # which leads elsewhere
-                connection.kept = vars(self.kept).setdefault((kind, host), [])
+                connection.kept = vars(self.kept).setdefault(f"{kind.__name__} {host}", [])
             return connection
 
         return open_connection
