@@ -3,7 +3,7 @@
 Where the meaning is the same, a flag is read without a word; where it is nearly the same, or asks for what is done
 anyway, a note says so; where there is nothing like it, an error names what comes nearest. Words that are exactly a
 setting of the recipe stand at its field, those that nothing reads in :mod:`steadytrain.config.synonyms`;
-:mod:`steadytrain.cli.other_tools` lists all of each tool.
+``docs/generate_cli.py`` lists all of each tool.
 """
 
 from __future__ import annotations
