@@ -470,7 +470,9 @@ class _Source:
             return self._read_table(table, images)
         member = normpath(f"{members.base}{name}")
         row = next(row for row, other in enumerate(members.files.names) if normpath(other) == member)
-        return self._read_table(table, images, _write_scratch(self.scratch, table.name, members.files.read(row)))
+        stored_at = new_path(self.scratch, table.name)
+        stored_at.write_bytes(members.files.read(row))
+        return self._read_table(table, images, stored_at)
 
     def _label(self, path: Path, labels: Path, files: FileList | None = None) -> list[Listing]:
         """List images that lie in a folder, or are ``files``, with their labels in a file of their own."""
@@ -678,13 +680,6 @@ def _by_folder(listing: Listing, parts: Parts, base: str) -> list[Listing]:
         return [listing]
     rows = {split: np.flatnonzero(splits == split) for split in ("train", "val", "test")}
     return [replace(take(listing, rows[split]), split=split) for split in rows if len(rows[split])]
-
-
-def _write_scratch(scratch: Path, name: str, data: bytes) -> Path:
-    """Write a file into the scratch folder under a name that none has yet; return its path."""
-    path = new_path(scratch, name)
-    path.write_bytes(data)
-    return path
 
 
 def _refuse_arrays(names: Iterable[str], root: Path) -> None:
