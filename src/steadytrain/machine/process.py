@@ -375,13 +375,10 @@ def interrupted_once(names: Iterable[str] = TO_END) -> Iterator[list[int]]:
             raise KeyboardInterrupt
 
     # Not those that a shell has ignored.
-    heard = [name for name in names if getattr(signal, name, None) and _is_heard(getattr(signal, name))]
+    numbers = {name: number for name in names if (number := getattr(signal, name, None))}
+    heard = [name for name, number in numbers.items() if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     with take_signals(heard, ask) as received:
         yield received
-
-
-def _is_heard(number: int) -> bool:
-    return signal.getsignal(number) not in (signal.SIG_IGN, None)
 
 
 class StopRequest:
