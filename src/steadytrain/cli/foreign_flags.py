@@ -297,14 +297,9 @@ def _layer_decay(reading: FlagReading, word: str, values: list[str]) -> None:
     reading.keys["model.decay"] = values[0]
 
 
-def _optional(key: str, *, at_nothing: str = "") -> Read:
-    """Read a number as a value of the recipe, where it is not 0 or -1, which ask for nothing."""
-
-    def read(reading: FlagReading, word: str, values: list[str]) -> None:
-        if not is_zero(values[0]) and values[0] != "-1":
-            reading.keys[key] = values[0]
-
-    return read
+def _recovery_interval(reading: FlagReading, word: str, values: list[str]) -> None:
+    if not is_zero(values[0]) and values[0] != "-1":  # these ask for nothing
+        reading.keys["every.save_steps"] = values[0]
 
 
 def _max_time(reading: FlagReading, word: str, values: list[str]) -> None:
@@ -486,7 +481,7 @@ TRAINING_READERS: dict[str, Read] = {
         ("eval-metric", "monitor"), fixed("top1", "acc1", "0", nearest="the best weights are the best by top-1")
     ),
     "val-check-interval": _validation_interval,
-    "recovery-interval": _optional("every.save_steps"),
+    "recovery-interval": _recovery_interval,
     "num-sanity-val-steps": _needless("data and network are tried before the first update"),
     "save-period": _needless("the newest checkpoints and the best weights are kept, --set every.keep=2 says how many"),
     "enable-checkpointing": fixed(*_TRUE, nearest="a run always saves; --set every.save_minutes=60 makes it rare"),
