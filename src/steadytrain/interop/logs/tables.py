@@ -20,25 +20,19 @@ from steadytrain.interop.logs.run import MAX_EPOCH, NAN, LogPoint, LogRun
 from steadytrain.interop.logs.settings import fraction, number
 
 VAL, TRAIN = {"val", "valid", "validation", "eval", "test", "dev"}, {"train", "training", "tr"}
-FIGURES: dict[tuple[str, ...], str] = {
-    **dict.fromkeys((("loss",),), "loss"),
-    **dict.fromkeys(
-        (
-            *(("acc",), ("accuracy",), ("acc1",), ("top1",), ("prec1",), ("acc", "1"), ("top", "1"), ("acc", "top1")),
-            *(("top1", "acc"), ("accuracy", "top1"), ("top1", "accuracy"), ("categorical", "accuracy")),
-            *(("sparse", "categorical", "accuracy"), ("binary", "accuracy"), ("multiclassaccuracy",)),
-        ),
-        "top1",
+_NAMES = {
+    "loss": "loss",
+    "top1": (
+        "acc, accuracy, acc1, top1, prec1, acc 1, top 1, acc top1, top1 acc, accuracy top1, top1 accuracy, "
+        "categorical accuracy, sparse categorical accuracy, binary accuracy, multiclassaccuracy"
     ),
-    **dict.fromkeys(
-        (
-            *(("acc5",), ("top5",), ("prec5",), ("acc", "5"), ("top", "5"), ("acc", "top5"), ("top5", "acc")),
-            *(("top", "k", "categorical", "accuracy"), ("sparse", "top", "k", "categorical", "accuracy")),
-        ),
-        "top5",
+    "top5": (
+        "acc5, top5, prec5, acc 5, top 5, acc top5, top5 acc, top k categorical accuracy, "
+        "sparse top k categorical accuracy"
     ),
-    **dict.fromkeys((("lr",), ("learning", "rate")), "lr"),
+    "lr": "lr, learning rate",
 }
+FIGURES = {tuple(name.split()): figure for figure, names in _NAMES.items() for name in names.split(", ")}
 """The words of a column's name, without those of its phase -> the figure."""
 
 Meaning = tuple[str, str, str]
