@@ -8,7 +8,6 @@ What a column means, its name says: ``val_acc``, ``eval_top1``, ``test_acc1`` an
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ from functools import lru_cache
 
 from steadytrain.format import count
 from steadytrain.interop.logs.run import MAX_EPOCH, NAN, LogPoint, LogRun
-from steadytrain.interop.logs.settings import fraction, number
+from steadytrain.interop.logs.settings import fraction, number, parse_json
 
 VAL, TRAIN = {"val", "valid", "validation", "eval", "test", "dev"}, {"train", "training", "tr"}
 _NAMES = {
@@ -211,10 +210,7 @@ class JsonTable:
 
     def take(self, line: str) -> bool:
         """Parse a line; return False if it is no object with an epoch and a figure that is known."""
-        try:
-            document = json.loads(line) if line.lstrip().startswith("{") else None
-        except (ValueError, RecursionError):
-            document = None
+        document = parse_json(line) if line.lstrip().startswith("{") else None
         if not isinstance(document, dict) or "kind" in document or "epoch" not in document:
             return False
         numbers = {str(k): float(v) for k, v in document.items() if isinstance(v, int | float) and abs(v) <= 1e15}
