@@ -81,11 +81,8 @@ _NAMES = (  # GluonCV's pattern -> the name here
     (r"mobilenet1\.0", "timm/mobilenetv1_100"),
     (r"mobilenetv2_1\.0", "timm/mobilenetv2_100"),
     (r"mobilenetv3_(large|small)", r"timm/mobilenetv3_\1_100"),
-    (r"vgg(\d+(_bn)?)", r"timm/vgg\1"),
-    (r"densenet(\d+)", r"timm/densenet\1"),
+    (r"(vgg\d+(?:_bn)?|densenet\d+|xception|darknet53)", r"timm/\1"),
     (r"inceptionv3", "timm/inception_v3"),
-    (r"xception", "timm/xception"),
-    (r"darknet53", "timm/darknet53"),
     (r"squeezenet1\.([01])", r"torchvision/squeezenet1_\1"),
     (r"alexnet", "torchvision/alexnet"),
 )
