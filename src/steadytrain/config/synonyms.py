@@ -12,21 +12,12 @@ _FREEZE = (
     " --set model.batch_norm=frozen keeps the statistics"
 )
 _HUB = "steady export RUN -o FOLDER writes a folder for the hub"
-_GPUS = "--device cuda:1 takes that GPU, --device cuda:0,2 these two, --procs auto all, steady launch other machines"
-_PARTS = "--batch-size counts all images of an update; --set optim.accumulate=4 computes them in four parts"
-_RESUME = "the same command resumes its run, and so does steady resume RUN"
-_RUN = "--run FOLDER is where a run writes everything"
 _SIXTEEN = "--precision bf16, or fp16"
 _AREA = "--set data.area=[0.08,1] and --set data.ratio=[0.75,1.33] say what random crops take"
 _SCALING = "--set data.mean=[0.485,0.456,0.406] and --set data.std=[0.229,0.224,0.225], of values from 0 to 1"
-_TRANSFORMS = "--transforms randaugment:2,9,erase:0.25,mixup:0.2 (docs: augmentation)"
 _WHERE = "--schedule step --set optim.milestones=[30,60,80], in epochs; or --schedule factor,every=30"
 
-_DISTILLATION = "distillation, a loss against a teacher's answers"
-_NAFLEX = "NaFlex, images of several sizes and sequences of several lengths in a batch"
 _STEPS = "--set budget.steps=100 ends a run after so many updates"
-_TRACKERS = "--track wandb sends the run while it trains (or tensorboard, mlflow, trackio)"
-_VERBS = "steady evaluate RUN DATA, and steady predict RUN IMAGE"
 
 MODEL_OPTIONS = {
     "layer-before-fullc": "layer_before_fullc",
@@ -59,7 +50,7 @@ _INSTEAD = {
     "steady evaluate RUN --tta flip": "tta",
     "--set data.crop=0.875, the share of the shorter side that evaluation crops: 224 of 256": "val-resize-size",
     "steady pack DATA -o train.rec; images that fit into memory are kept decoded anyway": "cache-dataset",
-    _VERBS: "test-only evaluate test validate predict e",
+    "steady evaluate RUN DATA, and steady predict RUN IMAGE": "test-only evaluate test validate predict e",
     "--grow-size 128@0,160@6,192@12": (
         "train-img-sizes train-batch-sizes train-size-probs train-size-schedule-spread train-size-random-mix "
         "train-size-schedule progressive-resizing"
@@ -72,25 +63,25 @@ _INSTEAD = {
     "your own loop on our parts (docs: own-loop)": "callbacks plugins train-dataloaders val-dataloaders datamodule",
     "steady diagnose RUN and steady train ... --probe say where the time goes": "profiler",
     "steady replay RUN repeats the update that was not finite": "detect-anomaly",
-    _TRACKERS: (
+    "--track wandb sends the run while it trains (or tensorboard, mlflow, trackio)": (
         "model-registry log-wandb wandb wandb-project wandb-tags wandb-resume-id logger report-to tensorboard mlflow"
     ),
     "steady feed DATA measures the loader alone": "test-io",
     "top-1 and top-5 are always computed; steady predict RUN IMAGE --top 5": "top-k",
     "the model's own initial weights, or --weights FILE": "initializer",
     "--set data.augment=pad-crop --set data.pad=4": "pad-size",
-    _TRANSFORMS: (
+    "--transforms randaugment:2,9,erase:0.25,mixup:0.2 (docs: augmentation)": (
         "use-imagenet-data-augmentation item-tfms batch-tfms mixup cutmix aa auto-augment randaugment rand-aug "
         "trivial-augment color-jitter mix vflip reprob erasing grayscale-prob augmentation augmentations"
     ),
     "steady diagnose RUN says where the time goes": "profile-worker-suffix profile-server-suffix",
     _SIXTEEN: "amp amp-dtype amp-level use-amp fp16 half mixed-precision bf16 to-fp16 mixed-float16 opt-level",
-    _RESUME: (
+    "the same command resumes its run, and so does steady resume RUN": (
         "resume resume-from-checkpoint resume-from initial-epoch ckpt ckpt-path checkpoint load-epoch "
         "no-resume-opt start-epoch"
     ),
     "another --run FOLDER starts over; the same one resumes": "overwrite-output-dir fresh force overwrite",
-    _RUN: (
+    "--run FOLDER is where a run writes everything": (
         "work-dir logging-dir output output-dir out save-dir model-prefix logdir log-dir name o experiment "
         "project default-root-dir checkpoint-dir run-name exp-name exist-ok"
     ),
@@ -115,11 +106,11 @@ _INSTEAD = {
     "--precision tf32": "tf32",
     "--recompute": "gradient-checkpointing",
     "--train probe, or --train probe+discriminative": "linear-probe linear-probing",
-    _GPUS: (
+    "--device cuda:1 takes that GPU, --device cuda:0,2 these two, --procs auto all, steady launch other machines": (
         "gpus gpu devices accelerator strategy kv-store num-gpus world-size cuda device-ids gpu-ids ngpus ngpu "
         "nproc-per-node"
     ),
-    _PARTS: (
+    "--batch-size counts all images of an update; --set optim.accumulate=4 computes them in four parts": (
         "grad-accum-steps accumulate-grad-batches accumulate gradient-accumulation grad-accum accum-iter "
         "accum-steps gradient-accumulation-steps iter-size per-device-train-batch-size batch-size-per-gpu"
     ),
@@ -185,11 +176,11 @@ _ABSENT = {
     "limits of CutMix's boxes": "cutmix-minmax",
     "averaged weights in the memory of another device": "model-ema-force-cpu",
     "batches of several sizes in an epoch": "variable-batch-loss-scale",
-    _NAFLEX: (
+    "NaFlex, images of several sizes and sequences of several lengths in a batch": (
         "naflex-loader naflex-train-seq-lens naflex-max-seq-len naflex-patch-sizes naflex-patch-size-probs "
         "naflex-loss-scale naflex-patchify-channels-first"
     ),
-    _DISTILLATION: (
+    "distillation, a loss against a teacher's answers": (
         "kd-model-name kd-distill-type kd-loss-type distill-loss-weight task-loss-weight kd-temperature "
         "kd-student-feature-dim kd-teacher-feature-dim kd-token-distill-type"
     ),
