@@ -3,7 +3,7 @@
 Where the meaning is the same, a flag is read without a word; where it is nearly the same, or asks for what is done
 anyway, a note says so; where there is nothing like it, an error names what comes nearest. Words that are exactly a
 setting of the recipe stand at its field, those that nothing reads in :mod:`steadytrain.config.synonyms`;
-:mod:`steadytrain.cli.other_tools` lists all of each tool.
+``docs/generate_cli.py`` lists all of each tool.
 """
 
 from __future__ import annotations
@@ -297,14 +297,9 @@ def _layer_decay(reading: FlagReading, word: str, values: list[str]) -> None:
     reading.keys["model.decay"] = values[0]
 
 
-def _optional(key: str, *, at_nothing: str = "") -> Read:
-    """Read a number as a value of the recipe, where it is not 0 or -1, which ask for nothing."""
-
-    def read(reading: FlagReading, word: str, values: list[str]) -> None:
-        if not is_zero(values[0]) and values[0] != "-1":
-            reading.keys[key] = values[0]
-
-    return read
+def _recovery_interval(reading: FlagReading, word: str, values: list[str]) -> None:
+    if not is_zero(values[0]) and values[0] != "-1":  # these ask for nothing
+        reading.keys["every.save_steps"] = values[0]
 
 
 def _max_time(reading: FlagReading, word: str, values: list[str]) -> None:
@@ -359,20 +354,67 @@ OTHER_VALUES: dict[str, dict[str, str]] = {
 }
 """Flag of ours, or its synonym -> values in other trainers' words, and ours."""
 
-_STATISTICS = (
-    "rank 0's statistics count, and all ranks evaluate with them; --set model.batch_norm=synchronous joins them"
-)
 _ELSEWHERE = "--set model.decay=0.75 is the one factor of all layers"
 _NODES = "steady launch --on ssh (slurm, mpi, kubernetes, ...) --nodes 2 --procs 4 -- train DATA starts machines"
 _SHARDS = "--set parallel.shard=true divides the state among ranks, --engine local exchanges it rarely"
-_LOADER = "the loader works by threads that share memory, reads ahead and keeps going from epoch to epoch"
+
+_NEEDLESS = {
+    "the samples are counted": "train-num-samples val-num-samples num-examples",
+    "the data say how many classes there are": "num-classes",
+    "images get the channels that the data and the network have": "input-img-mode",
+    "no code of a data set is run": "dataset-trust-remote-code",
+    "an index is found beside its records, or made": "data-train-idx data-val-idx",
+    "rank 0's statistics count, and all ranks evaluate with them; --set model.batch_norm=synchronous joins them": (
+        "dist-bn no-ddp-bb"
+    ),
+    "the launcher's environment says it (RANK, LOCAL_RANK)": "local-rank rank",
+    "--procs or a launcher starts ranks, and they share training and evaluation": (
+        "distributed multiprocessing-distributed dist-eval"
+    ),
+    "the launcher's environment says it (MASTER_ADDR, MASTER_PORT)": "dist-url",
+    "updates are timed without waiting for each": "synchronize-step",
+    "cuDNN's algorithms are measured; steady bench train takes synthetic images": "benchmark cudnn-benchmark",
+    "evaluation computes no gradients": "inference-mode",
+    "each rank gets its share of each batch": "use-distributed-sampler",
+    "the rate is evaluated at every update": "sched-on-updates",
+    "the decay rises at first, to n / (n + 9) at update n": "model-ema-warmup",
+    "evaluation takes --batch-size images at a time": "validation-batch-size vb",
+    "evaluation takes --batch-size images": "per-device-eval-batch-size val-batch-size",
+    "data and network are tried before the first update": "num-sanity-val-steps",
+    "the newest checkpoints and the best weights are kept, --set every.keep=2 says how many": "save-period",
+    "a terminal shows progress, a file gets lines; recipe.json and events.jsonl have all of it": (
+        "enable-progress-bar enable-model-summary enable-autolog-hparams"
+    ),
+    "a terminal shows progress, a file gets lines": "verbose",
+    "every metric that the labels allow is computed": "metrics class-mode",
+    "training images are shuffled, and every batch is full": "shuffle drop-last",
+    "a run trains, and evaluates after each epoch": "do-train do-eval",
+    "the best and the last weights are always kept, and the same command resumes its run": (
+        "remove-unused-columns load-best-model-at-end save-total-limit"
+    ),
+    "a terminal shows progress, a file gets lines, and the best weights are the best by top-1": (
+        "logging-strategy disable-tqdm metric-for-best-model greater-is-better"
+    ),
+    "--procs or steady launch starts ranks": "launcher dist-backend",
+    "the best and the last weights are always saved": "save-model",
+    "steady report RUN draws them": "plots",
+    "a classifier for other classes is replaced": "ignore-mismatched-sizes",
+    "images are not joined to mosaics": "close-mosaic",
+    "images that fit into memory are decoded once": "cache",
+    "each sample's draws come from the seed and its position, not from a worker": "worker-seeding",
+    "the loader works by threads that share memory, reads ahead and keeps going from epoch to epoch": (
+        "pin-mem no-prefetcher use-multi-epochs-loader reload-dataloaders-every-n-epochs use-v2 pin-memory "
+        "persistent-workers prefetch-factor use-multiprocessing dataloader-drop-last"
+    ),
+    "JPEG is decoded natively, other images by Pillow": "backend",
+    "no file's code is run": "weights-only",
+    "what measures does not wait for the device": "barebones",
+}
+"""Why flags are left out -> these flags."""
 
 TRAINING_READERS: dict[str, Read] = {
+    **{flag: _needless(why) for why, flags in _NEEDLESS.items() for flag in flags.split()},
     # data
-    **dict.fromkeys(("train-num-samples", "val-num-samples", "num-examples"), _needless("the samples are counted")),
-    "num-classes": _needless("the data say how many classes there are"),
-    "input-img-mode": _needless("images get the channels that the data and the network have"),
-    "dataset-trust-remote-code": _needless("no code of a data set is run"),
     "val-split": _split_name,
     **dict.fromkeys(("input-size", "image-shape", "image-size", "target-size"), _square),
     "train-crop-size": _flag("--grow-size", suffix="@0"),
@@ -380,7 +422,6 @@ TRAINING_READERS: dict[str, Read] = {
     "std": _numbers("data.std"),
     "rgb-mean": _of_255("data.mean"),
     "rgb-std": _of_255("data.std"),
-    **dict.fromkeys(("data-train-idx", "data-val-idx"), _needless("an index is found beside its records, or made")),
     "no-aug": _no_augmentation,
     "train-crop-mode": _choice(
         {"rrc": ("--set", "data.augment=resized-crop"), "none": ()},
@@ -397,7 +438,6 @@ TRAINING_READERS: dict[str, Read] = {
     "model-kwargs": _options("model.options"),
     "torchcompile-mode": _key("precision.compile"),
     **dict.fromkeys(("sync-bn", "sync-batchnorm"), _switch("model.batch_norm", "synchronous")),
-    **dict.fromkeys(("dist-bn", "no-ddp-bb"), _needless(_STATISTICS)),
     # numbers and devices
     "amp": _part("amp", whole=True),
     "amp-dtype": lambda reading, word, values: reading.parts.update(
@@ -429,20 +469,7 @@ TRAINING_READERS: dict[str, Read] = {
     ),
     "gc-type": _choice({"none": (), "2bit": ("--set", "parallel.compress=2bit")}, "--set parallel.compress=2bit"),
     "gc-threshold": _key("parallel.threshold"),
-    **dict.fromkeys(("local-rank", "rank"), _needless("the launcher's environment says it (RANK, LOCAL_RANK)")),
-    **dict.fromkeys(
-        ("distributed", "multiprocessing-distributed", "dist-eval"),
-        _needless("--procs or a launcher starts ranks, and they share training and evaluation"),
-    ),
     "no-cuda": _words("--device", "cpu"),
-    "dist-url": _needless("the launcher's environment says it (MASTER_ADDR, MASTER_PORT)"),
-    "synchronize-step": _needless("updates are timed without waiting for each"),
-    **dict.fromkeys(
-        ("benchmark", "cudnn-benchmark"),
-        _needless("cuDNN's algorithms are measured; steady bench train takes synthetic images"),
-    ),
-    "inference-mode": _needless("evaluation computes no gradients"),
-    "use-distributed-sampler": _needless("each rank gets its share of each batch"),
     "use-deterministic-algorithms": _words("--deterministic"),
     # optimizer and schedule
     "opt-betas": _numbers("optim.betas"),
@@ -459,7 +486,6 @@ TRAINING_READERS: dict[str, Read] = {
         ("norm-weight-decay", "bias-weight-decay"), fixed("0", nearest="norms and biases are exempt from weight decay")
     ),
     "transformer-embedding-decay": fixed(nearest="--weight-decay decays embeddings as it does other weights"),
-    "sched-on-updates": _needless("the rate is evaluated at every update"),
     "lr-base-scale": fixed(
         "linear", "", nearest="the rate is scaled linearly; --set optim.base_batch_size=none does not"
     ),
@@ -473,57 +499,17 @@ TRAINING_READERS: dict[str, Read] = {
     "bce-loss": _words("--loss", "binary"),
     "cos-lr": _words("--schedule", "cosine"),
     "model-ema": _part("ema", whole=True),
-    "model-ema-warmup": _needless("the decay rises at first, to n / (n + 9) at update n"),
     "model-ema-steps": fixed(
         "1", nearest="--ema counts every update; the decay of 32 of them is its 32nd root for each"
     ),
     # evaluating, saving, logging
-    **dict.fromkeys(("validation-batch-size", "vb"), _needless("evaluation takes --batch-size images at a time")),
-    **dict.fromkeys(
-        ("per-device-eval-batch-size", "val-batch-size"), _needless("evaluation takes --batch-size images")
-    ),
     **dict.fromkeys(
         ("eval-metric", "monitor"), fixed("top1", "acc1", "0", nearest="the best weights are the best by top-1")
     ),
     "val-check-interval": _validation_interval,
-    "recovery-interval": _optional("every.save_steps"),
-    "num-sanity-val-steps": _needless("data and network are tried before the first update"),
-    "save-period": _needless("the newest checkpoints and the best weights are kept, --set every.keep=2 says how many"),
+    "recovery-interval": _recovery_interval,
     "enable-checkpointing": fixed(*_TRUE, nearest="a run always saves; --set every.save_minutes=60 makes it rare"),
-    **dict.fromkeys(
-        ("enable-progress-bar", "enable-model-summary", "enable-autolog-hparams"),
-        _needless("a terminal shows progress, a file gets lines; recipe.json and events.jsonl have all of it"),
-    ),
-    "verbose": _needless("a terminal shows progress, a file gets lines"),
-    **dict.fromkeys(("metrics", "class-mode"), _needless("every metric that the labels allow is computed")),
-    **dict.fromkeys(("shuffle", "drop-last"), _needless("training images are shuffled, and every batch is full")),
-    **dict.fromkeys(("do-train", "do-eval"), _needless("a run trains, and evaluates after each epoch")),
-    **dict.fromkeys(
-        ("remove-unused-columns", "load-best-model-at-end", "save-total-limit"),
-        _needless("the best and the last weights are always kept, and the same command resumes its run"),
-    ),
-    **dict.fromkeys(
-        ("logging-strategy", "disable-tqdm", "metric-for-best-model", "greater-is-better"),
-        _needless("a terminal shows progress, a file gets lines, and the best weights are the best by top-1"),
-    ),
-    **dict.fromkeys(("launcher", "dist-backend"), _needless("--procs or steady launch starts ranks")),
-    "save-model": _needless("the best and the last weights are always saved"),
-    "plots": _needless("steady report RUN draws them"),
-    "ignore-mismatched-sizes": _needless("a classifier for other classes is replaced"),
     "torch-compile": _words("--compile"),
-    "close-mosaic": _needless("images are not joined to mosaics"),
-    "cache": _needless("images that fit into memory are decoded once"),
-    "worker-seeding": _needless("each sample's draws come from the seed and its position, not from a worker"),
-    **dict.fromkeys(
-        (
-            *("pin-mem", "no-prefetcher", "use-multi-epochs-loader", "reload-dataloaders-every-n-epochs", "use-v2"),
-            *("pin-memory", "persistent-workers", "prefetch-factor", "use-multiprocessing", "dataloader-drop-last"),
-        ),
-        _needless(_LOADER),
-    ),
-    "backend": _needless("JPEG is decoded natively, other images by Pillow"),
-    "weights-only": _needless("no file's code is run"),
-    "barebones": _needless("what measures does not wait for the device"),
 }
 READERS = {**augmentation_flags.READERS, **TRAINING_READERS}
 """Flag, without its dashes -> what reads it."""

@@ -18,40 +18,37 @@ if TYPE_CHECKING:
 
 
 _LISTED = "steady runs lists runs (--sort top1: the best first), steady report RUNS compares them"
-OTHER_COMMANDS = {
-    "version": "steady --version",
-    **dict.fromkeys(("compare", "diff"), "steady report RUN RUN --compare compares runs"),
-    **dict.fromkeys(("ls", "list", "best", "leaderboard", "history", "experiments"), _LISTED),
-    **dict.fromkeys(
-        ("delete", "rm", "remove", "clean"),
-        "steady runs --clean removes failed runs, and asks first; rm -r RUN deletes one",
+_INSTEAD = {
+    "steady --version": "version",
+    "steady report RUN RUN --compare compares runs": "compare diff",
+    _LISTED: "ls list best leaderboard history experiments",
+    "steady runs --clean removes failed runs, and asks first; rm -r RUN deletes one": "delete rm remove clean",
+    "steady watch RUN shows a run while it trains, steady report RUN its curves; --to tensorboard sends them": (
+        "tensorboard wandb mlflow log logs events plot"
     ),
-    **dict.fromkeys(
-        ("tensorboard", "wandb", "mlflow", "log", "logs", "events", "plot"),
-        "steady watch RUN shows a run while it trains, steady report RUN its curves; --to tensorboard sends them",
+    "steady report RUN describes a run, steady models NAME a model, steady doctor this machine": (
+        "info show describe status summary"
     ),
-    **dict.fromkeys(
-        ("info", "show", "describe", "status", "summary"),
-        "steady report RUN describes a run, steady models NAME a model, steady doctor this machine",
-    ),
-    **dict.fromkeys(("notebook", "jupyter", "python"), "import steadytrain as st in Python (docs: python)"),
+    "import steadytrain as st in Python (docs: python)": "notebook jupyter python",
 }
+OTHER_COMMANDS = {word: text for text, words in _INSTEAD.items() for word in words.split()}
 """Commands of other tools -> what does that here, where no verb is called so."""
-_OTHER_FLAGS = {
-    "source": "the images follow the model: steady predict RUN IMAGE",
-    **dict.fromkeys(("img", "image", "input", "images"), "images need no flag: steady predict RUN IMAGE..."),
-    **dict.fromkeys(("conf", "conf-thres", "thresh"), "--threshold, of models with several labels"),
-    **dict.fromkeys(("topk", "top-k"), "--top 5"),
-    **dict.fromkeys(("checkpoint", "ckpt", "resume"), "the run or the weights come first, without a flag"),
-    **dict.fromkeys(("model", "network"), "its name, or a part of it, needs no flag"),
-    "format": "the name of the file says it: -o model.onnx, model.xml (OpenVINO), model.pt2 or a folder",
-    **dict.fromkeys(("data", "data-dir", "dataset"), "the data need no flag: steady evaluate RUN DATA"),
-    **dict.fromkeys(("batch", "imgsz-batch"), "--batch-size"),
-    **dict.fromkeys(("config", "c"), "flags, and what the run has: no file of settings is read"),
-    "resize": "--shorter-side 256",
-    **dict.fromkeys(("num-thread", "num-threads"), "--workers 8"),
-    **dict.fromkeys(("list", "recursive", "train-ratio", "test-ratio", "no-shuffle"), "steady mxnet im2rec, as of old"),
+_INSTEAD_OF_FLAGS = {
+    "the images follow the model: steady predict RUN IMAGE": "source",
+    "images need no flag: steady predict RUN IMAGE...": "img image input images",
+    "--threshold, of models with several labels": "conf conf-thres thresh",
+    "--top 5": "topk top-k",
+    "the run or the weights come first, without a flag": "checkpoint ckpt resume",
+    "its name, or a part of it, needs no flag": "model network",
+    "the name of the file says it: -o model.onnx, model.xml (OpenVINO), model.pt2 or a folder": "format",
+    "the data need no flag: steady evaluate RUN DATA": "data data-dir dataset",
+    "--batch-size": "batch imgsz-batch",
+    "flags, and what the run has: no file of settings is read": "config c",
+    "--shorter-side 256": "resize",
+    "--workers 8": "num-thread num-threads",
+    "steady mxnet im2rec, as of old": "list recursive train-ratio test-ratio no-shuffle",
 }
+_OTHER_FLAGS = {word: text for text, words in _INSTEAD_OF_FLAGS.items() for word in words.split()}
 """Flags of other tools -> what to type instead in the verbs that do not train."""
 
 

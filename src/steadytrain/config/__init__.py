@@ -13,8 +13,6 @@ True
 
 from __future__ import annotations
 
-from steadytrain.config.parts import MOST_EPOCHS as MOST_EPOCHS
-from steadytrain.config.parts import MOST_STEPS as MOST_STEPS
 from steadytrain.config.parts import Budget as Budget
 from steadytrain.config.parts import CompileMode as CompileMode
 from steadytrain.config.parts import Data as Data

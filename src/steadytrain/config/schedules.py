@@ -63,20 +63,14 @@ def _constant(span: StageSpan, step: float) -> float:
     return span.level
 
 
-def _linear(span: StageSpan, step: float) -> float:
-    to = span.number("to")
-    return to + (span.level - to) * (1 - span.passed(step))
+def _falling(shape: Callable[[StageSpan, float], float]) -> Callable[[StageSpan, float], float]:
+    """Fall to ``to`` as ``shape`` does from 1 to 0, a function of the share of the stage that has passed."""
 
+    def law(span: StageSpan, step: float) -> float:
+        to = span.number("to")
+        return to + (span.level - to) * shape(span, span.passed(step))
 
-def _cosine(span: StageSpan, step: float) -> float:
-    """Half a cosine (Loshchilov & Hutter 2017, "SGDR", without restarts)."""
-    to = span.number("to")
-    return to + (span.level - to) * ((1 + math.cos(math.pi * span.passed(step))) / 2)
-
-
-def _poly(span: StageSpan, step: float) -> float:
-    to = span.number("to")
-    return to + (span.level - to) * float((1 - span.passed(step)) ** span.number("power"))
+    return law
 
 
 def _exponential(span: StageSpan, step: float) -> float:
@@ -166,29 +160,24 @@ def _mxnet_multi_factor(span: StageSpan, step: float) -> float:
     return float(span.number("factor") ** bisect_right(drops, step))
 
 
-def _mxnet_left(span: StageSpan, step: float) -> float | None:
-    """Return the share of updates that MXNet's Poly and Cosine have left; None: the warm-up takes all of them."""
-    most, begin = span.stage.numbers.get("max_update", span.end), round(span.begin)
-    if begin >= most:
-        return None
-    return 1 - (min(step + 1, most) - begin) / (most - begin)
+def _mxnet_falling(shape: Callable[[StageSpan, float], float]) -> Callable[[StageSpan, float], float]:
+    """MXNet's Poly and Cosine: ``shape`` of the share of updates that are left; 1 if the warm-up takes all of them."""
 
+    def law(span: StageSpan, step: float) -> float:
+        most, begin, to = span.stage.numbers.get("max_update", span.end), round(span.begin), span.number("to")
+        if begin >= most:
+            return 1.0
+        return to + (1 - to) * shape(span, 1 - (min(step + 1, most) - begin) / (most - begin))
 
-def _mxnet_poly(span: StageSpan, step: float) -> float:
-    left, to = _mxnet_left(span, step), span.number("to")
-    return 1.0 if left is None else to + (1 - to) * float(left ** span.number("power"))
-
-
-def _mxnet_cosine(span: StageSpan, step: float) -> float:
-    left, to = _mxnet_left(span, step), span.number("to")
-    return 1.0 if left is None else to + (1 - to) * (1 + math.cos(math.pi * (1 - left))) / 2
+    return law
 
 
 LAW: dict[str, Callable[[StageSpan, float], float]] = {
     "constant": _constant,
-    "linear": _linear,
-    "cosine": _cosine,
-    "poly": _poly,
+    "linear": _falling(lambda span, passed: 1 - passed),
+    # Half a cosine (Loshchilov & Hutter 2017, "SGDR", without restarts).
+    "cosine": _falling(lambda span, passed: (1 + math.cos(math.pi * passed)) / 2),
+    "poly": _falling(lambda span, passed: float((1 - passed) ** span.number("power"))),
     "exponential": _exponential,
     "inverse-sqrt": _inverse_sqrt,
     "step": _step,
@@ -199,8 +188,8 @@ LAW: dict[str, Callable[[StageSpan, float], float]] = {
     "plateau": _constant,
     "mxnet/factor": _mxnet_factor,
     "mxnet/multi-factor": _mxnet_multi_factor,
-    "mxnet/poly": _mxnet_poly,
-    "mxnet/cosine": _mxnet_cosine,
+    "mxnet/poly": _mxnet_falling(lambda span, left: float(left ** span.number("power"))),
+    "mxnet/cosine": _mxnet_falling(lambda span, left: (1 + math.cos(math.pi * (1 - left))) / 2),
 }
 """The laws of :data:`steadytrain.config.stages.LAWS`: from a stage's place and an update to the share of the peak."""
 

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
+from steadytrain.config.settings import UP_TO_1, ValueLimit
 from steadytrain.config.words import number, refused
 from steadytrain.errors import did_you_mean
 
@@ -50,22 +52,23 @@ OTHER_NAMES = {
 """Other trainers' names of the laws."""
 
 LIMITS = {
-    "to": "a share of the peak, 0 to 1",
-    "from": "a share of the peak above 0, below 1",
-    "power": "above 0",
-    "factor": "above 0, up to 1",
-    "every": "epochs above 0",
-    "scale": "epochs above 0",
-    "times": "1 or more",
-    "shrink": "above 0, up to 1",
-    "up": "a share of the stage above 0, below 1",
-    "momentum": "from 0 to below 1",
-    "patience": "a whole number of evaluations, 1 or more",
-    "on": "top1 or loss",
-    "step": "whole numbers of updates, 1 or more, rising, such as 30/60/80",
-    "max_update": "a whole number of updates, 1 or more",
+    "to": ValueLimit(lambda value: 0 <= value <= 1, "a share of the peak, 0 to 1"),
+    "from": ValueLimit(lambda value: 0 < value < 1, "a share of the peak above 0, below 1"),
+    "power": ValueLimit(lambda value: 0 < value < math.inf, "above 0"),
+    "factor": UP_TO_1,
+    "every": ValueLimit(lambda value: 0 < value < math.inf, "epochs above 0"),
+    "scale": ValueLimit(lambda value: 0 < value < math.inf, "epochs above 0"),
+    "times": ValueLimit(lambda value: 1 <= value < math.inf, "1 or more"),
+    "shrink": UP_TO_1,
+    "up": ValueLimit(lambda value: 0 < value < 1, "a share of the stage above 0, below 1"),
+    "momentum": ValueLimit(lambda value: 0 <= value < 1, "from 0 to below 1"),
+    "patience": ValueLimit(lambda value: value >= 1 and value % 1 == 0, "a whole number of evaluations, 1 or more"),
+    "on": ValueLimit(lambda value: value in ("top1", "loss"), "top1 or loss"),
+    "step": ValueLimit(
+        lambda value: value >= 1 and value % 1 == 0, "whole numbers of updates, 1 or more, rising, such as 30/60/80"
+    ),
+    "max_update": ValueLimit(lambda value: value >= 1 and value % 1 == 0, "a whole number of updates, 1 or more"),
 }
-WHOLE = ("patience", "max_update", "step")
 WARMUPS = "linear, linear:SHARE, constant:SHARE or power:EXPONENT"
 
 
@@ -160,9 +163,11 @@ def _stage(text: str, word: str) -> Stage:
             takes = f"takes {', '.join(LAWS[law])}" if LAWS[law] else "takes none"
             near = did_you_mean(name, LAWS[law])
             raise refused("optim.schedule", text, f"{law} has no parameter {name!r}: it {takes}.{near}")
-        values = (0.0,) if name == "on" else tuple(map(number, value.split("/" if name == "step" else None) or [""]))
-        if not _fits(law, name, value, values):
-            raise refused("optim.schedule", text, f"{law}'s {name} must be {LIMITS[name]}")
+        written = value.split("/") if name == "step" else [value]
+        values: list[Any] = written if name == "on" else list(map(number, written))
+        is_rising = all(a < b for a, b in pairwise(values)) and not (law == "mxnet/factor" and values[1:])
+        if not (is_rising and all(map(LIMITS[name].holds, values))):
+            raise refused("optim.schedule", text, f"{law}'s {name} must be {LIMITS[name].words}")
         if name == "step":
             updates = tuple(map(int, values))
         elif name == "on":
@@ -172,22 +177,3 @@ def _stage(text: str, word: str) -> Stage:
     if (needed := NEEDED.get(law)) and needed not in numbers and not (needed == "step" and updates):
         raise refused("optim.schedule", text, f"{law} needs {needed}, such as {law},{needed}=30")
     return Stage(law, epochs, numbers, updates, on)
-
-
-def _fits(law: str, name: str, text: str, values: tuple[float, ...]) -> bool:
-    """Return whether a parameter's values are within :data:`LIMITS`."""
-    value = values[0]
-    if name == "on":
-        return text in ("top1", "loss")
-    if not all(map(math.isfinite, values)) or (name in WHOLE and any(value % 1 for value in values)):
-        return False
-    if name == "step":
-        is_single = law == "mxnet/factor"
-        return value >= 1 and all(a < b for a, b in pairwise(values)) and not (is_single and values[1:])
-    if name in ("from", "up"):
-        return 0 < value < 1
-    if name in ("factor", "shrink"):
-        return 0 < value <= 1
-    if name in ("to", "momentum"):
-        return 0 <= value <= 1 and (name, value) != ("momentum", 1)
-    return value >= 1 if name in ("times", "max_update", "patience") else value > 0

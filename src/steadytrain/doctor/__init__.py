@@ -12,7 +12,6 @@ from steadytrain.doctor.comparison import comparison_lines as comparison_lines
 from steadytrain.doctor.facts import MachineFacts as MachineFacts
 from steadytrain.doctor.rules import MachineFinding as MachineFinding
 from steadytrain.doctor.rules import findings as findings
-from steadytrain.doctor.text import TextLine as TextLine
 from steadytrain.doctor.text import document as document
 from steadytrain.doctor.text import lines as lines
 from steadytrain.doctor.text import read as read

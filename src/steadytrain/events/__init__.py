@@ -27,7 +27,6 @@ from steadytrain.events.log import refuse_link as refuse_link
 from steadytrain.events.log import repair as repair
 from steadytrain.events.schema import BUCKETS as BUCKETS
 from steadytrain.events.schema import UPDATING as UPDATING
-from steadytrain.events.schema import VERSION as VERSION
 from steadytrain.events.schema import Accounted as Accounted
 from steadytrain.events.schema import Ceilings as Ceilings
 from steadytrain.events.schema import Compiled as Compiled

@@ -379,9 +379,10 @@ def _why_not(job: _Job, exact: ParityRow, other: ParityRow, speeds: Mapping[str,
 def _export_weights(job: _Job, path: Path) -> Exportation:
     """Write weights with their description: a file for steadytrain, or a folder for timm and the Hugging Face hub."""
     trained, module = job.trained, job.module
+    is_ours = trained.path.suffix == ".safetensors" and trained.path.is_file()
     about = {
         "model": {"name": trained.name, "options": {}},
-        **_about(trained),
+        **(checkpoints.read_weights(trained.path)[1] if is_ours else {}),
         "licence": trained.licence,
         "classes": list(trained.classes),
         "synsets": list(trained.synsets),
@@ -652,13 +653,6 @@ def _plain(module: nn.Module) -> nn.Module:
     """Return a copy of a network without channels-last strides and gradients, in evaluation mode."""
     copied = copy.deepcopy(module).to(memory_format=torch.contiguous_format)
     return copied.eval().requires_grad_(False)
-
-
-def _about(trained: Trained) -> dict[str, Any]:
-    """Return what the header of a weights file of steadytrain's says; empty for others."""
-    if trained.path.suffix != ".safetensors" or not trained.path.is_file():
-        return {}
-    return checkpoints.read_weights(trained.path)[1]
 
 
 def provenance(trained: Trained) -> dict[str, str]:

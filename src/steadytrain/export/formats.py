@@ -68,6 +68,9 @@ def write_onnx(
     inputs, shapes = _inputs(module, example, dynamic_batch)
     if sum(value.nbytes for value in module.state_dict().values()) > MOST_ONNX_BYTES:
         raise ModelError("the network has more than 2 GB of weights, which no .onnx file holds: take .pt2 or .xml")
+    with torch.no_grad():
+        outputs = module(*inputs)
+    num_outputs = 1 if isinstance(outputs, Tensor) else len(torch.utils._pytree.tree_leaves(outputs))
     with _exporting("ONNX", dynamic_batch), replacing(path) as part, _FourDimensions():
         program = torch.onnx.export(
             module,
@@ -75,7 +78,7 @@ def write_onnx(
             dynamo=True,
             dynamic_shapes=shapes,
             input_names=_numbered("images", len(inputs)),
-            output_names=_numbered("logits", _num_outputs(module, inputs)),
+            output_names=_numbered("logits", num_outputs),
             verbose=False,
         )
         assert program is not None
@@ -352,12 +355,6 @@ def _program(module: nn.Module, example: Example, dynamic_batch: bool) -> torch.
     inputs, shapes = _inputs(module, example, dynamic_batch)
     with torch.no_grad():
         return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
-
-
-def _num_outputs(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
-    with torch.no_grad():
-        outputs = module(*inputs)
-    return 1 if isinstance(outputs, Tensor) else len(torch.utils._pytree.tree_leaves(outputs))
 
 
 def _numbered(name: str, count: int) -> list[str]:

@@ -87,22 +87,18 @@ def remote_folder(job: Job) -> str:
 
 def _check(job: Job, machine: Machine) -> Command:
     first = job.machines[0] == machine
+    # Before anything is copied; names of many files are left to the command.
+    plain = [path for path in job.inputs if not set(path) & set("{}*?,")]
+    there = [path for path in plain if posixpath.isabs(path) or job.ssh.sync is None]
     program = check_program(
         folder=remote_folder(job),
         make=job.ssh.sync is not None,
         address=_address(job),
         port=job.meeting_port if first else None,
-        paths=_needed(job),
+        paths=[posixpath.join(remote_folder(job), path) for path in there],
     )
     remote = f"exec {shlex.quote(job.python)} -"  # in the user's home; a Python without -P says its version
     return Command(argv=_ssh(job, machine.host, remote), label=machine.host.name, stdin=program)
-
-
-def _needed(job: Job) -> list[str]:
-    """Return what a machine must have before anything is copied; names of many files are left to the command."""
-    plain = [path for path in job.inputs if not set(path) & set("{}*?,")]
-    there = [path for path in plain if posixpath.isabs(path) or job.ssh.sync is None]
-    return [posixpath.join(remote_folder(job), path) for path in there]
 
 
 def _run(job: Job, machine: Machine) -> Command:

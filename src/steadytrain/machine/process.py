@@ -375,13 +375,10 @@ def interrupted_once(names: Iterable[str] = TO_END) -> Iterator[list[int]]:
             raise KeyboardInterrupt
 
     # Not those that a shell has ignored.
-    heard = [name for name in names if getattr(signal, name, None) and _is_heard(getattr(signal, name))]
+    numbers = {name: number for name in names if (number := getattr(signal, name, None))}
+    heard = [name for name, number in numbers.items() if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     with take_signals(heard, ask) as received:
         yield received
-
-
-def _is_heard(number: int) -> bool:
-    return signal.getsignal(number) not in (signal.SIG_IGN, None)
 
 
 class StopRequest:
@@ -439,7 +436,10 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
             raise KeyboardInterrupt
         stop.signal = signal.Signals(number).name
         if stop.signal == "SIGHUP":
-            _leave_terminals(terminals)
+            null = os.open(os.devnull, os.O_RDWR)  # writing to a terminal that is gone raises an error
+            for terminal in terminals:
+                os.dup2(null, terminal)
+            os.close(null)
 
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -476,14 +476,6 @@ def _is_terminal(number: int) -> bool:
         return os.isatty(number)
     except OSError:
         return False
-
-
-def _leave_terminals(numbers: list[int]) -> None:
-    """Replace these file descriptors by the null device: writing to a terminal that is gone raises an error."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for number in numbers:
-        os.dup2(null, number)
-    os.close(null)
 
 
 def _listen(heard: int, stop: StopRequest, say: Callable[[str], None], is_over: threading.Event) -> None:

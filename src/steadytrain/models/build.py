@@ -129,7 +129,11 @@ def build(
             raise
         raise ModelError(f"{error}{nearest}") from error
     if vain:
-        built = replace(built, notes=(*built.notes, _too_small(built.name, side, vain)))
+        note = (
+            f"images of {side}x{side} pixels are too small for {built.name}: {vain[0]} and what follows it see a single"
+            " pixel, which they cannot halve; choose a larger --size, or a network that halves images less often"
+        )
+        built = replace(built, notes=(*built.notes, note))
     if file is not None:
         return _load_file(built, file, str(model.weights), classes)
     if model.weights is None or source.kind == "mxnet":
@@ -190,13 +194,6 @@ def parameter_shapes(
     finally:
         torch.set_rng_state(state)
     return built.name, [list(parameter.shape) for parameter in built.module.parameters() if parameter.requires_grad]
-
-
-def _too_small(name: str, size: int, vain: list[str]) -> str:
-    return (
-        f"images of {size}x{size} pixels are too small for {name}: {vain[0]} and what follows it see a single pixel,"
-        " which they cannot halve; choose a larger --size, or a network that halves images less often"
-    )
 
 
 def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_classes: int) -> list[str]:

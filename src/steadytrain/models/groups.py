@@ -52,7 +52,11 @@ def parameter_groups(
             parameter.requires_grad_(False)
     if freeze and not any(parameter.requires_grad for parameter in built.module.parameters()):
         raise ModelError(f"model.freeze={list(freeze)} leaves nothing of {built.name} to train: drop a pattern")
-    scales = _layer_scales(built, decay) if plan.main in ("discriminative", "gradual") else {}
+    scales: dict[str, float] = {}
+    if plan.main in ("discriminative", "gradual"):  # ``decay`` once for each layer above a parameter's
+        layers = _layers(built)
+        top = max(layers.values())
+        scales = {name: 1.0 if under(name, built.head) else decay ** (top - at) for name, at in layers.items()}
     never_decayed: set[str] = set(_call_if_there(built.module, "no_weight_decay") or ())
     for name, part in built.module.named_modules():
         for key, _ in part.named_parameters(prefix=name, recurse=False):
@@ -166,13 +170,6 @@ def _call_if_there(module: nn.Module, method: str) -> Any:
     """Call a network's own method; None where it has none."""
     function: Callable[[], Any] | None = getattr(module, method, None)
     return function() if callable(function) else None
-
-
-def _layer_scales(built: Built, decay: float) -> dict[str, float]:
-    """The factor of the learning rate of each parameter, by its name: ``decay`` once for each layer above it."""
-    layers = _layers(built)
-    top = max(layers.values())
-    return {name: 1.0 if under(name, built.head) else decay ** (top - layer) for name, layer in layers.items()}
 
 
 def _layers(built: Built, *, coarse: bool = False) -> dict[str, int]:

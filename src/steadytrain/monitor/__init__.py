@@ -11,6 +11,5 @@ from steadytrain.monitor.history_reader import read_history as read_history
 from steadytrain.monitor.ledger import Ledger as Ledger
 from steadytrain.monitor.ledger import Slice as Slice
 from steadytrain.monitor.rules import Cause as Cause
-from steadytrain.monitor.rules.diagnose import Ceiling as Ceiling
 from steadytrain.monitor.rules.diagnose import Diagnosis as Diagnosis
 from steadytrain.monitor.rules.diagnose import diagnose as diagnose

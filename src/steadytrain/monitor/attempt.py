@@ -274,7 +274,9 @@ class Attempt:
                 # What lies after the newest mark, which may be in its middle.
                 seconds = event.pause if isinstance(event, Saved) else event.seconds
                 seconds = min(seconds, self._tail["other"]) if self._is_accounted else seconds
-                self._explain("evaluation" if isinstance(event, Evaluated) else "checkpoint", max(0.0, seconds))
+                # A measured duration counts even if the clock disagrees.
+                self._tail["evaluation" if isinstance(event, Evaluated) else "checkpoint"] += max(0.0, seconds)
+                self._tail["other"] = max(0.0, self._tail["other"] - max(0.0, seconds))
                 if isinstance(event, Saved):  # what was done while it was written is not in it
                     since = max(0.0, event.time - event.began - event.pause) if event.began else 0.0
                     self.saved[event.step] = self._late[event.step] = max(0.0, self.wall - since)
@@ -310,11 +312,6 @@ class Attempt:
             images += event.n
         tail["input"], tail["update"], tail["other"] = waited, updated, other
         self._clock, self.last_time, self.step, self.images = clock, newest, steps[-1].step, images
-
-    def _explain(self, bucket: str, seconds: float) -> None:
-        """Move measured seconds from ``other`` to a bucket; a measured duration counts even if the clock disagrees."""
-        self._tail[bucket] += seconds
-        self._tail["other"] = max(0.0, self._tail["other"] - seconds)
 
     def end(self) -> Mark:
         """Return the totals up to the newest event."""

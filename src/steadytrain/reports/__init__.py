@@ -13,13 +13,11 @@ from pathlib import Path
 
 from steadytrain.errors import InputError, type_words
 from steadytrain.interop.logs import LogRun
-from steadytrain.intervals import Interval as Interval
 from steadytrain.intervals import spread as spread
 from steadytrain.intervals import wilson as wilson
 from steadytrain.reports.files import KINDS, find_all, kind_of, names, write
 from steadytrain.reports.page import page
-from steadytrain.reports.summary import Account as Account
-from steadytrain.reports.summary import Summary as Summary
+from steadytrain.reports.summary import Account
 from steadytrain.reports.summary import summarise as summarise
 from steadytrain.run import Run
 

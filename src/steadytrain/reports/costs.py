@@ -232,12 +232,9 @@ class RunCost:
         ]
         yield text_table(cells, right=(1,))
         if self.log is None:
-            yield self._energy_line(history)
-
-    def _energy_line(self, history: RunHistory) -> str:
-        used = energy(history)
-        paid = None if used is None else self.energy_money(used)
-        return energy_words(used, "" if paid is None else f", {money(paid)} {self.bill.currency}")
+            used = energy(history)
+            paid = None if used is None else self.energy_money(used)
+            yield energy_words(used, "" if paid is None else f", {money(paid)} {bill.currency}")
 
     def _spot_lines(self, history: RunHistory, width: int) -> Iterator[str]:
         rows, question = self.spot(history), self.question

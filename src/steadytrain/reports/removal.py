@@ -63,7 +63,8 @@ def plan_removals(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool) -> tu
         never_started = row.status == "waiting" or (row.status == "failed" and not Run.open(folder).progress().started)
         is_whole = whole or (never_started and {path.name for path in folder.iterdir()} <= OURS)
         names = ["checkpoints"] if row.status == "finished" else ["checkpoints", *WEIGHTS]
-        paths = (folder,) if is_whole else tuple(folder / name for name in names if _is_own(folder / name))
+        own = (path for path in map(folder.joinpath, names) if os.path.lexists(path) and not path.is_symlink())
+        paths = (folder,) if is_whole else tuple(own)
         num_bytes = sum(_sizes(paths))
         if is_whole or num_bytes:
             removals.append(Removal(row, paths, num_bytes, is_whole))
@@ -107,11 +108,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)  # which follows no link
     else:
         path.unlink(missing_ok=True)
-
-
-def _is_own(path: Path) -> bool:
-    """Return whether a path is there and no link."""
-    return os.path.lexists(path) and not path.is_symlink()
 
 
 def _sizes(paths: Sequence[Path]) -> Iterator[int]:

@@ -31,7 +31,7 @@ from steadytrain.format import clean, count, duration, epoch, few, money, percen
 from steadytrain.machine.facts import cache_folder
 from steadytrain.monitor.history_reader import read_any
 from steadytrain.reports.files import open_run, run_folders
-from steadytrain.reports.status import Signs, may_go_on, other_host, signs
+from steadytrain.reports.status import may_go_on, other_host, signs
 from steadytrain.reports.summary import summarise_history
 from steadytrain.run import Run
 
@@ -231,7 +231,8 @@ def _summarised(path: Path, name: str) -> RunRow:
         seen = signs(run, history, time.time())
         if history.unreadable and seen.status == "waiting":
             return replace(row, status=DAMAGED, why=f"no line of events.jsonl can be read ({history.unreadable:,})")
-        return replace(row, status=seen.status, why=_why(seen), began=began, last=seen.last or None)
+        why = seen.why or (f"starting, process {seen.process}" if seen.process else "")
+        return replace(row, status=seen.status, why=why, began=began, last=seen.last or None)
     summary = summarise_history(run, history, history.ledger())
     best, course, attempt = summary.quality.best, summary.course, history.attempts[-1]
     interval, cost = best.interval if best else None, summary.cost
@@ -258,10 +259,6 @@ def _summarised(path: Path, name: str) -> RunRow:
         host=other_host(history),
         process=run.holder(),
     )
-
-
-def _why(seen: Signs) -> str:
-    return seen.why or (f"starting, process {seen.process}" if seen.process else "")
 
 
 def _finite(value: float | None) -> float | None:

@@ -284,11 +284,8 @@ def send(run: Run, names: str, *, follow: bool = False, ended: threading.Event |
             sending.attempt(lambda each: each.close(_status(progress)))
     failures = [f"{sending.name}: {sending.failure}" for sending in sendings if sending.failure]
     if failures:
-        raise FailedError(f"not all of {run.directory} was sent ({'; '.join(failures)}): {_again(run, names)}")
-
-
-def _again(run: Run, names: str) -> str:
-    return f"steady report {shlex.quote(str(run.directory))} --to {names} sends the rest"
+        again = f"steady report {shlex.quote(str(run.directory))} --to {names} sends the rest"
+        raise FailedError(f"not all of {run.directory} was sent ({'; '.join(failures)}): {again}")
 
 
 def main() -> None:

@@ -5,14 +5,12 @@ from steadytrain.distributed.process_group import init_group as init_group
 from steadytrain.training.evaluation import Evaluation as Evaluation
 from steadytrain.training.inference.calibration import calibrate as calibrate
 from steadytrain.training.inference.feature_vectors import features as features
-from steadytrain.training.inference.inference import Prediction as Prediction
 from steadytrain.training.inference.inference import evaluate as evaluate
 from steadytrain.training.inference.inference import predict as predict
 from steadytrain.training.inference.trained import Trained as Trained
 from steadytrain.training.inference.trained import restore as restore
 from steadytrain.training.loop.defaults import default_recipe as default_recipe
 from steadytrain.training.loop.defaults import finetune as finetune
-from steadytrain.training.loop.steps import Outcome as Outcome
 from steadytrain.training.loop.steps import repeat as repeat
 from steadytrain.training.loop.steps import steps as steps
 from steadytrain.training.loop.steps import train as train

@@ -124,6 +124,9 @@ def _drop(message: str) -> None:
 def _facts(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
     data, recipe, device, card = parts.data, parts.recipe, parts.device, parts.data.train.card
     kind, sharing = OPTIMIZERS.get(recipe.optim.name), parts.world.local_size
+    memory = facts.memory_bytes() // sharing
+    if device.type == "cuda":  # without that of the driver and other processes
+        memory = int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
     return {
         "data": [data.train.digest, data.num_train, data.num_val, len(data.classes)],
         "num_train": data.num_train,
@@ -133,20 +136,13 @@ def _facts(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str,
         "shorter_side": None if card is None else card.settings.get("shorter_side"),
         "device": parts.machine["device"],
         "device_type": device.type,
-        "memory_bytes": _memory_bytes(device, sharing),
+        "memory_bytes": memory,
         "cores": max(1, facts.cores() // sharing),
         "usual_threads": default_threads(pin=device.type == "cuda", sharing=sharing),
         "precisions": _precisions(device),
         "has_fused": kind is not None and device.type in kind.fused,
         "versions": {"steadytrain": __version__, "torch": torch.__version__, "timm": version("timm")},
     }
-
-
-def _memory_bytes(device: torch.device, sharing: int) -> int:
-    """Return the memory that a rank may use: of a GPU, without that of the driver and other processes."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
-    return facts.memory_bytes() // sharing
 
 
 def _precisions(device: torch.device) -> list[str]:

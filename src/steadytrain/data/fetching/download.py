@@ -259,7 +259,9 @@ def _receive(
         if most is not None and (total or 0) > most:
             raise RefusedError(f"it has {size(total or 0)}, and not about {size(file.bytes)}")
         if not start:
-            _keep_notes(notes, url, response.headers)
+            headers = {name: response.headers.get(name, "") for name in ("ETag", "Last-Modified")}
+            marks = {"url": url, "etag": headers["ETag"], "modified": headers["Last-Modified"]}
+            replace_file(notes, json.dumps(marks))  # they tell whether the file there is still the same
         come = _write(response, part, start, most, progress)
         if total is not None and come < total:
             raise _TryAgainError(f"the connection ended after {size(come)} of {size(total)}")
@@ -304,12 +306,6 @@ def _span(response: http.client.HTTPResponse, have: int) -> tuple[int, int | Non
     if unit.lower() != "bytes" or not is_readable or int(first) != have:
         raise RefusedError(f"it answers with another part ({span[:60] or 'none'}) than was asked for")
     return have, int(last) + 1 - have
-
-
-def _keep_notes(notes: Path, url: str, headers: Message) -> None:
-    """Keep what tells whether the file at a place is still the same."""
-    document = {"url": url, "etag": headers.get("ETag", ""), "modified": headers.get("Last-Modified", "")}
-    replace_file(notes, json.dumps(document))
 
 
 def _validator(notes: Path, url: str) -> str:

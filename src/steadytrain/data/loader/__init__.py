@@ -23,17 +23,14 @@ place of 5 to 7. With ``place="process"``, 2 to 7 happen in a child, in memory t
 
 from steadytrain.data.loader.batch import BadImage as BadImage
 from steadytrain.data.loader.batch import Batch as Batch
-from steadytrain.data.loader.batch_worker import Source as Source
 from steadytrain.data.loader.crop import SMALL as SMALL
 from steadytrain.data.loader.crop import Crop as Crop
 from steadytrain.data.loader.crop import crop_for as crop_for
 from steadytrain.data.loader.crop import packed_side as packed_side
 from steadytrain.data.loader.image_cache import ResidentBatch as ResidentBatch
 from steadytrain.data.loader.image_loader import ImageLoader as ImageLoader
-from steadytrain.data.loader.image_loader import LoaderStats as LoaderStats
 from steadytrain.data.loader.image_loader import Placement as Placement
 from steadytrain.data.loader.image_loader import default_threads as default_threads
-from steadytrain.data.loader.measure import Measured as Measured
 from steadytrain.data.loader.measure import Speed as Speed
 from steadytrain.data.loader.measure import measure as measure
 from steadytrain.data.loader.sampler import BlockShuffle as BlockShuffle

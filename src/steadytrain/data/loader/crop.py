@@ -160,7 +160,9 @@ class Crop:
             shrinks = _shrinks(boxes, resized, sizes)
             return CropPlan(_snapped(boxes, shrinks, sizes), resized, corners, flips, shrinks)
         boxes = np.concatenate((np.zeros_like(sizes), sizes[:, ::-1]), axis=1)
-        resized = _shorter_side(sizes, self.size if self.kind == "pad-crop" else self._evaluated_side)
+        side = self.size if self.kind == "pad-crop" else self._evaluated_side
+        shorter = sizes.min(axis=1, keepdims=True)
+        resized = np.where(sizes == shorter, side, side * sizes // shorter)  # the longer rounded down, as torchvision
         return CropPlan(boxes, resized, self.corners(resized, draws), flips, _shrinks(boxes, resized, sizes))
 
     def needed(self, plan: CropPlan) -> Ints:
@@ -267,12 +269,6 @@ def _require(holds: bool, name: str, value: object, limit: str) -> None:
 
 def _between(uniform: Floats, low: float, high: float) -> Floats:
     return low + uniform * (high - low)
-
-
-def _shorter_side(sizes: Ints, side: int) -> Ints:
-    """Return heights and widths with a shorter side of ``side`` (the longer one rounded down, as torchvision does)."""
-    shorter = sizes.min(axis=1, keepdims=True)
-    return np.where(sizes == shorter, side, side * sizes // shorter)
 
 
 def _shrinks(boxes: Ints, resized: Ints, sizes: Ints) -> Ints:

@@ -417,7 +417,7 @@ class _Source:
             around = table.rpartition("/")[0]
             places = [around, *parts.get(split, folders), *(folder.rpartition("/")[0] for folder in folders)]
             prefixes = [f"{base}{folder}/" if folder else base for folder in places]
-            part = replace(self, classes=self.classes or _class_list(listings), columns=self._columns_after(listings))
+            part = self._after(listings)
             try:
                 listed = part._list_table(table, path, list(dict.fromkeys(prefixes)), members)
             except DataError as error:
@@ -438,9 +438,13 @@ class _Source:
             self.say(f"{path}: {few(others)} hold{'s' * (len(others) == 1)} images of no split; they are left out")
         return self._in_order(listings, path)
 
-    def _columns_after(self, listings: Sequence[Listing]) -> ColumnNames:
-        """Name the columns for the table of another split: its labels are in the column of the training set's."""
-        return replace(self.columns, trained=listings[0].label_column) if listings else self.columns
+    def _after(self, listings: Sequence[Listing]) -> _Source:
+        """Return this for another split: with the class list of the training set, which comes first, and its column."""
+        if not listings:
+            return self
+        first = listings[0]
+        names = first.classes or (LabelNames(first.label_names) if first.label_names else None)
+        return replace(self, classes=self.classes or names, columns=replace(self.columns, trained=first.label_column))
 
     def _in_order(self, listings: Sequence[Listing], path: Path) -> list[Listing]:
         """Order the listings of splits; one alone is no split."""
@@ -470,7 +474,9 @@ class _Source:
             return self._read_table(table, images)
         member = normpath(f"{members.base}{name}")
         row = next(row for row, other in enumerate(members.files.names) if normpath(other) == member)
-        return self._read_table(table, images, _write_scratch(self.scratch, table.name, members.files.read(row)))
+        stored_at = new_path(self.scratch, table.name)
+        stored_at.write_bytes(members.files.read(row))
+        return self._read_table(table, images, stored_at)
 
     def _label(self, path: Path, labels: Path, files: FileList | None = None) -> list[Listing]:
         """List images that lie in a folder, or are ``files``, with their labels in a file of their own."""
@@ -544,8 +550,7 @@ class _Source:
             return self._list_members(archives, root)
         listings: list[Listing] = []
         for split, group in order_splits(groups, self.say, str(root)).items():
-            part = replace(self, classes=self.classes or _class_list(listings), columns=self._columns_after(listings))
-            parts = part._list_members(group, root)
+            parts = self._after(listings)._list_members(group, root)
             if len(parts) > 1:
                 raise DataError(f"{group[0].path} is named after one split but holds several: use it alone")
             listings.append(replace(parts[0], split=split))
@@ -556,8 +561,8 @@ class _Source:
         self._refuse("--labels", root)
         listings: list[Listing] = []
         for split, group in parquet.group_files(paths, root, self.say).items():
-            known: dict[str, Any] = {"classes": self.classes or _class_list(listings)}
-            known["named"] = self._columns_after(listings)
+            part = self._after(listings)
+            known: dict[str, Any] = {"classes": part.classes, "named": part.columns}
             try:
                 listings.append(
                     parquet.list_files(group, split, root=root, **known, scratch=self.scratch, say=self.say)
@@ -661,13 +666,6 @@ def _say_repeated(files: FileList, root: Path, say: Say) -> None:
         say(f"{root} holds {count(len(again), 'image')} more than once; the last copy counts ({few(again, 3)})")
 
 
-def _class_list(listings: Sequence[Listing]) -> tuple[str, ...] | None:
-    """The class list of the training set, which comes first; None where nothing is listed yet."""
-    if not listings:
-        return None
-    return listings[0].classes or (LabelNames(listings[0].label_names) if listings[0].label_names else None)
-
-
 def _by_folder(listing: Listing, parts: Parts, base: str) -> list[Listing]:
     """Split a listing by the folders of splits that its images lie in; what lies in none of them is trained on."""
     folders = {f"{base}{folder}/": split for split, paths in parts.items() for folder in paths}
@@ -678,13 +676,6 @@ def _by_folder(listing: Listing, parts: Parts, base: str) -> list[Listing]:
         return [listing]
     rows = {split: np.flatnonzero(splits == split) for split in ("train", "val", "test")}
     return [replace(take(listing, rows[split]), split=split) for split in rows if len(rows[split])]
-
-
-def _write_scratch(scratch: Path, name: str, data: bytes) -> Path:
-    """Write a file into the scratch folder under a name that none has yet; return its path."""
-    path = new_path(scratch, name)
-    path.write_bytes(data)
-    return path
 
 
 def _refuse_arrays(names: Iterable[str], root: Path) -> None:

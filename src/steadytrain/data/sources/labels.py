@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,8 @@ def classes_from_texts(
     if None not in map(whole_number, labels) and (classes is None or not set(labels) & set(classes)):
         labels = [label.partition(".")[0] for label in labels]
     if classes is None:
-        names = tuple(sorted(set(labels), key=_order_of(labels)))
+        are_numbers = all(map(is_number, labels))  # sorted by value; words by code point
+        names = tuple(sorted(set(labels), key=lambda name: (float(name) if are_numbers else 0.0, name)))
         number_of: Mapping[str, int] = {name: number for number, name in enumerate(names)}
     else:
         names = tuple(classes)
@@ -113,11 +114,6 @@ def is_padded(text: str) -> bool:
     (True, False, False)
     """
     return len(text) > 1 and text[0] == "0" and whole_number(text) is not None and text[1] != "."
-
-
-def _order_of(labels: Sequence[str]) -> Callable[[str], tuple[float, str]] | None:
-    """The key that class names are sorted by: the value of numbers; None, by code point, for words."""
-    return (lambda name: (float(name), name)) if all(map(is_number, labels)) else None
 
 
 def _find_in_list(labels: Sequence[str], names: tuple[str, ...], where: str, say: Say) -> dict[str, int]:

@@ -65,7 +65,8 @@ def class_splits(look: FolderLook, where: Path, classes: Sequence[str] | None = 
     inner: dict[str, str] = {
         split: _unwrap(look, splits[split]) for split in ("train", "val", "test") if split in splits
     }
-    hold_folders = {split for split, path in inner.items() if _holds_classes(look(path).folders)}
+    inside = {split: look(path).folders for split, path in inner.items()}
+    hold_folders = {split for split, held in inside.items() if held and len(_without_annotations(held)) == len(held)}
     if "train" not in splits and len(splits) > 1 and len(named) == len(folders) and len(hold_folders) == len(splits):
         raise DataError(
             f"{where} holds {' and '.join(splits.values())}, but no folder train: give one of them, or rename the one"
@@ -225,10 +226,6 @@ def _without_annotations(folders: Sequence[str]) -> Sequence[str]:
     """Folders without those that only belong to images in another one: ``masks`` beside ``images``."""
     images = [name for name in folders if name.casefold() not in _ANNOTATIONS]
     return images if images and all(is_wrapper(name, "") for name in images) else folders
-
-
-def _holds_classes(folders: Sequence[str]) -> bool:
-    return bool(folders) and len(_without_annotations(folders)) == len(folders)
 
 
 def _parts_of_one(folders: Sequence[str]) -> dict[str, str]:

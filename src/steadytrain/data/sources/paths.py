@@ -164,19 +164,15 @@ class ImagesInFolder:
         """Find the file that a path means, in any case; None where it is missing."""
         return self._find(name) or self._find_in_any_case(name)
 
+    def _spellings(self, name: str) -> Iterator[str]:
+        return (prefix + spelling for spelling in chain([name], spellings(name)) for prefix in self._prefixes)
+
     def _find(self, name: str) -> FileStatus | None:
-        for spelling in chain([name], spellings(name)):
-            for prefix in self._prefixes:
-                if status := self._status(prefix + spelling):
-                    return status
-        return None
+        return next(filter(None, map(self._status, self._spellings(name))), None)
 
     def _find_in_any_case(self, name: str) -> FileStatus | None:
-        for spelling in (name, *spellings(name)):
-            for prefix in self._prefixes:
-                if (path := self._in_any_case(prefix + spelling)) and (status := self._status(path)):
-                    return status
-        return None
+        paths = filter(None, map(self._in_any_case, self._spellings(name)))
+        return next(filter(None, map(self._status, paths)), None)
 
     def _status(self, name: str) -> FileStatus | None:
         """The file of exactly this name, or the one that has a suffix behind it."""

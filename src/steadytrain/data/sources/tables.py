@@ -482,7 +482,7 @@ def _labels_of(
             raise DataError(f"{where} has one column of labels, which are classes: drop --label-column {ONE_HOT}")
         class_names, labels = classes_from_texts(texts, classes=classes, where=where, say=say)
         return class_names, (), labels
-    is_one_hot = vectors.shape[1] > 1 and _is_one_hot(vectors)
+    is_one_hot = vectors.shape[1] > 1 and bool(np.isin(vectors, (0, 1)).all() and (vectors.sum(1) == 1).all())
     if columns.is_one_hot and not is_one_hot:
         odd = body.names[int(np.argmax(((vectors == 1).sum(1) != 1) | ((vectors != 0).sum(1) != 1)))]
         raise DataError(f"{where}: {odd} has not one 1 among zeros: correct it, or drop --label-column {ONE_HOT}")
@@ -509,11 +509,6 @@ def _fill_vectors(where: str, vectors: NDArray[np.float32], say: Say) -> NDArray
     if num_empty := int(empty.sum()):
         say(f"{where}: {num_empty:,} empty cells among the labels are read as 0, that the image lacks the label")
     return np.where(empty, np.float32(0), vectors)
-
-
-def _is_one_hot(vectors: Labels) -> bool:
-    """Return whether each image has exactly one of the labels, so that a class list can take these for its classes."""
-    return bool(((vectors == 0) | (vectors == 1)).all() and (vectors.sum(1) == 1).all())
 
 
 def _are_values(texts: Sequence[str], classes: Sequence[str] | None) -> bool:

@@ -535,7 +535,9 @@ def _open_store(place: ObjectPlace, repeats: int) -> ObjectStore:
     try:
         match place.scheme:
             case "s3":
-                credentials: dict[str, Any] = {} if _has_aws_keys() else {"credential_provider": _aws_session(place)}
+                # obstore finds keys itself that the environment has, or names.
+                has_keys = any(map(os.environ.get, _AWS_KEYS)) or importlib.util.find_spec("boto3") is None
+                credentials: dict[str, Any] = {} if has_keys else {"credential_provider": _aws_session(place)}
                 return S3Store(bucket, client_options=client, retry_config=retry, **credentials)
             case "gs":
                 return GCSStore(bucket, client_options=client, retry_config=retry)
@@ -588,11 +590,6 @@ _AWS_KEYS = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_SKIP_SIGNATURE",
 )
-
-
-def _has_aws_keys() -> bool:
-    """Return whether obstore finds its credentials itself: in the environment, or where it names them."""
-    return any(os.environ.get(name) for name in _AWS_KEYS) or importlib.util.find_spec("boto3") is None
 
 
 def _aws_session(place: ObjectPlace) -> Any:

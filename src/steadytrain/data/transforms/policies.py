@@ -169,7 +169,8 @@ def randaugment(images: Tensor, draws: Floats, transform: Transform, fill: Tenso
     for at in range(0, 4 * int(transform.number("operations")), 4):
         which, sign, off, skipped = draws[:, at : at + 4].T
         ops = _ALL[(which * len(_ALL)).astype(np.int64)]
-        magnitudes = transform.number("magnitude") + transform.number("deviation") * _normal(off)
+        normal = np.array([NormalDist().inv_cdf(number + 2.0**-33) for number in off.tolist()])
+        magnitudes = transform.number("magnitude") + transform.number("deviation") * normal
         levels = (magnitudes / 30).clip(0, 1)
         values = values_of(ops, levels, np.where(sign < 0.5, -1.0, 1.0), USUAL, height, width)
         ops = np.where(skipped < transform.number("probability"), ops, Op.IDENTITY)
@@ -225,10 +226,6 @@ def augmix(images: Tensor, draws: Floats, transform: Transform, fill: Tensor) ->
         weight = to_device(weights[:, k] * share, images)[:, None, None, None]
         mixed += chain[k::chains] * weight
     return mixed.round_().clamp_(0, 255).to(torch.uint8)
-
-
-def _normal(uniform: Floats) -> Floats:
-    return np.array([NormalDist().inv_cdf(number + 2.0**-33) for number in uniform.tolist()])
 
 
 _LEARNED = {

@@ -11,13 +11,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from steadytrain.interop.logs.run import MAX_EPOCH, MAX_STEPS_PER_EPOCH, NAN, LogPoint, LogRun
-from steadytrain.interop.logs.settings import add_setting, first_number, fraction, plain_number
+from steadytrain.interop.logs.settings import add_setting, first_number, fraction, parse_json, plain_number
 
 FORMAT = "NVIDIA DLLogger"
 LOSS = ("train.loss", "loss", "train_loss", "total_loss")
@@ -44,10 +43,7 @@ class DLLoggerLines:
         _, mark, text = line.partition("DLLL ")
         if not mark:
             return False
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError):
-            return False
+        document = parse_json(text)
         data = document.get("data") if isinstance(document, dict) else None
         if not isinstance(data, dict):
             return isinstance(document, dict) and document.get("type") == "METADATA"

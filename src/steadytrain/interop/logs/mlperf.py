@@ -12,13 +12,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import Any
 
 from steadytrain.interop.logs.run import MAX_EPOCH, NAN, LogEpoch, LogRun
-from steadytrain.interop.logs.settings import add_setting, first_number, fraction, plain_number, whole
+from steadytrain.interop.logs.settings import add_setting, first_number, fraction, parse_json, plain_number, whole
 
 FORMAT = "MLPerf"
 _TEXT = re.compile(
@@ -47,7 +46,7 @@ class MLPerfLines:
         if not mark:
             return False
         if text.startswith("LOG "):
-            document = _document(text[4:])
+            document = parse_json(text[4:])
             if not isinstance(document, dict) or not isinstance(key := document.get("key"), str):
                 return False
             metadata = document.get("metadata")
@@ -55,7 +54,7 @@ class MLPerfLines:
             self._take(key, {"value": document.get("value"), "metadata": metadata}, milliseconds / 1000, NAN)
         elif match := _TEXT.match(mark + text):
             add_setting(self._runs[-1], "model", match["benchmark"])
-            value = _document(match["value"] or "null")
+            value = parse_json(match["value"] or "null")
             self._take(match["key"], value, float(match["time"]), first_number(value, ("epoch_num", "epoch")))
         else:
             return False
@@ -133,10 +132,3 @@ class MLPerfLines:
             if not benchmark.startswith(("resnet", "image")):
                 run.notice(f"the accuracy of MLPerf's {benchmark} is shown as top-1, which it may not be")
         return runs
-
-
-def _document(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -265,6 +265,11 @@ class LogRun:
         model = {
             key: self.settings[f"model.{key}"] for key in ("name", "parameters") if f"model.{key}" in self.settings
         }
+        data: dict[str, Any] = {
+            name: str(self.settings[f"data.{name}"]) for name in ("train", "val") if self.settings.get(f"data.{name}")
+        }
+        if self.steps_per_epoch and self.batch_size:
+            data["num_train"] = round(self.steps_per_epoch * self.batch_size)
         yield Started(
             time=began,
             attempt=1,
@@ -273,7 +278,7 @@ class LogRun:
             steps=math.ceil(max(last + 1, self.num_epochs or 0) * per_epoch),
             steps_per_epoch=per_epoch,
             batch_size=self.batch_size or 1,
-            data=_data(self.settings, self.steps_per_epoch, self.batch_size),
+            data=data,
             model=model,
             machine={"log": self.title},
         )
@@ -329,14 +334,6 @@ class LogRun:
                 f" {percent(min(values), 2)}"
             )
         return remarks + self.notices
-
-
-def _data(settings: Mapping[str, Any], steps_per_epoch: float | None, batch_size: int | None) -> dict[str, Any]:
-    """Describe the data as a :class:`Started` event has it, as far as a log names them."""
-    data = {name: str(settings[f"data.{name}"]) for name in ("train", "val") if settings.get(f"data.{name}")}
-    if steps_per_epoch and batch_size:
-        return {**data, "num_train": round(steps_per_epoch * batch_size)}
-    return data
 
 
 def _logged(points: list[LogPoint], number: int, per_epoch: float, span: EpochTimes) -> Iterator[Event]:

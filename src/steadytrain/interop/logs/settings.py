@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Any
 
 from steadytrain.config.recipe import synonym
 from steadytrain.interop.logs.run import NAN, LogRun
@@ -25,6 +27,14 @@ KEYS = {
 LARGEST = 1e15
 MAX_SETTINGS = 300
 STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+
+
+def parse_json(text: str) -> Any:
+    """Parse a JSON document; what is none is the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def number(text: str) -> float:

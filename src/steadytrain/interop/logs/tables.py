@@ -8,7 +8,6 @@ What a column means, its name says: ``val_acc``, ``eval_top1``, ``test_acc1`` an
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -17,28 +16,22 @@ from functools import lru_cache
 
 from steadytrain.format import count
 from steadytrain.interop.logs.run import MAX_EPOCH, NAN, LogPoint, LogRun
-from steadytrain.interop.logs.settings import fraction, number
+from steadytrain.interop.logs.settings import fraction, number, parse_json
 
 VAL, TRAIN = {"val", "valid", "validation", "eval", "test", "dev"}, {"train", "training", "tr"}
-FIGURES: dict[tuple[str, ...], str] = {
-    **dict.fromkeys((("loss",),), "loss"),
-    **dict.fromkeys(
-        (
-            *(("acc",), ("accuracy",), ("acc1",), ("top1",), ("prec1",), ("acc", "1"), ("top", "1"), ("acc", "top1")),
-            *(("top1", "acc"), ("accuracy", "top1"), ("top1", "accuracy"), ("categorical", "accuracy")),
-            *(("sparse", "categorical", "accuracy"), ("binary", "accuracy"), ("multiclassaccuracy",)),
-        ),
-        "top1",
+_NAMES = {
+    "loss": "loss",
+    "top1": (
+        "acc, accuracy, acc1, top1, prec1, acc 1, top 1, acc top1, top1 acc, accuracy top1, top1 accuracy, "
+        "categorical accuracy, sparse categorical accuracy, binary accuracy, multiclassaccuracy"
     ),
-    **dict.fromkeys(
-        (
-            *(("acc5",), ("top5",), ("prec5",), ("acc", "5"), ("top", "5"), ("acc", "top5"), ("top5", "acc")),
-            *(("top", "k", "categorical", "accuracy"), ("sparse", "top", "k", "categorical", "accuracy")),
-        ),
-        "top5",
+    "top5": (
+        "acc5, top5, prec5, acc 5, top 5, acc top5, top5 acc, top k categorical accuracy, "
+        "sparse top k categorical accuracy"
     ),
-    **dict.fromkeys((("lr",), ("learning", "rate")), "lr"),
+    "lr": "lr, learning rate",
 }
+FIGURES = {tuple(name.split()): figure for figure, names in _NAMES.items() for name in names.split(", ")}
 """The words of a column's name, without those of its phase -> the figure."""
 
 Meaning = tuple[str, str, str]
@@ -217,10 +210,7 @@ class JsonTable:
 
     def take(self, line: str) -> bool:
         """Parse a line; return False if it is no object with an epoch and a figure that is known."""
-        try:
-            document = json.loads(line) if line.lstrip().startswith("{") else None
-        except (ValueError, RecursionError):
-            document = None
+        document = parse_json(line) if line.lstrip().startswith("{") else None
         if not isinstance(document, dict) or "kind" in document or "epoch" not in document:
             return False
         numbers = {str(k): float(v) for k, v in document.items() if isinstance(v, int | float) and abs(v) <= 1e15}

@@ -81,11 +81,8 @@ _NAMES = (  # GluonCV's pattern -> the name here
     (r"mobilenet1\.0", "timm/mobilenetv1_100"),
     (r"mobilenetv2_1\.0", "timm/mobilenetv2_100"),
     (r"mobilenetv3_(large|small)", r"timm/mobilenetv3_\1_100"),
-    (r"vgg(\d+(_bn)?)", r"timm/vgg\1"),
-    (r"densenet(\d+)", r"timm/densenet\1"),
+    (r"(vgg\d+(?:_bn)?|densenet\d+|xception|darknet53)", r"timm/\1"),
     (r"inceptionv3", "timm/inception_v3"),
-    (r"xception", "timm/xception"),
-    (r"darknet53", "timm/darknet53"),
     (r"squeezenet1\.([01])", r"torchvision/squeezenet1_\1"),
     (r"alexnet", "torchvision/alexnet"),
 )
@@ -137,30 +134,27 @@ def translate_gluoncv(words: Sequence[str], script: str = "train_imagenet", work
 
 
 _DECAYED = "of all but norms and biases, as with --no-wd; without it GluonCV decayed them too"
-_SAYS_NOTHING = {
-    **dict.fromkeys(("rec_train_idx", "rec_val_idx"), "the index is found by its name"),
-    "use_rec": "the kind of the data is seen",
-    "no_wd": "norms and biases are not decayed",
-    "last_gamma": "residual networks of timm begin so",
-    "save_frequency": "a checkpoint at every evaluation, and in between by time",
-    **dict.fromkeys(
-        ("logging_file", "logging_dir", "save_plot_dir", "profile", "builtin_profiler"),
-        "all that happens is in RUN/events.jsonl; steady report RUN makes a page of it",
+_REASONS = {
+    "the index is found by its name": "rec_train_idx rec_val_idx",
+    "the kind of the data is seen": "use_rec",
+    "norms and biases are not decayed": "no_wd",
+    "residual networks of timm begin so": "last_gamma",
+    "a checkpoint at every evaluation, and in between by time": "save_frequency",
+    "all that happens is in RUN/events.jsonl; steady report RUN makes a page of it": (
+        "logging_file logging_dir save_plot_dir profile builtin_profiler"
     ),
-    "mode": "--set precision.compile=default compiles the network",
-    **dict.fromkeys(("temperature", "hard_weight"), "belongs to --teacher"),
-    **dict.fromkeys(
-        ("resume_params", "resume_states", "resume_epoch", "resume_from", "start_epoch"),
-        "the same command resumes its run",
-    ),
-    **dict.fromkeys(("eval_epoch", "eval_frequency"), "every epoch is evaluated"),
-    "kvstore": "ranks exchange gradients directly",
-    "dataset": "its files are named",
-    "no_cuda": "--device cpu",
-    "auto_aug": "--transforms autoaugment",
-    **dict.fromkeys(("batch_norm", "use_thumbnail", "drop_rate"), "the network's name says it"),
-    "seed": "--set seed=N draws otherwise",
+    "--set precision.compile=default compiles the network": "mode",
+    "belongs to --teacher": "temperature hard_weight",
+    "the same command resumes its run": "resume_params resume_states resume_epoch resume_from start_epoch",
+    "every epoch is evaluated": "eval_epoch eval_frequency",
+    "ranks exchange gradients directly": "kvstore",
+    "its files are named": "dataset",
+    "--device cpu": "no_cuda",
+    "--transforms autoaugment": "auto_aug",
+    "the network's name says it": "batch_norm use_thumbnail drop_rate",
+    "--set seed=N draws otherwise": "seed",
 }
+_SAYS_NOTHING = {word: text for text, words in _REASONS.items() for word in words.split()}
 
 
 def _data_and_network(draft: Draft) -> None:

@@ -174,23 +174,18 @@ class _Layers:
                 continue
             words = type(part).__name__ if part is not None else getattr(node.target, "__name__", target)
             words = words.lower()
+            # A pooling to a fixed size above 1 changes nothing at the usual size of images.
+            keeps_size = isinstance(part, nn.AdaptiveAvgPool2d) and part.output_size not in (1, (1, 1))
             if node.op == "placeholder":
                 digests[node] = ("images",)
             elif len(per_input) > 1 and "cat" in words:
                 digests[node] = tuple(below)
             elif len(per_input) > 1:
                 digests[node] = (_digest("add", *sorted(_digest(*parts) for parts in per_input)),)
-            elif below and (words in ("mean", "amax") or ("pool" in words and not _keeps_size(part))):
+            elif below and (words in ("mean", "amax") or ("pool" in words and not keeps_size)):
                 digests[node] = tuple(_digest("pool", digest) for digest in below)
             elif per_input:
                 digests[node] = per_input[0]
-
-
-def _keeps_size(part: nn.Module | None) -> bool:
-    """Return whether a pooling is one to a fixed size above 1, which changes nothing at the usual size of images."""
-    if not isinstance(part, nn.AdaptiveAvgPool2d):
-        return False
-    return part.output_size not in (1, (1, 1))
 
 
 def _form(part: nn.Module) -> str:

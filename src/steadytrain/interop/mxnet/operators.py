@@ -321,11 +321,8 @@ def _cast(b: Builder, node: Node, a: Attributes, x: NodeValues) -> NodeValues:
     return x
 
 
-def _output(function: Callable[..., Any] | None) -> Callable[..., Value]:
-    def handle(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
-        return x[0] if function is None else b.call(function, x[0])
-
-    return handle
+def _first(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
+    return x[0]
 
 
 def _concat(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
@@ -493,9 +490,8 @@ Handler: TypeAlias = Callable[[Builder, Node, Attributes, NodeValues], Value | N
 
 OUTPUTS = {
     **dict.fromkeys(("SoftmaxOutput", "Softmax", "softmax", "SoftmaxActivation", "log_softmax"), _softmax),
-    **dict.fromkeys(("LinearRegressionOutput", "MAERegressionOutput", "SVMOutput"), _output(None)),
-    **dict.fromkeys(("MakeLoss", "make_loss"), _output(None)),
-    "LogisticRegressionOutput": _output(torch.sigmoid),
+    **dict.fromkeys(("LinearRegressionOutput", "MAERegressionOutput", "SVMOutput", "MakeLoss", "make_loss"), _first),
+    "LogisticRegressionOutput": _unary(torch.sigmoid),
 }
 """What turns logits into what MXNet scores with: left out where logits are wanted. Its other inputs are labels."""
 

@@ -148,9 +148,9 @@ def _im2rec(words: Sequence[str]) -> Translated:
         draft.drop(flag, "belongs to --list; each list is packed as it is")
     if "pack_label" not in values:
         draft.rows += [row for path in lists for row in _several_labels(path)]
-    flags = list(_packing(draft))
+    _add_packing(draft)
     return Translated(
-        commands=tuple(("pack", str(path), str(path.with_suffix("")), "--root", root, *flags) for path in lists),
+        commands=tuple(("pack", str(path), str(path.with_suffix("")), "--root", root, *draft.words) for path in lists),
         rows=tuple(draft.rows),
     )
 
@@ -176,38 +176,32 @@ def _several_labels(path: Path) -> Iterator[tuple[str, str]]:
         yield str(path), f"all {num_labels} labels of a line are stored; MXNet stored the first one unless it was asked"
 
 
-def _packing(draft: Draft) -> Iterator[str]:
-    """Flags of packing, in both spellings of im2rec."""
+def _add_packing(draft: Draft) -> None:
+    """Add flags of packing, in both spellings of im2rec."""
     values = draft.values
-
-    def became(flag: str, *words: str, why: str = "") -> Iterator[str]:
-        old = f"--{flag.replace('_', '-')} {values[flag]}".strip()
-        draft.rows.append((old, f"{shlex.join(words)}{': ' * bool(words and why)}{why}"))
-        yield from words
-
     if values.get("resize", 0) > 0:
-        yield from became("resize", "--shorter-side", str(values["resize"]), why="smaller images stay as they are")
+        draft.add(["resize"], "--shorter-side", str(values["resize"]), why="smaller images stay as they are")
     if "quality" in values and values.get("encoding", ".jpg") != ".png":
-        yield from became("quality", "--quality", str(values["quality"]))
+        draft.add(["quality"], "--quality", str(values["quality"]))
     elif "quality" in values:
-        yield from became("quality", why="PNG is lossless")
+        draft.add(["quality"], why="PNG is lossless")
     if values.get("num_thread", 0) > 0:
-        yield from became("num_thread", "--workers", str(values["num_thread"]))
+        draft.add(["num_thread"], "--workers", str(values["num_thread"]))
     if "encoding" in values:
-        yield from became("encoding", "--encoding", {".png": "png"}.get(values["encoding"], "jpg"))
+        draft.add(["encoding"], "--encoding", {".png": "png"}.get(values["encoding"], "jpg"))
     if values.get("color", 1) == 0:
-        yield from became("color", "--grey")
+        draft.add(["color"], "--grey")
     elif "color" in values:
-        yield from became("color", why="images keep their channels; those with alpha are read as colour later")
+        draft.add(["color"], why="images keep their channels; those with alpha are read as colour later")
     if "pass_through" in values:
-        yield from became("pass_through", "--encoding", "pass")
+        draft.add(["pass_through"], "--encoding", "pass")
     if "center_crop" in values:
-        yield from became("center_crop", why="whole images are kept; training and evaluation cut squares out")
+        draft.add(["center_crop"], why="whole images are kept; training and evaluation cut squares out")
     if "pack_label" in values:
-        yield from became("pack_label", why="several labels are stored where the list has several")
+        draft.add(["pack_label"], why="several labels are stored where the list has several")
     for flag in ("resize", "num_thread"):
         if values.get(flag, 1) <= 0:
-            yield from became(flag, why="as without it")
+            draft.add([flag], why="as without it")
 
 
 def _im2rec_binary(words: Sequence[str]) -> Translated:
@@ -228,9 +222,9 @@ def _im2rec_binary(words: Sequence[str]) -> Translated:
         raise InputError(f"{' '.join(words)}: a value is no whole number") from None
     if not values.get("center_crop"):
         values.pop("center_crop", None)
-    draft = Draft(values, frozenset(values))
     if pairs.get("unchanged") == "1":
         values["pass_through"] = "1"
+    draft = Draft(values, frozenset(values))
     for key in sorted(pairs.keys() - {*names}):
         known = {"label_width", "pack_label", "nsplit", "part", "inter_method", "unchanged"}
         if key not in known:
@@ -240,7 +234,8 @@ def _im2rec_binary(words: Sequence[str]) -> Translated:
     listed, root, out = places
     if pairs.get("label_width", "1") == "1":
         draft.rows += _several_labels(Path(listed))
-    argv = ("pack", listed, str(Path(out).with_suffix("")), "--root", root, *_packing(draft))
+    _add_packing(draft)
+    argv = ("pack", listed, str(Path(out).with_suffix("")), "--root", root, *draft.words)
     return Translated(commands=(argv,), rows=tuple(draft.rows))
 
 

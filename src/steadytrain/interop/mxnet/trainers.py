@@ -221,21 +221,20 @@ _NOT_ALONE = (
     "one training, whose ranks share each batch; MXNet's workers each trained a model of their own on all of the data,"
     " and wrote over each other's files (--kv-store dist_sync: one training with the batch of every worker)"
 )
-_SAYS_NOTHING = {
-    "data_dir": "its train.rec and val.rec (CIFAR's test.rec), and the other defaults of 2015",
-    "lr_factor_epoch": "a step of the schedule each so many epochs",
-    **dict.fromkeys(
-        ("data_train_idx", "data_val_idx"), "the index is found by its name; the order is global without it too"
-    ),
-    **dict.fromkeys(("num_classes", "num_examples"), "counted in the data"),
-    "initializer": "each network has its own initial weights",
-    "save_period": "a checkpoint at every evaluation, and in between by time",
-    "monitor": "no statistics of arrays; --set optim.clip_norm=... shows the gradient's norm",
-    "top_k": "top-5 is evaluated anyway",
-    "loss": "the mean loss is shown anyway; here --loss says what is minimised, there it was only shown",
-    **dict.fromkeys(("profile_worker_suffix", "profile_server_suffix"), "steady diagnose RUN says where the time went"),
-    "add_stn": "a spatial transformer has no counterpart here",
+_REASONS = {
+    "its train.rec and val.rec (CIFAR's test.rec), and the other defaults of 2015": "data_dir",
+    "a step of the schedule each so many epochs": "lr_factor_epoch",
+    "the index is found by its name; the order is global without it too": "data_train_idx data_val_idx",
+    "counted in the data": "num_classes num_examples",
+    "each network has its own initial weights": "initializer",
+    "a checkpoint at every evaluation, and in between by time": "save_period",
+    "no statistics of arrays; --set optim.clip_norm=... shows the gradient's norm": "monitor",
+    "top-5 is evaluated anyway": "top_k",
+    "the mean loss is shown anyway; here --loss says what is minimised, there it was only shown": "loss",
+    "steady diagnose RUN says where the time went": "profile_worker_suffix profile_server_suffix",
+    "a spatial transformer has no counterpart here": "add_stn",
 }
+_SAYS_NOTHING = {word: text for text, words in _REASONS.items() for word in words.split()}
 
 
 def _network(draft: Draft, side: int) -> None:

@@ -9,7 +9,6 @@ from steadytrain.monitor.process_watch.moments import MachineLoad as MachineLoad
 from steadytrain.monitor.process_watch.moments import Moment as Moment
 from steadytrain.monitor.process_watch.moments import ProcessLoad as ProcessLoad
 from steadytrain.monitor.process_watch.moments import ThreadLoad as ThreadLoad
-from steadytrain.monitor.process_watch.rhythm import Rhythm as Rhythm
 from steadytrain.monitor.process_watch.rhythm import rhythm as rhythm
 from steadytrain.monitor.process_watch.sampler import Sampler as Sampler
 from steadytrain.monitor.rules.cause import Cause as Cause

@@ -206,7 +206,8 @@ def convert_to_mxnet(trained: Trained, out: Path, images: NDArray[np.uint8], *, 
             for part, file in zip(parts, files, strict=True):
                 part.replace(file)
     notes = []
-    synset, text = out.with_name("synset.txt"), "".join(f"{name}\n" for name in _synset_lines(trained))
+    names = map(" ".join, zip(trained.synsets, trained.classes, strict=True)) if trained.synsets else trained.classes
+    synset, text = out.with_name("synset.txt"), "".join(f"{name}\n" for name in names)
     if not synset.exists() or synset.read_text(encoding="utf-8", errors="replace") == text:
         replace_file(synset, text)
         files.append(synset)
@@ -250,13 +251,6 @@ def _difference(expected: Tensor, logits: Tensor) -> float:
     if expected.shape != logits.shape:
         return float("inf")
     return float((expected - logits).abs().max() / expected.abs().max().clamp(min=1.0))
-
-
-def _synset_lines(trained: Trained) -> list[str]:
-    """Return the names of the classes, preceded by their synsets if there are any."""
-    if not trained.synsets:
-        return list(trained.classes)
-    return [f"{synset} {name}" for synset, name in zip(trained.synsets, trained.classes, strict=True)]
 
 
 def convert_states(path: Path, symbol_path: Path, out: Path) -> int:

@@ -158,7 +158,8 @@ def _attempt(
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
             if group is not None and not isinstance(error, DivergedError):  # which all ranks raise together
-                if isinstance(error, RankLostError) and session is not None and _ran_out(session):
+                events = () if session is None else session.outbox
+                if isinstance(error, RankLostError) and any(isinstance(event, Halved) for event in events):
                     group.heartbeat.fail(str(error))  # this rank's memory ran out: the others wait for it
                 error = group.blame(error)
             _write_failure(log, session, error)
@@ -175,11 +176,6 @@ def _attempt(
 def is_first_rank(group: Group | None, cluster: Cluster | None) -> bool:
     """Return whether this process is the only one, the first rank, or the first worker."""
     return not cluster.rank if cluster is not None else group is None or group.world.is_first
-
-
-def _ran_out(session: Session) -> bool:
-    """Return whether this rank's memory ran out just now."""
-    return any(isinstance(event, Halved) for event in session.outbox)
 
 
 def _write_failure(log: EventLog, session: Session | None, error: Exception) -> None:

@@ -139,19 +139,10 @@ def _wish(session: Session, stop: Callable[[], str | None], *, is_measuring_due:
     signal = stop()  # which may want a checkpoint at once
     saver = session.saver  # to save by the clock is the first rank's, and to save before its machine goes any rank's
     is_save_due = saver.is_due() if session.is_first else saver.is_hurried
-    return Wish(
-        signal,
-        is_save_due,
-        is_measuring_due,
-        session.is_first and _is_out_of_time(session),
-        saver.seconds if session.is_first else 0.0,
-    )
-
-
-def _is_out_of_time(session: Session) -> bool:
-    """Return whether an evaluation and a checkpoint are all that the run has time for."""
-    last_evaluation = 0.0 if session.validation is None else session.validation.seconds
-    return time.perf_counter() + last_evaluation + session.saver.seconds >= session.ending.deadline
+    # An evaluation and a checkpoint may be all that the run has time for.
+    at_end = saver.seconds + (0.0 if session.validation is None else session.validation.seconds)
+    is_late = session.is_first and time.perf_counter() + at_end >= session.ending.deadline
+    return Wish(signal, is_save_due, is_measuring_due, is_late, saver.seconds if session.is_first else 0.0)
 
 
 def _is_out_of_patience(session: Session) -> bool:

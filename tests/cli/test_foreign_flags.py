@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import runpy
+from pathlib import Path
 
 import pytest
 
 from steadytrain.cli import parse
 from steadytrain.cli.foreign_flags import OTHER_VALUES, READERS, SWITCHES, read_flags
 from steadytrain.cli.options import TrainingOptions
-from steadytrain.cli.other_tools import TOOLS, answer, flags_of
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.errors import InputError
@@ -21,8 +22,9 @@ def recipe(text: str) -> Recipe:
 
 
 def test_every_flag_of_each_tool_is_taken_or_answered_in_one_line() -> None:
-    for tool in TOOLS:
-        answers = [answer(typed) for typed in flags_of(tool)]
+    page = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "generate_cli.py"))
+    for tool in page["TOOLS"]:
+        answers = [page["answer"](typed) for typed in page["flags_of"](tool)]
         for one in answers:
             is_taken = bool(one.ours or one.notes or one.typed.split()[0].lstrip("-").replace("_", "-") in READERS)
             says_what = re.search("--|steady|Not supported yet: .{4}|docs: |has no counterpart", one.refusal)
