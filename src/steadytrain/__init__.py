@@ -100,8 +100,10 @@ def __getattr__(name: str) -> Any:
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does
         import_module("steadytrain.reports.notebook").register()
     value = getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)
-    value = import_module("steadytrain.config.plain").checked(value, __name__) if isfunction(value) else value
-    return globals().setdefault(name, value)
+    if not isfunction(value):
+        return value
+    # One object by one name, which pickle finds.
+    return globals().setdefault(name, import_module("steadytrain.config.plain").checked(value, __name__))
 
 
 def __dir__() -> list[str]:

@@ -92,7 +92,8 @@ def test_a_connection_is_kept_by_its_thread_where_it_can_be_used_again() -> None
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
-        opener = client(on_redirect=bool, trusted=None, kept=threading.local())
+        kept = threading.local()
+        opener = client(on_redirect=bool, trusted=None, kept=kept)
 
         def ask(path: str) -> str:
             with opener.open(f"http://127.0.0.1:{server.server_port}{path}", timeout=30) as answer:
@@ -107,6 +108,7 @@ def test_a_connection_is_kept_by_its_thread_where_it_can_be_used_again() -> None
             with ThreadPoolExecutor(1) as pool:
                 assert pool.submit(ask, "/").result() != "3"
         finally:
+            vars(kept).clear()  # hangs up: the server waits for its connections
             server.shutdown()
             thread.join()
 

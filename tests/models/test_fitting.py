@@ -30,6 +30,7 @@ def test_a_file_s_own_name_says_which_of_the_networks_that_it_fits_it_is_of(tmp_
     assert find_model(saved(tmp_path / "model.safetensors", net)) == "timm/tf_efficientnet_b0"
 
 
+@pytest.mark.slow
 def test_tensors_alone_say_which_network_they_are_of_or_which_it_may_be(tmp_path: Path) -> None:
     messages: list[str] = []
     small = BUILTINS["resnet20"](num_classes=3, channels=3, size=32)
