@@ -81,6 +81,8 @@ class Bench:
         rows = []
         for cause in verdict.causes:
             after = settings_of(cause.change)
+            if cause.change.startswith("leave torch.set_num_threads"):
+                after = {"model.options.threads": 2}
             if after is None or cause.saves <= 0:
                 continue
             if (flags := after.pop(PACKS, None)) is not None:

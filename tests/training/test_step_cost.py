@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from steadytrain.events import Noticed
 from steadytrain.machine import facts
 from steadytrain.run import Run
 from steadytrain.training.data import DeviceBatch, load
+from steadytrain.training.profile import step_cost
 from steadytrain.training.profile.step_cost import measure_step
 from steadytrain.training.session.opening import open_session
 from steadytrain.training.session.session import Session
@@ -208,3 +209,13 @@ def test_on_a_gpu_a_tiny_network_waits_for_the_host(recipe: Recipe, tmp_path: Pa
         measured = measure_step(session, batch)
         assert measured is not None
         assert 0 < measured.fixed_seconds <= measured.passes["full"]
+
+
+def test_threads_that_a_network_s_code_has_set_are_tried_though_others_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "cores", lambda: 2)
+    alone = SimpleNamespace(engine=SimpleNamespace(world=SimpleNamespace(size=1)))
+    machine = {"compute_threads": 1, "threads_seconds": {"1": 0.1, "2": 0.2}}
+    session: Any = SimpleNamespace(state=alone, started=SimpleNamespace(machine=machine))
+    assert not step_cost._tries_threads(session, 1), "one was found to be as fast"
+    machine["compute_threads"] = 2
+    assert step_cost._tries_threads(session, 1) and not step_cost._tries_threads(session, 2)

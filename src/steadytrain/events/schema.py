@@ -24,6 +24,7 @@ class DataKeys(TypedDict):
     classes: NotRequired[Sequence[str]]
     channels: NotRequired[int]
     largest_side: NotRequired[int]
+    restart_markers: NotRequired[bool]
     num_rejected: NotRequired[int]
     rejected: NotRequired[Sequence[tuple[str, str]]]
 
@@ -177,7 +178,8 @@ class Started(Event):
     attempts before have cost; None where no price is known.
 
     ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, ``classes`` (names), ``held_out``,
-    ``channels`` and ``largest_side`` (pixels) of the training images.
+    ``channels`` and ``largest_side`` (pixels) of the training images, and whether packing put ``restart_markers`` into
+    them.
     ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels),
     ``input`` (size, channels, normalisation, crop and interpolation of what it sees).
     ``machine``: what bits and speed depend on: ``device``, ``compute_threads``, ``feed_threads``, ``isa``, ``torch``,

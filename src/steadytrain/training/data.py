@@ -95,7 +95,8 @@ class DataSets:
 
     def about(self) -> dict[str, Any]:
         """Describe the data for a run's first event."""
-        rejected = () if self.train.card is None else self.train.card.rejected
+        card = self.train.card
+        rejected, settings = ((), {}) if card is None else (card.rejected, card.settings)
         return {
             "train": self.train.name,
             "train_digest": self.train.digest,
@@ -108,6 +109,7 @@ class DataSets:
             "multi_label": self.num_labels is not None,
             "channels": self.train.channels,
             "largest_side": self.train.largest_side,
+            "restart_markers": bool(settings.get("restart")) and settings.get("encoding") != "pass",
             "num_rejected": len(rejected),
             "rejected": [list(file) for file in rejected[:MOST_REJECTED]],
         }

@@ -239,6 +239,7 @@ def test_no_cause_says_what_its_own_figures_contradict(evidence: Evidence) -> No
     for cause in diagnosis.causes:
         if cause.name in ("nothing", "sync"):
             continue
+        assert evidence.feed is None or cause.change != f"--threads {evidence.feed.threads}", "it has them already"
         text = " ".join((cause.sentence, *cause.evidence))
         percents = figures(cause.sentence, r"([\d.,]+) %")
         if "another" in cause.sentence:  # a sentence each, for the loop's waits and for the others

@@ -90,11 +90,8 @@ class StepMeasuring:
         self._is_open = not (waits or recipe.parallel.graph)
         # On a CPU, these often cost much: 16-bit numbers, more or fewer compute threads than cores, batches of a few
         # images.
-        self._is_suspect = session.state.engine.device.type == "cpu" and (
-            recipe.precision.name != "fp32"
-            or _tries_threads(session, session.started.machine["compute_threads"])
-            or recipe.batch_size < FEW
-        )
+        self._is_on_cpu = session.state.engine.device.type == "cpu"
+        self._is_suspect = recipe.precision.name != "fp32" or recipe.batch_size < FEW
 
     def is_due(self, seconds: float) -> bool:
         """Return whether to measure now, after an update that took so long; at most once."""
@@ -107,7 +104,9 @@ class StepMeasuring:
         self._is_open = False
         left = self._session.timeline.steps - self._session.state.cursor.step
         typical = self._seconds / (self._updates - WARM_UP)
-        self.allowed = allowed_seconds(typical, left, is_suspect=self._is_suspect)
+        # The network's own code may have set the threads since the run began.
+        is_suspect = self._is_on_cpu and (self._is_suspect or _tries_threads(self._session, torch.get_num_threads()))
+        self.allowed = allowed_seconds(typical, left, is_suspect=is_suspect)
         return usual_seconds(typical, self._session.recipe.batch_size) <= self.allowed
 
 
@@ -266,7 +265,10 @@ def _alternatives(session: Session, full: Pass, clock: Seconds) -> dict[str, flo
 
 def _tries_threads(session: Session, threads: int) -> bool:
     """Return whether as many threads as cores may be faster: there are more, or fewer that nobody tried others for."""
-    are_tried = session.state.engine.world.size > 1 or "threads_seconds" in session.started.machine
+    machine = session.started.machine
+    are_tried = session.state.engine.world.size > 1 or (
+        "threads_seconds" in machine and threads == machine["compute_threads"]
+    )
     return threads > facts.cores() or (threads < facts.cores() and not are_tried)
 
 
