@@ -331,6 +331,7 @@ def main() -> None:
             return
         if args.advice is not None:
             outcome = {"crowded": args.crowded, **measure_advice(bench, args)}
+            outcome = json.loads(json.dumps(outcome).replace(f"{work}/", ""))  # where the files lay says nothing
             machine.record(args.save or "verdict_advice", outcome, save=args.save is not None)
             return
         trials, failed = measure(bench, chosen(args), rounds, args.out)
