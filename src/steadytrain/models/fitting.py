@@ -49,9 +49,10 @@ def find_model(path: Path, say: Callable[[str], None] = lambda message: None) ->
     say(f"{path} does not say which model's weights it holds: looking for a network with such tensors")
     near = [name for family in _near_families(families, file.tensors) for name in family]
     fits = list(_fitting([*BUILT_IN, *near], file.tensors))
-    own = [name for name in fits if not name.startswith("torchvision/")]  # the same network may be timm's, too
-    if len(own or fits) == 1:
-        return (own or fits)[0]
+    ours_or_timms = [name for name in fits if not name.startswith("torchvision/")]
+    candidates = ours_or_timms or fits  # torchvision may have the same network
+    if len(candidates) == 1:
+        return candidates[0]
     found = f"its tensors fit {few(fits, 8)}" if fits else "no network of steady models has such tensors"
     raise ModelError(f"{path} does not say which model's weights it holds, and {found}: name it with --model NAME")
 
@@ -69,9 +70,10 @@ def require_fit(model: Model, *, size: int | None, allow_import: bool = False) -
     if source.kind not in ("timm", "torchvision", "built-in") or path.suffix == ".params":
         return
     file = read_weights(path)
+    if source.kind == "built-in" and file.input is None:  # the images decide its shapes
+        return
     target, head = _tensors(model.name, model.options)
-    is_shaped_by_images = source.kind == "built-in" and file.input is None
-    if not is_shaped_by_images and (not target or find_mismatches(file.tensors, target, head)):
+    if not target or find_mismatches(file.tensors, target, head):
         channels = 3 if file.input is None else file.input.channels
         with torch.random.fork_rng(devices=[]):
             build(model, num_classes=_NUM_CLASSES, channels=channels, size=size)

@@ -223,8 +223,19 @@ def find_columns(
     if twice and not named.labels:
         raise DataError(f"two columns are called {twice[0]!r}: rename one")
     is_guess = has_header and not _has_known(rows[0]) and not named.options()
-    splits, told = SPLITS | meanings, (bool(named.labels), is_one_hot)
-    return TableColumns(names, width, path, labels, split, group_place, numbering, splits, is_guess, *told)
+    return TableColumns(
+        names=names,
+        width=width,
+        path=path,
+        labels=labels,
+        split=split,
+        group=group_place,
+        numbering=numbering,
+        splits=SPLITS | meanings,
+        is_guess=is_guess,
+        are_labels_named=bool(named.labels),
+        is_one_hot=is_one_hot,
+    )
 
 
 def list_columns(names: Sequence[str], width: int = 0) -> str:
