@@ -46,7 +46,6 @@ class Pace:
         cores: that this process may use.
         compute_threads: that compute the updates; 0 where a device does.
         queued: share of an update without its wait in which its threads wait for a processor; None: not looked at.
-        ran: the same in which the one that runs least is on a processor.
         feed_queued: seconds for each one that the feed's threads ran in which they waited for a processor.
         others: cores that other processes, and threads that are neither the update's nor the feed's, take.
         work: what is done with a batch: ``updates``, or ``features`` of a probe.
@@ -61,7 +60,6 @@ class Pace:
     cores: int
     compute_threads: int
     queued: float | None = None
-    ran: float = 1.0
     feed_queued: float = 0.0
     others: float = 0.0
     work: str = "updates"
@@ -166,20 +164,21 @@ class Pace:
     def held_up(self) -> float:
         """Seconds of an update in which its threads wait for processors that the feed's threads have.
 
-        By processor time: what is not the feed's would take an update of its own so long on these cores, and no longer
-        than the thread that runs least does: the others spin while they wait for it. No more than its threads were
-        queued for a core, by the feed's part of those who have the cores; where nobody looked, no more than something
+        Several threads wait for the last of them after each operation: each moment in which any of them is queued holds
+        all of them up. One thread is held up by no more than what its processor time leaves of the update. Of the time
+        queued, the feed's part is its part of those who have the cores; where nobody looked, no more than something
         waited for a core (pressure: the mean of the cores).
         """
         if not self.compute_threads or self.machine is None or not self.used or self.is_by_loop:
             return 0.0
-        computing = self.beside_feed - self.spun
-        full = FULL if self.compute_threads > 1 and self.granted > 1 else 1.0
-        alone = computing / (min(self.compute_threads, self.granted) * full)
         if self.queued is not None:
             waited = self.queued * self.update * self.feed_cores / max(self.feed_cores + self.others, 1e-9)
+            if self.compute_threads > 1 and self.granted > 1:
+                return waited
         else:
             waited = self.machine.pressure.get("cpu", 1.0) * self.cores * self.step
+        full = FULL if self.compute_threads > 1 and self.granted > 1 else 1.0
+        alone = self.beside_feed / (min(self.compute_threads, self.granted) * full)
         return min(max(0.0, self.update - alone), waited)
 
     @property
@@ -189,11 +188,8 @@ class Pace:
 
     @property
     def spun(self) -> float:
-        """Processor seconds of an update that its threads spin while they wait for the one that runs least."""
-        if self.compute_threads < 2 or not self.used:
-            return 0.0
-        needed = self.ran * self.update * min(self.compute_threads, self.granted)
-        return max(0.0, self.beside_feed - needed)
+        """Processor seconds of an update that its threads spin while they wait for one that has no core."""
+        return 0.0 if self.queued is None else self.held_up * max(0.0, min(self.compute_threads, self.granted) - 1)
 
     @property
     def feed_cores(self) -> float:
@@ -239,6 +235,12 @@ class Pace:
     def saved(self, step: float) -> float:
         """Share of the wall time that is saved if an update takes ``step`` seconds."""
         return self.loop * (self.step - step) / self.step if self.step > 0 else 0.0
+
+    def saved_by_updates(self, share: float) -> float:
+        """Share of the wall time that is saved if updates take ``share`` of it less: batches come no sooner for that."""
+        if self.is_by_loop or self.is_unexplained:
+            return share
+        return min(share, self.saved(min(self.step, self.busy / self.threads)))
 
     def waits(self, stage: str) -> float:
         """Seconds of a batch that the threads wait in a stage: reading waits first, then what takes longest.
@@ -355,7 +357,6 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
         cores=evidence.cores,
         compute_threads=evidence.compute_threads if evidence.on_cpu else 0,
         queued=None if thread is None else thread.queued / thread.passes,
-        ran=1.0 if thread is None else thread.ran / thread.passes,
         feed_queued=fed.get("queued", 0.0) / fed["ran"] if fed.get("ran") else 0.0,
         others=sum(rivals(evidence).values()),
     )

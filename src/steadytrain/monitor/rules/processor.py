@@ -212,7 +212,7 @@ def compute_threads(evidence: Evidence) -> Iterator[Cause]:
     if how == "estimated":
         num, left = free, _time_left(threads, free)
     # Measured alone: beside the feed, the cores may have no room for what a pass takes less.
-    saved = pace.saved(pace.with_compute_threads(num, mean, left))
+    saved = pace.saved_by_updates(pace.saved(pace.with_compute_threads(num, mean, left)))
     share = min(clip(evidence.ledger.share(*PASSES) * (1 - left)), clip(saved))
     fast, each = evidence.updates.seconds[0], evidence.mean_seconds(*PASSES, "optimizer")
     if was_set and 0 < fast <= (1 + left) / 2 * each:  # those were made with more

@@ -84,7 +84,7 @@ def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
                 " whatever the batch size."
             )
         larger, change = _larger_batch(evidence, host + optimizing, pace)
-        saves = min(share, clip((host + optimizing) * (1 - batch / larger)))
+        saves = pace.saved_by_updates(min(share, clip((host + optimizing) * (1 - batch / larger))))
         name = "batch_size" if is_small else "launch"
         # Where more threads compute than there are cores, what does not shrink are threads that wait for each other.
         if share >= WORTH_ANOTHER_BATCH * (1 + disturbed(evidence)) and not evidence.takes_turns:
@@ -101,7 +101,7 @@ def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
         " on the batch size.",
         evidence=(f"{recipe.optim.name} takes {duration(seconds)} per update for {parameters:,} trained parameters",),
         change=change,
-        saves=optimizing * (1 - batch / larger),
+        saves=pace.saved_by_updates(optimizing * (1 - batch / larger)),
     )
 
 
@@ -113,7 +113,7 @@ def _launching(evidence: Evidence, share: float, pace: Pace) -> Iterator[Cause]:
     images, ranks = recipe.batch_size, max(1, len(evidence.ranks))
     is_small = images / ranks < ENOUGH and host * images / ranks <= device * ENOUGH
     larger, change = _larger_batch(evidence, share, pace)
-    saves = min(share, clip(share * (1 - images / larger)))
+    saves = pace.saved_by_updates(share * (1 - images / larger))
     is_recorded = recipe.records_graphs
     if not is_recorded and ranks == 1 and recipe.optim.name in GRAPH_OPTIMIZERS:
         change, saves = "--graph", share
@@ -273,8 +273,9 @@ def precision(evidence: Evidence) -> Iterator[Cause]:
         figure = f"tensor cores busy {percent(tensor)}, multiprocessors {percent(busy)}"
     else:
         return
-    change = f"--precision {best}"
-    yield Cause(name="precision", share=share, sentence=sentence, evidence=(figure,), change=change, saves=share)
+    change, pace = f"--precision {best}", mean_pace(evidence)
+    saves = pace.saved_by_updates(share) if pace is not None else share
+    yield Cause(name="precision", share=share, sentence=sentence, evidence=(figure,), change=change, saves=saves)
 
 
 def sync(evidence: Evidence) -> Iterator[Cause]:
