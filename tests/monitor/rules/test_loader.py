@@ -54,6 +54,19 @@ def test_a_feed_that_keeps_up_may_still_cost_the_update_its_cores() -> None:
     assert find("decode", changed(facts, started=started(device="H100"))) is None, "no processor computes the update"
 
 
+def test_a_thread_of_the_update_that_has_no_core_holds_all_of_them_up() -> None:
+    # Two threads compute; for half of an update one of them is queued behind the feed's, and the other spins meanwhile.
+    facts = evidence(
+        feed=feed(seconds=65.0, decode=45.0, bytes_each=500_000),
+        machine=machine(cpu=1.9, idle=0.1),
+        threads=threads(queued=16.0, compute=(45.0, 16.0)),
+    )
+    cause = find("decode", facts)
+    waited = 1 - (1 - 16 / 65) ** 2
+    assert cause is not None and cause.share == pytest.approx(waited, abs=0.03)
+    assert cause.saves > 0.7 * waited
+
+
 def test_where_more_threads_are_no_cure_the_stage_is_the_cause_and_they_are_what_to_do() -> None:
     # Decoding takes 180 s of one thread beside 20 s of updates: two threads halve it, and it is still the feed.
     facts = evidence(

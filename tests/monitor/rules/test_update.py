@@ -8,6 +8,7 @@ from tests.monitor.rules.made import (
     UPDATES,
     changed,
     evidence,
+    feed,
     find,
     gpu,
     ledger,
@@ -29,6 +30,21 @@ def test_a_small_model_is_launch_bound() -> None:
     assert cause.change == "--batch-size 1024, with a learning rate to match (--lr)"
     assert cause.saves == pytest.approx(45 / 65 * 7 / 8, abs=0.01)
     assert find("batch_size", facts) is None
+
+
+def test_no_change_to_the_update_saves_more_than_the_feed_allows() -> None:
+    # Half of the time goes into calling operations, but the only thread of the feed is busy 90 % of it.
+    facts = evidence(
+        ledger=ledger(forward=10.0, backward=20.0, host=55.0, input_decode=10.0),
+        measured=measured(full=0.06, fixed=0.04, passes={"bf16": 0.03}),
+        feed=feed(decode=90.0),
+    )
+    launch, bf16 = find("launch", facts), find("precision", facts)
+    assert launch is not None and launch.share > 0.4 and launch.saves == pytest.approx(0.1, abs=0.01)
+    assert bf16 is not None and bf16.saves == pytest.approx(0.1, abs=0.01)
+    idle = changed(facts, feed=feed(decode=20.0), ledger=ledger(forward=10.0, backward=20.0, host=65.0))
+    launch = find("launch", idle)
+    assert launch is not None and launch.saves > 0.4
 
 
 def test_tiny_batch_is_distinguished_from_a_small_model() -> None:
