@@ -1,6 +1,6 @@
 """Draw the pictures of the documents by Chromium: pages of the commands, and sections of a report.
 
-Needs a Chromium and playwright (``pip install -e ".[test,demo,serve]"``). Without RUN it first trains for some minutes
+Needs a Chromium and playwright (``pip install -e ".[test-all]"``). Without RUN it first trains for some minutes
 on the digits of ``steady demo``; that needs no network and no data.
 
 usage: python docs/make_picture.py [RUN] [--part mistakes] [-o docs/mistakes.png]

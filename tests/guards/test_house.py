@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -244,3 +245,20 @@ def test_this_python_is_started_in_one_way() -> None:
     own_programs = {"launch.node", "launch.rank"}
     starts = {module.short for module in INSIDE if "[sys.executable" in module.path.read_text(encoding="utf-8")}
     assert starts - own_programs == {"machine.children"}
+
+
+def test_no_string_stands_behind_a_docstring() -> None:
+    """Two strings in a row are the rest of a merge: the second describes nothing."""
+    doubled = [
+        f"{module.short}:{second.lineno}"
+        for module in MODULES
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        for first, second in pairwise(node.body)
+        if _is_string(first) and _is_string(second)
+    ]
+    assert not doubled
+
+
+def _is_string(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

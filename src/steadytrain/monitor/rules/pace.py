@@ -237,7 +237,7 @@ class Pace:
         return self.loop * (self.step - step) / self.step if self.step > 0 else 0.0
 
     def saved_by_updates(self, share: float) -> float:
-        """Share of the wall time that is saved if updates take ``share`` of it less: batches come no sooner for that."""
+        """Share of the wall time saved if updates take ``share`` of it less: batches come no sooner for that."""
         if self.is_by_loop or self.is_unexplained:
             return share
         return min(share, self.saved(min(self.step, self.busy / self.threads)))
