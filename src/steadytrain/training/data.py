@@ -85,7 +85,7 @@ class DataSets:
         labels = self.train.labels if self.train_ids is None else self.train.labels[self.train_ids]
         if labels.ndim > 1:
             return np.asarray((labels > 0).sum(0), np.int64)
-        return np.bincount(labels, minlength=len(self.classes)).astype(np.int64)
+        return np.bincount(np.asarray(labels, np.int64), minlength=len(self.classes)).astype(np.int64)
 
     @property
     def validated(self) -> tuple[Records, NDArray[np.int64], tuple[str, ...]]:

@@ -276,7 +276,7 @@ class Store:
             DataError: there is no such object, or the store refuses it.
             StorageError: the store does not answer, or the object has changed.
         """
-        options: dict[str, Any] = {} if start is None else {"range": (start, end)}
+        options: Any = {} if start is None else {"range": (start, end)}
         if expected is not None and expected.etag and not expected.etag.startswith("W/"):
             options["if_match"] = expected.etag
 
@@ -285,7 +285,7 @@ class Store:
                 data, facts = _read_web(place, start, end, options.get("if_match", ""))
                 first, last = start or 0, facts.size if end is None else min(end, facts.size)
             else:
-                result = store.get(place.key, options=options)  # type: ignore[arg-type]
+                result = store.get(place.key, options=options)
                 data, facts, (first, last) = memoryview(result.bytes()), _facts(result.meta), result.range
             if expected is not None and not facts.is_same(expected):
                 raise _changed(place, facts, expected)
