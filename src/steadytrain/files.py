@@ -31,7 +31,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 HAS_LOCKS = fcntl is not None
-"""Where the system has none, every lock is granted."""
+"""False where the system has no locks: there, every lock is granted."""
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # NFS without its lock daemon, FUSE, Lustre without flock
 

@@ -73,7 +73,7 @@ from steadytrain.files import (
 from steadytrain.format import count, percent
 
 REPEAT = "seed-"
-"""What the folder of a repeat is called, before its seed."""
+"""The name of a repeat's folder before its seed."""
 
 MAX_REPEATS = 1000
 

@@ -22,7 +22,7 @@ from steadytrain.config.words import at_epochs
 from steadytrain.errors import RecipeError
 
 MOST_IMAGES = 2**20
-"""Of an update."""
+"""The most images of an update."""
 
 
 class Growth(NamedTuple):

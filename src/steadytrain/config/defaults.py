@@ -55,8 +55,9 @@ LEAST_EPOCHS, SHORT_LR = 4, 1e-4
 """Epochs below which a run is too short for that and stays at this rate of AdamW; docs/laboratory.md has the runs."""
 
 PROBE_FIRST, WITHOUT_PROBE = "probe+discriminative", "discriminative"
-"""What fine-tuning trains by default; and where no probe can come first: the recipe or the labels exclude it, or there
-are no weights to start from."""
+"""What fine-tuning trains by default, and what it trains where the recipe or the labels exclude a probe, or there are
+no weights to start from.
+"""
 
 ALWAYS_WRITTEN = ("data.train", "model.name", "batch_size", "seed", "precision.name", "precision.channels_last")
 """Keys that a recipe file has although they may be the defaults: these depend on the machine, or say what it is for."""

@@ -59,7 +59,7 @@ TIMM_OPTIMIZERS = (
     *("lars", "lion", "madgrad", "madgradw", "mars", "nadamuon", "nadamw", "nlarc", "nlars", "novograd"),
     *("radabelief", "radamw", "rmsproptf", "sgdp", "sgdw"),
 )
-"""Those of timm that are asked for by their bare names."""
+"""timm's optimizers that are asked for by their bare names."""
 
 SAME_OPTIMIZERS = {"momentum": "sgd", **dict.fromkeys(("nesterov", "sgdnesterov"), "nag")}
 """Other trainers' names of those that are built in."""

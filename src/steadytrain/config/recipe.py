@@ -46,7 +46,7 @@ ASIDE = ("sweep", "tuning")
 """Tables of a recipe file that are no part of the recipe: what steady sweep varies, and what steady tune measured."""
 
 _NO_TEXT = re.compile("[\\0\ud800-\udc7f\udd00-\udfff]")
-"""What no path and no printed word may have; the other surrogates stand for bytes that are no UTF-8."""
+"""Characters that no path and no printed word may have; the other surrogates stand for bytes that are no UTF-8."""
 
 FIRST_KEYS = {
     "data": "train val holdout classes size augment area ratio pad flip crop interpolation mean std",

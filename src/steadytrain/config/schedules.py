@@ -23,8 +23,9 @@ from steadytrain.config.stages import Stage, parse_schedule, parse_warmup
 from steadytrain.errors import RecipeError
 
 Schedule = Callable[[float], float]
-"""From an update's number, 0 or more, to the share of the peak rate, or to the momentum. Where batches grow, it is the
-number of batches of the first size before the update."""
+"""A function from an update's number, 0 or more, to the share of the peak rate, or to the momentum. Where batches grow,
+the number is that of batches of the first size before the update.
+"""
 
 
 @dataclass(frozen=True)

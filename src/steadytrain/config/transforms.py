@@ -126,11 +126,11 @@ KINDS: dict[str, TransformKind] = {
 """Every transform, in the order in which they are applied."""
 
 OWN = TransformKind(12, "a transform of your own, such as one of torchvision.transforms.v2", "-")
-"""Of any ``pkg.mod:factory``."""
+"""The row of any transform by ``pkg.mod:factory``."""
 POLICIES = ("randaugment", "trivialaugment", "autoaugment", "augmix")
-"""Of these a recipe has one at most."""
+"""Transforms of which a recipe has at most one."""
 MIXING = ("mixup", "cutmix")
-"""Where a recipe has both, each image gets one of them, drawn with equal chances."""
+"""Transforms that mix images. Where a recipe has both, each image gets one of them, drawn with equal chances."""
 
 SAME_NAMES = {
     **dict.fromkeys(("colour", "color-jitter", "colorjitter", "colour-jitter"), "color"),

@@ -28,16 +28,16 @@ from steadytrain.distributed.world import LOOPBACK, World
 from steadytrain.errors import InputError, RankLostError, SteadyError, first_line
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
-"""How long ranks wait for each other at the start."""
+"""Time for which ranks wait for each other at the start."""
 
 WAITING_SECONDS = 30.0
-"""After so long a rank says for whom it waits at the start: one that ended before it came is never met."""
+"""Seconds after which a rank says for whom it waits at the start: a rank that ended before it came is never met."""
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""How long one collective may take. A rank that is stuck or gone is noticed long before: see :mod:`.heartbeat`."""
+"""Time that one collective may take. A rank that is stuck or gone is noticed long before: see :mod:`.heartbeat`."""
 
 TURN_TIMEOUT = timedelta(days=7)
-"""How long one rank may wait for another that packs the data, say."""
+"""Time for which one rank may wait for another, for instance while that one packs the data."""
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOST = ("gloo", "nccl", "connection closed", "connection reset", "connection refused", "broken pipe", "socket")

@@ -32,7 +32,7 @@ OTHER_NAMES = {
     "skypilot": "sky",
     "hadoop": "yarn",
 }
-"""What else the launchers are called."""
+"""Other names of the launchers."""
 _ALWAYS = {"words", "nodes", "procs", "env", "name", "python", "inputs", "outputs", "mounted"}
 
 

@@ -111,7 +111,8 @@ def spread(hosts: Sequence[Host], procs: int | None, ranks: int | None) -> tuple
 
 VERBS = ("train", "finetune", "resume", "bandwidth", "pack")
 CORES_PER_GPU = 4
-"""To decode images for a GPU, where nothing says how many: nearly every machine with GPUs has as many for each."""
+"""Cores that decode images for a GPU, where nothing says how many: nearly every machine with GPUs has as many for each.
+"""
 _PORTS = range(20000, 30000)  # below those that systems give away by themselves
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 

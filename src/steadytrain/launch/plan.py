@@ -143,7 +143,7 @@ def plan_text(on: str, job: Job, plan: Plan, folder: Path) -> str:
 
 ELASTIC: Mapping[str, str] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 SAFE_PATH: Mapping[str, str] = {"PYTHONSAFEPATH": "1"}
-"""For our ranks under torchrun, which gives them no -P; a user's own program imports what lies beside it."""
+"""Environment of our ranks under torchrun, which gives them no -P; a user's own program imports what lies beside it."""
 _NODE = ("-P", "-m", "steadytrain.launch.node")
 _RANK = ("-P", "-m", "steadytrain.launch.rank")
 

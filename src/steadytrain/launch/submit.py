@@ -259,14 +259,16 @@ NEVER = (
     *(".git", ".hg", ".svn", "runs", "launch", "__pycache__", "*.pyc", ".venv", "venv", "node_modules", ".tox"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".DS_Store"),
 )
-"""Not copied: version control, results of runs, environments and caches."""
+"""Names that are not copied: version control, results of runs, environments and caches."""
 
 SECRET = (
     *(".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "*.kdbx", "id_*", ".ssh", ".aws", ".azure", ".gnupg"),
     *(".kube", ".docker", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd", "kaggle.json"),
     *("credentials", "credentials.*", "*credentials.json", "secrets", "secrets.*", "*.tfstate"),
 )
-"""Not copied, and listed for the user: what usually holds keys or passwords, and files that begin like a key."""
+"""Names that are not copied, and are listed for the user: what usually holds keys or passwords, and files that begin
+like a key.
+"""
 
 _HEAD_BYTES = 64
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # a child that packs needs none of it
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
-"""For a child that no longer answers to end by itself, which gives its return code."""
+"""Seconds in which a child that no longer answers may end by itself, which gives its return code."""
 _PipeEnd = int | IO[bytes] | None
 _PID = struct.Struct("<q")
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>

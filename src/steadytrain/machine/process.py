@@ -44,7 +44,7 @@ _HUGE_PAGE = 2 << 20
 _LARGEST_HEAP = 64 << 30
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""By which users tell torch how to hand out a GPU's memory."""
+"""Variables by which users tell torch how to hand out a GPU's memory."""
 
 _FEW_SPINS, _MORE_SPINS = "1000", "20000"
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

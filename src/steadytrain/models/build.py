@@ -57,7 +57,7 @@ LARGE, LARGE_SIDE = 100_000_000, 256
 
 
 _SIDES = (4, 8, 14, 16, 24, 28, 32, 48, 56, 64)
-"""Of which sides that networks take are multiples: patches, windows and what halvings come to."""
+"""Numbers of which sides that networks take are multiples: patches, windows and what halvings come to."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from steadytrain.models.weights import NETWORK_ERRORS, find_mismatches, read_wei
 
 _NUM_CLASSES = 997  # that no layer but the classifier is likely to have
 _LEAST_SHARED = 0.5
-"""Of its tensors that a family's network must have in common with a file to be tried."""
+"""The least share of a file's tensors that a family's network must have for it to be tried."""
 
 
 def find_model(path: Path, say: Callable[[str], None] = lambda message: None) -> str:

@@ -24,7 +24,7 @@ Given: TypeAlias = str | nn.Module | Callable[..., nn.Module]
 """A model: its name, a module, or a function that makes one, called as a ``pkg.mod:factory`` is."""
 
 _GIVEN: dict[str, Any] = {}
-"""By name, what was given in this process; of two alike (the same layers, shapes and norms) the later one."""
+"""Objects that were given in this process, by name; of two alike (the same layers, shapes and norms) the later one."""
 
 
 def name_model(model: Given) -> str:

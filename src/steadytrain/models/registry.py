@@ -25,7 +25,7 @@ BUILT_IN = tuple(BUILTINS)
 HUB = re.compile(
     r"(?:hf-hub:|hf_hub:|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/)(?P<repository>[^?#]*)", re.IGNORECASE
 )
-"""How timm's users and browsers write a repository of the Hugging Face hub."""
+"""Spellings of a repository of the Hugging Face hub by timm's users and by browsers."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ _OTHERS = {
     "best.safetensors": ("model.safetensors", "the last weights"),
     "model.safetensors": ("best.safetensors", "the weights of the best evaluation"),
 }
-"""Of each file of weights in a run's folder the other one."""
+"""The other file of weights in a run's folder, for each of the two."""
 
 
 def seal(path: Path) -> None:

@@ -141,10 +141,12 @@ _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
 """Parts of names that DataParallel, torch.compile, FSDP and activation checkpointing put in, at any place."""
 
 _AVERAGES = ("ema", "swa", "averag", "teacher", "momentum")
-"""What the names of averaged weights have in them, where a file holds a network twice."""
+"""Parts of the names of averaged weights, where a file holds a network twice."""
 
 _LEAST_SHARE = 0.5
-"""Of the network's names that a prefix must lead to: fewer are a coincidence, such as ``norm.weight`` of a block."""
+"""The least share of the network's names that a prefix must lead to: fewer are a coincidence, such as ``norm.weight``
+of a block.
+"""
 
 _COUNTER = "n_averaged"
 """The buffer that torch's AveragedModel, used by torchvision's reference scripts, adds."""
@@ -153,7 +155,7 @@ _COUNTER_OF_BATCHES = "num_batches_tracked"
 """The buffer of batch norms that old files do not have."""
 
 _BESIDE_SHARE = 0.01
-"""Of a network's numbers, that what lies beside it may have at most."""
+"""The most that what lies beside a network may have, as a share of its numbers."""
 
 _COUNTED = ("total_ops", "total_params")
 """Buffers that thop, a counter of operations, leaves in every layer."""
@@ -228,7 +230,7 @@ _CONVERTER_OPTIONS: dict[str, dict[str, Any]] = {
     "flexivit": {"interpolation": "bilinear", "antialias": False},  # how its patches were resized in training
     "deit3": {"adapt_layer_scale": True},
 }
-"""What timm gives its rule for some architectures, by the beginning of their names."""
+"""Options of timm's rule for some architectures, by the beginning of their names."""
 
 
 def _find_converter(module: nn.Module) -> Callable[[dict[str, Tensor], nn.Module], Mapping[str, Tensor]] | None:
@@ -484,7 +486,7 @@ _INNER = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict"
 with other keys it is the table with the most tensors."""
 
 _NO_WEIGHTS = ("optim", "sched", "scaler", "loss", "criterion")
-"""What the keys of tables have in them that hold other tensors."""
+"""Parts of the keys of tables that hold other tensors than weights."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 VERSION = 6
-"""Of the library's functions as they are called here."""
+"""The version of the library's functions as they are called here."""
 
 _SPARE_BYTES = 4096  # for segments that are added
 MOST_ROOM = 32 * 2**20
@@ -264,5 +264,5 @@ def _load() -> Any:
 
 _library = _load()
 DECODES: bool = _library.steadytrain_decodes() == 1
-"""Whether :func:`decode` and :func:`resize` do anything: they need a processor with AVX2."""
+"""True where :func:`decode` and :func:`resize` can be used: they need a processor with AVX2."""
 _scratch = _Scratch()

@@ -16,8 +16,9 @@ from steadytrain.config.losses import SOFTMAX, parse_loss
 from steadytrain.errors import RecipeError, first_line
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Of logits float32 [B, K] and targets int64 [B] (a class each) or float32 [B, K] (shares of each class, or a vector of
-labels): the mean over images, a float32 scalar."""
+"""A function of logits float32 [B, K] and targets int64 [B] (a class each) or float32 [B, K] (shares of each class, or
+a vector of labels). It returns the mean over images, a float32 scalar.
+"""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, _: float) -> Tensor:

@@ -17,7 +17,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 COLOURS = ("#3d7dd6", "#d4691e", "#2f9169", "#b5559b", "#8a77d8", "#94800f", "#2f93a8", "#cf5454")
 DASHES = ("solid", "dash", "dot", "dashdot")
 LAYOUTS = {"channels-last": "NHWC", "channels-first": "NCHW"}
-"""Of images in memory, in short."""
+"""Short names of images' layouts in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

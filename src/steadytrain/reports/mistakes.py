@@ -32,9 +32,9 @@ MOST_CLASSES = 1000
 PAIRS, PICTURES_PER_PAIR, WORST = 12, 3, 24
 THUMBNAIL_PIXELS = 112
 THRESHOLD = 0.5
-"""Of the probability of a label, above which it is predicted."""
+"""The probability of a label above which it is predicted."""
 RUNS_WITH_PICTURES = 6
-"""Of a report on many runs, those that show pictures: some 300 kB each."""
+"""The most runs of a report that show pictures: some 300 kB each."""
 
 PairCounts = Mapping[tuple[str, str], int]
 """Images by true and predicted class."""

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 12
 SHOWN_ROWS = 12
-"""Of the summary of a run, and of the table of several; the rest opens on demand."""
+"""Rows that are shown of the summary of a run, and of the table of several; the rest opens on demand."""
 SHOWN_DIFFERENCES = 4
 TIME_FIGURES = ("rate", "wait")
 """Curves that belong to where the time went."""

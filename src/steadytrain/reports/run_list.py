@@ -38,7 +38,7 @@ from steadytrain.run import Run
 NOTES = "notes.json"
 """File of a run with its tags and its note; nothing else reads it."""
 NOTE_COLUMNS = 48
-"""Of a note in a table; JSON has the whole."""
+"""Characters of a note that a table shows; JSON has the whole."""
 ODD_LOG = (SteadyError, ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 """Errors that one run's damaged files may cause; they must not hide the other runs."""
 DAMAGED = "damaged"

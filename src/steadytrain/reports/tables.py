@@ -153,7 +153,7 @@ SPREADS: dict[str, Callable[[Repeats], str]] = {
     "last loss": lambda group: spread_words(group.last_loss),
     "wall time": lambda group: duration(group.seconds.mean if group.seconds else None),
 }
-"""What is told of repeats: mean and sample standard deviation, and in brackets the 95 % interval of the mean."""
+"""Figures of repeats: mean and sample standard deviation, and in brackets the 95 % interval of the mean."""
 
 
 def spread_rows(groups: Sequence[Repeats]) -> list[list[str]]:

@@ -50,7 +50,7 @@ BUCKETS_SHOWN: Mapping[str, Bucket] = {
     "lost": Bucket("lost to restarts", "#cf4646", "after the checkpoint that the next start resumed from"),
     "other": Bucket("other", "#b9bfc7"),
 }
-"""In the order in which they are stacked: useful work first."""
+"""Buckets in the order in which they are stacked: useful work first."""
 
 
 def largest_buckets(ledger: Ledger) -> list[str]:

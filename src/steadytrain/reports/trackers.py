@@ -46,7 +46,9 @@ RECORD_BYTES = 400
 MOST_SHOWN = 160
 """Characters of what a service says of a failure."""
 IDLE_SECONDS = 20.0
-"""So long a run may be nobody's before it counts as ended: a command that begins opens its log before its lock."""
+"""Seconds for which a run may be nobody's before it counts as ended: a command that begins opens its log before its
+lock.
+"""
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ TRACKERS: dict[str, tuple[str, Begin]] = {
     "wandb": ("wandb", WeightsAndBiases),
     "trackio": ("trackio", Trackio),
 }
-"""By name: the package that it needs, and what begins it."""
+"""Trackers by name: the package that each needs, and what begins it."""
 
 
 def find_trackers(text: str) -> dict[str, Callable[[], Begin]]:

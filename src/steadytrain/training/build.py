@@ -50,7 +50,7 @@ from steadytrain.training.step import Objective, Share, Update, share_of
 from steadytrain.training.usage import Usage, find_usage, refusal_of_one_image
 
 DEFAULT_MEAN, DEFAULT_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet: for files without a card, as the field does."""
+"""Mean and standard deviation of ImageNet: for files without a card, as the field does."""
 
 
 def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built, Input]:

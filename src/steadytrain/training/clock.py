@@ -45,16 +45,16 @@ COMPUTE = ("forward", "backward", "optimizer", "update")
 """The parts of an update; ``update``: of a recorded one, which nothing tells the parts of."""
 
 ON_DEVICE = (*COMPUTE, "communication")
-"""What a device's marks tell of."""
+"""Buckets that a device's marks time."""
 
 HOLD_AFTER, HOLD_EVERY = 5, 512
 """Updates that the host was not ahead of, until it is given a start: at first, and later on."""
 
 HOLD_TIMES = 1.25
-"""How long the device is held, in times of what the host takes to launch an update."""
+"""Times the host's launch of an update for which the device is held."""
 
 MOST_HELD, MOST_CYCLES = 0.25, 1e9
-"""How long the device is held at most, in seconds and in cycles of its clock, whatever was measured."""
+"""The longest that the device is held, in seconds and in cycles of its clock, whatever was measured."""
 
 CYCLES = 2e9
 """Cycles of a device's clock in a second, until its own are measured."""
@@ -66,7 +66,7 @@ BACKLOG = 16
 """Marks that are left to be read later."""
 
 QUICKEST = 0.2
-"""Of several updates, the share in which this rank is the last to come, and waits for the exchange alone."""
+"""The share of several updates in which this rank is the last to come, and waits for the exchange alone."""
 
 
 class Clock:

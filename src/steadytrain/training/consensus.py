@@ -17,7 +17,7 @@ from steadytrain.distributed.process_group import Group
 from steadytrain.machine.notices import SIGNAL
 
 SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", SIGNAL)
-"""By the number that is exchanged: where several were sent, the last of these counts."""
+"""Signals by the number that is exchanged: where several were sent, the last of these counts."""
 
 PAUSE = 0.25
 """Seconds between two exchanges, about."""

@@ -38,9 +38,9 @@ OPERATIONS, PER_VALUE, LEAST_IMAGES = 2e7, 40.0, 2
 micro-batch as they suffice for, at least so few. Kernels that go wrong do so at the edges of small images, of which
 there are many then."""
 SECONDS = 5.0
-"""After which no further product is tried, the small ones first."""
+"""Seconds after which no further product is tried, the small ones first."""
 ROUNDS = 2
-"""Of a small product: what memory held before is not the same in each."""
+"""Tries of a small product: what memory held before differs in each."""
 
 _IMAGES_IN = {"aten::convolution": (0,), "aten::addmm": (1,), "aten::mm": (0,), "aten::bmm": (0, 1)}
 """Products that are tried, with the arguments whose first dimension is of images."""

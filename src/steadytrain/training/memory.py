@@ -27,7 +27,7 @@ from steadytrain.training.state import State, buffers_of
 T = TypeVar("T")
 
 _ONE_VALUE = "Expected more than 1 value per channel"
-"""How torch's batch norms refuse a single image of one pixel."""
+"""Torch's message where a batch norm refuses a single image of one pixel."""
 
 _NO_MEMORY = (
     *("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "defaultcpuallocator"),
@@ -37,7 +37,9 @@ _NO_MEMORY = (
     *("unable to find a valid cudnn algorithm", "unable to find an engine to execute"),  # none whose workspace has room
     *("failed to cuda calloc", "failed to cuda malloc", "failed to cuda host"),  # NCCL's buffers
 )
-"""How they say it, in lower case: torch's allocators, the system, and libraries, of which some never say it clearly."""
+"""Messages of a full memory, in lower case: those of torch's allocators, of the system, and of libraries, some of which
+do not say it clearly.
+"""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from steadytrain.models import Built, Input
 from steadytrain.training.data import DataSets
 
 RARE_SHARE = 0.2
-"""Of the median class's images: a class with fewer is called rare."""
+"""The share of the median class's images below which a class is called rare."""
 
 
 def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets, *, parts: int = 1) -> Iterator[str]:

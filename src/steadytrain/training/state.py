@@ -41,8 +41,9 @@ class EpochSums(NamedTuple):
 
 
 Count: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of mean losses [...], logits [..., B, K] and labels [..., B] or [..., B, K]: float32 [..., 3], the sum of losses,
-right answers, images."""
+"""A function of mean losses [...], logits [..., B, K] and labels [..., B] or [..., B, K]. It returns float32 [..., 3]:
+the sum of losses, right answers, images.
+"""
 
 MOST_WAITING, WAITING_BYTES = 32, 2**20
 """Micro-batches that are counted together, at most, and the bytes of their logits and labels until then."""
@@ -61,7 +62,7 @@ class Meters:
         self._counts = self.all_but_waiting.as_strided((2, 3), (5, 1))  # of line and epoch, in one addition
         self._ended: list[tuple[int, int, torch.Tensor]] = []
         self.changes = 0
-        """How often what has not waited has changed."""
+        """The number of changes of what has not waited."""
         self._count: Count | None = None
         self._room = 0
 

@@ -24,9 +24,10 @@ from steadytrain.training.precision import Policy
 from steadytrain.training.state import State
 
 Forward: TypeAlias = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Of a network, images uint8 [B, H, W, C] and labels int64 [B], or float32 [B, K] of mixed images or of several labels:
-the mean loss, a float32 scalar; and counts for the meters, float32 [3] without a gradient: the sum of losses, right
-answers, images."""
+"""A function of a network, images uint8 [B, H, W, C] and labels int64 [B], or float32 [B, K] of mixed images or of
+several labels. It returns the mean loss, a float32 scalar, and counts for the meters, float32 [3] without a gradient:
+the sum of losses, right answers, images.
+"""
 
 Work: TypeAlias = Callable[["Update", State, Tensor, Tensor], None]
 """The device's work of an update: of the update, the state, images uint8 [B, H, W, C] and labels int64 [B], or

@@ -86,7 +86,7 @@ OTHER_NAMES = {
     "imagewoof2320": "imagewoof-320",
     "imagewoof2160": "imagewoof-160",
 }
-"""What others call them, without signs."""
+"""Other names of the data sets, without signs."""
 
 
 def _plain(name: str) -> str:

@@ -44,7 +44,7 @@ LONGEST_WAIT = 600.0
 SLOW_BYTES, SLOW_SECONDS = 1024.0, 60.0
 """A connection that brings fewer bytes a second for so long is closed, and opened again."""
 _MAX_DIGITS = 18
-"""Of a number of bytes that a server states; Python refuses to read one of 4,300."""
+"""The most digits of a number of bytes that a server states; Python refuses to read one of 4,300."""
 
 OnBytes = Callable[[int], object]
 """Called with the bytes of the file that are there."""

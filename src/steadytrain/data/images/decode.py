@@ -55,10 +55,11 @@ _PNG_START = b"\x89PNG\r\n\x1a\n"
 _PNG_TEXTS = (b"zTXt", b"iTXt", b"tEXt", b"iCCP")
 MAX_DECODER_BYTES = 2**30
 _DECODER_BYTES = {"WEBP": 16, "JPEG": 12, "MPO": 12}
-"""Of a pixel, while it is decoded. WebP: two canvases, the frame and the image, 4 each. CMYK JPEG: 8 for the
-coefficients of all its scans, 4 for the image. Other files take at most 10 (docs/odd-images.md has the table)."""
+"""Bytes that a pixel takes while it is decoded. WebP: two canvases, the frame and the image, 4 each. CMYK JPEG: 8 for
+the coefficients of all its scans, 4 for the image. Other files take at most 10 (docs/odd-images.md has the table).
+"""
 STRIP_PIXELS = 4_000_000
-"""Of a larger image so many pixels are made plain at a time."""
+"""Pixels of a larger image that are made plain at a time."""
 
 _LOOK_FOR_BITS = 2**16  # bytes; sBIT stands before the palette and the pixels
 _DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")

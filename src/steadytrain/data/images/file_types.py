@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 LOOK_AT = 4096
-"""How many bytes from the beginning are needed."""
+"""Bytes from the beginning of a file that are looked at."""
 
 CUT_SHORT = "cut short"
 UNKNOWN = "not an image of a known format"

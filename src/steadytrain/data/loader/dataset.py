@@ -94,7 +94,7 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
         self._finds_shard = shard is None
         self.shard = _distributed() if shard is None else shard
         self.position = start
-        """Where the next iteration begins, in the stream that all processes share."""
+        """The place in the stream of all processes at which the next iteration begins."""
         self._options = {"source": source, "crop": crop, "batch_size": batch_size, "train": train, **options}
         self._loader = self._make_loader()
         self._batches: Iterator[Batch] | None = None

@@ -52,7 +52,7 @@ WASTE = 4  # times the wanted pixels: beyond that, only the window is resized
 Interpolation = Literal["bilinear", "bicubic"]
 
 Box = list[int]
-"""Left, top, right, bottom, in pixels."""
+"""A rectangle: left, top, right, bottom, in pixels."""
 
 _MODES = {1: "L", 3: "RGB"}
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}

@@ -414,7 +414,7 @@ class DeviceCache:
         self.source: Pixels | None = None
         """The images on the host, uint8[n, H, W, C], once they are on the device."""
         self.is_settled = False
-        """Whether it is known if they will be."""
+        """True once it is known whether they will be."""
         self._images: torch.Tensor | None = None
         self._lock = threading.Lock()
 

@@ -38,8 +38,9 @@ MOST_THREADS = 10
 """Default for a GPU: more threads wait for the interpreter's lock. Training crops of packed photographs, 16 cores,
 beside an H100: 4 threads 9,542 images/s, 8 14,846, 10 14,716, 12 12,376, 16 12,139 (results/gpu_session.json)."""
 LOCK_SECONDS = 92e-6
-"""What an image that is made by a thread costs the thread that launches, which is busy all the time: 14 % of it at
-1,561 photographs a second, where a process costs 2 % (results/feed_beside_loop.json)."""
+"""Seconds that an image made by a thread costs the thread that launches, which is busy all the time: 14 % of it at
+1,561 photographs a second, where a process costs 2 % (results/feed_beside_loop.json).
+"""
 THREAD_RATE, THREAD_SIZE = 2_500, 224
 """Images a second that a thread makes, and their side: packed photographs (results/feed.json, gpu_session.json)."""
 MOST_LOST = 0.05

@@ -37,7 +37,7 @@ LABELS = (
 SPLIT = ("split", "set", "subset", "partition", "phase", "usage", "ml_use", "data_set", "dataset")
 MOST_LISTED = 10
 ONE_HOT = "one-hot"
-"""As a name of a label's column: of several columns of labels each image has one, which is its class."""
+"""The name that stands for several columns of labels, of which each image has one: its class."""
 
 _NUMBERING = frozenset(["", "id", "index", "idx", "unnamed:_0", "fold", "kfold"])
 # What tools write beside the label.

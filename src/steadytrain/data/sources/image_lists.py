@@ -12,7 +12,7 @@ from steadytrain.data.recordio.lst import format_line
 from steadytrain.errors import DataError, InputError
 
 SHUFFLE_SEED = 100
-"""That of ``im2rec.py``: the same folder gives the same lists there and here."""
+"""The seed of ``im2rec.py``: the same folder gives the same lists there and here."""
 
 
 @dataclass(frozen=True, kw_only=True)

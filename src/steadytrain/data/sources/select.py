@@ -40,7 +40,7 @@ from steadytrain.machine.cgroups import cores
 Identical = Literal["bytes", "pixels"]
 
 END_BYTES = 4096
-"""Of the end of an image, that are compared before all of it is."""
+"""Bytes at the end of an image that are compared before all of it is."""
 
 ReadImages = Callable[[Listing, Sequence[int], bool], Iterator[bytes | memoryview | None]]
 """Yields the bytes of some images of a listing, all of them or the last :data:`END_BYTES`; None for an unreadable one.

@@ -27,7 +27,7 @@ from steadytrain.errors import DataError, StorageError
 from steadytrain.files import require_regular
 
 PAUSES_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0)
-"""Between the tries of a read; after the last of them it is given up."""
+"""Seconds between the tries of a read; after the last of them it is given up."""
 
 _OF_THE_FILE = frozenset(
     {

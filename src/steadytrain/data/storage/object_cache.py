@@ -53,13 +53,14 @@ LEAST_LIMIT = 256 * 2**20
 OPENING_SECONDS = 30.0
 """Patience where nothing has begun yet that a break could cost."""
 GRACE_SECONDS = 600.0
-"""So long after somebody opened it a folder is not removed, though nobody has it open."""
+"""Seconds after somebody opened it in which a folder is not removed, though nobody has it open."""
 FETCHED = ".fetched"
-"""In a folder of many files that is complete: their bytes, which are not to be counted each time."""
+"""The file in a folder of many objects that is complete. It holds their bytes, so that they are not counted each time.
+"""
 COMPANIONS = (".idx", ".json")
-"""What is fetched whole beside a ``.rec``."""
+"""Endings of the files that are fetched whole beside a ``.rec``."""
 LISTED_NAMES = 8
-"""Of so many objects in a folder and more, the folder is listed; of fewer each is asked for."""
+"""Objects of a folder from which on the folder is listed; of fewer, each is asked for."""
 
 
 def objects_folder() -> Path:

@@ -34,7 +34,7 @@ from steadytrain.errors import DataError, StorageError
 from steadytrain.files import HAS_LOCKS, lock, lock_at_once, lock_surely, unlock
 
 PAGE_BYTES = 32 * 2**10
-"""What is asked for is rounded to pages."""
+"""Bytes of a page. Ranges that are asked for are rounded to pages."""
 
 _HEADER_BYTES = 4096
 # Numbers in the header; of each kind of fault one from the last on. The second was used by an earlier format.
@@ -105,9 +105,9 @@ class PagedFile:
         self._present_at = _HEADER_BYTES + 4 * count
         self._header = np.frombuffer(self._map, np.uint64, _HEADER_BYTES // 8)
         self.used = np.frombuffer(self._map, np.uint32, count, _HEADER_BYTES)
-        """When each page was last asked for, in tenths of seconds."""
+        """The time at which each page was last asked for, in tenths of seconds."""
         self.present = np.frombuffer(self._map, np.uint8, count, self._present_at)
-        """Whether each page is on disk."""
+        """1 for each page that is on disk, else 0."""
         self._kept: BinaryIO | None = None
         self._hole = 0  # a page that was missing when all were last looked at
         self._exclusive_lock = threading.Lock()

@@ -37,7 +37,7 @@ REQUEST_BYTES = 4 * 2**20
 GAP_BYTES = 512 * 2**10
 """Two pages nearer than this are fetched by one request, where the cache has room for all of the data."""
 NUM_FILLING = 4
-"""So many requests at once are for data that are not needed soon, at most."""
+"""The most requests at once for data that are not needed soon."""
 _IDLE_SECONDS = 2.0
 
 
@@ -75,9 +75,9 @@ class RemoteFile(ByteRanges):
         self.facts = self.disk.facts
         self.limit = limit_bytes(file.parent.parent) if limit is None else limit
         self.stays = len(self) <= self.limit // 2
-        """Whether the cache has room for it, and for what is read with it."""
+        """True where the cache has room for it, and for what is read with it."""
         self.began = self.disk.traffic()
-        """What had been fetched when it was opened here."""
+        """The traffic of the object before it was opened here."""
         self._place = ObjectPlace.parse(self.uri)
         self._store = Store(self._place, self.disk.count_fault)
         self._closed = False

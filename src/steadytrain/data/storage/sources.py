@@ -46,7 +46,7 @@ from steadytrain.format import size as size_words
 from steadytrain.machine.process import allow_open_files
 
 _OBJECTS_AT_ONCE = 4
-"""Of those that are fetched whole: small ones share the time that answers take, large ones the requests at a time."""
+"""Objects that are fetched whole at a time: small ones share the time that answers take, large ones the requests."""
 
 
 @contextlib.contextmanager

@@ -42,13 +42,15 @@ if TYPE_CHECKING:
 _WEB = ("http", "https")
 SCHEMES = ("s3", "gs", "az", "hf", *_WEB)
 PATIENCE_SECONDS = 120.0
-"""How long a request is repeated before the store is given up."""
+"""Seconds for which a request is repeated before the store is given up."""
 MOST_REQUESTS = 24
-"""On their way at a time for one process: on a link of 1 Gbit/s and 20 ms, images of 110 kB need as many."""
+"""The most requests of one process that are on their way: a link of 1 Gbit/s and 20 ms needs as many for images of 110
+kB.
+"""
 SILENCE_SECONDS = 20.0
 """A connection that brings nothing for so long is closed, and the request made again."""
 WRITE_BYTES = 16 * 2**20
-"""Of a part of a large object."""
+"""Bytes of a part of a large object."""
 PARTS_AT_ONCE = 4
 PART_REPEATS = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
@@ -56,7 +58,7 @@ _POLL_SECONDS = 0.02
 
 Fault = Literal["slow down", "server error", "timeout", "no connection", "lost connection", "cut short"]
 FAULTS: tuple[Fault, ...] = ("slow down", "server error", "timeout", "no connection", "lost connection", "cut short")
-"""What a request is repeated after."""
+"""Faults after which a request is repeated."""
 
 T = TypeVar("T")
 

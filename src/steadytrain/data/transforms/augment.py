@@ -30,8 +30,9 @@ from steadytrain.data.transforms.policies import augmix, autoaugment, randaugmen
 from steadytrain.errors import RecipeError, did_you_mean, first_line
 
 Apply = Callable[[Tensor, Floats, Transform, Tensor], Tensor]
-"""Of images uint8[n, H, W, C], which it may change, draws float64[n, ...], the transform and the colour float32[C]
-of what is empty: images of the same shape."""
+"""A function of images uint8[n, H, W, C], which it may change, draws float64[n, ...], the transform and the colour
+float32[C] of what is empty. It returns images of the same shape.
+"""
 
 OwnTransform = Callable[[Tensor], Tensor]
 """The user's own: of images uint8[B, C, H, W], as many of the same size, uint8 or floating point from 0 to 1."""
@@ -281,7 +282,7 @@ APPLY: dict[str, Apply] = {
     "grey": _grey,
     "erase": _erase,
 }
-"""What each transform does, but for those that mix images."""
+"""The function of each transform, but for those that mix images."""
 
 DRAWS: dict[str, Callable[[Transform], int]] = {
     **dict.fromkeys(("vflip", "rotate", "shear", "grey"), lambda transform: 1),

@@ -49,7 +49,7 @@ _TABLES = (Op.POSTERIZE, Op.SOLARIZE, Op.INVERT)
 _BALANCES = (Op.AUTOCONTRAST, Op.EQUALIZE)
 _ALL = np.arange(14)  # of RandAugment and TrivialAugment: all but INVERT
 _MIXED = np.array([Op.AUTOCONTRAST, Op.EQUALIZE, Op.POSTERIZE, Op.ROTATE, Op.SOLARIZE, *_MOVES[:4]])
-"""Of AugMix: nothing that a test of robustness (ImageNet-C) does as well."""
+"""AugMix's transforms: none that a test of robustness (ImageNet-C) uses as well."""
 
 
 @dataclass(frozen=True)

@@ -43,16 +43,16 @@ PASSWORD = "RAY_AUTH_TOKEN"
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's switch for systems whose firewalls ask: with 0 its processes listen on 127.0.0.1 and nowhere else."""
 OPEN_SECONDS = 600.0
-"""How long workers wait at the start for worker 0, which may have to pack the data."""
+"""Seconds for which workers wait at the start for worker 0, which may have to pack the data."""
 MEET_SECONDS = 300.0
-"""How long the ranks of a launcher wait for each other at the start."""
+"""Seconds for which the ranks of a launcher wait for each other at the start."""
 LEAVE_SECONDS = 10.0
-"""How long the first rank of a launcher waits at the end for the others' workers."""
+"""Seconds for which the first rank of a launcher waits at the end for the others' workers."""
 RETRY_SECONDS = 1.0
 TASK_BYTES = 1 << 30
 """Memory that Ray may give to tasks, of which there are none; else it does not start where little is free."""
 _UNREACHABLE = (ConnectionError, OSError, ValueError, RuntimeError, TimeoutError)
-"""What Ray raises where there is no cluster, or none can be started."""
+"""Errors that Ray raises where there is no cluster, or none can be started."""
 
 T = TypeVar("T")
 P = ParamSpec("P")

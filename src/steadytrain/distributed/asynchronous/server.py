@@ -25,12 +25,12 @@ from steadytrain.distributed.compression import CompressionName, pack, unpack
 Vector: TypeAlias = NDArray[Any]
 MakeOptimizer: TypeAlias = Callable[[list[dict[str, Any]]], Optimizer]
 TensorState: TypeAlias = dict[str, tuple[bool, Any]]
-"""What an optimizer keeps of a tensor: by name, whether it has an element for each of the tensor's, and the value."""
+"""An optimizer's state of a tensor: by name, whether it has an element for each of the tensor's, and the value."""
 
 REMEMBERED = 1000
 """Batches before the newest one of which a server knows whether it has made their updates."""
 MOMENTUM = ("momentum_buffer", "momentum")
-"""What torch's and timm's optimizers, and MXNet's, call the momentum of a tensor in their state."""
+"""The names of a tensor's momentum in the state of torch's, timm's and MXNet's optimizers."""
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 

@@ -45,7 +45,7 @@ _EVAL_SECONDS = re.compile(r"Eval duration = (\S+) seconds")
 _RATE = re.compile(r"(?:Update\[\d+\]: Change|Adjust) learning rate to (\S+)")
 _SECTION = re.compile(r"(?:train(?:ing)?|valid(?:ation)?|test)\s*[:=]", re.IGNORECASE)
 _OF_FIT = ("Train-", "Validation-", "Time cost=")
-"""What the lines of ``Module.fit`` about an epoch begin with."""
+"""Beginnings of the lines of ``Module.fit`` about an epoch."""
 _STARTS = ("start with arguments", "Start training with", "Namespace(")
 NO_MEMORY = r"(?<!CUDA )out of memory|_ALLOC_FAILED|Memory allocation failed"  # of a GPU; PyTorch words it otherwise
 # What is no part of a worker's name in front of a line.

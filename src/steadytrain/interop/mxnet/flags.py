@@ -19,7 +19,9 @@ HELD_OUT = "what lies beside it, else a tenth of each class held out; MXNet trai
 OF_OTHER_WEIGHTS = "left out: it belongs to MXNet's network, and the weights in its place say how they want images"
 _FIXED = ("data.interpolation=bilinear", "optim.label_smoothing=0")
 _TUNED = ("model.train=full", "model.batch_norm=train", "model.decay=1", "optim.ema=none")
-"""What the old scripts do whatever their flags, and our commands do not; the latter of those that fine-tune."""
+"""Settings of the old scripts whatever their flags, which our commands do not have; the second part is that of scripts
+that fine-tune.
+"""
 _FINETUNE = "fits the classifier first, keeps norms, lowers rates by layer, smooths, averages: usually better"
 
 

@@ -32,14 +32,16 @@ SMALL, SMALL_MAP = 32, 28
 """A network whose last picture of features has this side or more where images have 224 pixels is one for images of 32:
 ImageNet's classifiers end with 7 to 14, those of CIFAR-10 with 56."""
 _SHAPE = "__steadytrain_shape__"
-"""Of a variable that is a value of the graph and not of a layer, so that the symbol can be built without its array."""
+"""The key of a variable that is a value of the graph and not of a layer: its shape, so that the symbol can be built
+without its array.
+"""
 _ERRORS = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError)
 _SHOWN = 12
 _PASSING = {
     *("Flatten", "flatten", "Pooling", "Pooling_v1", "Activation", "relu", "Reshape", "reshape", "identity", "_copy"),
     *("Cast", "cast", "amp_cast", "Dropout", "mean", "squeeze", "_contrib_AdaptiveAvgPooling2D"),
 }
-"""What may stand behind a classifier."""
+"""Operators that may stand behind a classifier."""
 _LOSSES = OUTPUTS.keys() - {"softmax", "SoftmaxActivation", "log_softmax", "LogisticRegressionOutput"}  # of one label
 
 

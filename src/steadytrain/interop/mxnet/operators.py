@@ -493,7 +493,9 @@ OUTPUTS = {
     **dict.fromkeys(("LinearRegressionOutput", "MAERegressionOutput", "SVMOutput", "MakeLoss", "make_loss"), _first),
     "LogisticRegressionOutput": _unary(torch.sigmoid),
 }
-"""What turns logits into what MXNet scores with: left out where logits are wanted. Its other inputs are labels."""
+"""Operators that turn logits into what MXNet scores with: they are left out where logits are wanted. Their other inputs
+are labels.
+"""
 
 LAYERS: dict[str, Handler] = {
     **dict.fromkeys(("Convolution", "Convolution_v1", "Deconvolution"), _convolution),

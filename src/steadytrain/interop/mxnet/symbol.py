@@ -20,7 +20,7 @@ from steadytrain.interop.mxnet.files import require_content
 
 _MAX_BYTES = 64 << 20
 _VERSION = 10901
-"""What files of ours say: MXNet 1.9.1."""
+"""The version in files of ours: MXNet 1.9.1."""
 NORMS = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_SyncBatchNorm")
 SHAPE = "__shape__"
 """The attribute of a variable that holds its shape."""

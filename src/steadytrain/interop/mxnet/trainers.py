@@ -65,7 +65,7 @@ _OF_2015 = {
     "network": "inception-bn", "num_epochs": 20, "lr": 0.05, "lr_factor": 1.0, "wd": 1e-5, "batch_size": 32,
     "gpus": "0", "kv_store": "local", "lr_factor_epoch": 1.0, "lr_step_epochs": None,
 }  # fmt: skip
-"""Where the defaults of 2015's scripts differ, which had --data-dir and --lr-factor-epoch."""
+"""Defaults of 2015's scripts, which had --data-dir and --lr-factor-epoch, where they differ."""
 TRAINERS: dict[str, dict[str, Any]] = {
     "train_mnist": {
         "network": "mlp", "batch_size": 64, "disp_batches": 100, "num_epochs": 20, "lr": 0.05, "lr_step_epochs": "10",
@@ -502,7 +502,9 @@ _CROP_SIZES = {"min_crop_size", "max_crop_size"}
 _OTHER_AREAS = _CROP_SIZES | {"random_resized_crop", "min_random_area", "max_random_area", "max_random_scale"}
 _SIZED = _OTHER_AREAS | {"max_random_aspect_ratio", "min_random_aspect_ratio"}
 _SHARE = 0.57, 0.77
-"""Of an image of 4:3 and of a square one, whose shorter side is 8/7 of the crop's, as 256 is of 224."""
+"""Shares that a crop sees of an image of 4:3 and of a square one, whose shorter side is 8/7 of the crop's, as 256 is of
+224.
+"""
 
 
 def _areas(values: Mapping[str, Any], changed: set[str]) -> Iterator[str]:

@@ -41,14 +41,17 @@ whose memory may not have room for more."""
 _PEAK_SECONDS, _MOST_PRODUCTS = 0.06, 64
 
 SHORT_SECONDS = 0.05
-"""Of a pass by one thread. In a longer one the operations are large enough for all threads."""
+"""The longest pass by one thread that may be too short for more. In a longer one the operations are large enough for
+all threads.
+"""
 FEW, FEW_SECONDS, FORWARDS = 2, 0.25, 3
 """Images of first forward passes, and how long a pass of all images may take, which is so many forward passes: no long
 one is made in vain."""
 ROUNDS = 5
 SLACK = 1.2
-"""Of the shortest time: fewer threads that take no longer are better. Passes are timed alone; in a run the loader takes
-turns with them, and all threads wait for the one whose turn it is not."""
+"""Times the shortest pass that fewer threads may take and still be chosen. Passes are timed alone; in a run the loader
+takes turns with them, and all threads wait for the one whose turn it is not.
+"""
 
 
 def wait_for(device: torch.device) -> None:

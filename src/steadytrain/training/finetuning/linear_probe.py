@@ -39,7 +39,7 @@ TOLD_SECONDS = 1.0
 """Seconds between two events of the progress."""
 
 MOST_ITERATIONS = 300
-"""Of L-BFGS: with a line search it comes to its tolerance in a tenth of these."""
+"""The most iterations of L-BFGS: with a line search it comes to its tolerance in a tenth of these."""
 
 
 def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> Iterator[ProbeProgress]:

@@ -44,7 +44,7 @@ from steadytrain.training.session.opening import open_session
 from steadytrain.training.session.session import Session
 
 START_SECONDS = 600.0
-"""After so long the user is told that a start takes long. It is never ended: a download may take its time."""
+"""Seconds after which a message says that the start takes long. It is never ended: a download may take its time."""
 
 
 class EachAttempt(TypedDict, total=False):

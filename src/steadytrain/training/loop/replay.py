@@ -38,7 +38,7 @@ from steadytrain.training.session.session import Session, set_phase
 
 NEVER = 1e9
 FOLDER = "replay"
-"""Below a run: what :func:`replay` writes."""
+"""The folder below a run that :func:`replay` writes."""
 
 
 class ReplayStoppedError(RunError):

@@ -23,7 +23,9 @@ from steadytrain.training.loop.tracking import tracking
 from steadytrain.training.progress import show_progress, wants_progress
 
 LONGEST_SECONDS = 600.0
-"""Of training since the newest checkpoint that is done again by itself, to find what was not finite."""
+"""The most seconds of training since the newest checkpoint that are repeated without asking, to find what was not
+finite.
+"""
 
 MOST_REMEDIES = 5
 """Updates of a run that are left out, or from which on its rate is halved, by itself."""

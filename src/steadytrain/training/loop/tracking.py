@@ -17,13 +17,14 @@ from steadytrain.machine.children import cause_of_death, kill_group, start_modul
 from steadytrain.run import Run
 
 END_SECONDS = 60.0
-"""So long a service may take, once the training has ended, for its last values, the report and the best weights."""
+"""Seconds that a service may take, once the training has ended, for its last values, the report and the best weights.
+"""
 QUIET_SECONDS = 3.0
-"""After so long the wait is told."""
+"""Seconds after which a message says what is waited for."""
 PREEMPTED_SECONDS = 5.0
-"""So long it may take where the machine is about to go."""
+"""Seconds that a service may take where the machine is about to go."""
 LEFT_SECONDS = 5.0
-"""So long the output of killed processes is read on: one that left their group may hold it open for ever."""
+"""Seconds for which the output of killed processes is read on: one that left their group may hold it open for ever."""
 
 
 @contextmanager

@@ -25,7 +25,8 @@ from steadytrain.training.step import pass_over
 Events = Generator[Event, None, str | None]
 
 NUMBERS = "other numbers"
-"""In place of a signal's name: the next update is computed in other numbers, by an attempt of its own."""
+"""The word in place of a signal's name by which the next update is computed in other numbers, by an attempt of its own.
+"""
 
 LEAST_UNCOLLECTED, MOST_UNCOLLECTED = 100, 10_000
 """Updates between two searches of old objects for garbage, at least and at most; between them, a tenth of those made:

@@ -35,10 +35,11 @@ from steadytrain.training.session.session import Session
 from steadytrain.training.state import preserve_process
 
 SECONDS = 15.0
-"""How long to measure, if nobody says otherwise."""
+"""Seconds of measuring, unless others are asked for."""
 ROUNDS = 3
 LEAST_BATCHES, LEAST_UPDATES = 4, 2
-"""Of the feed, and of the updates and of both, in each turn. The feed makes several at a time."""
+"""The fewest batches of the feed, and updates alone and with the feed, in each turn. The feed makes several at a time.
+"""
 SETTLE_SECONDS = 60.0
 """The longest time given to the feed for decoding images that it will keep."""
 WARM_UPDATES = 2

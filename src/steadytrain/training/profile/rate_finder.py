@@ -39,7 +39,7 @@ as much as it had fallen. Networks with batch norms seldom come to a multiple of
 """
 
 DECAY = 0.9
-"""Of that running mean, an update."""
+"""The decay of that running mean, an update."""
 
 WINDOW = 0.05
 """Half of the window of the smoothed loss, as a share of all updates; it looks to both sides, and so does not lag."""

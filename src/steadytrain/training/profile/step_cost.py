@@ -35,7 +35,7 @@ from steadytrain.training.state import preserve_process
 from steadytrain.training.usage import network_line
 
 SECONDS = 0.3
-"""For the machine's peak, once in a process."""
+"""Seconds in which the machine's peak is measured, once in a process."""
 ROUNDS = 3
 FEW = 32
 """Images of a micro-batch: fewer are compared with more of them, since small operations do not scale down."""
@@ -43,8 +43,9 @@ TIMES = 4
 
 LEAST_UPDATES = 20
 SHARE, SUSPECT_SHARE = 0.01, 0.07
-"""Of the seconds that updates will take: the most that measuring may take, of any run, and of a short one that is set
-up in a way which often costs several times as much."""
+"""The most that measuring may take, as shares of the seconds that updates will take: of any run, and of a short one
+that is set up in a way which often costs several times as much.
+"""
 SHORT_RUN_SECONDS, LEAST_RUN_SECONDS, SUSPECT_SECONDS = 0.6, 15.0, 2.0
 """Seconds that measuring may always take, on a run with so many seconds of updates; and on a suspect one."""
 
