@@ -35,7 +35,7 @@ class _Scratch(threading.local):
         self.out = self.clean = self.memory = self.pixels = ctypes.create_string_buffer(0)
 
     def fit(self, **sizes: int) -> None:
-        """Have at least so many bytes in the buffers named."""
+        """Enlarge the named buffers to the given numbers of bytes, where they are smaller."""
         for name, size in sizes.items():
             if len(getattr(self, name)) < size:
                 spacious = max(size, min(size + size // 4, MOST_ROOM))

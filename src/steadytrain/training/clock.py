@@ -42,7 +42,7 @@ WARM_UP = 2
 """Updates of an attempt whose computing is warm-up."""
 
 COMPUTE = ("forward", "backward", "optimizer", "update")
-"""The parts of an update; ``update``: of a recorded one, which nothing tells the parts of."""
+"""The parts of an update. ``update`` is a whole recorded one (a CUDA graph), whose parts cannot be timed."""
 
 ON_DEVICE = (*COMPUTE, "communication")
 """Buckets that a device's marks time."""

@@ -34,9 +34,9 @@ TOLERANCE = 0.03
 """Largest difference from fp32, as a share of the largest value. Sound kernels stay below 0.005 in bf16, and what is
 not set gives anything."""
 OPERATIONS, PER_VALUE, LEAST_IMAGES = 2e7, 40.0, 2
-"""Multiplications of a product that is tried, or so many for each value of its images: of as many images of a
-micro-batch as they suffice for, at least so few. Kernels that go wrong do so at the edges of small images, of which
-there are many then."""
+"""A product is tried on as many images of a micro-batch as these multiplications, or this number for each value of the
+images, allow, and on two at least. Kernels go wrong at the edges of small images, so many small ones are tried.
+"""
 SECONDS = 5.0
 """Seconds after which no further product is tried, the small ones first."""
 ROUNDS = 2

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     import torch
 
 SURVEYED = 256  # images whose headers tell whether all fit
-MARGIN = 1.1  # by so much all may be larger than the surveyed ones let expect
-MISJUDGED = 16  # times that are asked for within the budget, should they be larger still: free unless used
+MARGIN = 1.1  # times the surveyed images' mean size that the mean of all may be
+# Times the expected bytes that are reserved, within the budget, where sizes differ: what is not used takes no memory.
+MISJUDGED = 16
 GATHERED_BYTES = 2**18  # of images gathered at a time: it stays in a core's cache, and is never returned to the system
 DEVICE_SHARE = 8  # of the free memory of a device, one part in so many is used at most
 _ALIGNED = 64

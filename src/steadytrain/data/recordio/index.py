@@ -152,9 +152,10 @@ def require_begins(file: Readable, offsets: Offsets) -> None:
 
 
 def require_complete(file: Readable, offsets: Offsets) -> None:
-    """Raise DataError where a whole record begins right behind one of these, rising, and is none of them.
+    """Raise DataError where the file holds a whole record that the offsets, which rise, leave out.
 
-    Bytes that are damaged are left out by whoever wrote the offsets, and are no record.
+    A record counts as left out where it begins right behind a listed one. Damaged bytes, which whoever wrote the offsets
+    has left out, are no record.
     """
     for start in range(0, len(offsets), _BLOCK):
         begins = offsets[start : start + _BLOCK]

@@ -127,7 +127,7 @@ class Extents(NamedTuple):
 class _File:
     """One of the files: where its records begin, and the card beside it, if there is one.
 
-    Of an object in a store (``remote``) not all bytes are in the file at first: until then its ``view`` fetches them.
+    The file of an object in a store (``remote``) is filled as it is read: its ``view`` fetches what is missing.
     ``starts`` are the offsets of all records; ``numbers`` are those that hold a picture, and ``offsets`` theirs.
     ``is_of_faces``: it is laid out as InsightFace's, and of several labels the first is the class.
     """

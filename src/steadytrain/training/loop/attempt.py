@@ -106,71 +106,91 @@ def _attempt(
     if is_finished if group is None else group.all_gather_json(is_finished)[0]:
         return None
     began = time.perf_counter() if began is None else began
-    is_first = is_first_rank(group, cluster)
-    signal: str | None = None
     with (
         _locked(run, group, cluster) as log,
-        _uploading(run, log, is_first=is_first) as ask_upload,
+        _uploading(run, log, is_first=is_first_rank(group, cluster)) as ask_upload,
+        _failure_written(run, log, group, began) as sessions,
+        ExitStack() as looks,
     ):
         on_locked()
-        session: Session | None = None
         if isinstance(stop, StopRequest):
             stop.last_words = lambda: log.append(_unsaved_end(run, began))
-        try:
-            looks, starting = ExitStack(), Clock(began)
-            look = looks.enter_context(looking(log, starting))
-            with (
-                looks,
-                _watch_start(run, log, starting) as start,
-                open_session(
-                    run,
-                    log,
-                    allow_import=allow_import,
-                    began=began,
-                    group=group,
-                    cluster=cluster,
-                    opened=opened,
-                ) as session,
-            ):
-                start.close()
-                look.attach(session.clock)
-                cursor, first = session.state.cursor, session.state.cursor.position
-                stops = looks.enter_context(stopping(session, stop, group, since or session.started.began))
-                monitors = _start_monitors(session, log, group, stops, relatives=_relatives(group, cluster))
-                with monitors, looks, collecting_by_hand() as collect:
-                    trained = run_updates(session, stops, before, collect, probe=probe)
-                    signal = yield from _write_each(log, session.clock, trained, ask_upload)
-                if signal is not None and (words := stops.words()):
-                    yield log.append(Noticed(message=words, step=cursor.step))
-                ended = Ended(
-                    status="finished" if signal is None else "interrupted" if signal == "SIGINT" else "preempted",
-                    step=cursor.step,
-                    seconds=time.perf_counter() - session.clock.began,
-                    images=cursor.position - first,
-                )
-                yield log.append(ended)
-            if cluster is not None:
-                cluster.leave()
-        except KeyboardInterrupt:
-            with contextlib.suppress(SteadyError):
-                log.append(_unsaved_end(run, began))
-            raise
-        except Exception as caught:
-            error = _out_of_memory(caught, run) or caught
-            if group is not None and not isinstance(error, DivergedError):  # which all ranks raise together
-                events = () if session is None else session.outbox
-                if isinstance(error, RankLostError) and any(isinstance(event, Halved) for event in events):
-                    group.heartbeat.fail(str(error))  # this rank's memory ran out: the others wait for it
-                error = group.blame(error)
-            _write_failure(log, session, error)
-            if error is caught:
-                del error  # its traceback refers to this frame: all of the attempt would stay in memory
-                raise
-            try:
-                raise error from caught
-            finally:
-                del error
+        arguments: _Opening = {"allow_import": allow_import, "group": group, "cluster": cluster, "opened": opened}
+        with _watched_opening(run, log, looks, began, **arguments) as session:
+            sessions.append(session)
+            cursor, first = session.state.cursor, session.state.cursor.position
+            stops = looks.enter_context(stopping(session, stop, group, since or session.started.began))
+            monitors = _start_monitors(session, log, group, stops, relatives=_relatives(group, cluster))
+            # Whatever looks at the updates ends with them: the end of the attempt is the last event of its log.
+            with monitors, looks, collecting_by_hand() as collect:
+                trained = run_updates(session, stops, before, collect, probe=probe)
+                signal = yield from _write_each(log, session.clock, trained, ask_upload)
+            if signal is not None and (words := stops.words()):
+                yield log.append(Noticed(message=words, step=cursor.step))
+            ended = Ended(
+                status="finished" if signal is None else "interrupted" if signal == "SIGINT" else "preempted",
+                step=cursor.step,
+                seconds=time.perf_counter() - session.clock.began,
+                images=cursor.position - first,
+            )
+            yield log.append(ended)
+        if cluster is not None:
+            cluster.leave()
     return signal
+
+
+class _Opening(TypedDict):
+    """Arguments of :func:`.open_session` that an attempt passes on."""
+
+    allow_import: bool | None
+    group: Group | None
+    cluster: Cluster | None
+    opened: OpenedData | None
+
+
+@contextmanager
+def _watched_opening(
+    run: Run, log: EventLog, looks: ExitStack, began: float, **arguments: Unpack[_Opening]
+) -> Iterator[Session]:
+    """Open the session. A watchdog says so where that takes long, and looks at this thread begin with it."""
+    clock, patience = Clock(began), StallLimits(slow=START_SECONDS, end=None)
+    look = looks.enter_context(looking(log, clock))
+    with ExitStack() as start:
+        start.enter_context(Watchdog(clock, log=log, folder=run.directory, patience=patience))
+        with open_session(run, log, began=began, **arguments) as session:
+            start.close()
+            look.attach(session.clock)
+            yield session
+
+
+@contextmanager
+def _failure_written(run: Run, log: EventLog, group: Group | None, began: float) -> Iterator[list[Session]]:
+    """Write to the log why the block raised; yield a list for the session, once it is open.
+
+    Where memory ran out the error that is raised says what to do; on several ranks it names the rank that is to blame.
+    """
+    sessions: list[Session] = []
+    try:
+        yield sessions
+    except KeyboardInterrupt:
+        with contextlib.suppress(SteadyError):
+            log.append(_unsaved_end(run, began))
+        raise
+    except Exception as caught:
+        error = _out_of_memory(caught, run) or caught
+        if group is not None and not isinstance(error, DivergedError):  # which all ranks raise together
+            events = [event for session in sessions for event in session.outbox]
+            if isinstance(error, RankLostError) and any(isinstance(event, Halved) for event in events):
+                group.heartbeat.fail(str(error))  # this rank's memory ran out: the others wait for it
+            error = group.blame(error)
+        _write_failure(log, sessions[0] if sessions else None, error)
+        if error is caught:
+            del error  # its traceback refers to this frame: all of the attempt would stay in memory
+            raise
+        try:
+            raise error from caught
+        finally:
+            del error
 
 
 def is_first_rank(group: Group | None, cluster: Cluster | None) -> bool:
@@ -264,14 +284,6 @@ def _uploading(run: Run, log: EventLog, *, is_first: bool) -> Iterator[Callable[
             upload.close()
         raise
     upload.close()
-
-
-def _watch_start(run: Run, log: EventLog, clock: Clock) -> ExitStack:
-    """Watch this thread until what this returns is closed; of the progress of a start nothing is known."""
-    watch = ExitStack()
-    patience = StallLimits(slow=START_SECONDS, end=None)
-    watch.enter_context(Watchdog(clock, log=log, folder=run.directory, patience=patience))
-    return watch
 
 
 @contextmanager

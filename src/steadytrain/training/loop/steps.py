@@ -178,7 +178,7 @@ def _any_stop(stop: Callable[[], str | None], group: Group) -> str | None:
 
 
 def _agreed(run: Run, find: Callable[[], Run], problem: DivergedError, group: Group) -> Run:
-    """Return the run with the remedy that the first rank finds for all; the others wait for it.
+    """Let the first rank find a remedy, and return the run with it on every rank.
 
     Raises:
         DivergedError: on all ranks, there is none.

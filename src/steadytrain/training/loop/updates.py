@@ -29,8 +29,9 @@ NUMBERS = "other numbers"
 """
 
 LEAST_UNCOLLECTED, MOST_UNCOLLECTED = 100, 10_000
-"""Updates between two searches of old objects for garbage, at least and at most; between them, a tenth of those made:
-who keeps something of each update makes the search longer and longer."""
+"""The fewest and the most updates between two searches of old objects for garbage: in between, a tenth of those made.
+Where something is kept of each update, the search takes longer and longer.
+"""
 
 
 def run_updates(
@@ -59,24 +60,25 @@ def run_updates(
             session.saver.seconds = wish.save_seconds
         if wish.end:
             _end_here(session, f"its {session.recipe.budget.minutes:g} minutes are over; the best weights are kept")
-        if wish.measure:
+        if wish.measure:  # passes over the batch, whose memory is free for all that follows
             yield from _measure(session, batch, measuring)
         del batch
-        end_epoch(session, last.position)
+        end_epoch(session, last.position)  # before the log line, which also yields the epochs that ended
         logs = _has_passed(every.log_steps, last.step, seen.step) or session.is_done
         logs = logs and session.laps.images > 0  # where updates are left out, a line may have none
         evaluates = is_due(session)
+        # The device computes on while the host collects; a line or an evaluation waits for the device after that.
         garbage.maybe_collect(seen.step - last.step, waits=logs or evaluates)
-        if logs:
+        if logs:  # before an evaluation and a checkpoint: weights that are not finite get neither
             yield from _log(session, step.lr)
         yield from pending_notices(session)
         yield from written(session)
-        if evaluates:
+        if evaluates:  # before the checkpoint, which holds the best score and how often it was missed
             wish = yield from _evaluate_and_ask(session, stop, wish)
         is_last = session.is_done or wish.stop is not None or session.changes_numbers
         if wish.save or is_last or _has_passed(every.save_steps, last.step, seen.step):
             yield from _save(session, last.position, is_last=is_last)
-        if session.clock.is_due():
+        if session.clock.is_due():  # last, so that the account has the time of all of these
             yield from accounts(session)
             notice_faults(session)
         if is_last:
@@ -136,7 +138,7 @@ def _make_update(session: Session, batch: DeviceBatch, waits: Waits, last: Curso
 
 
 def _wish(session: Session, stop: Callable[[], str | None], *, is_measuring_due: bool) -> Wish:
-    """Return what this rank wants to be done after an update; to save and to end by the clock is the first one's."""
+    """Return what this rank asks for after an update. Only the first rank saves and ends by the clock."""
     signal = stop()  # which may want a checkpoint at once
     saver = session.saver  # to save by the clock is the first rank's, and to save before its machine goes any rank's
     is_save_due = saver.is_due() if session.is_first else saver.is_hurried
