@@ -154,7 +154,7 @@ def require_begins(file: Readable, offsets: Offsets) -> None:
 def require_complete(file: Readable, offsets: Offsets) -> None:
     """Raise DataError where the file holds a whole record that the offsets, which rise, leave out.
 
-    A record counts as left out where it begins right behind a listed one. Damaged bytes, which the writer of the offsets
+    A record is left out where it begins right behind a listed one. Damaged bytes, which the writer of the offsets
     left out, are no record.
     """
     for start in range(0, len(offsets), _BLOCK):
