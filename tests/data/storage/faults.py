@@ -26,7 +26,7 @@ class _BadEntries:
         self.entries, self.number = entries, number
 
     def __enter__(self) -> Iterator[_BadEntry]:
-        return (_BadEntry(entry.name, self.number) for entry in self.entries)
+        return (_BadEntry(entry.name, entry.path, self.number) for entry in self.entries)
 
     def __exit__(self, *_: object) -> None:
         self.entries.close()
@@ -35,6 +35,7 @@ class _BadEntries:
 @dataclass
 class _BadEntry:
     name: str
+    path: str
     number: int
 
     def is_dir(self) -> bool:

@@ -18,6 +18,8 @@ from steadytrain.data.storage.object_cache import open_object, open_objects
 from steadytrain.data.storage.store import Fault, ObjectFacts, ObjectPlace, Store
 from steadytrain.errors import DataError, StorageError
 
+pytest.importorskip("obstore")
+
 SECRETS = ("AKIAWHOREADSTHIS", "not-to-be-shown", "s3cr3t")
 
 

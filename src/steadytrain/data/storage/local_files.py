@@ -99,13 +99,8 @@ def _lasting(error: OSError, name: str) -> StorageError:
 class _PatientFile(io.RawIOBase):
     """A file that is read from front to back, or by seeking: each read as of :func:`read_patiently`."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._at = path, 0
-        self._file = read_patiently(self._open, str(path))
-
-    def _open(self) -> io.FileIO:
-        require_regular(self._path)
-        return self._path.open("rb", buffering=0)
+    def __init__(self, path: Path, file: io.FileIO) -> None:
+        self._path, self._at, self._file = path, 0, file
 
     def readable(self) -> bool:
         return True
@@ -130,7 +125,7 @@ class _PatientFile(io.RawIOBase):
         except OSError as error:
             if is_of_the_system(error):
                 with contextlib.suppress(OSError):  # the next try is to have it afresh
-                    opened = self._open()
+                    opened = _open_regular(self._path)
                     self._file.close()
                     self._file = opened
             raise
@@ -148,7 +143,13 @@ def open_patiently(path: Path) -> BinaryIO:
         OSError: there is none, or it may not be read.
         StorageError: the system cannot read it; also of every read.
     """
-    return cast(BinaryIO, io.BufferedReader(_PatientFile(path)))
+    file = read_patiently(partial(_open_regular, path), str(path))
+    return cast(BinaryIO, io.BufferedReader(_PatientFile(path, file)))
+
+
+def _open_regular(path: Path) -> io.FileIO:
+    require_regular(path)
+    return path.open("rb", buffering=0)
 
 
 class ByteRanges(ABC):
