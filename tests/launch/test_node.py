@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from steadytrain.launch import Job, render
-from steadytrain.launch.job import Kubernetes
+from steadytrain.launch.kubernetes import Kubernetes
 from steadytrain.launch.supervise import job_exit_code
 
 NODE = [sys.executable, "-m", "steadytrain.launch.node"]
@@ -67,7 +67,7 @@ def test_a_task_of_skypilot_and_a_train_job_start_their_ranks() -> None:
     sky = subprocess.run(
         ["bash", "-c", script], env={**os.environ, **places}, text=True, capture_output=True, check=True
     )
-    manifest = render("kubernetes", replace(job, kubernetes=Kubernetes(kind="trainjob"))).files[0].text
+    manifest = render("kubernetes", replace(job, options=(Kubernetes(kind="trainjob"),))).files[0].text
     trainer = yaml.safe_load(manifest)["spec"]["trainer"]
     values = {"$(PET_NODE_RANK)": "1", "$(PET_MASTER_ADDR)": "10.0.0.1"}
     words = [values.get(word, word) for word in (*trainer["command"], *trainer["args"])]

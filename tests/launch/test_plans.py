@@ -18,8 +18,13 @@ from hypothesis import strategies as st
 
 from steadytrain.errors import InputError
 from steadytrain.launch import LAUNCHERS, Job, render
-from steadytrain.launch.job import Kubernetes, Mpi, Sky, Slurm, Ssh, Yarn
+from steadytrain.launch.kubernetes import Kubernetes
+from steadytrain.launch.mpi import Mpi
 from steadytrain.launch.plan import plan_text
+from steadytrain.launch.sky import Sky
+from steadytrain.launch.slurm import Slurm
+from steadytrain.launch.ssh import Ssh
+from steadytrain.launch.yarn import Yarn
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
 HOSTS = ("10.0.0.1", "10.0.0.2")
@@ -39,7 +44,7 @@ SLURM = Job(
     cpus=16,
     memory_gb=64,
     gpus=2,
-    slurm=Slurm(partition="gpu", options=("--exclusive",)),
+    options=(Slurm(partition="gpu", options=("--exclusive",)),),
 )
 ARRAY = replace(SLURM, words=("resume", "runs/a"), tasks=(("resume", "runs/a"), ("resume", "runs/b c")), at_once=2)
 POD = Job(
@@ -55,7 +60,7 @@ POD = Job(
     memory_gb=64,
     gpus=2,
     image="registry.example/steadytrain:1",
-    kubernetes=Kubernetes(namespace="vision", claim="photos", secret="keys", selector={"accelerator": "h100"}),
+    options=(Kubernetes(namespace="vision", claim="photos", secret="keys", selector={"accelerator": "h100"}),),
 )
 SET = Job(
     words=("train", "/data/a.rec"),
@@ -63,22 +68,24 @@ SET = Job(
     name="cats",
     restarts=3,
     image="steadytrain:1",
-    kubernetes=Kubernetes(kind="jobset"),
+    options=(Kubernetes(kind="jobset"),),
 )
 RAY_JOB = replace(
     POD,
     words=("train", "/data/a b.rec", "--run", "/data/$(x)", "--engine", "async", "--ray-address", "auto"),
-    kubernetes=replace(POD.kubernetes, kind="rayjob"),
+    options=(replace(POD.options_of(Kubernetes), kind="rayjob"),),
 )
-TRAIN_JOB = replace(POD, restarts=0, kubernetes=replace(POD.kubernetes, kind="trainjob"))
+TRAIN_JOB = replace(POD, restarts=0, options=(replace(POD.options_of(Kubernetes), kind="trainjob"),))
 SKY = replace(
     SLURM,
     python="python3",
     port=29500,
     minutes=None,
     image="registry.example/steadytrain:1",
-    slurm=Slurm(),
-    sky=Sky(infra="aws/us-east-1", accelerators="H100:2", spot=True, workdir=".", mounts={"/data": "s3://photos/2026"}),
+    options=(
+        Slurm(),
+        Sky(infra="aws/us-east-1", accelerators="H100:2", spot=True, workdir=".", mounts={"/data": "s3://photos/2026"}),
+    ),
 )
 YARN = Job(
     words=("train", "/data/a b.rec"),
@@ -94,7 +101,7 @@ YARN = Job(
     memory_gb=64,
     gpus=2,
     image="registry.example/steadytrain:1",
-    yarn=Yarn(queue="vision"),
+    options=(Yarn(queue="vision"),),
 )
 ENV = {"OMP_NUM_THREADS": "4", "HF_TOKEN": None}
 SSH = Job(
@@ -105,7 +112,7 @@ SSH = Job(
     port=29500,
     env=ENV,
     restarts=2,
-    ssh=Ssh(sync="~/cats/", options=("-F", "my conf")),
+    options=(Ssh(sync="~/cats/", options=("-F", "my conf")),),
 )
 ELASTIC = Job(words=TRAIN, hosts=HOSTS, procs=2, least=1, nodes=2, name="cats", folder="/work", port=29500, restarts=3)
 MPI = Job(
@@ -114,10 +121,9 @@ MPI = Job(
     folder="/work",
     port=29500,
     env=ENV,
-    ssh=Ssh(options=("-F", "my conf")),
-    mpi=Mpi(options=("--mca", "btl", "self,tcp")),
+    options=(Ssh(options=("-F", "my conf")), Mpi(options=("--mca", "btl", "self,tcp"))),
 )
-MPICH = Job(words=TRAIN, procs=2, port=29500, mpi=Mpi(kind="mpich"))
+MPICH = Job(words=TRAIN, procs=2, port=29500, options=(Mpi(kind="mpich"),))
 LOCAL = Job(words=("train", "a b.rec", "--run", "runs/a"), procs=2, env={"OMP_NUM_THREADS": "1"})
 
 FILES = [("slurm", SLURM, "slurm.sbatch"), ("slurm", ARRAY, "array.sbatch"), ("yarn", YARN, "yarn.json")]
@@ -231,10 +237,10 @@ def test_every_scheduler_hands_over_the_same_words(rest: list[str]) -> None:
     assert changes[changes.index("--") + 1 :] == ["x.py", *(word.replace("$$(", "$(") for word in rest)]
     line = json.loads(render("yarn", job).files[0].text)["components"][0]["launch_command"]
     assert shlex.split(line)[shlex.split(line).index("--") + 1 :] == ["x.py", *rest]
-    manifest = yaml.safe_load(render("kubernetes", replace(job, kubernetes=Kubernetes(kind="trainjob"))).files[0].text)
+    manifest = yaml.safe_load(render("kubernetes", replace(job, options=(Kubernetes(kind="trainjob"),))).files[0].text)
     args = manifest["spec"]["trainer"]["args"]
     assert args[args.index("--") + 1 :] == container["args"][container["args"].index("--") + 1 :]
-    manifest = yaml.safe_load(render("kubernetes", replace(job, kubernetes=Kubernetes(kind="rayjob"))).files[0].text)
+    manifest = yaml.safe_load(render("kubernetes", replace(job, options=(Kubernetes(kind="rayjob"),))).files[0].text)
     assert shlex.split(manifest["spec"]["entrypoint"]) == ["python3", "x.py", *rest]
     line = yaml.safe_load(render("sky", job).files[0].text)["run"].partition("\n")[2]
     assert shlex.split(line)[shlex.split(line).index("--") + 1 :] == ["x.py", *rest]
@@ -270,7 +276,7 @@ def test_what_a_place_cannot_do_is_refused_with_a_remedy(on: str, job: Job, mess
 
 
 def test_what_makes_no_difference_there_is_told() -> None:
-    plan = render("local", Job(words=TRAIN, image="a", slurm=Slurm(qos="high")))
+    plan = render("local", Job(words=TRAIN, image="a", options=(Slurm(qos="high"),)))
     assert plan.notes == ("image, slurm: not used by local",)
     assert render("kubernetes", RAY_JOB).notes[-1].startswith("procs: not used by a RayJob")
     changed = replace(TRAIN_JOB, folder="/work", restarts=1)

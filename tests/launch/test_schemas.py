@@ -14,10 +14,11 @@ import yaml
 from tests.launch.test_plans import POD, SET, SKY, TRAIN_JOB
 
 from steadytrain.launch import Job, render
-from steadytrain.launch.job import Kubernetes, Sky
+from steadytrain.launch.kubernetes import Kubernetes
+from steadytrain.launch.sky import Sky
 
 BARE = Job(words=("train", "/data/a.rec"), image="a")
-JOBS = [POD, BARE, Job(words=("python", "x.py"), nodes=2, image="a", kubernetes=Kubernetes(claim="b"))]
+JOBS = [POD, BARE, Job(words=("python", "x.py"), nodes=2, image="a", options=(Kubernetes(claim="b"),))]
 
 
 def _manifests(job: Job) -> list[dict[str, Any]]:
@@ -44,7 +45,7 @@ def test_jobsets() -> None:
 
 
 @pytest.mark.parametrize(
-    "job", [TRAIN_JOB, Job(words=("python", "x.py"), image="a", kubernetes=Kubernetes(kind="trainjob"))]
+    "job", [TRAIN_JOB, Job(words=("python", "x.py"), image="a", options=(Kubernetes(kind="trainjob"),))]
 )
 def test_train_jobs_of_kubeflow(job: Job) -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models")
@@ -58,7 +59,7 @@ def test_train_jobs_of_kubeflow(job: Job) -> None:
     assert replicated["name"] == container["name"] == "node", "as Kubeflow's runtimes name them"
 
 
-@pytest.mark.parametrize("job", [SKY, Job(words=("python", "x.py"), sky=Sky(setup="pip install steadytrain"))])
+@pytest.mark.parametrize("job", [SKY, Job(words=("python", "x.py"), options=(Sky(setup="pip install steadytrain"),))])
 def test_tasks_of_skypilot(job: Job) -> None:
     schemas = pytest.importorskip("sky.utils.schemas")
     checked = pytest.importorskip("jsonschema")

@@ -15,8 +15,7 @@ import pytest
 from steadytrain import __version__
 from steadytrain.errors import InputError
 from steadytrain.launch import Job, render
-from steadytrain.launch.job import Ssh
-from steadytrain.launch.ssh import HostAnswer, check_program, judge, require_same_torch
+from steadytrain.launch.ssh import HostAnswer, Ssh, check_program, judge, require_same_torch
 
 JOB = Job(words=("train", "a.rec"), python="/opt/python", port=29500)
 GOOD: dict[str, Any] = {
@@ -74,7 +73,9 @@ def test_a_machine_without_the_data_is_found_before_anything_starts(tmp_path: Pa
 
 
 def test_paths_of_several_files_and_copied_ones_are_left_to_the_command(tmp_path: Path) -> None:
-    job = Job(words=("train", "a"), hosts=("gpu1",), inputs=("a", "/s/x-{0..9}.tar", "/s/a.rec"), ssh=Ssh(sync="cats"))
+    job = Job(
+        words=("train", "a"), hosts=("gpu1",), inputs=("a", "/s/x-{0..9}.tar", "/s/a.rec"), options=(Ssh(sync="cats"),)
+    )
     assert "'paths': ['/s/a.rec']" in render("ssh", job).stages[0].commands[0].stdin
     with pytest.raises(InputError, match=r"\.\./photos is outside the working directory"):
         render("ssh", replace(job, inputs=("../photos",)))

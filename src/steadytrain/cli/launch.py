@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, convert
 
@@ -15,7 +15,6 @@ from steadytrain.cli import TRAINING_VERBS, parse
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import RepeatedFlag, TrainingOptions, parse_setting, read_table
 from steadytrain.config import Data, Model, Recipe
-from steadytrain.config.plain import build
 from steadytrain.doctor.collect import places
 from steadytrain.errors import InputError
 
@@ -28,7 +27,7 @@ _RUNS = "runs"
 
 def launch(
     *command: Annotated[str, Parameter(name="COMMAND", allow_leading_hyphen=True, converter=convert)],
-    on: Literal["local", "ssh", "mpi", "slurm", "kubernetes", "yarn", "sky"] | None = None,
+    on: str | None = None,
     nodes: str | None = None,
     procs: int | None = None,
     hosts: Path | None = None,
@@ -51,7 +50,8 @@ def launch(
     Args:
         command: After two dashes, the command to start: train, finetune, resume, bandwidth or pack with their options,
             or python and your program, which reads RANK, WORLD_SIZE and torchrun's other variables.
-        on: The launcher: by default local (this machine), or ssh with --hosts.
+        on: The launcher: local (this machine, the default), ssh (the default with --hosts), mpi, slurm, kubernetes,
+            yarn, sky, or that of another package (docs: launch).
         nodes: Machines; MIN:MAX if machines may join and leave (ssh; torchrun's agents). Default: all of --hosts, or 1.
         procs: Processes on each machine, usually one for each GPU. Default: the host's slots, or 1.
         hosts: A file with one machine per line: name, user@name:port, name slots=2. The first has rank 0.
@@ -228,11 +228,11 @@ def read_hosts_file(path: Path) -> tuple[str, ...]:
 
 def job_for(command: tuple[str, ...], on: str | None, file: Path | None, values: dict[str, Any]) -> tuple[str, Job]:
     """Return the launcher and the job: defaults for the place, under the file's values, flags, and ``--set``."""
-    from steadytrain.launch import Job, launcher_name
+    from steadytrain.launch import build_job, launcher_name
 
     table = read_table(file, "a job file") if file else {}
     in_file = table.pop("on", None)
-    place = on or (in_file and launcher_name(in_file)) or ("ssh" if "hosts" in table or "hosts" in values else "local")
+    place = launcher_name(on or in_file or ("ssh" if "hosts" in table or "hosts" in values else "local"))
     if command or "words" not in table:
         table["words"] = command
     for key, value in values.items():
@@ -246,4 +246,4 @@ def job_for(command: tuple[str, ...], on: str | None, file: Path | None, values:
     if place in ("local", "ssh", "mpi", "slurm"):  # one and the same environment and folder, as a rule
         folder = {} if place == "local" else {"folder": os.getcwd()}  # noqa: PTH109
         table = {"python": sys.executable, **folder, **table}
-    return place, build(Job, table)
+    return place, build_job(table)

@@ -7,32 +7,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
+from importlib.metadata import entry_points
+from typing import Any
 
+from steadytrain.config.plain import build
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.launch import kubernetes, local, mpi, sky, slurm, ssh, yarn
-from steadytrain.launch.job import Job, is_python
+from steadytrain.launch.job import Job, is_python, options_name
 from steadytrain.launch.plan import Command, File, Launcher, Plan, PlanStage
 
-__all__ = ["LAUNCHERS", "Command", "File", "Job", "Launcher", "Plan", "PlanStage", "launcher_name", "render"]
+__all__ = [
+    "LAUNCHERS",
+    "Command",
+    "File",
+    "Job",
+    "Launcher",
+    "Plan",
+    "PlanStage",
+    "build_job",
+    "launcher_name",
+    "launchers",
+    "render",
+]
 
 LAUNCHERS: dict[str, Launcher] = {
-    "local": local,
-    "ssh": ssh,
-    "mpi": mpi,
-    "slurm": slurm,
-    "kubernetes": kubernetes,
-    "yarn": yarn,
-    "sky": sky,
+    "local": local.LAUNCHER,
+    "ssh": ssh.LAUNCHER,
+    "mpi": mpi.LAUNCHER,
+    "slurm": slurm.LAUNCHER,
+    "kubernetes": kubernetes.LAUNCHER,
+    "yarn": yarn.LAUNCHER,
+    "sky": sky.LAUNCHER,
 }
-OTHER_NAMES = {
-    **dict.fromkeys(("k8s", "kube", "kubectl"), "kubernetes"),
-    **dict.fromkeys(("sbatch", "srun"), "slurm"),
-    **dict.fromkeys(("mpirun", "mpiexec", "openmpi"), "mpi"),
-    "skypilot": "sky",
-    "hadoop": "yarn",
-}
-"""Other names of the launchers."""
+GROUP = "steadytrain.launchers"
+"""The group of entry points by which other packages add launchers: ``NAME = "package.module:LAUNCHER"``."""
 _ALWAYS = {"words", "nodes", "procs", "env", "name", "python", "inputs", "outputs", "mounted"}
 
 
@@ -43,15 +53,21 @@ def render(on: str, job: Job) -> Plan:
         InputError: no such launcher, or a job that it cannot start.
     """
     on = launcher_name(on)
-    launcher = LAUNCHERS[on]
-    if job.tasks and "tasks" not in launcher.TAKES:
+    launcher = launchers()[on]
+    if job.tasks and "tasks" not in launcher.takes:
         raise InputError(f"--on {on} takes no array of jobs: use slurm")
     plan = launcher.render(job)
     plain = Job(words=("train",))
     set_fields = {field.name for field in fields(job) if getattr(job, field.name) != getattr(plain, field.name)}
-    unused = sorted(set_fields - launcher.TAKES - _ALWAYS)
-    notes = (f"{', '.join(unused)}: not used by {on}",) if unused else ()
+    unused = set_fields - launcher.takes - _ALWAYS - {"options"}
+    unused |= {options_name(type(options)) for options in job.options if type(options) not in launcher.options}
+    notes = (f"{', '.join(sorted(unused))}: not used by {on}",) if unused else ()
     return replace(plan, notes=plan.notes + notes + _notes_on_gpus(job, launcher))
+
+
+def launchers() -> dict[str, Launcher]:
+    """Return all launchers by name: ours, and those of other packages' entry points."""
+    return LAUNCHERS | {point.name: point.load() for point in entry_points(group=GROUP)}
 
 
 def launcher_name(name: str) -> str:
@@ -60,20 +76,33 @@ def launcher_name(name: str) -> str:
     >>> launcher_name("k8s")
     'kubernetes'
     """
-    known = OTHER_NAMES.get(name.lower(), name.lower())
-    if known not in LAUNCHERS:
-        near = did_you_mean(known, LAUNCHERS)
-        raise InputError(f"unknown launcher {name!r}: choose {', '.join(LAUNCHERS)}.{near}")
-    return known
+    known = launchers()
+    others = {other: kind for kind, launcher in known.items() for other in launcher.names}
+    called = others.get(name.lower(), name.lower())
+    if called not in known:
+        raise InputError(f"unknown launcher {name!r}: choose {', '.join(known)}.{did_you_mean(called, known)}")
+    return called
+
+
+def build_job(table: Mapping[str, Any]) -> Job:
+    """Build a job of plain data, as of a job file: fields of :class:`.Job`, and a table for each kind of options.
+
+    Raises:
+        RecipeError: an unknown key, or a value of the wrong type.
+        InputError: a value that a job cannot have.
+    """
+    kinds = {options_name(kind): kind for launcher in launchers().values() for kind in launcher.options}
+    given = tuple(build(kind, table[name], name) for name, kind in kinds.items() if name in table)
+    plain = {name: value for name, value in table.items() if name not in kinds}
+    return replace(build(Job, plain, hint=lambda name, known: did_you_mean(name, [*known, *kinds])), options=given)
 
 
 def _notes_on_gpus(job: Job, launcher: Launcher) -> tuple[str, ...]:
     """Say where ranks would train without a GPU, or leave some unused, since nobody asked for them."""
-    asks_by_options = any("gpu" in option or "gres" in option for option in job.slurm.options)
-    if "gpus" not in launcher.TAKES or job.words[0] == "pack" or job.sky.accelerators or asks_by_options:
+    if "gpus" not in launcher.takes or job.words[0] == "pack" or launcher.asks_for_gpus(job):
         return ()
     if job.gpus is None and "cpu" not in job.words and "--device=cpu" not in job.words:
-        key, value = ("sky.accelerators", "H100:8") if "sky" in launcher.TAKES else ("gpus", "8")
+        key, value = launcher.gpus
         return (f"{key} is not set: the job asks for no GPU; --set {key}={value} asks for some on each machine",)
     _, procs = job.shape
     if job.gpus and procs < job.gpus and not is_python(job.words[0]):

@@ -12,11 +12,13 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, TypeVar
 
 from steadytrain.config.plain import check_types
 from steadytrain.errors import InputError, did_you_mean
+
+T = TypeVar("T")
 
 _LINE = re.compile(
     r"(?:(?P<user>[A-Za-z_][\w.-]*)@)?"
@@ -117,111 +119,30 @@ _PORTS = range(20000, 30000)  # below those that systems give away by themselves
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 
 
-def _require(holds: bool, name: str, value: object, limit: str) -> None:
+def require(holds: bool, name: str, value: object, limit: str) -> None:
+    """Raise InputError with a value and its limit, unless it holds."""
     if not holds:
         raise InputError(f"{name} is {value!r}; it must be {limit}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ssh:
-    """Options of ``--on ssh``.
+def options_name(kind: type[Any]) -> str:
+    """Return what ``--set`` and job files call a kind of options: its name in lower case."""
+    return kind.__name__.lower()
+
+
+def require_lines(of: str, **values: str | None) -> None:
+    """Refuse values, by name, that cannot be a line of a script, or a word that does not look like an option.
 
     Args:
-        sync: copy the working directory into this folder of each machine, and work there; a relative one starts from
-            the home folder. None: the machines see the same working directory.
-        exclude: names or paths, with ``*`` and ``?``, that are not copied, beside those that never are.
-        options: options for ssh itself, such as ``["-F", "cluster.conf"]``.
-        tool: ``rsync``, or ``tar`` through ssh, which is also taken where rsync is missing.
+        of: the launcher whose options they are; empty: the job's own.
+        values: None is none.
+
+    Raises:
+        InputError: names the first.
     """
-
-    sync: str | None = None
-    exclude: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    tool: Literal["rsync", "tar"] = "rsync"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mpi:
-    """Options of ``--on mpi``.
-
-    Args:
-        kind: whose MPI it is: their options differ. Intel's takes those of MPICH.
-        program: the command that starts the ranks; None: ``mpirun`` or ``mpiexec``.
-        options: further options for it.
-    """
-
-    kind: Literal["openmpi", "mpich"] = "openmpi"
-    program: str | None = None
-    options: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slurm:
-    """Options of ``--on slurm``.
-
-    Args:
-        partition, account, qos: as sbatch calls them.
-        signal_seconds: how long before the time limit the ranks are asked to save; the job is then queued again.
-        options: further options for sbatch, each a line ``#SBATCH`` of the script.
-    """
-
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    signal_seconds: int = 120
-    options: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kubernetes:
-    """Options of ``--on kubernetes``.
-
-    Args:
-        kind: an Indexed ``job``, whose pods are replaced one by one; a ``jobset``, whose pods start anew together (that
-            needs JobSet's controller in the cluster); a ``trainjob`` of Kubeflow Trainer 2; or a ``rayjob`` of KubeRay,
-            for the asynchronous engine.
-        runtime: of a TrainJob: the ClusterTrainingRuntime by which Kubeflow starts it.
-        namespace: None: the one that kubectl is set to.
-        claim: a PersistentVolumeClaim for data and runs, seen by all pods under ``mount``.
-        secret: a Secret that holds the variables given without a value.
-        selector: labels of the machines to take.
-    """
-
-    kind: Literal["job", "jobset", "trainjob", "rayjob"] = "job"
-    runtime: str = "torch-distributed"
-    namespace: str | None = None
-    claim: str | None = None
-    mount: str = "/data"
-    secret: str | None = None
-    selector: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Yarn:
-    """Options of ``--on yarn``: the queue to submit to."""
-
-    queue: str = "default"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sky:
-    """Options of ``--on sky``.
-
-    Args:
-        infra: where: ``aws/us-east-1``, ``gcp``, ``k8s``; None: the cheapest place that SkyPilot has access to.
-        accelerators: GPUs of each machine by name and number, such as ``H100:8``.
-        spot: take machines that may be taken away.
-        setup: a shell command that installs steadytrain on each machine, where the image does not have it.
-        workdir: folder of this machine that is copied to each, which is then the working directory.
-        mounts: a folder of the machines -> the bucket that is seen there, such as ``s3://photos``.
-    """
-
-    infra: str | None = None
-    accelerators: str | None = None
-    spot: bool = False
-    setup: str | None = None
-    workdir: str | None = None
-    mounts: Mapping[str, str] = field(default_factory=dict)
+    for name, value in values.items():
+        is_line = value is None or (bool(value) and not value.startswith("-") and not re.search(r"[\0\n\r]", value))
+        require(is_line, f"{of}.{name}" if of else name, value, "one line that does not begin with a dash")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +175,7 @@ class Job:
         inputs: paths that the command reads and machines must find; ``steady launch`` takes them from the command.
         outputs: paths that it writes, which must not be lost with a machine; as ``inputs``.
         mounted: folders that the machines see without this job's doing, such as those of the image.
+        options: options of launchers, at most one instance of each kind, such as ``Slurm(partition="gpu")``.
     """
 
     words: tuple[str, ...]
@@ -281,57 +203,38 @@ class Job:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     mounted: tuple[str, ...] = ()
-    ssh: Ssh = field(default_factory=Ssh)
-    mpi: Mpi = field(default_factory=Mpi)
-    slurm: Slurm = field(default_factory=Slurm)
-    kubernetes: Kubernetes = field(default_factory=Kubernetes)
-    yarn: Yarn = field(default_factory=Yarn)
-    sky: Sky = field(default_factory=Sky)
+    options: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         check_types(self, "")
-        for name in ("ssh", "mpi", "slurm", "kubernetes", "yarn", "sky"):
-            check_types(getattr(self, name), name)
+        kinds = [type(options) for options in self.options]
+        is_sound = all(map(is_dataclass, kinds)) and len({*kinds}) == len(kinds)
+        require(is_sound, "options", self.options, "options of launchers, one of each kind")
+        for options in self.options:
+            check_types(options, options_name(type(options)))
         object.__setattr__(self, "words", _program(self.words))
         object.__setattr__(self, "tasks", tuple(map(_program, self.tasks)))
         for name in ("at_once", "nodes", "least", "procs", "ranks", "minutes", "cpus", "memory_gb"):
             value = getattr(self, name)
-            _require(value is None or 1 <= value <= 100_000, name, value, "1 to 100000")
-        _require(self.gpus is None or 0 <= self.gpus <= 1024, "gpus", self.gpus, "0 to 1024 per machine")
-        _require(self.port is None or 1024 <= self.port <= 65535, "port", self.port, "1024 to 65535")
-        _require(0 <= self.restarts <= 1000, "restarts", self.restarts, "0 to 1000")
-        _require(1 <= self.grace_seconds <= 86400, "grace_seconds", self.grace_seconds, "1 to 86400")
+            require(value is None or 1 <= value <= 100_000, name, value, "1 to 100000")
+        require(self.gpus is None or 0 <= self.gpus <= 1024, "gpus", self.gpus, "0 to 1024 per machine")
+        require(self.port is None or 1024 <= self.port <= 65535, "port", self.port, "1024 to 65535")
+        require(0 <= self.restarts <= 1000, "restarts", self.restarts, "0 to 1000")
+        require(1 <= self.grace_seconds <= 86400, "grace_seconds", self.grace_seconds, "1 to 86400")
         is_name = re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", self.name)
-        _require(
+        require(
             bool(is_name), "name", self.name, "at most 40 lower-case letters, digits and dashes, starting with a letter"
         )
-        _require(self.ssh.sync is None or bool(self.ssh.sync.strip()), "ssh.sync", self.ssh.sync, "a folder's name")
-        seconds, options = self.slurm.signal_seconds, self.slurm.options
-        _require(1 <= seconds <= 65535, "slurm.signal_seconds", seconds, "1 to 65535")
-        _require(all("\n" not in word for word in options), "slurm.options", options, "a single line")
-        mount = self.kubernetes.mount
-        _require(mount.startswith("/"), "kubernetes.mount", mount, "a path that starts with /")
-        _require(bool(self.kubernetes.runtime), "kubernetes.runtime", self.kubernetes.runtime, "the name of a runtime")
-        for place, bucket in self.sky.mounts.items():
-            _require(place.startswith("/"), "sky.mounts", place, "a path that starts with /")
-            _require("://" in bucket, f"sky.mounts.{place}", bucket, "a bucket, such as s3://photos")
         for name, value in self.env.items():
-            _require(bool(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)), "--env", name, "a variable's name")
+            require(bool(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)), "--env", name, "a variable's name")
             if value is not None and _SECRET.search(name):
                 raise InputError(
                     f"--env {name}=...: a secret would be visible in files and process lists; set the variable here and"
                     f" use --env {name}, which passes it on unseen"
                 )
-        # These become lines of scripts, and words that must not look like options.
-        lines = {"python": self.python, "folder": self.folder, "address": self.address, "image": self.image}
-        lines |= {f"slurm.{name}": getattr(self.slurm, name) for name in ("partition", "account", "qos")}
-        lines |= {"ssh.sync": self.ssh.sync, "mpi.program": self.mpi.program}
-        lines |= {f"sky.{name}": getattr(self.sky, name) for name in ("infra", "accelerators", "workdir")}
-        for name, value in lines.items():
-            is_line = value is None or (bool(value) and not value.startswith("-") and not re.search(r"[\0\n\r]", value))
-            _require(is_line, name, value, "one line that does not begin with a dash")
+        require_lines("", python=self.python, folder=self.folder, address=self.address, image=self.image)
         for words in (self.words, *self.tasks):
-            _require(not any("\0" in word for word in words), "the command", words, "without NUL characters")
+            require(not any("\0" in word for word in words), "the command", words, "without NUL characters")
         if self.procs and self.ranks:
             raise InputError(
                 f"procs={self.procs} and ranks={self.ranks}: set processes per machine or the total, not both"
@@ -340,6 +243,10 @@ class Job:
             raise InputError(f"--nodes {self.least}:{self.nodes}: put the smaller number first")
         for line in self.hosts:
             parse_host(line)
+
+    def options_of(self, kind: type[T]) -> T:
+        """Return the job's options of a kind; the defaults where it has none."""
+        return next((options for options in self.options if isinstance(options, kind)), None) or kind()
 
     @property
     def machines(self) -> tuple[Machine, ...]:

@@ -12,18 +12,18 @@ RayJob runs the command once, beside a Ray cluster whose pods are for the server
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import yaml
 
+from steadytrain.config.plain import check_types
 from steadytrain.errors import InputError
-from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, File, Plan, PlanStage, node_command, rank_command
+from steadytrain.launch.job import Job, require
+from steadytrain.launch.plan import Command, File, Launcher, Plan, PlanStage, node_command, rank_command
 from steadytrain.launch.shared import require_shared
 
-TAKES = frozenset(
-    {"folder", "restarts", "keep", "grace_seconds", "minutes", "cpus", "memory_gb", "gpus", "image", "kubernetes"}
-)
 _PORT = 29500
 _RANKS = "ranks"
 _TRAINER = "node"
@@ -33,19 +33,48 @@ _PREEMPTED = 75
 _USAGE = 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kubernetes:
+    """Options of ``--on kubernetes``.
+
+    Args:
+        kind: an Indexed ``job``, whose pods are replaced one by one; a ``jobset``, whose pods start anew together (that
+            needs JobSet's controller in the cluster); a ``trainjob`` of Kubeflow Trainer 2; or a ``rayjob`` of KubeRay,
+            for the asynchronous engine.
+        runtime: of a TrainJob: the ClusterTrainingRuntime by which Kubeflow starts it.
+        namespace: None: the one that kubectl is set to.
+        claim: a PersistentVolumeClaim for data and runs, seen by all pods under ``mount``.
+        secret: a Secret that holds the variables given without a value.
+        selector: labels of the machines to take.
+    """
+
+    kind: Literal["job", "jobset", "trainjob", "rayjob"] = "job"
+    runtime: str = "torch-distributed"
+    namespace: str | None = None
+    claim: str | None = None
+    mount: str = "/data"
+    secret: str | None = None
+    selector: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_types(self, "kubernetes")
+        require(self.mount.startswith("/"), "kubernetes.mount", self.mount, "a path that starts with /")
+        require(bool(self.runtime), "kubernetes.runtime", self.runtime, "the name of a runtime")
+
+
 def render(job: Job) -> Plan:
     """Render a file of manifests, and ``kubectl create`` for it."""
+    kubernetes = job.options_of(Kubernetes)
     if job.least:
         raise InputError("a Job has a fixed number of pods: use a single number for --nodes")
     if job.image is None:
         raise InputError("--on kubernetes needs an image that has steadytrain: --set image=registry/name:tag")
     secret = [name for name, value in job.env.items() if value is None]
-    if secret and job.kubernetes.secret is None:
+    if secret and kubernetes.secret is None:
         raise InputError(
             f"--env {secret[0]} has no value, and pods cannot read variables of this machine: put it into a"
             " Secret and use --set kubernetes.secret=NAME"
         )
-    kubernetes = job.kubernetes
     require_shared(
         job,
         [kubernetes.mount] if kubernetes.claim else [],
@@ -54,17 +83,17 @@ def render(job: Job) -> Plan:
         folder=None if kubernetes.kind == "trainjob" else job.folder,
     )
     text = "---\n".join(yaml.safe_dump(manifest, sort_keys=False, width=200) for manifest in _manifests(job))
-    namespace = ["-n", job.kubernetes.namespace] if job.kubernetes.namespace else []
+    namespace = ["-n", kubernetes.namespace] if kubernetes.namespace else []
     submit = Command(argv=("kubectl", "create", *namespace, "-f", f"@{job.name}.yaml"))
     kubectl = " ".join(["kubectl", *namespace])
     notes = [f"{kubectl} logs -f -l {_LABEL}={job.name} --prefix --max-log-requests={job.shape[0]} shows its output"]
     notes += [f"{kubectl} delete -f FILE stops and removes it; the same command then resumes the run"]
-    if not job.kubernetes.claim:
+    if not kubernetes.claim:
         notes += ["files that the pods write are lost when they end: --set kubernetes.claim=NAME gives them a volume"]
-    if job.kubernetes.kind == "trainjob":
+    if kubernetes.kind == "trainjob":
         unused = [name for name, is_set in (("folder", job.folder), ("restarts", job.restarts)) if is_set]
         notes += [f"{', '.join(unused)}: not used by a TrainJob; its runtime sets it"] if unused else []
-    if job.kubernetes.kind == "rayjob":
+    if kubernetes.kind == "rayjob":
         notes += ["procs: not used by a RayJob: the command's own --workers counts the workers"] if job.procs else []
         if "async" not in job.words:
             notes += ["a RayJob runs the command once, on its head: it is for --engine async --ray-address auto"]
@@ -73,13 +102,14 @@ def render(job: Job) -> Plan:
 
 
 def _manifests(job: Job) -> list[dict[str, Any]]:
-    space = {"namespace": job.kubernetes.namespace} if job.kubernetes.namespace else {}
+    kubernetes = job.options_of(Kubernetes)
+    space = {"namespace": kubernetes.namespace} if kubernetes.namespace else {}
     meta = {"name": job.name, **space, "labels": {_LABEL: job.name}}
     nodes, _ = job.shape
     indexed: dict[str, Any] = {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
     if job.minutes:
         indexed["activeDeadlineSeconds"] = job.minutes * 60
-    if job.kubernetes.kind == "trainjob":
+    if kubernetes.kind == "trainjob":
         return [
             {
                 "apiVersion": "trainer.kubeflow.org/v1alpha1",
@@ -88,9 +118,9 @@ def _manifests(job: Job) -> list[dict[str, Any]]:
                 "spec": _training(job),
             }
         ]
-    if job.kubernetes.kind == "rayjob":
+    if kubernetes.kind == "rayjob":
         return [{"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": _ray(job)}]
-    if job.kubernetes.kind == "jobset":
+    if kubernetes.kind == "jobset":
         # Fails and starts as one; what the pods' policy lets fail at once is started again without being counted.
         rules: list[dict[str, Any]] = [
             {"action": "FailJob", "onExitCodes": _exited_with(_PREEMPTED)},
@@ -143,7 +173,7 @@ def _training(job: Job) -> dict[str, Any]:
     pod = {**_placing(job), "containers": [container], "volumes": _volumes(job)}
     labelled = {"metadata": {"labels": {_LABEL: job.name}}, "spec": pod}
     patch = {"name": _TRAINER, "template": {"spec": {"template": labelled}}}
-    spec: dict[str, Any] = {"runtimeRef": {"name": job.kubernetes.runtime}, "trainer": trainer}
+    spec: dict[str, Any] = {"runtimeRef": {"name": job.options_of(Kubernetes).runtime}, "trainer": trainer}
     if job.minutes:
         spec["activeDeadlineSeconds"] = job.minutes * 60
     runtime = {"template": {"spec": {"replicatedJobs": [patch]}}}
@@ -188,7 +218,7 @@ def _exited_with(code: int) -> dict[str, Any]:
 def _pod(job: Job, address: str) -> dict[str, Any]:
     """Return the template of a pod of ranks; ``address``: of the first pod."""
     spec: dict[str, Any] = {"restartPolicy": "Never", **_placing(job)}
-    if job.kubernetes.kind == "job":
+    if job.options_of(Kubernetes).kind == "job":
         spec["subdomain"] = job.name
     nodes, procs = job.shape
     variables = _variables(job)
@@ -220,7 +250,7 @@ def _args(job: Job, words: tuple[str, ...]) -> list[str]:
 def _variables(job: Job) -> list[dict[str, Any]]:
     variables = []
     for name, value in sorted(job.env.items()):
-        secret = {"valueFrom": {"secretKeyRef": {"name": job.kubernetes.secret, "key": name}}}
+        secret = {"valueFrom": {"secretKeyRef": {"name": job.options_of(Kubernetes).secret, "key": name}}}
         variables.append({"name": name, **(secret if value is None else {"value": value.replace("$(", "$$(")})})
     return variables
 
@@ -235,17 +265,29 @@ def _resources(job: Job) -> dict[str, Any]:
 
 def _placing(job: Job) -> dict[str, Any]:
     """Return the grace period in which a pod saves, and the labels of the machines that it may run on."""
-    selector = {"nodeSelector": dict(job.kubernetes.selector)} if job.kubernetes.selector else {}
+    labels = job.options_of(Kubernetes).selector
+    selector = {"nodeSelector": dict(labels)} if labels else {}
     return {"terminationGracePeriodSeconds": job.grace_seconds, **selector}
 
 
 def _volumes(job: Job) -> list[dict[str, Any]]:
     # What processes share would else be 64 MB; NCCL wants more.
+    kubernetes = job.options_of(Kubernetes)
     memory = {"name": "memory", "emptyDir": {"medium": "Memory"}}
-    shared = {"name": "shared", "persistentVolumeClaim": {"claimName": job.kubernetes.claim}}
-    return [memory, shared] if job.kubernetes.claim else [memory]
+    shared = {"name": "shared", "persistentVolumeClaim": {"claimName": kubernetes.claim}}
+    return [memory, shared] if kubernetes.claim else [memory]
 
 
 def _mounts(job: Job) -> list[dict[str, Any]]:
+    kubernetes = job.options_of(Kubernetes)
     mounts = [{"name": "memory", "mountPath": "/dev/shm"}]
-    return mounts + ([{"name": "shared", "mountPath": job.kubernetes.mount}] if job.kubernetes.claim else [])
+    return mounts + ([{"name": "shared", "mountPath": kubernetes.mount}] if kubernetes.claim else [])
+
+
+LAUNCHER = Launcher(
+    render=render,
+    takes=frozenset({"folder", "restarts", "keep", "grace_seconds", "minutes", "cpus", "memory_gb", "gpus", "image"}),
+    options=(Kubernetes,),
+    names=("k8s", "kube", "kubectl"),
+    counts_machines=True,
+)

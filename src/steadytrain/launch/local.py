@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from steadytrain.errors import InputError
 from steadytrain.launch.job import Job, is_python
-from steadytrain.launch.plan import Command, Plan, PlanStage, node_command
-
-TAKES = frozenset({"ranks", "port", "restarts", "keep", "grace_seconds"})
+from steadytrain.launch.plan import Command, Launcher, Plan, PlanStage, node_command
 
 
 def render(job: Job) -> Plan:
@@ -29,3 +27,9 @@ def render(job: Job) -> Plan:
         argv = (job.python, "-P", "-m", "steadytrain", *words)
     run = PlanStage(kind="run", commands=(Command(argv=argv, variables=job.env),), restarts=restarts)
     return Plan(stages=(run,))
+
+
+LAUNCHER = Launcher(
+    render=render,
+    takes=frozenset({"ranks", "port", "restarts", "keep", "grace_seconds"}),
+)

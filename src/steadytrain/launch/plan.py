@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from steadytrain.format import count
 from steadytrain.launch.job import Job, is_python
@@ -105,15 +105,29 @@ class Plan:
         return {"files": files, "stages": stages, "notes": list(self.notes)}
 
 
-class Launcher(Protocol):
-    """A module that renders jobs for one kind of place. Rendering is pure: the same job always gives the same plan."""
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """A way to start jobs: a row of :data:`.LAUNCHERS`, or what an entry point of ``steadytrain.launchers`` names.
 
-    @property
-    def TAKES(self) -> Set[str]:
-        """The fields of a job that this launcher uses, apart from those that all launchers use."""
+    Args:
+        render: renders a job; raises InputError if the job cannot be started in this way. It is pure: the same job
+            always gives the same plan.
+        takes: fields of a job that it uses, apart from those that all launchers use.
+        options: kinds of options that it uses, its own first: frozen dataclasses, whose fields ``--set`` sets by the
+            name of the class in lower case (``--set slurm.partition=gpu``).
+        names: other names for it.
+        counts_machines: ``-n`` of the programs that it replaces counts machines, not processes.
+        gpus: the key of ``--set`` by which a job asks for GPUs, and an example of its value.
+        asks_for_gpus: returns whether a job asks for GPUs by its options.
+    """
 
-    def render(self, job: Job) -> Plan:
-        """Render a job. Raises InputError if it cannot be started in this way."""
+    render: Callable[[Job], Plan]
+    takes: Set[str]
+    options: tuple[type[Any], ...] = ()
+    names: tuple[str, ...] = ()
+    counts_machines: bool = False
+    gpus: tuple[str, str] = ("gpus", "8")
+    asks_for_gpus: Callable[[Job], bool] = lambda job: False
 
 
 _TITLES = {

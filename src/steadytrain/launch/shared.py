@@ -1,7 +1,6 @@
 """Paths that a command reads and writes, beside the folders that the machines of a job share.
 
->>> from steadytrain.launch.job import Kubernetes
->>> job = Job(words=("train", "cats"), inputs=("cats",), outputs=("/data/a",), kubernetes=Kubernetes(claim="photos"))
+>>> job = Job(words=("train", "cats"), inputs=("cats",), outputs=("/data/a",))
 >>> unshared(job, ["/data"])
 ('cats',)
 """

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from steadytrain.config.plain import check_types
 from steadytrain.errors import InputError
 from steadytrain.format import count
-from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, File, Plan, PlanStage, rank_command
-
-TAKES = frozenset(
-    {"tasks", "at_once", "ranks", "folder", "restarts", "keep", "minutes", "cpus", "memory_gb", "gpus", "slurm"}
-)
+from steadytrain.launch.job import Job, require, require_lines
+from steadytrain.launch.plan import Command, File, Launcher, Plan, PlanStage, rank_command
 
 _BODY = """\
 set -u
@@ -53,6 +50,30 @@ exit "$code"
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class Slurm:
+    """Options of ``--on slurm``.
+
+    Args:
+        partition, account, qos: as sbatch calls them.
+        signal_seconds: how long before the time limit the ranks are asked to save; the job is then queued again.
+        options: further options for sbatch, each a line ``#SBATCH`` of the script.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    signal_seconds: int = 120
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_types(self, "slurm")
+        seconds = self.signal_seconds
+        require(1 <= seconds <= 65535, "slurm.signal_seconds", seconds, "1 to 65535")
+        require(all("\n" not in word for word in self.options), "slurm.options", self.options, "a single line")
+        require_lines("slurm", partition=self.partition, account=self.account, qos=self.qos)
+
+
 def render(job: Job) -> Plan:
     """Render one script, and ``sbatch`` for it."""
     if job.least:
@@ -67,6 +88,7 @@ def render(job: Job) -> Plan:
 
 
 def _script(job: Job) -> str:
+    slurm = job.options_of(Slurm)
     nodes, procs = job.shape
     cpus_per_rank = _cores_per_rank(job)
     options = {
@@ -79,15 +101,15 @@ def _script(job: Job) -> str:
         "gpus-per-node": job.gpus,
         "mem": f"{job.memory_gb}G" if job.memory_gb else None,
         "time": job.minutes,
-        "partition": job.slurm.partition,
-        "account": job.slurm.account,
-        "qos": job.slurm.qos,
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
         "chdir": job.folder,
         "output": "%x-%A_%a.log" if job.tasks else "%x-%j.log",
         "open-mode": "append",
     }
     lines = [f"--{name}={_quote(str(value))}" for name, value in options.items() if value is not None]
-    lines += ["--requeue", f"--signal=B:USR1@{job.slurm.signal_seconds}", *job.slurm.options]
+    lines += ["--requeue", f"--signal=B:USR1@{slurm.signal_seconds}", *slurm.options]
     directives = "".join(f"#SBATCH {line}\n" for line in lines)
     exports = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(job.env.items()) if value is not None]
     flags = [
@@ -117,7 +139,7 @@ def _cores_per_rank(job: Job) -> int | None:
 
 
 def _asks_for_cores(job: Job) -> bool:
-    return any(option.startswith(("-c", "--cpus-per-")) for option in job.slurm.options)
+    return any(option.startswith(("-c", "--cpus-per-")) for option in job.options_of(Slurm).options)
 
 
 def _note_on_cores(job: Job) -> tuple[str, ...]:
@@ -139,3 +161,19 @@ def _choose_task(job: Job) -> str:
 def _quote(value: str) -> str:
     """Quote a value in a line ``#SBATCH``, which sbatch reads as a shell does."""
     return value if re.fullmatch(r"[\w@%+=:,./-]+", value, re.ASCII) else shlex.quote(value)
+
+
+def _asks_for_gpus(job: Job) -> bool:
+    return any("gpu" in option or "gres" in option for option in job.options_of(Slurm).options)
+
+
+LAUNCHER = Launcher(
+    render=render,
+    takes=frozenset(
+        {"tasks", "at_once", "ranks", "folder", "restarts", "keep", "minutes", "cpus", "memory_gb", "gpus"}
+    ),
+    options=(Slurm,),
+    names=("sbatch", "srun"),
+    counts_machines=True,
+    asks_for_gpus=_asks_for_gpus,
+)

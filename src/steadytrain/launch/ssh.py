@@ -14,23 +14,56 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from textwrap import dedent
-from typing import Any
+from typing import Any, Literal
 
+from steadytrain.config.plain import check_types
 from steadytrain.errors import InputError
-from steadytrain.launch.job import Host, Job, Machine, is_python
-from steadytrain.launch.plan import ELASTIC, SAFE_PATH, Command, Plan, PlanStage, node_command, torchrun_command
+from steadytrain.launch.job import Host, Job, Machine, is_python, require, require_lines
+from steadytrain.launch.plan import (
+    ELASTIC,
+    SAFE_PATH,
+    Command,
+    Launcher,
+    Plan,
+    PlanStage,
+    node_command,
+    torchrun_command,
+)
 
-TAKES = frozenset({"hosts", "ranks", "least", "folder", "address", "port", "restarts", "keep", "grace_seconds", "ssh"})
 _ALWAYS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15")
 _HELD = ("--held", "--name")
 _SOON = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3"  # who is lost is missed after 6 s, not 15
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ssh:
+    """Options of ``--on ssh``.
+
+    Args:
+        sync: copy the working directory into this folder of each machine, and work there; a relative one starts from
+            the home folder. None: the machines see the same working directory.
+        exclude: names or paths, with ``*`` and ``?``, that are not copied, beside those that never are.
+        options: options for ssh itself, such as ``["-F", "cluster.conf"]``.
+        tool: ``rsync``, or ``tar`` through ssh, which is also taken where rsync is missing.
+    """
+
+    sync: str | None = None
+    exclude: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    tool: Literal["rsync", "tar"] = "rsync"
+
+    def __post_init__(self) -> None:
+        check_types(self, "ssh")
+        require(self.sync is None or bool(self.sync.strip()), "ssh.sync", self.sync, "a folder's name")
+        require_lines("ssh", sync=self.sync)
+
+
 def render(job: Job) -> Plan:
     """Render the stages check, copy and run, with a command for each machine."""
+    ssh = job.options_of(Ssh)
     if not job.hosts:
         raise InputError("--on ssh needs the list of machines: --hosts FILE, one name per line")
-    if job.ssh.sync and (outside := [path for path in job.inputs if posixpath.normpath(path).startswith("..")]):
+    if ssh.sync and (outside := [path for path in job.inputs if posixpath.normpath(path).startswith("..")]):
         raise InputError(
             f"{' and '.join(outside)} is outside the working directory, and --sync copies nothing else: give a"
             " path that the machines have, or start from a folder above"
@@ -39,10 +72,8 @@ def render(job: Job) -> Plan:
     if job.least and job.least > len(machines):
         raise InputError(f"--nodes needs at least {job.least} hosts, and {len(machines)} are listed")
     stages = [PlanStage(kind="check", commands=tuple(_check(job, machine) for machine in machines))]
-    if job.ssh.sync:
-        stages += [
-            PlanStage(kind="copy", commands=tuple(copy(job, machine.host, job.ssh.tool) for machine in machines))
-        ]
+    if ssh.sync:
+        stages += [PlanStage(kind="copy", commands=tuple(copy(job, machine.host, ssh.tool) for machine in machines))]
     least = job.least or (1 if job.is_independent else len(machines))
     may_fail = len(machines) - least
     restarts = 0 if job.least else job.restarts  # torchrun's agents start anew by themselves
@@ -65,7 +96,7 @@ def copy(job: Job, host: Host, tool: str) -> Command:
     folder = remote_folder(job)
     if tool == "tar":
         return Command(argv=_ssh(job, host, f"exec tar -x -f - -C {shlex.quote(folder)}"), label=host.name)
-    shell = shlex.join(["ssh", *_ALWAYS, *_port(host), *job.ssh.options])
+    shell = shlex.join(["ssh", *_ALWAYS, *_port(host), *job.options_of(Ssh).options])
     target = f"{_login(host)}:{folder.rstrip('/')}/"
     flags = ("-a", "--protect-args", "--from0", "--files-from=-", "-e", shell)
     return Command(argv=("rsync", *flags, f"{job.folder or '.'}/", target), label=host.name)
@@ -76,23 +107,24 @@ def remote_folder(job: Job) -> str:
 
     >>> remote_folder(Job(words=("train",), folder="/srv/cats"))
     '/srv/cats'
-    >>> from steadytrain.launch.job import Ssh
-    >>> remote_folder(Job(words=("train",), ssh=Ssh(sync="~/cats/")))
+    >>> remote_folder(Job(words=("train",), options=(Ssh(sync="~/cats/"),)))
     'cats'
     """
-    if job.ssh.sync is None:
+    ssh = job.options_of(Ssh)
+    if ssh.sync is None:
         return job.folder or "."
-    return str(PurePosixPath(job.ssh.sync.removeprefix("~/")))
+    return str(PurePosixPath(ssh.sync.removeprefix("~/")))
 
 
 def _check(job: Job, machine: Machine) -> Command:
+    ssh = job.options_of(Ssh)
     first = job.machines[0] == machine
     # Before anything is copied; names of many files are left to the command.
     plain = [path for path in job.inputs if not set(path) & set("{}*?,")]
-    there = [path for path in plain if posixpath.isabs(path) or job.ssh.sync is None]
+    there = [path for path in plain if posixpath.isabs(path) or ssh.sync is None]
     program = check_program(
         folder=remote_folder(job),
-        make=job.ssh.sync is not None,
+        make=ssh.sync is not None,
         address=_address(job),
         port=job.meeting_port if first else None,
         paths=[posixpath.join(remote_folder(job), path) for path in there],
@@ -127,7 +159,7 @@ def _address(job: Job) -> str:
 
 
 def _ssh(job: Job, host: Host, remote: str) -> tuple[str, ...]:
-    return ("ssh", *_ALWAYS, *_port(host), *job.ssh.options, _login(host), remote)
+    return ("ssh", *_ALWAYS, *_port(host), *job.options_of(Ssh).options, _login(host), remote)
 
 
 def _port(host: Host) -> tuple[str, ...]:
@@ -229,7 +261,7 @@ def judge(job: Job, answer: HostAnswer, version: str, *, several: bool) -> dict[
     elif not facts["folder"]:
         wrong = "the working directory does not exist there: --sync FOLDER copies it, or --set folder=PATH sets another"
     elif facts.get("missing"):
-        remedy = "" if job.ssh.sync else ", --sync FOLDER copies the working directory,"
+        remedy = "" if job.options_of(Ssh).sync else ", --sync FOLDER copies the working directory,"
         wrong = f"{' and '.join(facts['missing'])} does not exist there: copy it there{remedy} or name its path there"
     elif facts["address"] is None:
         wrong = "it cannot resolve the first machine's name: set its address, --set address=10.0.0.1"
@@ -251,3 +283,10 @@ def require_same_torch(facts: Mapping[str, Mapping[str, Any]]) -> None:
     if len(versions) > 1:
         (first, host), (other, other_host), *_ = versions.items()
         raise InputError(f"torch is {first} on {host} and {other} on {other_host}: install the same on all machines")
+
+
+LAUNCHER = Launcher(
+    render=render,
+    takes=frozenset({"hosts", "ranks", "least", "folder", "address", "port", "restarts", "keep", "grace_seconds"}),
+    options=(Ssh,),
+)

@@ -23,7 +23,7 @@ from steadytrain.errors import FailedError, InputError, storage_errors
 from steadytrain.format import Say, count
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, Plan, PlanStage
-from steadytrain.launch.ssh import HostAnswer, copy, judge, require_same_torch
+from steadytrain.launch.ssh import HostAnswer, Ssh, copy, judge, require_same_torch
 from steadytrain.launch.supervise import PREEMPTED, job_exit_code, may_restart
 from steadytrain.machine.children import (
     die_with_parent,
@@ -108,9 +108,10 @@ def _check(job: Job, commands: Sequence[Command], say: Say) -> dict[str, bool]:
 
 def _copy(job: Job, commands: Sequence[Command], may_rsync: Mapping[str, bool], say: Say) -> None:
     folder = Path(job.folder or ".")
-    chosen = choose(folder, job.ssh.exclude)
+    options = job.options_of(Ssh)
+    chosen = choose(folder, options.exclude)
     machines = count(len(commands), "machine")
-    say(f"copying {count(len(chosen.files), 'file')}, {chosen.bytes / 1e6:,.1f} MB, to {job.ssh.sync} on {machines}")
+    say(f"copying {count(len(chosen.files), 'file')}, {chosen.bytes / 1e6:,.1f} MB, to {options.sync} on {machines}")
     if chosen.secret:
         say(f"not copied, because they may hold secrets: {', '.join(chosen.secret)}")
     for command, machine in zip(commands, job.machines, strict=True):

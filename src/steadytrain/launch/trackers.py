@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from steadytrain.errors import InputError
-from steadytrain.launch import LAUNCHERS, launcher_name
+from steadytrain.launch import launcher_name, launchers
 
 VALUES = ("--on", "--nodes", "--procs", "--hosts", "--sync", "--exclude", "--env", "--job", "--set", "-o", "--output")
 SWITCHES = ("--dry-run", "--json", "--help", "-h")
@@ -125,7 +125,7 @@ def _placed(old: dict[str, str], new: list[str], notes: list[str]) -> list[str]:
     first: list[str] = []
     launcher = old.get("launcher")
     if launcher in ("sge", "mesos"):
-        raise InputError(f"{launcher} is not supported; Slurm comes nearest: choose {', '.join(LAUNCHERS)}")
+        raise InputError(f"{launcher} is not supported; Slurm comes nearest: choose {', '.join(launchers())}")
     if launcher is not None:
         launcher = launcher_name(launcher)
         first += ["--on", launcher]
@@ -137,7 +137,7 @@ def _placed(old: dict[str, str], new: list[str], notes: list[str]) -> list[str]:
         first += ["--nodes", old["slurm nodes"]]
         notes.append(f"--slurm-worker-nodes {old['slurm nodes']} is --nodes")
     if "ranks" in old:
-        is_one_each = on in ("slurm", "kubernetes", "yarn") and not {"--nodes", "slurm nodes"} & old.keys()
+        is_one_each = launchers()[on].counts_machines and not {"--nodes", "slurm nodes"} & old.keys()
         first += ["--nodes", old["ranks"]] if is_one_each else ["--set", f"ranks={old['ranks']}"]
         notes.append(f"{old['ranks']} workers become as many ranks" + ", one per machine" * is_one_each)
     if "queue" in old:

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import dataclass
 from typing import Any
 
 from steadytrain.errors import InputError
 from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, File, Plan, PlanStage, node_command
+from steadytrain.launch.plan import Command, File, Launcher, Plan, PlanStage, node_command
 from steadytrain.launch.shared import unshared
 
-TAKES = frozenset(
-    {"folder", "port", "restarts", "grace_seconds", "minutes", "cpus", "memory_gb", "gpus", "image", "yarn"}
-)
 _COMPONENT = "ranks"
 _FIRST = f"{_COMPONENT}-0.${{SERVICE_NAME}}.${{USER}}.${{DOMAIN}}"
 _NUMBER = "${COMPONENT_ID}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yarn:
+    """Options of ``--on yarn``: the queue to submit to."""
+
+    queue: str = "default"
 
 
 def render(job: Job) -> Plan:
@@ -60,7 +65,7 @@ def render(job: Job) -> Plan:
         "configuration": {"env": dict(job.env), "properties": retries},
     }
     lifetime = {"lifetime": job.minutes * 60} if job.minutes else {}
-    service = {"name": job.name, "version": "1.0.0", "queue": job.yarn.queue, **lifetime}
+    service = {"name": job.name, "version": "1.0.0", "queue": job.options_of(Yarn).queue, **lifetime}
     service |= {"configuration": {"properties": retries}, "components": [component]}
     file = File(name=f"{job.name}.json", text=json.dumps(service, indent=2) + "\n")
     submit = Command(argv=("yarn", "app", "-launch", job.name, f"@{file.name}"))
@@ -73,3 +78,12 @@ def render(job: Job) -> Plan:
         "data and runs must be on storage that all containers can reach",
     )
     return Plan(stages=(PlanStage(kind="submit", commands=(submit,)),), files=(file,), notes=notes)
+
+
+LAUNCHER = Launcher(
+    render=render,
+    takes=frozenset({"folder", "port", "restarts", "grace_seconds", "minutes", "cpus", "memory_gb", "gpus", "image"}),
+    options=(Yarn,),
+    names=("hadoop",),
+    counts_machines=True,
+)
