@@ -20,12 +20,13 @@ import pytest
 from tests.forked import start
 from tests.launch.sshd import Sshd, sshd  # noqa: F401
 
-from steadytrain.cli import main, sweep, train
+from steadytrain.cli import main, train
 from steadytrain.config import Data, Model, Recipe
 from steadytrain.errors import RunError
 from steadytrain.events import Ended, Evaluated, Resumed, Started
 from steadytrain.reports import spread
 from steadytrain.run import Run
+from steadytrain.tuning import sweep_runs
 from steadytrain.tuning.sweep import Range
 from steadytrain.tuning.sweep_runs import LOG, ProcessTrainer, Slot, _point_of
 
@@ -501,7 +502,6 @@ def test_processes_end_with_the_sweep(recipe_file: Path, digits: Path, tmp_path:
 def test_a_run_at_a_time_on_each_gpu_that_cuda_shows(
     monkeypatch: pytest.MonkeyPatch, device: str, num_slots: int
 ) -> None:
-    monkeypatch.setattr(sweep, "accelerators", lambda: (None,) * 3)
+    monkeypatch.setattr(sweep_runs, "accelerators", lambda: (None,) * 3)
     recipe = Recipe(data=Data(train="a"), model=Model("mlp")).with_({"parallel.device": device})
-    trainer = sweep._trainer(recipe, None, None, Path("sweep"), None, [])
-    assert isinstance(trainer, ProcessTrainer) and trainer.num_slots == num_slots
+    assert len(sweep_runs.slots_for(recipe, None)) == num_slots

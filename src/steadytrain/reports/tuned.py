@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from steadytrain.config.plain import build, check_types, leaves, plain, to_toml
+from steadytrain.config.plain import build, check_types, leaves, plain, shorten, to_toml
 from steadytrain.config.settings import require
 from steadytrain.errors import RecipeError
 from steadytrain.events import refuse_link
@@ -42,7 +42,7 @@ class Measurement:
 
     Args:
         batch_size: images of an update, in ``accumulate`` parts.
-        precision, channels_last, compile, foreach: how updates were computed.
+        precision, channels_last, compile: how updates were computed.
         threads: of the loader; None: the default.
         images_per_second: 0 where it failed.
         suggestion: the learning rate of a range test.
@@ -58,7 +58,6 @@ class Measurement:
     channels_last: bool
     compile: str
     accumulate: int = 1
-    foreach: bool = False
     threads: int | None = None
     images_per_second: float = 0.0
     suggestion: float | None = None
@@ -77,7 +76,6 @@ class Measurement:
         parts = [f"{self.what} of {self.batch_size}", self.precision]
         parts += [] if self.channels_last else ["channels first"]
         parts += [] if self.compile == "none" else ["compiled"]
-        parts += ["foreach"] if self.foreach else []
         parts += [] if self.what == "updates" or self.threads is None else [count(self.threads, "loader thread")]
         result = f"{rate(self.images_per_second)} images/s" if self.suggestion is None else f"{self.suggestion:g}"
         return f"{', '.join(parts)}: {clean(self.error) or result}"
@@ -138,13 +136,13 @@ class TuningEvidence:
         """Build it from plain data. Raises RecipeError where a key or a value cannot be."""
         if not isinstance(values, Mapping):
             raise RecipeError(f"tuning is {values!r}; it must be a table of keys and values")
-        rows: dict[str, object] = {}
-        for name, kind in (("choices", Choice), ("measurements", Measurement)):
-            items = values.get(name, ())
-            if not isinstance(items, list | tuple):
-                raise RecipeError(f"tuning.{name} is {items!r}; it must be a list of tables")
-            rows[name] = tuple(build(kind, _with_nothing(kind, item), f"tuning.{name}") for item in items)
-        return build(TuningEvidence, {**values, **rows}, "tuning")
+        # A choice without a value is None, which TOML lacks; older versions tried foreach variants of the optimizer.
+        choices = tuple(build(Choice, {"value": None, **row}, "tuning.choices") for row in _tables(values, "choices"))
+        measurements = tuple(
+            build(Measurement, {k: v for k, v in row.items() if k != "foreach"}, "tuning.measurements")
+            for row in _tables(values, "measurements")
+        )
+        return build(TuningEvidence, {**values, "choices": choices, "measurements": measurements}, "tuning")
 
 
 def _changed(part: Any) -> dict[str, Any]:
@@ -152,10 +150,12 @@ def _changed(part: Any) -> dict[str, Any]:
     return {field.name: value for field in fields(part) if (value := getattr(part, field.name)) != field.default}
 
 
-def _with_nothing(kind: type[Any], values: Any) -> Any:
-    """Add the null that TOML lacks: a choice without a value is None."""
-    names = {field.name for field in fields(kind)}
-    return {"value": None, **values} if "value" in names and isinstance(values, Mapping) else values
+def _tables(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return a list of tables. Raises RecipeError where it is none."""
+    items = values.get(name, ())
+    if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):
+        raise RecipeError(f"tuning.{name} is {shorten(items)}; it must be a list of tables")
+    return list(items)
 
 
 def evidence_of(run: Run) -> TuningEvidence | None:
@@ -196,7 +196,6 @@ def measurement_rows(evidence: TuningEvidence) -> list[list[str]]:
     rows = [["measured", "batch", "precision", "layout", "compile", "threads", "images/s", "memory", ""]]
     for item in evidence.measurements:
         notes = [item.error] if item.error else []
-        notes += ["foreach"] if item.foreach else []
         waited = item.waited_share
         notes += [f"waited {percent(waited)} for processors"] if waited > WAITED_SHARE else []
         notes += [] if item.is_settled else ["images were still being decoded"]
@@ -222,14 +221,13 @@ FIGURES = (1, 5, 6, 7)
 
 def table(evidence: TuningEvidence, width: int) -> str:
     """Format the evidence in lines of at most ``width`` columns: each measurement, then the :func:`summary`."""
-    rows = measurement_rows(evidence)
-    lines = []
-    for line, (*_, remark) in zip(
-        text_table([row[:-1] for row in rows], right=FIGURES).splitlines(), rows, strict=True
-    ):
-        is_short = len(line) + 2 + len(remark) <= width
-        lines.append(f"{line}  {remark}".rstrip() if is_short else line.rstrip())
-        lines += [] if is_short else wrap(remark, width, "    ")
+    rows, lines = measurement_rows(evidence), []
+    for line, row in zip(text_table([row[:-1] for row in rows], right=FIGURES).splitlines(), rows, strict=True):
+        lines.append(line)
+        if len(line) + 2 + len(row[-1]) <= width:
+            lines[-1] = f"{line}  {row[-1]}".rstrip()
+        else:
+            lines += wrap(row[-1], width, "    ")
     return "\n".join([*lines, "", *summary(evidence, width)])
 
 
@@ -253,8 +251,7 @@ def batch_curves(evidence: TuningEvidence) -> Iterator[tuple[str, dict[int, floa
     for item in evidence.measurements:
         if item.what == "updates" and item.images_per_second and item.accumulate == 1:
             compiled = "" if item.compile == "none" else ", compiled"
-            foreach = ", foreach" if item.foreach else ""
-            way = f"{_way(item.precision, channels_last=item.channels_last)}{compiled}{foreach}"
+            way = f"{_way(item.precision, channels_last=item.channels_last)}{compiled}"
             ways.setdefault(way, {})[item.batch_size] = item.images_per_second
     yield from ((way, dict(sorted(curve.items()))) for way, curve in ways.items() if len(curve) > 1)
 

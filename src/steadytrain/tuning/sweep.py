@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,8 +20,11 @@ from statistics import fmean
 from typing import Any
 
 from steadytrain.config import Recipe
+from steadytrain.config.factories import FACTORY
 from steadytrain.config.plain import build, check_types, leaves, plain
 from steadytrain.config.settings import require
+from steadytrain.config.strangers import GATES
+from steadytrain.data.storage.store import refuse_inner_addresses
 from steadytrain.errors import InputError, RecipeError, RunError
 from steadytrain.files import replace_file
 from steadytrain.format import NONE, duration, epoch, fit_table, money, percent, score_name
@@ -32,6 +35,8 @@ from steadytrain.reports.tables import finite, interval_text, spread_words
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
 MOST_RUNS = 10_000
+CODE = ("model.name", "optim.name", "optim.loss", "data.transforms")
+"""Keys that may name code of the user's own, which is imported where the command line names it."""
 TABLE_FILE, PAGE_FILE = "sweep.json", "report.html"
 MARK = "steadytrain-sweep"
 
@@ -110,21 +115,30 @@ class Space:
     cases: Mapping[str, Mapping[str, Any]]
 
 
-def read_spec(values: Mapping[str, Any]) -> SweepSpec:
-    """Read the table ``[sweep]`` of a recipe file. Raises RecipeError: an unknown key, or an invalid value."""
+def read_spec(values: Any, flags: Mapping[str, Any] | None = None) -> SweepSpec:
+    """Read the table ``[sweep]`` of a recipe file. Raises RecipeError: an unknown key, or an invalid value.
+
+    ``flags``: values that replace those of the file; None: none.
+    """
+    if isinstance(values, Mapping):
+        values = {**values, **{name: value for name, value in (flags or {}).items() if value is not None}}
     return build(SweepSpec, values, "sweep")
 
 
-def space_of(spec: SweepSpec, over: Mapping[str, str], parse: Callable[[str, str], Any]) -> Space:
+def space_of(
+    spec: SweepSpec, over: Mapping[str, str], parse: Callable[[str, str], Any], *, source: Path | None = None
+) -> Space:
     """Read the values of all keys.
 
     Args:
         spec: of the recipe file.
         over: a key -> its values as typed, which replace those of the file.
         parse: turns a text into a value of a key.
+        source: the recipe file.
 
     Raises:
         RecipeError: an invalid value.
+        InputError: there are none, or one acts outside of the runs, where only the file names it.
     """
     texts = {**dict(leaves(spec.over)), **over}
     values = {key: parse_values(key, value, partial(parse, key)) for key, value in texts.items()}
@@ -134,7 +148,39 @@ def space_of(spec: SweepSpec, over: Mapping[str, str], parse: Callable[[str, str
             raise RecipeError(f"sweep.cases.{name} is {changes!r}; it must be a table of keys and values")
         pairs = leaves(changes)
         cases[name] = {key: parse(key, value) if isinstance(value, str) else value for key, value in pairs}
-    return Space(values, cases)
+    if not values and not cases:
+        raise InputError(
+            f"nothing is to be swept: give --over KEY=VALUE,VALUE, or a table [sweep] in {source or 'a recipe file'}"
+        )
+    space = Space(values, cases)
+    for key, text in values_of_file(space, over):
+        _refuse_outside(key, text, source)
+    return space
+
+
+def values_of_file(space: Space, over: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield keys and texts that only the recipe file names (``over``: what the command names), those in tables too."""
+    pairs: list[tuple[str, Any]] = [(key, values) for key, values in space.over.items() if key not in over]
+    pairs += [pair for changes in space.cases.values() for pair in changes.items()]
+    for key, value in pairs:  # which grows
+        if isinstance(value, Mapping):
+            pairs += [(f"{key}.{name}", item) for name, item in value.items()]
+        elif isinstance(value, list | tuple):
+            pairs += [(key, item) for item in value]
+        elif isinstance(value, str) and value != "none":
+            yield key, value
+
+
+def _refuse_outside(key: str, text: str, source: Path | None) -> None:
+    """Refuse a value that acts outside of the runs, where only a file names it. Raises InputError."""
+    gate = next((gate for gate in GATES if f"{gate.part}.{gate.key}" == key), None)
+    if key in CODE and FACTORY.fullmatch(text):
+        raise InputError(f"{source} names the code {text}, which is not imported for a file: --over {key}=... does")
+    if gate is None or key in CODE or gate.part == "model":
+        return
+    if gate.part != "data":
+        raise InputError(f"{source} varies {key} ({text}): {gate.does}, which a file alone does not; leave it out")
+    refuse_inner_addresses({key: text})
 
 
 def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:

@@ -6,16 +6,18 @@ was interrupted continues where it was.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +30,7 @@ from steadytrain.files import read_text
 from steadytrain.format import Say, count, percent
 from steadytrain.launch import Job, Plan, render
 from steadytrain.launch.job import parse_host
+from steadytrain.launch.plan import plan_text
 from steadytrain.launch.submit import submit
 from steadytrain.machine.children import (
     POLL_SECONDS,
@@ -39,12 +42,16 @@ from steadytrain.machine.children import (
     send,
     start,
 )
+from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import given_environment, take_signals
 from steadytrain.monitor import read_history
 from steadytrain.run import Run
-from steadytrain.tuning.sweep import Case, Point, Range, Values, is_diverged, points
+from steadytrain.tuning.sweep import Case, Point, Range, Space, SweepSpec, Values, is_diverged, points
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
+    from optuna import Study
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
@@ -86,14 +93,20 @@ class PendingSweep(Exception):
 
 
 class Trainer(Protocol):
-    """Protocol of what trains runs: processes, or a scheduler."""
+    """Protocol of what trains runs: processes, or a scheduler.
+
+    ``at_once``: runs that are trained at the same time. ``failures``: folders of runs that failed, other than by
+    diverging -> their messages.
+    """
+
+    at_once: int
+    failures: dict[Path, str]
 
     def train(self, runs: Sequence[Run], until: float | None = None) -> None:
         """Train runs to their ends, or up to the evaluation at epoch ``until``; skip those that are over."""
 
-    @property
-    def failures(self) -> Mapping[Path, str]:
-        """Folders of runs that failed, other than by diverging -> their messages."""
+    def describe(self, runs: Sequence[Run]) -> str:
+        """Return what training these runs would start: commands, or a script."""
 
 
 def slots(parallel: int | None, gpus: int, cores: Sequence[int], *, runs_use_all: bool = False) -> list[Slot]:
@@ -118,6 +131,13 @@ def slots(parallel: int | None, gpus: int, cores: Sequence[int], *, runs_use_all
     width = max(1, len(cores) // number)
     shares = [tuple(cores[k * width % len(cores) :][:width]) for k in range(number)]
     return [Slot(cores=share) for share in shares]
+
+
+def slots_for(recipe: Recipe, parallel: int | None) -> list[Slot]:
+    """Return the slots of this machine for runs of a recipe; ``parallel``: as for :func:`slots`."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    num_gpus = len(accelerators()) if recipe.parallel.device in ("auto", "cuda") else 0
+    return slots(parallel, num_gpus, list(cores), runs_use_all=recipe.parallel.procs not in (None, 1))
 
 
 def host_slots(job: Job) -> list[Slot]:
@@ -168,7 +188,8 @@ class ProcessTrainer:
 
     def __init__(self, slots: Sequence[Slot], allowed: Sequence[str], say: Say, launch: Sequence[str] = ()) -> None:
         self._slots, self._allowed, self._say, self._launch = list(slots), list(allowed), say, list(launch)
-        self._failures: dict[Path, str] = {}
+        self.at_once = len(self._slots)
+        self.failures: dict[Path, str] = {}
 
     def train(self, runs: Sequence[Run], until: float | None = None) -> None:
         """Train runs to their ends, or up to the evaluation at epoch ``until``; skip those that are over.
@@ -233,14 +254,14 @@ class ProcessTrainer:
     def _outcome(self, run: Run, slot: Slot, code: int, until: float | None) -> str:
         now = run.progress()
         if is_over(run, until) and not is_diverged(run):
-            self._failures.pop(run.directory, None)
+            self.failures.pop(run.directory, None)
             score = f", {percent(now.evaluated.score, 2)}" if now.evaluated else ""
             return f"{'finished' if now.finished else f'epoch {now.evaluated.epoch:g}' if now.evaluated else ''}{score}"
         if code == 75:
             return "stopped and saved: the same command continues"
         if not code and slot.host is not None:
             message = f"its events did not come here: {run.directory} must lie on a disk that {slot.host} shares"
-            self._failures[run.directory] = message
+            self.failures[run.directory] = message
             return f"failed: {message}"
         log = run.directory / LOG
         lines = read_text(log, most=None, errors="replace").splitlines()
@@ -248,22 +269,13 @@ class ProcessTrainer:
         last = f"exited with code {code}: {lines[-1] if lines else 'it said nothing'} ({log})"
         message = next((line for line in reversed(lines) if line.startswith("steady: ")), last)
         if not is_diverged(run):
-            self._failures[run.directory] = message.removeprefix("steady: ")
+            self.failures[run.directory] = message.removeprefix("steady: ")
         return f"failed: {message.removeprefix('steady: ')}"
 
-    @property
-    def num_slots(self) -> int:
-        """The number of runs that are trained at the same time."""
-        return len(self._slots)
-
-    def commands(self, runs: Sequence[Run]) -> list[list[str]]:
-        """Return the arguments of ``steady`` that train each run, in the slots by turns."""
-        return [self.command(run, self._slots[k % len(self._slots)]) for k, run in enumerate(runs)]
-
-    @property
-    def failures(self) -> Mapping[Path, str]:
-        """Folders of runs that failed, other than by diverging -> their messages."""
-        return self._failures
+    def describe(self, runs: Sequence[Run]) -> str:
+        """Return the commands that train each run, in the slots by turns."""
+        commands = (self.command(run, slot) for run, slot in zip(runs, itertools.cycle(self._slots), strict=False))
+        return "\n".join(shlex.join(["steady", *command]) for command in commands)
 
 
 def _visible(index: int, environment: Mapping[str, str]) -> str:
@@ -283,19 +295,23 @@ class ArrayTrainer:
         job: the job of each run; its command is replaced.
         folder: of the sweep, for the script and the number of the array job.
         allowed: as in :func:`resume_command`.
-        at_once: tasks that may run at the same time; None: as Slurm decides.
+        limit: tasks that may run at the same time; None: as Slurm decides.
         say: is called with a line about each step.
     """
 
-    def __init__(self, job: Job, folder: Path, allowed: Sequence[str], at_once: int | None, say: Say) -> None:
-        self.job = replace(job, at_once=at_once)
-        self._folder, self._allowed, self._say = folder, list(allowed), say
-        self._failures: dict[Path, str] = {}
+    def __init__(self, job: Job, folder: Path, allowed: Sequence[str], limit: int | None, say: Say) -> None:
+        self._job, self._folder, self._allowed, self._say = replace(job, at_once=limit), folder, list(allowed), say
+        self.at_once = 1
+        self.failures: dict[Path, str] = {}
 
-    def plan(self, runs: Sequence[Run], until: float | None = None) -> Plan:
+    def describe(self, runs: Sequence[Run]) -> str:
+        """Return the script of the array job of some runs."""
+        return plan_text("slurm", self._job, self._plan(runs), self._folder)
+
+    def _plan(self, runs: Sequence[Run], until: float | None = None) -> Plan:
         """Render the array job of some runs."""
         tasks = tuple(tuple(resume_command(run, self._allowed, until)) for run in runs)
-        return render("slurm", replace(self.job, words=tasks[0], tasks=tasks))
+        return render("slurm", replace(self._job, words=tasks[0], tasks=tasks))
 
     def train(self, runs: Sequence[Run], until: float | None = None) -> None:
         """Submit the runs that are not over, unless an earlier array job is still queued or running.
@@ -308,15 +324,15 @@ class ArrayTrainer:
         unfinished = [run for run in runs if not is_over(run, until)]
         for run in unfinished:
             if (failed := run.progress().failed) is not None:
-                self._failures[run.directory] = failed.message
+                self.failures[run.directory] = failed.message
         if not unfinished:
             return
         path, over = self._folder / ARRAY_FILE, f"{len(runs) - len(unfinished)} of {count(len(runs), 'run')} over"
         again = "the same command shows their results, and continues"
-        if (number := self._submitted(path)) and _is_queued(number):
+        if (number := _submitted(path)) and _is_queued(number):
             raise PendingSweep(f"array job {number} is not finished, {over}: {again}")
-        plan = self.plan(unfinished, until)
-        _, answer = submit(self.job, plan, self._folder, self._say)
+        plan = self._plan(unfinished, until)
+        _, answer = submit(self._job, plan, self._folder, self._say)
         number = answer.partition(";")[0]
         with storage_errors(path):
             path.write_text(json.dumps({"job": number}), encoding="utf-8")
@@ -324,17 +340,13 @@ class ArrayTrainer:
             self._say(remark)
         raise PendingSweep(f"submitted {count(len(unfinished), 'run')} as array job {number}: {again}")
 
-    def _submitted(self, path: Path) -> str:
-        """Return the number of the newest array job; empty if there is none."""
-        try:
-            return str(json.loads(read_text(path))["job"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return ""
 
-    @property
-    def failures(self) -> Mapping[Path, str]:
-        """Folders of runs that failed, other than by diverging -> their messages."""
-        return self._failures
+def _submitted(path: Path) -> str:
+    """Return the number of the newest array job; empty if there is none."""
+    try:
+        return str(json.loads(read_text(path))["job"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
 
 
 def _is_queued(number: str) -> bool:
@@ -413,6 +425,48 @@ def _rungs_of(recipes: Sequence[Recipe], cases: int) -> list[float]:
     return levels
 
 
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What a sweep has trained: its cases, the names of those that were stopped early -> the epoch, and the points that
+    have no valid recipe, each with the reason."""
+
+    cases: Sequence[Case]
+    stopped: Mapping[str, float] = field(default_factory=dict)
+    failed: Sequence[tuple[Point, str]] = ()
+
+
+def run_sweep(
+    spec: SweepSpec,
+    space: Space,
+    cases: Sequence[Case],
+    trainer: Trainer,
+    folder: Path,
+    *,
+    seed: int,
+    create: Callable[[Sequence[Point]], list[Case]],
+    say: Say,
+) -> SweepOutcome:
+    """Train the cases, or those that a search chooses; what an array has not trained yet is left as it is.
+
+    ``seed`` and ``create``: as for :func:`search`. Raises InterruptedSweep, and whatever halving and searching do.
+    """
+    if spec.search is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        journal = folder / SEARCH_FILE
+        return search(journal, space.over, spec.search, trainer, seed=seed, create=create, prunes=spec.halving, say=say)
+    method = ", by successive halving" if spec.halving else ""
+    say(f"{count(len(cases), 'case')}, {count(len(cases) * spec.seeds, 'run')}{method}")
+    stopped: Mapping[str, float] = {}
+    try:
+        if spec.halving:
+            stopped = halve(cases, trainer, say)
+        else:
+            trainer.train([run for case in cases for run in case.runs])
+    except PendingSweep as pending:
+        say(str(pending))
+    return SweepOutcome(cases, stopped)
+
+
 def halve(cases: Sequence[Case], trainer: Trainer, say: Say) -> dict[str, float]:
     """Train all cases to the first rung, the best of them to the next, and the last ones to their ends.
 
@@ -420,34 +474,71 @@ def halve(cases: Sequence[Case], trainer: Trainer, say: Say) -> dict[str, float]
         Names of the cases that were stopped -> the epoch.
 
     Raises:
-        InputError: the cases are not of one length, there is no evaluation before the end, or there are too few.
+        InputError: the cases are not of one length, there is no evaluation before the end, or there are too few; or
+            Optuna is not installed.
     """
     levels = _rungs_of([case.runs[0].recipe for case in cases], len(cases))
+    optuna = import_optuna("--halving")
+
+    def keep(rung: float, alive: Sequence[Case]) -> list[Case]:
+        scores = [score_at(case, rung) for case in alive]
+        if max(scores) < 0:
+            say(f"epoch {rung:g}: no case has an evaluation: all have failed")
+            return []
+        kept = [case for case, is_kept in zip(alive, best_third(optuna, scores), strict=True) if is_kept]
+        say(f"epoch {rung:g}: {count(len(kept), 'case goes', 'cases go')} on, the best at {percent(max(scores), 2)}")
+        return kept
+
+    return _train_in_rungs(cases, levels, trainer, keep)
+
+
+def import_optuna(flag: str) -> ModuleType:
+    """Import Optuna, for a flag that needs it. Raises InputError if it is not installed."""
+    try:
+        import optuna
+    except ImportError:
+        raise InputError(f"{flag} needs Optuna, which is missing: pip install 'steadytrain[sweep]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def best_third(optuna: ModuleType, scores: Sequence[float]) -> list[bool]:
+    """Ask Optuna's pruner which of some cases at one rung go on: the best 1 / :data:`FACTOR`, equals together.
+
+    The pruner compares a trial with those that it was asked about before (Li et al. 2020, "A System for Massively
+    Parallel Hyperparameter Tuning"). Cases of a grid come to a rung together: it is asked about all of them, and once
+    more, when it knows all.
+    """
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=FACTOR)
+    study = optuna.create_study(direction="maximize", pruner=pruner)
+    trials = [study.ask() for _ in scores]
+    for trial, score in zip(trials, scores, strict=True):
+        trial.report(score, step=1)
+    copies = study.get_trials()
+    for trial in trials:
+        trial.should_prune()
+    return [not pruner.prune(study, trial) for trial in copies]
+
+
+def _train_in_rungs(
+    cases: Sequence[Case],
+    levels: Sequence[float],
+    trainer: Trainer,
+    keep: Callable[[float, Sequence[Case]], Sequence[Case]],
+) -> dict[str, float]:
+    """Train cases up to each rung in turn, go on with those that ``keep`` returns, and train the last to their ends.
+
+    Returns:
+        Names of the cases that were stopped -> the epoch.
+    """
     alive, stopped = list(cases), dict[str, float]()
     for rung in levels:
         trainer.train([run for case in alive for run in case.runs], until=rung)
-        num_kept = -(-len(alive) // FACTOR)
-        ranked = sorted(alive, key=lambda case: -score_at(case, rung))  # of equals the first
-        if score_at(ranked[0], rung) < 0:
-            say(f"epoch {rung:g}: no case has an evaluation: all have failed")
-            return stopped
-        names = {case.point.name for case in ranked[:num_kept]}
-        stopped |= {case.point.name: rung for case in alive if case.point.name not in names}
-        alive = [case for case in alive if case.point.name in names]
-        best = percent(score_at(ranked[0], rung), 2)
-        say(f"epoch {rung:g}: {count(num_kept, 'case goes', 'cases go')} on, the best at {best}")
+        kept = list(keep(rung, alive))
+        stopped |= {case.point.name: rung for case in alive if case not in kept}
+        alive = kept
     trainer.train([run for case in alive for run in case.runs])
     return stopped
-
-
-@dataclass(frozen=True)
-class Searched:
-    """The outcome of a search: its cases, the names of those that were stopped early -> the epoch, and the points that
-    have no valid recipe, each with the reason."""
-
-    cases: list[Case]
-    stopped: dict[str, float]
-    failed: list[tuple[Point, str]]
 
 
 def search(
@@ -457,11 +548,10 @@ def search(
     trainer: Trainer,
     *,
     seed: int,
-    at_once: int,
     create: Callable[[Sequence[Point]], list[Case]],
     prunes: bool = False,
     say: Say = lambda message: None,
-) -> Searched:
+) -> SweepOutcome:
     """Try ``number`` cases, each chosen by the results of those before (Optuna's TPE sampler).
 
     Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization". Each trial's numbers are drawn by its own
@@ -473,9 +563,8 @@ def search(
         journal: the file of the trials; created if missing.
         over: a key of the recipe -> its values or its range.
         number: of trials, those of the journal included.
-        trainer: of their runs.
+        trainer: of their runs; as many trials as it trains at once are chosen before the result of any of them.
         seed: of all draws.
-        at_once: trials that are chosen together, before the result of any of them.
         create: creates the cases of some points; raises InputError if a recipe is invalid.
         prunes: stop a trial that at a ninth or a third of its epochs is worse than the median of the complete ones.
         say: is called with a line after each round.
@@ -483,24 +572,61 @@ def search(
     Raises:
         InputError: Optuna is not installed, or the journal is of a search over other values.
     """
-    try:
-        import optuna
-        from optuna.storages.journal import JournalFileBackend, JournalStorage
-        from optuna.trial import TrialState
-    except ImportError:
-        raise InputError("--search needs Optuna, which is missing: pip install 'steadytrain[sweep]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    space = {
-        key: [values.low, values.high, values.is_log] if isinstance(values, Range) else {"values": values}
-        for key, values in over.items()
-    }
-    study = optuna.create_study(
-        storage=JournalStorage(JournalFileBackend(str(journal))),
+    optuna = import_optuna("--search")
+    study = _open_study(optuna, journal, over)
+    states = optuna.trial.TrialState
+    complete = study.get_trials(deepcopy=False, states=(states.COMPLETE,))
+    trainer.train([run for case in create([_point_of(trial, over) for trial in complete]) for run in case.runs])
+    while running := _choose_trials(optuna, study, over, number, trainer.at_once, seed):
+        cases: dict[str, Case] = {}
+        numbers: dict[str, int] = {}
+        for trial in running:
+            point = _point_of(trial, over)
+            try:
+                [cases[point.name]] = create([point])
+            except RunError:  # of the folder, whatever the recipe
+                raise
+            except InputError as error:
+                optuna.trial.Trial(study, trial._trial_id).set_user_attr("why", str(error))
+                study.tell(trial.number, state=states.FAIL)
+                say(f"failed: {error}")
+            numbers[point.name] = trial.number
+        if not cases:
+            continue
+
+        def keep(rung: float, alive: Sequence[Case], numbers: Mapping[str, int] = numbers) -> list[Case]:
+            return [case for case in alive if not _is_pruned(optuna, study, numbers[case.point.name], case, rung)]
+
+        levels = _rungs_of([case.runs[0].recipe for case in cases.values()], FACTOR**2) if prunes else []
+        stopped = _train_in_rungs(list(cases.values()), levels, trainer, keep)
+        for name in cases.keys() - stopped.keys():
+            study.tell(numbers[name], best_score(cases[name]))
+        trials = study.get_trials(deepcopy=False)
+        is_known = any(trial.state == states.COMPLETE for trial in trials)
+        best = f"; the best so far: {_point_of(study.best_trial, over).name}" if is_known else ""
+        say(f"{len(trials)} of {number} trials{best}")
+    tried = [(trial, _point_of(trial, over)) for trial in study.get_trials(deepcopy=False)[:number]]
+    return SweepOutcome(
+        create([point for trial, point in tried if trial.state != states.FAIL]),
+        {point.name: (trial.last_step or 0) / 1000 for trial, point in tried if trial.state == states.PRUNED},
+        [(point, str(trial.user_attrs.get("why", ""))) for trial, point in tried if trial.state == states.FAIL],
+    )
+
+
+def _open_study(optuna: ModuleType, journal: Path, over: Mapping[str, Values]) -> Study:
+    """Open the study of a journal, or begin it. Raises InputError if it is of a search over other values."""
+    storages = optuna.storages.journal
+    study: Study = optuna.create_study(
+        storage=storages.JournalStorage(storages.JournalFileBackend(str(journal))),
         study_name="sweep",
         direction="maximize",
         pruner=optuna.pruners.MedianPruner(n_startup_trials=LEAST_COMPLETE),
         load_if_exists=True,
     )
+    space = {
+        key: [values.low, values.high, values.is_log] if isinstance(values, Range) else {"values": values}
+        for key, values in over.items()
+    }
     journal_space = study.user_attrs.get("space", space)
     if journal_space != space:
         raise InputError(
@@ -508,58 +634,31 @@ def search(
             " another folder with --run"
         )
     study.set_user_attr("space", space)
+    return study
+
+
+def _choose_trials(
+    optuna: ModuleType, study: Study, over: Mapping[str, Values], number: int, at_once: int, seed: int
+) -> list[FrozenTrial]:
+    """Return the trials to train now: those that an earlier command has left, else the next; none at the end."""
     distributions = {key: _distribution(values) for key, values in over.items()}
-    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    trainer.train([run for case in create([_point_of(trial, over) for trial in complete]) for run in case.runs])
-
-    def prune(trials: Sequence[FrozenTrial], cases: Sequence[Case]) -> list[int]:
-        """Train trials to each rung, stop those that are worse than the median, and return the others."""
-        alive = list(range(len(trials)))
-        for rung in _rungs_of([case.runs[0].recipe for case in cases], FACTOR**2):
-            trainer.train([run for k in alive for run in cases[k].runs], until=rung)
-            for k in list(alive):
-                trial = optuna.trial.Trial(study, trials[k]._trial_id)
-                # In thousandths of epochs, as Optuna counts steps in integers.
-                trial.report(score_at(cases[k], rung), step=round(1000 * rung))
-                if trial.should_prune():
-                    study.tell(trials[k].number, state=TrialState.PRUNED)
-                    alive.remove(k)
-        return alive
-
     while True:
         trials = study.get_trials(deepcopy=False)
-        running = [trial for trial in trials if trial.state == TrialState.RUNNING]
-        while len(trials) < number and (not running or len(trials) % at_once):
-            study.sampler = optuna.samplers.TPESampler(seed=seed + len(trials))
-            study.ask(dict(distributions))
-            trials = study.get_trials(deepcopy=False)
-            running = [trial for trial in trials if trial.state == TrialState.RUNNING]
-        if not running:
-            tried = [(trial, _point_of(trial, over)) for trial in trials[:number]]
-            stopped = {p.name: (t.last_step or 0) / 1000 for t, p in tried if t.state == TrialState.PRUNED}
-            failed = [(p, str(t.user_attrs.get("why", ""))) for t, p in tried if t.state == TrialState.FAIL]
-            return Searched(create([p for t, p in tried if t.state != TrialState.FAIL]), stopped, failed)
-        built: list[FrozenTrial] = []
-        cases: list[Case] = []
-        for trial in running:
-            try:
-                cases += create([_point_of(trial, over)])
-                built.append(trial)
-            except RunError:  # of the folder, whatever the recipe
-                raise
-            except InputError as error:
-                optuna.trial.Trial(study, trial._trial_id).set_user_attr("why", str(error))
-                study.tell(trial.number, state=TrialState.FAIL)
-                say(f"failed: {error}")
-        if not built:
-            continue
-        alive = prune(built, cases) if prunes else range(len(built))
-        trainer.train([run for k in alive for run in cases[k].runs])
-        for k in alive:
-            study.tell(built[k].number, best_score(cases[k]))
-        is_known = any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
-        best = f"; the best so far: {_point_of(study.best_trial, over).name}" if is_known else ""
-        say(f"{len(trials)} of {number} trials{best}")
+        running = [trial for trial in trials if trial.state == optuna.trial.TrialState.RUNNING]
+        if len(trials) >= number or (running and len(trials) % at_once == 0):
+            return running
+        study.sampler = optuna.samplers.TPESampler(seed=seed + len(trials))
+        study.ask(dict(distributions))
+
+
+def _is_pruned(optuna: ModuleType, study: Study, number: int, case: Case, rung: float) -> bool:
+    """Report the score of a trial at a rung, and stop it if it is worse there than the median."""
+    trial = optuna.trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+    trial.report(score_at(case, rung), step=round(1000 * rung))  # Optuna counts steps in integers
+    is_worse: bool = trial.should_prune()
+    if is_worse:
+        study.tell(number, state=optuna.trial.TrialState.PRUNED)
+    return is_worse
 
 
 def _point_of(trial: FrozenTrial, over: Mapping[str, Values]) -> Point:
