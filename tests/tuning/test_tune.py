@@ -120,3 +120,15 @@ def test_the_written_recipe_is_the_tuned_one(prober: Prober, recipe: Recipe) -> 
     at = lines.index(f"batch_size = {tuned.recipe.batch_size}")
     assert lines[at - 1].startswith("# ") and value(tuned, "batch_size") == tuned.recipe.batch_size
     assert TuningEvidence.from_dict(tomllib.loads(text)["tuning"]) == tuned.evidence
+
+
+def test_evidence_of_older_versions_is_read() -> None:
+    """They tried the optimizer's foreach variant, too."""
+    row = {"what": "updates", "batch_size": 16, "precision": "fp32", "channels_last": True, "compile": "none"}
+    table = {"batch_size": 16, "precision": "fp32", "channels_last": True, "measurements": [{**row, "foreach": True}]}
+    choice = {"key": "optim.options", "value": {"foreach": True}, "reason": "foreach"}
+    read = TuningEvidence.from_dict({**table, "choices": [choice, {"key": "parallel.threads", "reason": "as it was"}]})
+    assert read.measurements[0].batch_size == 16 and [choice.value for choice in read.choices] == [
+        {"foreach": True},
+        None,
+    ]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from steadytrain.config import Recipe
     from steadytrain.launch import Job
     from steadytrain.tuning.sweep import Case, Point
-    from steadytrain.tuning.sweep_runs import Trainer
+    from steadytrain.tuning.sweep_trainers import Trainer
 
 
 def sweep(
@@ -66,8 +66,8 @@ def sweep(
         over: KEY=VALUE,VALUE for each key of the recipe that takes several values (with ; between values that hold
             commas); for a search also KEY=1e-3..1e-1, or "KEY=1e-3..1e-1 log".
         seeds: Runs of each case, which differ in their seed. [default: 1]
-        halving: Stop the worst cases early: the best third continues, for three times as long. In a search: stop those
-            below the median, at a ninth and at a third of their epochs.
+        halving: Stop the worst cases early: the best third continues, for three times as long (needs Optuna). In a
+            search: stop those below the median, at a ninth and at a third of their epochs.
         search: Number of cases, each chosen by the results so far, instead of all combinations (needs Optuna).
         parallel: Runs at a time. [default: one for each GPU, or 1; with --on slurm: no limit]
         target: Top-1 (or mAP) as a fraction, such as 0.9: show when each case reached it.
@@ -86,7 +86,7 @@ def sweep(
         steady sweep recipe.toml photos/ --over lr=0.1,0.2 --on slurm --job gpu.toml --run /shared/sizes
     """
     from steadytrain.tuning import sweep as sweeps
-    from steadytrain.tuning import sweep_runs
+    from steadytrain.tuning import sweep_runs, sweep_trainers
 
     _require_sensible(options, seeds=seeds, search=search, parallel=parallel, target=target)
     require_trackers(options)
@@ -98,7 +98,7 @@ def sweep(
     spec = sweeps.read_spec({} if file is None else read_table(file).get("sweep", {}), flags)
     space = sweeps.space_of(spec, texts, lambda key, text: parse_setting(f"{key}={text}")[1], source=file)
     folder = Path(options.run or f"runs/{named}-sweep")
-    for name in (sweeps.TABLE_FILE, sweeps.PAGE_FILE, sweep_runs.SEARCH_FILE, sweep_runs.ARRAY_FILE):
+    for name in (sweeps.TABLE_FILE, sweeps.PAGE_FILE, sweep_runs.SEARCH_FILE, sweep_trainers.ARRAY_FILE):
         refuse_link(folder / name)
     place, described = _job(on, hosts, job, replace(options, recipe=file).value("parallel.procs"))
     if place == "slurm" and described is not None:
@@ -119,12 +119,12 @@ def sweep(
     allowed = [key for key in keys if key in texts or (key in shared.changes and key not in in_file)]
     trainer: Trainer
     if described is None:
-        trainer = sweep_runs.ProcessTrainer(sweep_runs.slots_for(first, parallel), allowed, note)
+        trainer = sweep_trainers.ProcessTrainer(sweep_trainers.slots_for(first, parallel), allowed, note)
     elif place == "slurm":
-        trainer = sweep_runs.ArrayTrainer(described, folder, allowed, parallel, note)
+        trainer = sweep_trainers.ArrayTrainer(described, folder, allowed, parallel, note)
     else:
         launch = [*(["--job", str(job)] if job else []), "--procs", str(described.procs or 1)]
-        trainer = sweep_runs.ProcessTrainer(sweep_runs.host_slots(described)[:parallel], allowed, note, launch)
+        trainer = sweep_trainers.ProcessTrainer(sweep_trainers.host_slots(described)[:parallel], allowed, note, launch)
     if dry_run:
         if not cases:
             raise InputError(
@@ -134,7 +134,7 @@ def sweep(
         return 0
     try:
         outcome = sweep_runs.run_sweep(spec, space, cases, trainer, folder, seed=first.seed, create=create, say=note)
-    except sweep_runs.InterruptedSweep as interrupted:
+    except sweep_trainers.InterruptedSweep as interrupted:
         note(str(interrupted))
         return interrupted.exit_code
     rows = sweeps.rows(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -245,48 +245,36 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(plain(value))
 
 
-def batch_curves(evidence: TuningEvidence) -> Iterator[tuple[str, dict[int, float]]]:
-    """Yield the measured rates of updates by batch, for each way to compute that has two or more."""
-    ways: dict[str, dict[int, float]] = {}
-    for item in evidence.measurements:
-        if item.what == "updates" and item.images_per_second and item.accumulate == 1:
-            compiled = "" if item.compile == "none" else ", compiled"
-            way = f"{_way(item.precision, channels_last=item.channels_last)}{compiled}"
-            ways.setdefault(way, {})[item.batch_size] = item.images_per_second
-    yield from ((way, dict(sorted(curve.items()))) for way, curve in ways.items() if len(curve) > 1)
-
-
-def _way(precision: str, *, channels_last: bool) -> str:
-    return f"{precision}, channels {'last' if channels_last else 'first'}"
+def _way(item: Measurement | TuningEvidence, compile: str = "none") -> str:
+    compiled = "" if compile == "none" else ", compiled"
+    return f"{item.precision}, channels {'last' if item.channels_last else 'first'}{compiled}"
 
 
 def panels(evidence: TuningEvidence) -> list[Panel]:
     """Draw the charts of a tuning: updates by batch for each way to compute, and both together by threads."""
-    charts = []
-    chosen = _way(evidence.precision, channels_last=evidence.channels_last)
-    for way, curve in batch_curves(evidence):
-        batches = list(curve)
-        marks = [(evidence.batch_size, "chosen")] if evidence.batch_size in curve and way == chosen else []
-        ticks = [(batch, f"{batch:,}") for batch in batches]
-        title = f"images/s of updates ({way})"
-        charts.append(Panel(title, batches, [list(curve.values())], "batch", log_x=True, marks=marks, ticks=ticks))
-    setting = (evidence.batch_size, evidence.precision, evidence.channels_last)
-    rates = {
-        item.threads: item.images_per_second
-        for item in evidence.measurements
-        if item.what == "both"
-        and item.threads is not None
-        and item.images_per_second
-        and (item.batch_size // item.accumulate, item.precision, item.channels_last) == setting
-    }
-    if len(rates) > 1:
-        threads = sorted(rates)
-        marks = [(number, "chosen") for number in threads if number == evidence.threads]
-        ticks = [(number, str(number)) for number in threads]
-        speeds = [rates[number] for number in threads]
-        title = "images/s of loading and updates"
-        charts.append(Panel(title, threads, [speeds], "loader threads", marks=marks, ticks=ticks))
-    return charts
+    curves: dict[str, dict[int, float]] = {}
+    by_threads: dict[int, float] = {}
+    for item in evidence.measurements:
+        images, speed = item.batch_size // item.accumulate, item.images_per_second
+        if item.what == "updates" and speed and item.accumulate == 1:
+            curves.setdefault(_way(item, item.compile), {})[images] = speed
+        is_chosen = (images, _way(item)) == (evidence.batch_size, _way(evidence))
+        if item.what == "both" and speed and item.threads is not None and is_chosen:
+            by_threads[item.threads] = speed
+    charts = [
+        _chart(f"images/s of updates ({way})", "batch", curve, evidence.batch_size if way == _way(evidence) else None)
+        for way, curve in curves.items()
+    ]
+    charts.append(_chart("images/s of loading and updates", "loader threads", by_threads, evidence.threads))
+    return [chart for chart in charts if len(chart.x) > 1]
+
+
+def _chart(title: str, x_title: str, curve: Mapping[int, float], chosen: int | None) -> Panel:
+    x = sorted(curve)
+    marks = [(number, "chosen") for number in x if number == chosen]
+    ticks = [(number, f"{number:,}") for number in x]
+    speeds = [curve[number] for number in x]
+    return Panel(title, x, [speeds], x_title, log_x=x_title == "batch", marks=marks, ticks=ticks)
 
 
 def section(run: Run) -> dict[str, Any] | None:

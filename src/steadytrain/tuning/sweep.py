@@ -241,24 +241,24 @@ def points(over: Mapping[str, Values], cases: Mapping[str, Mapping[str, Any]] | 
     [('no-decay', {'optim.weight_decay': 0})]
     """
     cases = cases or {}
+    lists: dict[str, list[Any]] = {}
     for key, values in over.items():
         if isinstance(values, Range):
             raise InputError(f"{key} has a range, from which a search draws: add --search N, or name its values")
         if named := [name for name, changes in cases.items() if key in changes]:
             raise InputError(f"{key} is set by the case {named[0]!r}, too: leave it out of one of them")
-    combinations = math.prod(len(values) for values in over.values() if isinstance(values, list)) * max(1, len(cases))
+        lists[key] = values
+    combinations = math.prod(map(len, lists.values())) * max(1, len(cases))
     if combinations > MOST_RUNS:
         raise InputError(f"{combinations:,} combinations are too many (at most {MOST_RUNS:,}): name fewer values")
-    lists = [values for values in over.values() if isinstance(values, list)]
-    last = [key.rpartition(".")[2] for key in over]
-    short = {key: name if last.count(name) == 1 else key for key, name in zip(over, last, strict=True)}
+    last = [key.rpartition(".")[2] for key in lists]
+    short = {key: name if last.count(name) == 1 else key for key, name in zip(lists, last, strict=True)}
     listed = []
-    for name, changes in cases.items() or [("", {})]:
-        for combination in itertools.product(*lists):
-            chosen = dict(zip(over, combination, strict=True))
-            parts = [folder_name(name)] if name else []
-            parts += [f"{short[key]}={_word(chosen[key])}" for key in over]
-            listed.append(Point(folder_name(",".join(parts) or "as it is"), {**changes, **chosen}))
+    for (name, changes), *combination in itertools.product(cases.items() or [("", {})], *lists.values()):
+        chosen = dict(zip(lists, combination, strict=True))
+        parts = [folder_name(name)] if name else []
+        parts += [f"{short[key]}={_word(value)}" for key, value in chosen.items()]
+        listed.append(Point(folder_name(",".join(parts) or "as it is"), {**changes, **chosen}))
     if len({point.name for point in listed}) < len(listed):  # values that differ in what a folder's name cannot hold
         listed = [Point(f"{number:03d},{point.name}", point.changes) for number, point in enumerate(listed)]
     return listed
@@ -387,51 +387,54 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
         with suppress(RunError):  # nothing was started
             accounts.append(Account.of(run))
     summaries = [account.summary for account in accounts]
-    finished = sum(summary.course.status == "finished" for summary in summaries)
     scores = [summary.quality for summary in summaries]
     best = [score.best.value for score in scores if score.best and math.isfinite(score.best.value)]
     last = [score.last.value for score in scores if score.last and math.isfinite(score.last.value)]
-    if finished == len(case.runs):
-        status = "finished"
-    elif any(is_diverged(run) for run in case.runs):
-        status = "diverged"
-    elif any(run.directory in failures for run in case.runs):  # perhaps before its log began
-        status = "failed"
-    elif stopped is not None:
-        status = f"stopped at epoch {stopped:g}"
-    else:
-        status = next(
-            (summary.course.status for summary in summaries if summary.course.status != "finished"), "not started"
-        )
     hits = []
     if target is not None:
         met = (reached(account.history, target, account.summary.cost) for account in accounts)
         hits = [hit for hit in met if hit is not None]
-    seconds = [summary.speed.seconds for summary in summaries]
     bills = [summary.cost for summary in summaries if summary.cost is not None]
-    costs = [hit.cost for hit in hits if hit.cost is not None]
+    statuses = [summary.course.status for summary in summaries]
     return CaseRow(
         name=case.point.name,
         changes=dict(case.point.changes),
-        status=status,
+        status=_status(case, statuses, stopped, failures),
         seeds=len(case.runs),
-        finished=finished,
-        best=fmean(best) if best else None,
-        last=fmean(last) if last else None,
+        finished=statuses.count("finished"),
+        best=_mean(best),
+        last=_mean(last),
         best_spread=spread(best, are_shares=True),
         last_spread=spread(last, are_shares=True),
         interval=scores[0].best.interval if len(scores) == 1 and scores[0].best else None,
-        epochs=fmean(summary.progress.epoch for summary in summaries) if summaries else None,
-        seconds=fmean(seconds) if seconds else None,
+        epochs=_mean([summary.progress.epoch for summary in summaries]),
+        seconds=_mean([summary.speed.seconds for summary in summaries]),
         reached=len(hits),
-        epochs_to_target=fmean(hit.epoch for hit in hits) if hits else None,
-        seconds_to_target=fmean(hit.seconds for hit in hits) if hits else None,
+        epochs_to_target=_mean([hit.epoch for hit in hits]),
+        seconds_to_target=_mean([hit.seconds for hit in hits]),
         cost=sum(bill.so_far for bill in bills) if bills else None,
-        cost_to_target=fmean(costs) if costs else None,
+        cost_to_target=_mean([hit.cost for hit in hits if hit.cost is not None]),
         currency=bills[0].currency if bills else "",
         is_multi_label=any(score.is_multi_label for score in scores),
         why=next((failures[run.directory] for run in case.runs if run.directory in failures), ""),
     )
+
+
+def _status(case: Case, statuses: Sequence[str], stopped: float | None, failures: Mapping[Path, str]) -> str:
+    """Return the status of a case from those of its runs that were started."""
+    if statuses.count("finished") == len(case.runs):
+        return "finished"
+    if any(is_diverged(run) for run in case.runs):
+        return "diverged"
+    if any(run.directory in failures for run in case.runs):  # perhaps before its log began
+        return "failed"
+    if stopped is not None:
+        return f"stopped at epoch {stopped:g}"
+    return next((status for status in statuses if status != "finished"), "not started")
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
 
 
 def to_text(table: Sequence[CaseRow], *, target: float | None = None, width: int = 80) -> str:

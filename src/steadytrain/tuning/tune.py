@@ -380,8 +380,7 @@ def _compare_together(
     """
     if search.tuned_rate is None:
         return setting, reasons
-    usual = start.threads or search.facts["usual_threads"]
-    contenders = {CHOSEN: setting, AS_IT_WAS: replace(start, threads=usual)}
+    contenders = {CHOSEN: setting, AS_IT_WAS: replace(start, threads=start.threads or search.facts["usual_threads"])}
     if (larger := _largest_batch(search, setting)) is not None:
         contenders[LARGEST] = larger
     rates = search.in_turns({name: other for name, other in contenders.items() if name == CHOSEN or other != setting})
@@ -392,12 +391,11 @@ def _compare_together(
     best = best_of(rates, CHOSEN) if CHOSEN in rates else CHOSEN
     if best == CHOSEN:
         return setting, reasons
-    shown = ", ".join(f"{name} {rate(speed)}" for name, speed in rates.items())
     search.tuned_rate = rates[best]
+    shown = ", ".join(f"{name} {rate(speed)}" for name, speed in rates.items())
     if best == LARGEST:
-        assert larger is not None
         why = f"{reasons.get('batch', '')}; measured by turns with loading, this is faster ({shown})"
-        return larger, {**reasons, "batch": why}
+        return contenders[LARGEST], {**reasons, "batch": why}
     search.advice.append(
         f"what was chosen one by one is slower together than the recipe as it was, which is kept ({shown})"
     )
