@@ -8,7 +8,6 @@ best, over seconds. Compressed gradients count as the 32-bit ones that they stan
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ from steadytrain.distributed.compression import all_reduce_half, all_reduce_two_
 from steadytrain.distributed.process_group import Group, init_group
 from steadytrain.distributed.world import World
 from steadytrain.errors import InputError
+from steadytrain.training.compute.timing import timed
 from steadytrain.tuning.scale import BUCKET, buckets, even_gradients
 
 Backend = Literal["auto", "gloo", "nccl"]
@@ -133,18 +133,8 @@ class _Network:
 
     def seconds(self, exchange: Callable[[], object], rounds: int) -> float:
         """Return the median seconds of so many exchanges, on the slowest rank."""
-        spent = []
-        for _ in range(rounds):
-            self._wait()
-            began = time.perf_counter()
-            exchange()
-            self._wait()
-            spent.append(time.perf_counter() - began)
-        return max(map(float, self.group.all_gather_json(median(spent))))
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        spent = median(timed(self.device, exchange) for _ in range(rounds))
+        return max(map(float, self.group.all_gather_json(spent)))
 
 
 def _ways(sizes: Sequence[int], network: _Network) -> Iterator[tuple[str, list[int], _Begin]]:

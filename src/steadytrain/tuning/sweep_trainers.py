@@ -30,14 +30,14 @@ from steadytrain.launch import Job, Plan, render
 from steadytrain.launch.job import parse_host
 from steadytrain.launch.plan import plan_text
 from steadytrain.launch.submit import submit
+from steadytrain.launch.supervise import FORWARDED
 from steadytrain.machine.children import (
     POLL_SECONDS,
     die_with_parent,
-    in_foreground,
+    forward,
     kill_at_last,
     python,
     run_program,
-    send,
     start,
 )
 from steadytrain.machine.facts import accelerators
@@ -188,12 +188,10 @@ class ProcessTrainer:
         active: list[tuple[Slot, Run, subprocess.Popen[bytes]]] = []
         free, processes = deque(self._slots), list[subprocess.Popen[bytes]]()
 
-        def pass_on(number: int) -> None:
-            if number != signal.SIGINT or not in_foreground():
-                send(processes, signal.SIGTERM if self._launch else number)  # launch takes no SIGUSR1
+        def pass_on(number: int) -> None:  # launch takes no SIGUSR1
+            forward(processes, signal.SIGTERM if self._launch and number != signal.SIGINT else number)
 
-        names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP")
-        with take_signals(names, pass_on) as received, kill_at_last(processes):
+        with take_signals(FORWARDED, pass_on) as received, kill_at_last(processes):
             while active or (waiting and not received):
                 while waiting and free and not received:
                     run, slot = waiting.popleft(), free.popleft()

@@ -14,8 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from steadytrain.config import Recipe
 from steadytrain.distributed.process_group import init_group
 from steadytrain.distributed.world import World, world_from_environment
@@ -31,11 +29,12 @@ P90 = 1.2816
 """Standard deviations from the median to the 90th percentile of normal numbers: what is rare and late counts little."""
 
 
-def measure_alone(recipe: Recipe, request: Mapping[str, Any]) -> dict[str, Any]:
+def measure_alone(recipe: Recipe, seconds: float, images: Mapping[str, Any]) -> dict[str, Any]:
     """Measure one device by itself: its passes with the recipe's batch and with a smaller one.
 
     Args:
-        request: ``size``, ``channels``, ``num_classes`` and ``seconds``, as :func:`.bench.measure` takes them.
+        seconds: how long, about.
+        images: ``size``, ``channels``, ``num_classes`` and ``allow_import``, as :func:`.bench.set_up` takes them.
 
     Returns:
         ``model``, ``device``, ``threads``, ``size``, ``parameters``, ``notes``; seconds of an update (the median one)
@@ -43,9 +42,9 @@ def measure_alone(recipe: Recipe, request: Mapping[str, Any]) -> dict[str, Any]:
         ``spread``: the standard deviation of an update over the median, by its 90th percentile; ``gradient_bytes``:
         of each, in the network's order.
     """
-    device, notes, seconds = prepare_device(recipe), list[str](), float(request["seconds"])
-    trained = _set_up(recipe, device, notes, request)
-    batch = random_batch(recipe.batch_size, trained.update.image_shape, device, num_classes=int(request["num_classes"]))
+    device, notes = prepare_device(recipe), list[str]()
+    trained = set_up(recipe, device, notes, **images)
+    batch = random_batch(recipe.batch_size, trained.update.image_shape, device, num_classes=images["num_classes"])
     parts = _parts(trained, batch, seconds / 2)
     passes = parts["forward_seconds"] + parts["backward_seconds"]
     few, fixed = max(2, recipe.batch_size // SMALLER), 0.0  # batch norms refuse a single value a channel
@@ -72,8 +71,8 @@ def measure_alone(recipe: Recipe, request: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def measure_together(recipe: Recipe, request: Mapping[str, Any], world: World) -> dict[str, Any]:
-    """Measure updates of all ranks together; each has ``recipe.batch_size / ranks`` images.
+def measure_together(recipe: Recipe, seconds: float, images: Mapping[str, Any], world: World) -> dict[str, Any]:
+    """Measure updates of all ranks together, as :func:`measure_alone`; each has ``recipe.batch_size / ranks`` images.
 
     Returns:
         ``devices``, ``batch_size``, and of the median update ``step_seconds`` (on the slowest rank) and
@@ -82,11 +81,11 @@ def measure_together(recipe: Recipe, request: Mapping[str, Any], world: World) -
     with init_group(world) as group:
         device, notes = prepare_device(recipe, world), list[str]()
         with group.all_or_none():
-            trained = _set_up(recipe, device, notes, request, group=group)
-        images, shape = trained.update.share.images, trained.update.image_shape
-        batch = random_batch(images, shape, device, num_classes=int(request["num_classes"]))
+            trained = set_up(recipe, device, notes, **images, group=group)
+        update = trained.update
+        batch = random_batch(update.share.images, update.image_shape, device, num_classes=images["num_classes"])
         try:
-            steps, _ = time_updates(trained.update, trained.state, batch, float(request["seconds"]), group)
+            steps, _ = time_updates(update, trained.state, batch, seconds, group)
             slowest = max(map(float, group.all_gather_json(median(steps))))
         except RuntimeError as error:
             raise group.blame(error) from error
@@ -99,21 +98,6 @@ def measure_together(recipe: Recipe, request: Mapping[str, Any], world: World) -
             "hosts": list(dict.fromkeys(group.hosts)),
             "notes": notes,
         }
-
-
-def _set_up(
-    recipe: Recipe, device: torch.device, notes: list[str], request: Mapping[str, Any], **options: Any
-) -> BenchSetup:
-    return set_up(
-        recipe,
-        device,
-        notes,
-        size=request["size"],
-        channels=int(request["channels"]),
-        num_classes=int(request["num_classes"]),
-        allow_import=bool(request["allow_import"]),
-        **options,
-    )
 
 
 def _parts(trained: BenchSetup, batch: DeviceBatch, seconds: float) -> dict[str, float]:
@@ -137,8 +121,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = json.loads(request.read_text(encoding="utf-8"))
         world = world_from_environment(os.environ)
-        recipe = Recipe.from_dict(options["recipe"])
-        result = measure_alone(recipe, options) if world.size == 1 else measure_together(recipe, options, world)
+        recipe, seconds = Recipe.from_dict(options.pop("recipe")), float(options.pop("seconds"))
+        if world.size == 1:
+            result = measure_alone(recipe, seconds, options)
+        else:
+            result = measure_together(recipe, seconds, options, world)
     except SteadyError as error:
         if world.is_first or not isinstance(error, RankLostError):
             print(f"steady: {error}", file=sys.stderr)
