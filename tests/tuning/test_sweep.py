@@ -103,7 +103,7 @@ def test_halving_without_optuna_names_the_extra(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(
         InputError, match=r"--halving needs Optuna, which is missing: pip install 'steadytrain\[sweep\]'"
     ):
-        halve(cases, trainer, lambda message: None)  # type: ignore[arg-type]
+        halve(cases, trainer, lambda message: None)
     assert not trained, "nothing is trained before"
 
 

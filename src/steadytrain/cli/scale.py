@@ -23,7 +23,7 @@ from steadytrain.tuning.scale import LEAST_EFFICIENCY, LINKS, MAX_DEVICES, parse
 DRAWN = "drawn"
 """Name of the data of a recipe whose images are drawn at random."""
 BUSY = 0.1
-"""A larger spread is noted: it is twice what explains published tables (benchmarks/scale_published.py)."""
+"""Spread above which a note is printed: twice what explains published tables (benchmarks/scale_published.py)."""
 
 
 def scale(

@@ -21,7 +21,7 @@ from steadytrain.reports.plots import Panel, svg
 from steadytrain.run import Run
 
 WAITED_SHARE = 0.05
-"""Of the time, that a thread may wait for processors which others use before the figures are said to be disturbed."""
+"""Share of the time that a thread may wait for processors which others use; above it the figures are disturbed."""
 
 
 @dataclass(frozen=True)

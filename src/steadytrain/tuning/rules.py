@@ -15,7 +15,7 @@ KNEE = 0.97
 """Share of the best rate at which a smaller batch is as good."""
 
 GAIN = 0.03
-"""By how much something must be faster to be chosen over what is more exact, usual or thrifty."""
+"""Gain above which something is chosen over what is more exact, usual or thrifty."""
 
 FLAT = 0.05
 """Gain of a batch four times as large below which the curve has flattened."""
@@ -30,10 +30,10 @@ STEP = 4
 """Factor between the first batches that are measured; between those around the knee it is 2."""
 
 LOADER_SHARE = 0.15
-"""Of the cores, or of the time on a GPU, that a loader takes before it is said to limit training."""
+"""Share of the cores, or of the time on a GPU, from which on a loader limits training."""
 
 DETAIL = 1.15
-"""Stored sides that are longer than training needs by this factor are worth packing again."""
+"""Factor by which stored sides must be longer than training needs to be worth packing again."""
 
 
 def knee(curve: Mapping[int, float], share: float = KNEE) -> int:

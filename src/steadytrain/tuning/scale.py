@@ -48,13 +48,13 @@ FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
 """Bytes after which a bucket is full: torch's defaults, which training uses."""
 
 SMALL_LOSS = 0.05
-"""Up to this share of an update lost, "compute" is what limits."""
+"""Share of an update up to which losses do not count: "compute" is what limits."""
 
 SAME = 0.001
-"""Rates that differ less are the same."""
+"""Share by which rates may differ and are the same."""
 
 LEAST_EFFICIENCY = 0.8
-"""Of the recommended number: an image then costs a quarter more than on one device. A choice, not a measurement."""
+"""Efficiency of the recommended number: an image then costs a quarter more than on one device. A choice."""
 
 MAX_DEVICES = 4096
 
