@@ -40,7 +40,8 @@ CODE = ("model.name", "optim.name", "optim.loss", "data.transforms")
 TABLE_FILE, PAGE_FILE = "sweep.json", "report.html"
 MARK = "steadytrain-sweep"
 
-_RANGE = re.compile(r"(.+?)\.\.(.+?)(?:[ ,:]+(log))?")
+_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+_RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?:[ ,:]+(log))?")
 
 
 @dataclass(frozen=True)
@@ -200,12 +201,9 @@ def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:
     (['cosine', 'factor,every=3'], Range(low=8, high=64, is_log=False))
     """
     if isinstance(value, str):
-        match = _RANGE.fullmatch(value.strip())
-        ends = [_number(text) for text in match.groups()[:2]] if match else []
-        if match and None not in ends:
-            low, high = ends
-            assert low is not None and high is not None
-            if low >= high or (match[3] and low <= 0):
+        if match := _RANGE.fullmatch(value.strip()):
+            low, high = (float(text) if re.search("[.eE]", text) else int(text) for text in match.groups()[:2])
+            if not low < high < math.inf or (match[3] and low <= 0):
                 limit = "rise, and begin above 0 for log" if match[3] else "rise"
                 raise RecipeError(f"the range of {key} is {value!r}; it must {limit}, such as {key}=1e-3..1e-1 log")
             return Range(low, high, bool(match[3]))
@@ -219,14 +217,6 @@ def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:
     if repeated := [text for text in dict.fromkeys(texts) if texts.count(text) > 1]:
         raise RecipeError(f"{key} has {', '.join(repeated)} more than once: list each value once")
     return values
-
-
-def _number(text: str) -> float | None:
-    for kind in (int, float):
-        with suppress(ValueError):
-            number = kind(text)
-            return number if math.isfinite(number) else None
-    return None
 
 
 def points(over: Mapping[str, Values], cases: Mapping[str, Mapping[str, Any]] | None = None) -> list[Point]:

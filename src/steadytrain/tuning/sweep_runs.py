@@ -166,7 +166,7 @@ def import_optuna(flag: str) -> ModuleType:
 
 
 def best_third(optuna: ModuleType, scores: Sequence[float]) -> list[bool]:
-    """Ask Optuna's pruner which of some cases at one rung go on: the best 1 / :data:`FACTOR` of them, rounded, and equals.
+    """Ask Optuna's pruner which cases at one rung go on: the best 1 / :data:`FACTOR` of them, rounded, and equals.
 
     The pruner compares a trial with those that it was asked about before (Li et al. 2020, "A System for Massively
     Parallel Hyperparameter Tuning"). Cases of a grid come to a rung together: it is asked about all of them, and once

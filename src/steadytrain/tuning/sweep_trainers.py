@@ -31,6 +31,7 @@ from steadytrain.launch.job import parse_host
 from steadytrain.launch.plan import plan_text
 from steadytrain.launch.submit import submit
 from steadytrain.launch.supervise import FORWARDED
+from steadytrain.machine.cgroups import allowed
 from steadytrain.machine.children import (
     POLL_SECONDS,
     die_with_parent,
@@ -119,9 +120,8 @@ def slots(parallel: int | None, gpus: int, cores: Sequence[int], *, runs_use_all
 
 def slots_for(recipe: Recipe, parallel: int | None) -> list[Slot]:
     """Return the slots of this machine for runs of a recipe; ``parallel``: as for :func:`slots`."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     num_gpus = len(accelerators()) if recipe.parallel.device in ("auto", "cuda") else 0
-    return slots(parallel, num_gpus, list(cores), runs_use_all=recipe.parallel.procs not in (None, 1))
+    return slots(parallel, num_gpus, sorted(allowed()), runs_use_all=recipe.parallel.procs not in (None, 1))
 
 
 def host_slots(job: Job) -> list[Slot]:
