@@ -409,7 +409,7 @@ def row_of(case: Case, spread: float) -> dict[str, Any]:
             "batch": table.batch,
             **({"batch_of_row": batch} if batch != table.batch else {}),
             "step_ms": round(1000 * device.step_seconds, 2),
-            "gradient_mb": round(device.bytes / 1e6, 1),
+            "gradient_mb": round(sum(each.bytes for each in device.gradients) / 1e6, 1),
             "link": table.link if table.per_machine is None else f"{table.link}, {table.local} within machines",
             "exchanged": "tensor by tensor" if table.bucket == EACH else f"buckets of {table.bucket >> 20} MiB",
             "spread": round(spread, 4),

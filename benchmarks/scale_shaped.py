@@ -28,7 +28,7 @@ from typing import Any
 import machine
 from compression import cable, in_both, measured, shape
 from steadytrain.config import Data, Model, Recipe
-from steadytrain.tuning.scale import Gradient, MachineCluster, MeasuredDevice, NetworkLink, fit_backend, predict
+from steadytrain.tuning.scale import MachineCluster, MeasuredDevice, NetworkLink, even_gradients, fit_link, predict
 
 RATES = ("", "100mbit", "300mbit", "1gbit")
 """The unshaped cable comes first: its latency is that of the others."""
@@ -50,7 +50,6 @@ def rank(request: Path, answer: Path) -> None:
     from steadytrain.distributed.world import world_from_environment
     from steadytrain.training.data import random_batch
     from steadytrain.training.profile.bench import set_up
-    from steadytrain.training.profile.scaling import gradient_times
 
     asked = json.loads(request.read_text(encoding="utf-8"))
     name, size, batch_size, classes = asked["net"]
@@ -80,7 +79,7 @@ def rank(request: Path, answer: Path) -> None:
         for _ in range(WARM):
             without()
             together()
-        gradients = gradient_times(trained, batch)
+        gradients = [4 * parameter.numel() for parameter in state.module.parameters() if parameter.requires_grad]
         rounds: list[list[float]] = []
         began, is_over = time.perf_counter(), False
         while not is_over:
@@ -107,7 +106,7 @@ def device_and_step(document: dict[str, Any], batch_size: int) -> tuple[Measured
         forward_seconds=forward * times,
         backward_seconds=backward * times,
         update_seconds=rest * times,
-        gradients=tuple(Gradient(bytes=num, ready=ready) for num, ready in document["gradients"]),
+        gradients=even_gradients(document["gradients"]),
     )
     return device, step, len(slower)
 
@@ -120,7 +119,7 @@ def row_of(
     row: dict[str, Any] = {
         "model": net[0],
         "rate": rate or "unshaped",
-        "gradient_mb": round(device.bytes / 1e6, 2),
+        "gradient_mb": round(sum(each.bytes for each in device.gradients) / 1e6, 2),
         "step_ms_of_one": round(1000 * device.step_seconds, 1),
         "images_per_second_of_one": round(device.batch_size / device.step_seconds, 2),
         "measured_step_ms": round(1000 * step_seconds, 1),
@@ -156,7 +155,7 @@ def main() -> None:
         for rate in RATES:
             shape(ends, rate, BURST)
             (backend,) = measured(ends, FITTED_BY, 2.0)["backends"]
-            link = {"fit": fit_backend(backend, 2)}
+            link = {"fit": fit_link(backend, 2)}
             if rate:
                 link["tc"] = NetworkLink(
                     name=rate,

@@ -41,7 +41,8 @@ from steadytrain.config import Recipe
 from steadytrain.config.defaults import MAX_BATCH_SHARE
 from steadytrain.machine import facts
 from steadytrain.tuning.probes import ProbeCache, ProbeOutcome, Prober
-from steadytrain.tuning.tune import Setting, Tuned, json_key, tune
+from steadytrain.tuning.trials import Setting, json_key
+from steadytrain.tuning.tune import Tuned, tune
 
 PAIRS = {
     "resnet20-cifar10": ("resnet20", "cifar10", {}),
@@ -53,7 +54,7 @@ PAIRS = {
 }
 """Name -> model, data, and what the recipe says beside them. ``large``: JPEGs of about 500 x 400, as they are."""
 
-FREE = ("batch", "precision", "layout", "optimizer", "threads", "rate")
+FREE = ("batch", "precision", "layout", "threads", "rate")
 CIFAR_IMAGES, LARGE_COPIES = 10_000, 5
 TURNS, LIMIT = 5, 300.0
 
@@ -121,14 +122,12 @@ def settings_of(recipe: Recipe, num_train: int, precisions: list[str], *, quick:
     """Return every combination; ``quick``: some."""
     powers = (4, 6, 8) if quick else range(4, 10)
     batches = [1 << power for power in powers if 1 << power <= num_train * MAX_BATCH_SHARE]
-    start = replace(Setting.of(recipe), accumulate=1, compile="none", foreach=False)
+    start = replace(Setting.of(recipe), accumulate=1, compile="none")
     cores = facts.cores()
     threads = sorted({1, max(1, cores // 2), cores})
     return [
-        replace(start, batch_size=batch, precision=precision, channels_last=last, foreach=foreach, threads=number)
-        for batch, precision, last, foreach, number in product(
-            batches, precisions, (True, False), (False,) if quick else (False, True), threads
-        )
+        replace(start, batch_size=batch, precision=precision, channels_last=last, threads=number)
+        for batch, precision, last, number in product(batches, precisions, (True, False), threads)
     ]
 
 
@@ -137,7 +136,6 @@ def described(setting: Setting) -> dict[str, Any]:
         "batch_size": setting.batch_size,
         "precision": setting.precision,
         "channels_last": setting.channels_last,
-        "foreach": setting.foreach,
         "threads": setting.threads,
     }
 

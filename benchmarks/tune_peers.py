@@ -249,7 +249,7 @@ def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "model": model,
         "images": images,
         "size": size,
-        "chosen": {choice.key: choice.value for choice in tuned.choices},
+        "chosen": {choice.key: choice.value for choice in tuned.evidence.choices},
         "tune_seconds": tune_seconds,
         "waited_share": median(waited),
         "turns": turns,

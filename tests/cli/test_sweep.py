@@ -20,14 +20,16 @@ import pytest
 from tests.forked import start
 from tests.launch.sshd import Sshd, sshd  # noqa: F401
 
-from steadytrain.cli import main, sweep, train
+from steadytrain.cli import main, train
 from steadytrain.config import Data, Model, Recipe
 from steadytrain.errors import RunError
 from steadytrain.events import Ended, Evaluated, Resumed, Started
 from steadytrain.reports import spread
 from steadytrain.run import Run
+from steadytrain.tuning import sweep_trainers
 from steadytrain.tuning.sweep import Range
-from steadytrain.tuning.sweep_runs import LOG, ProcessTrainer, Slot, _point_of
+from steadytrain.tuning.sweep_runs import _point_of
+from steadytrain.tuning.sweep_trainers import LOG, ProcessTrainer, Slot
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = """
@@ -174,6 +176,7 @@ def wait_until_free(folder: Path) -> None:
 def test_halving_stops_the_worst_at_the_same_epochs_and_the_best_ends_as_without(
     recipe_file: Path, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("optuna")
     words = ("--over", "lr=1e-6,1e-5,0.05", "--epochs", "3")
     assert main(command(recipe_file, digits, tmp_path / "halved", *words, "--halving")) == 0
     rows = {row["name"]: row for row in table(tmp_path / "halved")}
@@ -364,6 +367,7 @@ def test_a_run_that_diverges_is_a_result(recipe_file: Path, digits: Path, tmp_pa
 def test_where_every_case_fails_it_is_said_why_and_nothing_goes_on(
     recipe_file: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
     Path("failing_net.py").write_text(f"{NET.replace('make', 'build')}\ndef make(**options): raise KeyError('swsh')\n")
     words = command(recipe_file, digits, tmp_path / "sweep", "--model", "failing_net:make", "--over", "lr=1,2,3")
@@ -421,7 +425,7 @@ def test_the_tables_of_the_old_practice_are_sweeps(
     name: str, cases: int, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every case is a recipe that can be; nothing is trained here."""
-    monkeypatch.setattr("steadytrain.tuning.sweep_runs.ProcessTrainer.train", lambda self, runs, until=None: None)
+    monkeypatch.setattr("steadytrain.tuning.sweep_trainers.ProcessTrainer.train", lambda self, runs, until=None: None)
     words = command(RECIPES / f"cifar10-{name}.toml", digits, tmp_path / "sweep", "--holdout", "0.2")
     assert main(words) == 0
     assert len(runs_of(tmp_path / "sweep")) == cases
@@ -501,7 +505,6 @@ def test_processes_end_with_the_sweep(recipe_file: Path, digits: Path, tmp_path:
 def test_a_run_at_a_time_on_each_gpu_that_cuda_shows(
     monkeypatch: pytest.MonkeyPatch, device: str, num_slots: int
 ) -> None:
-    monkeypatch.setattr(sweep, "accelerators", lambda: (None,) * 3)
+    monkeypatch.setattr(sweep_trainers, "accelerators", lambda: (None,) * 3)
     recipe = Recipe(data=Data(train="a"), model=Model("mlp")).with_({"parallel.device": device})
-    trainer = sweep._trainer(recipe, None, None, Path("sweep"), None, [])
-    assert isinstance(trainer, ProcessTrainer) and trainer.num_slots == num_slots
+    assert len(sweep_trainers.slots_for(recipe, None)) == num_slots

@@ -18,7 +18,7 @@ from steadytrain.run import Run
 from steadytrain.training.loop import steps as loop
 from steadytrain.training.loop import tracking as module
 from steadytrain.training.loop.tracking import tracking
-from steadytrain.tuning.sweep_runs import resume_command
+from steadytrain.tuning.sweep_trainers import resume_command
 
 SERVICES = """
 import json, os, time

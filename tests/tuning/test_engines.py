@@ -29,31 +29,31 @@ FAST, SLOW, FAR = measured(1e-5, 1e10), measured(1e-3, 1.25e8), measured(0.02, 1
 
 
 def test_a_fast_link_needs_no_other_engine() -> None:
-    assert recommend(compare_engines(FAST, RESNET18, 2, 0.5)).engine == "ddp"
+    assert recommend(compare_engines(FAST, RESNET18, 2, 0.5)) == "ddp"
 
 
 def test_a_link_that_the_backward_pass_hides_needs_no_other_engine() -> None:
-    assert recommend(compare_engines(SLOW, RESNET18, 2, 5.0)).engine == "ddp"
+    assert recommend(compare_engines(SLOW, RESNET18, 2, 5.0)) == "ddp"
 
 
 def test_on_a_far_link_what_sends_least_and_seldom_is_fastest() -> None:
     speeds = compare_engines(FAR, RESNET18, 2, 0.05)
-    by_time = sorted(speeds, key=lambda speed: speed.step_seconds)
-    assert {speed.engine for speed in by_time[:4]} == {
+    by_time = sorted(speeds, key=lambda speed: speed["step_seconds"])
+    assert {speed["engine"] for speed in by_time[:4]} == {
         *("one device alone", "async, 1 server", "ddp, powersgd of rank 2", "local, every 32 updates")
     }
-    assert by_time[-1].engine == "ddp" and by_time[-1].step_seconds > 3
-    assert speeds[-2].exposed_seconds == pytest.approx((2 * 0.02 + BYTES / 12.5e6) / 32, rel=0.01)
+    assert by_time[-1]["engine"] == "ddp" and by_time[-1]["step_seconds"] > 3
+    assert speeds[-2]["exposed_seconds"] == pytest.approx((2 * 0.02 + BYTES / 12.5e6) / 32, rel=0.01)
 
 
 @pytest.mark.parametrize("way", ["fp16", "bf16", "2bit"])
 def test_the_last_bucket_pays_a_latency_however_few_bytes_it_sends(way: str) -> None:
-    speeds = {speed.engine: speed for speed in compare_engines(FAR, RESNET18, 2, 50.0)}
-    assert speeds[f"ddp, {way}"].exposed_seconds > FAR["latency_seconds"]
+    speeds = {speed["engine"]: speed for speed in compare_engines(FAR, RESNET18, 2, 50.0)}
+    assert speeds[f"ddp, {way}"]["exposed_seconds"] > FAR["latency_seconds"]
 
 
 def test_where_the_link_brings_nothing_one_device_trains_alone() -> None:
-    assert recommend(compare_engines(measured(1.0, 1e5), RESNET18, 2, 0.05)).engine == "one device alone"
+    assert recommend(compare_engines(measured(1.0, 1e5), RESNET18, 2, 0.05)) == "one device alone"
 
 
 def test_the_worker_beside_the_server_never_waits_for_a_link() -> None:
@@ -61,25 +61,27 @@ def test_the_worker_beside_the_server_never_waits_for_a_link() -> None:
         alone = compare_engines(measured(100.0, 1e3, ranks=ranks), RESNET18, ranks, 0.5)[
             -1
         ]  # hours for each push of the others
-        assert alone.engine == "async, 1 server" and alone.step_seconds == pytest.approx(ranks * 0.5, rel=1e-3)
-    assert compare_engines(FAST, RESNET18, 2, 0.5)[-1].step_seconds == pytest.approx(0.5, rel=0.05)
+        assert alone["engine"] == "async, 1 server" and alone["step_seconds"] == pytest.approx(ranks * 0.5, rel=1e-3)
+    assert compare_engines(FAST, RESNET18, 2, 0.5)[-1]["step_seconds"] == pytest.approx(0.5, rel=0.05)
 
 
 def test_workers_share_the_servers_end_of_the_link() -> None:
     once = BYTES / 12.5e6
     for ranks in (16, 64):
         speed = compare_engines(measured(0.02, 12.5e6, ranks=ranks), RESNET18, ranks, 1e-3)[-1]
-        others = 1 / speed.step_seconds - 1 / (ranks * 1e-3)
+        others = 1 / speed["step_seconds"] - 1 / (ranks * 1e-3)
         assert others == pytest.approx(1 / once, rel=0.01)  # updates a second, however many push
 
 
 def test_a_more_exact_engine_is_taken_where_it_is_nearly_as_fast() -> None:
     for seconds in (0.05, 0.5, 5.0, 50.0):
         speeds = compare_engines(FAR, RESNET18, 2, seconds)
-        fastest, chosen = min(speed.step_seconds for speed in speeds), recommend(speeds)
-        assert chosen.step_seconds <= 1.1 * fastest
-        assert all(speed.step_seconds > 1.1 * fastest for speed in speeds[: speeds.index(chosen)])
-    assert recommend(compare_engines(FAR, RESNET18, 2, 50.0)).engine == "ddp"
+        fastest, chosen = min(speed["step_seconds"] for speed in speeds), recommend(speeds)
+        seconds_by_name = {speed["engine"]: speed["step_seconds"] for speed in speeds}
+        assert seconds_by_name[chosen] <= 1.1 * fastest
+        earlier = list(seconds_by_name)[: list(seconds_by_name).index(chosen)]
+        assert all(seconds_by_name[name] > 1.1 * fastest for name in earlier)
+    assert recommend(compare_engines(FAR, RESNET18, 2, 50.0)) == "ddp"
 
 
 @given(st.floats(1e-5, 0.1), st.floats(1e6, 1e10), st.floats(0.01, 10))
@@ -94,7 +96,9 @@ def test_ddp_is_what_steady_scale_predicts(latency: float, rate: float, seconds:
     )
     link = NetworkLink(name="x", latency_seconds=latency, bytes_per_second=rate, source="")
     ours = compare_engines(measured(latency, rate), RESNET18, 2, seconds)[1]
-    assert ours.step_seconds == pytest.approx(predict(device, 2, MachineCluster(between=link)).step_seconds, rel=1e-3)
+    assert ours["step_seconds"] == pytest.approx(
+        predict(device, 2, MachineCluster(between=link)).step_seconds, rel=1e-3
+    )
 
 
 def test_the_table_stars_the_recommended_and_says_what_it_costs() -> None:

@@ -69,7 +69,7 @@ def test_updates_loading_and_both_are_measured(ask: Ask) -> None:
         outcome = ask("work", what)
         assert outcome.trouble is None and outcome.images_per_second > 0, outcome
     outcome = ask("work", "updates")
-    assert outcome.figures["memory_bytes"] > 1e7 and 0 <= outcome.figures["optimizer_share"] <= 1
+    assert outcome.figures["memory_bytes"] > 1e7 and 0 <= outcome.figures["waited_share"] <= 1
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 
 import pytest
@@ -44,13 +43,6 @@ def test_over_an_infinite_link_n_devices_do_n_times_the_work(n: int) -> None:
     result = predict(DEVICE, n, on(0.0, math.inf))
     assert result.images_per_second == pytest.approx(n * 64 / 0.32)
     assert result.efficiency == pytest.approx(1.0) and result.limit == "compute" and result.exposed_seconds == 0
-
-
-def test_without_overlap_an_update_takes_the_sum_of_computing_and_exchanging() -> None:
-    result = predict(DEVICE, 4, on(0.0, 1e9), overlap=False)
-    exchange = 2 * 3 / 4 * 100e6 / 1e9
-    assert result.exchange_seconds == pytest.approx(exchange)
-    assert result.step_seconds == pytest.approx(0.32 + exchange) and result.limit == "network"
 
 
 def test_a_slow_link_hides_the_backward_pass_but_for_its_first_bucket() -> None:
@@ -104,9 +96,8 @@ def test_buckets_lose_no_byte_and_wait_for_their_last_gradient(sizes: list[tuple
 
 def test_overlap_never_makes_an_update_longer_nor_shorter_than_its_exchange() -> None:
     for rate in (1e7, 1e8, 1e9, 1e10):
-        hidden, plain = (predict(DEVICE, 8, on(1e-4, rate), overlap=overlap) for overlap in (True, False))
-        assert hidden.step_seconds <= plain.step_seconds
-        assert hidden.step_seconds >= max(0.32, hidden.exchange_seconds)
+        result = predict(DEVICE, 8, on(1e-4, rate))
+        assert max(0.32, result.exchange_seconds) <= result.step_seconds <= 0.32 + result.exchange_seconds
 
 
 def test_nothing_to_exchange_exposes_nothing() -> None:
@@ -137,8 +128,8 @@ def test_a_loader_caps_each_machine() -> None:
 def test_a_link_is_fitted_exactly_to_what_follows_the_law() -> None:
     truth = on(0.0003, 2e8)
     for n in (2, 3, 16):
-        points = [(size, truth.all_reduce_seconds(size, n)) for size in (4.0, 1e8)]
-        link = fit_link(points[0], points[1], n, name="here")
+        way = {"way": "buckets", "bytes": 10**8, "seconds": truth.all_reduce_seconds(1e8, n)}
+        link = fit_link({"backend": "gloo", "latency_seconds": truth.all_reduce_seconds(4, n), "ways": [way]}, n)
         assert link.latency_seconds == pytest.approx(0.0003) and link.bytes_per_second == pytest.approx(2e8)
 
 
@@ -199,7 +190,6 @@ def test_a_second_machine_may_pay_only_when_it_is_full() -> None:
     two_links = MachineCluster(between=link(0.0, 0.4e9), per_machine=8, within=link(0.0, math.inf))
     result = advise(predictions(16, two_links), least_efficiency=0.5)
     assert result.fastest == 16 and result.worse_from is None
-    assert any(re.fullmatch(r"9( to 1\d)? devices are slower than 8 \(limit: network\)", line) for line in result.words)
 
 
 def test_all_devices_wait_for_the_slowest() -> None:
@@ -220,8 +210,3 @@ def test_the_recommended_number_is_the_largest_that_is_efficient_enough() -> Non
     assert result[chosen - 1].efficiency >= 0.5
     assert all(row.efficiency < 0.5 for row in result[chosen:])
     assert advise(result, least_efficiency=1.0).devices == 1
-
-
-def test_money_is_price_times_devices_times_hours() -> None:
-    result = predict(DEVICE, 4, on(0.0, math.inf))
-    assert result.seconds(8000) == pytest.approx(10.0) and result.cost(8000, 3.6) == pytest.approx(0.04)

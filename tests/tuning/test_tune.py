@@ -12,8 +12,9 @@ from steadytrain.config.recipe import ASIDE
 from steadytrain.errors import InputError, RecipeError
 from steadytrain.reports.tuned import TuningEvidence, panels, table
 from steadytrain.tuning.probes import Prober
-from steadytrain.tuning.report import document, evidence, recipe_file
-from steadytrain.tuning.tune import Trial, Tuned, json_key, tune
+from steadytrain.tuning.report import document, recipe_file
+from steadytrain.tuning.trials import Trial, json_key
+from steadytrain.tuning.tune import Tuned, tune
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def free(recipe: Recipe) -> Recipe:
 
 
 def value(tuned: Tuned, key: str) -> object:
-    return next(choice.value for choice in tuned.choices if choice.key == key)
+    return next(choice.value for choice in tuned.evidence.choices if choice.key == key)
 
 
 @pytest.mark.slow
@@ -58,18 +59,23 @@ def test_a_search_goes_on_where_it_was_interrupted(prober: Prober, recipe: Recip
 
     third = list[Trial]()
     again = tune(recipe, prober=prober, seconds=90, measures=False, say=third.append)
-    assert not third and again.recipe == tuned.recipe and again.choices == tuned.choices
-    assert {choice.key for choice in tuned.choices} >= {"batch_size", "precision.name", "parallel.threads", "optim.lr"}
+    assert not third and again.recipe == tuned.recipe and again.evidence.choices == tuned.evidence.choices
+    assert {choice.key for choice in tuned.evidence.choices} >= {
+        "batch_size",
+        "precision.name",
+        "parallel.threads",
+        "optim.lr",
+    }
     assert any(trial.what == "both" for trial in tuned.trials)
-    assert all(choice.reason for choice in tuned.choices)
-    assert (tuned.gain is not None) == ("the recipe as it was" not in tuned.missing)
+    assert all(choice.reason for choice in tuned.evidence.choices)
+    assert (tuned.evidence.gain is not None) == ("the recipe as it was" not in tuned.evidence.missing)
     assert 2 <= tuned.recipe.batch_size <= 32  # a tenth of 320 images
-    shown = evidence(tuned)
+    shown = tuned.evidence
     lines = table(shown, 80).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].split()[:4] == ["measured", "batch", "precision", "layout"]
     assert sum(line.startswith(("updates ", "loading ", "both ")) for line in lines) == len(tuned.trials)
-    assert document(tuned)["gain"] == tuned.gain
+    assert document(tuned)["gain"] == shown.gain
     assert all(len(panel.x) > 1 for panel in panels(shown))
 
 
@@ -78,7 +84,7 @@ def test_what_the_user_chose_stays(prober: Prober, recipe: Recipe) -> None:
     tuned = tune(recipe, prober=prober, seconds=90, chosen=chosen)
     assert (tuned.recipe.batch_size, tuned.recipe.parallel.threads, tuned.recipe.optim.lr) == (32, 2, 0.05)
     assert tuned.recipe.precision.name == recipe.precision.name
-    assert "yours" in next(choice.reason for choice in tuned.choices if choice.key == "batch_size")
+    assert "yours" in next(choice.reason for choice in tuned.evidence.choices if choice.key == "batch_size")
 
 
 def test_ranks_share_the_batch(prober: Prober, recipe: Recipe) -> None:
@@ -113,4 +119,16 @@ def test_the_written_recipe_is_the_tuned_one(prober: Prober, recipe: Recipe) -> 
     lines = text.splitlines()
     at = lines.index(f"batch_size = {tuned.recipe.batch_size}")
     assert lines[at - 1].startswith("# ") and value(tuned, "batch_size") == tuned.recipe.batch_size
-    assert TuningEvidence.from_dict(tomllib.loads(text)["tuning"]) == evidence(tuned)
+    assert TuningEvidence.from_dict(tomllib.loads(text)["tuning"]) == tuned.evidence
+
+
+def test_evidence_of_older_versions_is_read() -> None:
+    """They tried the optimizer's foreach variant, too."""
+    row = {"what": "updates", "batch_size": 16, "precision": "fp32", "channels_last": True, "compile": "none"}
+    table = {"batch_size": 16, "precision": "fp32", "channels_last": True, "measurements": [{**row, "foreach": True}]}
+    choice = {"key": "optim.options", "value": {"foreach": True}, "reason": "foreach"}
+    read = TuningEvidence.from_dict({**table, "choices": [choice, {"key": "parallel.threads", "reason": "as it was"}]})
+    assert read.measurements[0].batch_size == 16 and [choice.value for choice in read.choices] == [
+        {"foreach": True},
+        None,
+    ]

@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import product
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -682,8 +681,8 @@ def _measure_links(
     world: World, model: str, backend: BackendFlag, seconds: float, step_seconds: float | None
 ) -> dict[str, Any]:
     """Return the document, on every rank; only the first shows progress."""
-    from steadytrain.distributed.bandwidth import links
     from steadytrain.models.build import parameter_shapes
+    from steadytrain.tuning.bandwidth import measure_links
     from steadytrain.tuning.engines import engines_document
 
     def shapes() -> tuple[str, list[list[int]]]:
@@ -693,16 +692,10 @@ def _measure_links(
     keep_memory(facts.memory_bytes() // world.local_size)  # as training does
     with ExitStack() as stack:
         advance = stack.enter_context(progress("measuring", 0, unit="ways")) if world.is_first else lambda *done: None
-        measured = links(world, shapes, backend=backend, seconds=seconds, cores=facts.cores(), progress=advance)
-    document: dict[str, Any] = {
-        "model": measured.model,
-        "tensors": len(measured.shapes),
-        "parameters": sum(map(prod, measured.shapes)),
-        "procs": world.size,
-        "hosts": list(dict.fromkeys(measured.hosts)),
-        "backends": [{**vars(link), "ways": [vars(way) for way in link.ways]} for link in measured.backends],
-    }
-    return document | {"engines": engines_document(document, measured.shapes, step_seconds)}
+        document, exchanged = measure_links(
+            world, shapes, backend=backend, seconds=seconds, cores=facts.cores(), progress=advance
+        )
+    return document | {"engines": engines_document(document, exchanged, step_seconds)}
 
 
 def _bandwidth_text(document: Mapping[str, Any]) -> str:

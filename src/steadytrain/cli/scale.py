@@ -23,7 +23,7 @@ from steadytrain.tuning.scale import LEAST_EFFICIENCY, LINKS, MAX_DEVICES, parse
 DRAWN = "drawn"
 """Name of the data of a recipe whose images are drawn at random."""
 BUSY = 0.1
-"""A larger spread is noted: it is twice what explains published tables (benchmarks/scale_published.py)."""
+"""Spread above which a note is printed: twice what explains published tables (benchmarks/scale_published.py)."""
 
 
 def scale(
@@ -54,10 +54,10 @@ def scale(
 ) -> int:
     """Predict how fast several devices train together, and recommend how many to take; or compare measured runs.
 
-    It measures one device here: forward pass, backward pass and update, and when each gradient is ready. With data, the
-    loader is measured as well; with several GPUs or --procs, the link between ranks here and their updates. From that
-    it predicts 1 to N devices on the given links: images per second, efficiency, time and money, with the batch of a
-    device constant (weak scaling) and with the whole batch constant (strong scaling).
+    It measures one device here: forward pass, backward pass and update. With data, the loader is measured as well;
+    with several GPUs or --procs, the link between ranks here and their updates. From that it predicts 1 to N devices on
+    the given links: images per second, efficiency, time and money, with the batch of a device constant (weak scaling)
+    and with the whole batch constant (strong scaling).
 
     Two or more runs or logs of other programs are compared instead: the speed-up over the one with the fewest devices,
     and what it is of the ideal. RUN@8 says the number of devices where a log does not.
@@ -101,8 +101,7 @@ def scale(
         flags = {"--model": model, "--link": link, "--procs": procs, "--measured": measured, "--output": output}
         if extra := [name for name, value in flags.items() if value is not None]:
             raise InputError(f"{extra[0]} belongs to a prediction, and {len(sources)} runs are compared: leave it out")
-        _compare(sources, json=json)
-        return 0
+        return _compare(sources, json=json)
     source = sources[0] if sources else None
     require_range("--devices", devices, MAX_DEVICES)
     require_range("--per-machine", per_machine, MAX_DEVICES)
@@ -122,39 +121,41 @@ def scale(
     if output is not None:
         require_picture(output, force=force)
     require_alone("steady scale")
-    from steadytrain.tuning.scaling import Request, device_of, forecast, join, measure, panels, read_document, to_text
+    from steadytrain.tuning.scaling import device_of, forecast, join, measure, panels, read_document, to_text
 
-    chosen = None if link is None else parse_link(link)
-    local = None if local_link is None else parse_link(local_link)
-    if procs is None and measured is None and (num_gpus := len(facts.accelerators())) > 1:
-        procs = num_gpus
+    between, within = (None if name is None else parse_link(name) for name in (link, local_link))
     if measured is not None:
         document = read_document(measured)
     else:
+        if procs is None and (num_gpus := len(facts.accelerators())) > 1:
+            procs = num_gpus
         recipe = _recipe(source, model, {"batch_size": batch_size, "precision.name": precision}, device)
-        if chosen is None and procs is None:
+        if between is None and procs is None:
             raise InputError(
                 f"nothing says what joins the devices: give --link {', '.join(LINKS)} or"
                 ' "0.1 ms,10 Gbit/s", or --procs 2 to measure ranks here'
             )
-        request = Request(size=size or recipe.data.size, channels=channels, num_classes=classes, seconds=seconds)
+        request = {"size": size or recipe.data.size, "channels": channels, "num_classes": classes, "seconds": seconds}
         has_data = recipe.data.train != DRAWN and (source == recipe.data.train or Path(recipe.data.train).exists())
         outcome = measure(recipe, request, procs, feeds=has_data, say=note)
         if isinstance(outcome, int):
             return outcome
         document = outcome
-    cluster = join(chosen, local, document, per_machine, devices, name=str(measured))
+    cluster = join(between, within, document, per_machine, devices, name=str(measured))
     one_device = device_of(document["one"], spread)
     if spread is None and one_device.spread > BUSY:
         note(
             f"updates vary by {percent(one_device.spread)} here, as where other programs use the machine; published"
             " tables are explained by 3 to 6 %: --spread 0.05 predicts with that"
         )
-    num_train, passes = num_train or document.get("num_train"), epochs or document.get("epochs") or 1
-    if epochs is not None and not num_train:
+    document |= {
+        "loader_images_per_second": loader_rate or document.get("loader_images_per_second"),
+        "price": price,
+        "num_train": num_train or document.get("num_train"),
+        "epochs": epochs or document.get("epochs") or 1,
+    }
+    if epochs is not None and not document["num_train"]:
         raise InputError("--epochs needs the number of images: give --num-train or data")
-    loader_rate = loader_rate or document.get("loader_images_per_second")
-    document |= {"loader_images_per_second": loader_rate, "price": price, "num_train": num_train, "epochs": passes}
     tables = forecast(document, one_device, cluster, devices, least_efficiency=least_efficiency)
     if output is not None:
         name, joined_by = document["one"]["model"], document["link"]["name"]
@@ -167,17 +168,18 @@ def scale(
     return 0
 
 
-def _compare(sources: Sequence[str], *, json: bool) -> None:
+def _compare(sources: Sequence[str], *, json: bool) -> int:
     """Print what several devices reached together in measured runs."""
-    from steadytrain.reports.measured_scaling import compare_runs
+    from steadytrain.reports.measured_scaling import compare_runs, to_text
 
-    comparison = compare_runs(sources)
-    for remark in comparison.remarks:
+    document, remarks = compare_runs(sources)
+    for remark in remarks:
         note(remark)
     if json:
-        print_json(comparison.to_dict())
+        print_json(document)
     else:
-        print_text(comparison.to_text())
+        print_text(to_text(document))
+    return 0
 
 
 def _recipe(source: str | None, model: str | None, changes: Mapping[str, Any], device: str) -> Recipe:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json as json_module
-import os
-import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,23 +23,15 @@ from steadytrain.cli.options import (
     require_trackers,
 )
 from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for
-from steadytrain.config.factories import FACTORY
-from steadytrain.config.plain import leaves
-from steadytrain.config.strangers import GATES
 from steadytrain.errors import InputError
 from steadytrain.events import refuse_link
-from steadytrain.format import count
-from steadytrain.machine.facts import accelerators
 from steadytrain.run import MAX_REPEATS
 
 if TYPE_CHECKING:
     from steadytrain.config import Recipe
     from steadytrain.launch import Job
-    from steadytrain.tuning.sweep import Case, Point, Space, SweepSpec
-    from steadytrain.tuning.sweep_runs import ArrayTrainer, ProcessTrainer, Searched
-
-CODE = ("model.name", "optim.name", "optim.loss", "data.transforms")
-"""Keys that may name code of the user's own, which is imported where the command line names it."""
+    from steadytrain.tuning.sweep import Case, Point
+    from steadytrain.tuning.sweep_trainers import Trainer
 
 
 def sweep(
@@ -78,8 +66,8 @@ def sweep(
         over: KEY=VALUE,VALUE for each key of the recipe that takes several values (with ; between values that hold
             commas); for a search also KEY=1e-3..1e-1, or "KEY=1e-3..1e-1 log".
         seeds: Runs of each case, which differ in their seed. [default: 1]
-        halving: Stop the worst cases early: the best third continues, for three times as long. In a search: stop those
-            below the median, at a ninth and at a third of their epochs.
+        halving: Stop the worst cases early: the best third continues, for three times as long (needs Optuna). In a
+            search: stop those below the median, at a ninth and at a third of their epochs.
         search: Number of cases, each chosen by the results so far, instead of all combinations (needs Optuna).
         parallel: Runs at a time. [default: one for each GPU, or 1; with --on slurm: no limit]
         target: Top-1 (or mAP) as a fraction, such as 0.9: show when each case reached it.
@@ -98,7 +86,7 @@ def sweep(
         steady sweep recipe.toml photos/ --over lr=0.1,0.2 --on slurm --job gpu.toml --run /shared/sizes
     """
     from steadytrain.tuning import sweep as sweeps
-    from steadytrain.tuning import sweep_runs
+    from steadytrain.tuning import sweep_runs, sweep_trainers
 
     _require_sensible(options, seeds=seeds, search=search, parallel=parallel, target=target)
     require_trackers(options)
@@ -106,41 +94,64 @@ def sweep(
     named = recipe.stem or "data"
     file = None if data is None and recipe.suffix not in RECIPES else recipe
     data = str(recipe) if file is None else data
-    spec, space = _read_space(file, texts, seeds=seeds, halving=halving, search=search, target=target)
+    flags = {"seeds": seeds, "halving": halving or None, "search": search, "target": target}
+    spec = sweeps.read_spec({} if file is None else read_table(file).get("sweep", {}), flags)
+    space = sweeps.space_of(spec, texts, lambda key, text: parse_setting(f"{key}={text}")[1], source=file)
     folder = Path(options.run or f"runs/{named}-sweep")
-    for name in (sweeps.TABLE_FILE, sweeps.PAGE_FILE, sweep_runs.SEARCH_FILE, sweep_runs.ARRAY_FILE):
+    for name in (sweeps.TABLE_FILE, sweeps.PAGE_FILE, sweep_runs.SEARCH_FILE, sweep_trainers.ARRAY_FILE):
         refuse_link(folder / name)
-    place = _job(on, hosts, job, replace(options, recipe=file).value("parallel.procs"))
-    if place is not None and place[0] == "slurm":
-        _require_array(place[1], data, folder, is_search=spec.search is not None)
-    shared = _of_all_runs(options, file, is_elsewhere=place is not None)
-    make_recipe = _recipe_maker(data, shared, place and place[1], finetune=finetune)
+    place, described = _job(on, hosts, job, replace(options, recipe=file).value("parallel.procs"))
+    if place == "slurm" and described is not None:
+        if spec.search is not None:
+            raise InputError("a search waits for its runs, and an array is only submitted: use --hosts, or drop --on")
+        inputs = () if data is None or "://" in data else (data,)
+        warn_of_local_folders(replace(described, inputs=inputs, outputs=(str(folder),)))
+    shared = _of_all_runs(options, file, is_elsewhere=described is not None)
+    make_recipe = _recipe_maker(data, shared, described, finetune=finetune)
 
     def create(points: Sequence[Point]) -> list[Case]:
         return sweeps.create_cases(folder, points, make_recipe, spec.seeds, writes=not dry_run)
 
     cases = [] if spec.search is not None else create(sweeps.points(space.over, space.cases))
     first = cases[0].runs[0].recipe if cases else make_recipe({})
-    in_file = {key for key, _ in _of_file(space, texts)}
-    allowed = [key for key in (*CODE, "every.track") if key in texts or (key in shared.changes and key not in in_file)]
-    trainer = _trainer(first, place, job, folder, parallel, allowed)
+    in_file = {key for key, _ in sweeps.values_of_file(space, texts)}
+    keys = (*sweeps.CODE, "every.track")
+    allowed = [key for key in keys if key in texts or (key in shared.changes and key not in in_file)]
+    trainer: Trainer
+    if described is None:
+        trainer = sweep_trainers.ProcessTrainer(sweep_trainers.slots_for(first, parallel), allowed, note)
+    elif place == "slurm":
+        trainer = sweep_trainers.ArrayTrainer(described, folder, allowed, parallel, note)
+    else:
+        launch = [*(["--job", str(job)] if job else []), "--procs", str(described.procs or 1)]
+        trainer = sweep_trainers.ProcessTrainer(sweep_trainers.host_slots(described)[:parallel], allowed, note, launch)
     if dry_run:
-        print_text(_dry_run(trainer, cases, folder))
+        if not cases:
+            raise InputError(
+                "--dry-run shows runs that are known beforehand, and those of a search are not: leave one out"
+            )
+        print_text(trainer.describe([run for case in cases for run in case.runs]))
         return 0
     try:
-        outcome = _train(spec, space, cases, trainer, folder, seed=first.seed, create=create)
-    except sweep_runs.InterruptedSweep as interrupted:
+        outcome = sweep_runs.run_sweep(spec, space, cases, trainer, folder, seed=first.seed, create=create, say=note)
+    except sweep_trainers.InterruptedSweep as interrupted:
         note(str(interrupted))
         return interrupted.exit_code
-    return _print_outcome(outcome, trainer.failures, folder, target=spec.target, json=options.json)
-
-
-def _require_array(job: Job, data: str | None, folder: Path, *, is_search: bool) -> None:
-    """Refuse a search by an array of jobs, and warn of folders that other machines may not see. Raises InputError."""
-    if is_search:
-        raise InputError("a search waits for its runs, and an array is only submitted: use --hosts, or drop --on")
-    inputs = () if data is None or "://" in data else (data,)
-    warn_of_local_folders(replace(job, inputs=inputs, outputs=(str(folder),)))
+    rows = sweeps.rows(
+        outcome.cases,
+        target=spec.target,
+        stopped=outcome.stopped,
+        failures=trainer.failures,
+        not_made=outcome.failed,
+    )
+    page = sweeps.write(folder, outcome.cases, rows, target=spec.target)
+    if options.json:
+        print_json(sweeps.document(rows, target=spec.target))
+    else:
+        print_text(sweeps.to_text(rows, target=spec.target, width=shutil.get_terminal_size().columns))
+    if page is not None:
+        note(f"wrote {page}")
+    return 1 if trainer.failures or outcome.failed else 0
 
 
 def _of_all_runs(options: TrainingOptions, recipe: Path | None, *, is_elsewhere: bool) -> TrainingOptions:
@@ -156,80 +167,23 @@ def _recipe_maker(
     data: str | None, options: TrainingOptions, job: Job | None, *, finetune: bool
 ) -> Callable[[Mapping[str, Any]], Recipe]:
     """Return what makes the recipe of a case from its changes; ``job``: of the runs that are trained elsewhere."""
-    is_first = True
+    noted: set[str] = set()
+
+    def note_once(message: str) -> None:
+        if message not in noted:  # most are the same for each case
+            noted.add(message)
+            note(message)
 
     def make_recipe(changes: Mapping[str, Any]) -> Recipe:
-        nonlocal is_first
         settings = (f"{key}={json_module.dumps(value)}" for key, value in changes.items())
         of_case = replace(options, set=(*options.set, *settings))
-        with nullcontext() if is_first else redirect_stderr(io.StringIO()):  # its messages are the same for each case
-            if job is None:
-                ranks, on_gpus = ranks_of_batch(data, of_case), None
-            else:
-                ranks, on_gpus = job.procs or job.ranks or 1, None if job.gpus is None else job.gpus > 0
-            recipe = recipe_for(data, of_case, finetune=finetune, ranks=ranks, on_gpus=on_gpus)
-        is_first = False
-        return recipe
+        if job is None:
+            ranks, on_gpus = ranks_of_batch(data, of_case), None
+        else:
+            ranks, on_gpus = job.procs or job.ranks or 1, None if job.gpus is None else job.gpus > 0
+        return recipe_for(data, of_case, finetune=finetune, ranks=ranks, on_gpus=on_gpus, say=note_once)
 
     return make_recipe
-
-
-def _train(
-    spec: SweepSpec,
-    space: Space,
-    cases: list[Case],
-    trainer: ArrayTrainer | ProcessTrainer,
-    folder: Path,
-    *,
-    seed: int,
-    create: Callable[[Sequence[Point]], list[Case]],
-) -> Searched:
-    """Train the cases, or those that a search chooses; what an array has not trained yet is left as it is."""
-    from steadytrain.tuning import sweep_runs
-
-    if spec.search is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        return sweep_runs.search(
-            folder / sweep_runs.SEARCH_FILE,
-            space.over,
-            spec.search,
-            trainer,
-            seed=seed,
-            at_once=trainer.num_slots if isinstance(trainer, sweep_runs.ProcessTrainer) else 1,
-            create=create,
-            prunes=spec.halving,
-            say=note,
-        )
-    method = ", by successive halving" if spec.halving else ""
-    note(f"{count(len(cases), 'case')}, {count(len(cases) * spec.seeds, 'run')}{method}")
-    stopped: dict[str, float] = {}
-    try:
-        if spec.halving:
-            stopped = sweep_runs.halve(cases, trainer, note)
-        else:
-            trainer.train([run for case in cases for run in case.runs])
-    except sweep_runs.PendingSweep as pending:
-        note(str(pending))
-    return sweep_runs.Searched(cases, stopped, [])
-
-
-def _print_outcome(
-    outcome: Searched, failures: Mapping[Path, str], folder: Path, *, target: float | None, json: bool
-) -> int:
-    """Write and print the table of a sweep; return the exit code."""
-    from steadytrain.tuning import sweep as sweeps
-
-    rows = sweeps.rows(
-        outcome.cases, target=target, stopped=outcome.stopped, failures=failures, not_made=outcome.failed
-    )
-    page = sweeps.write(folder, outcome.cases, rows, target=target)
-    if json:
-        print_json(sweeps.document(rows, target=target))
-    else:
-        print_text(sweeps.to_text(rows, target=target, width=shutil.get_terminal_size().columns))
-    if page is not None:
-        note(f"wrote {page}")
-    return 1 if failures or outcome.failed else 0
 
 
 def _require_sensible(
@@ -238,12 +192,11 @@ def _require_sensible(
     """Refuse flags that make no sense in a sweep, and values out of their range. Raises InputError."""
     from steadytrain.tuning.sweep import MOST_RUNS
 
-    for name in ("recipe", "repeats", "budget_minutes"):
-        if getattr(options, name) is not None:
-            remedy = {"recipe": "name the file first", "repeats": "use --seeds"}.get(name, "use steady finetune")
+    remedies = {"recipe": "name the file first", "repeats": "use --seeds", "budget_minutes": "use steady finetune"}
+    remedies |= dict.fromkeys(("probe", "explain"), "use steady train for it")
+    for name, remedy in remedies.items():
+        if getattr(options, name) not in (None, False):
             raise InputError(f"steady sweep takes no --{name.replace('_', '-')}: {remedy}")
-    if options.probe or options.explain:
-        raise InputError(f"steady sweep takes no --{'probe' if options.probe else 'explain'}: use steady train for it")
     require_range("--seeds", seeds, MAX_REPEATS)
     require_range("--search", search, MOST_RUNS)
     require_range("--parallel", parallel, 256)
@@ -251,65 +204,6 @@ def _require_sensible(
         raise InputError(f"--target is {target:g}; it must be above 0, up to 1: a fraction, such as 0.9")
     if measured := options.measured:
         raise InputError(f"{min(measured)} cannot be auto in a sweep: steady tune chooses it; give its value")
-
-
-def _read_space(
-    recipe: Path | None,
-    texts: Mapping[str, str],
-    *,
-    seeds: int | None,
-    halving: bool,
-    search: int | None,
-    target: float | None,
-) -> tuple[SweepSpec, Space]:
-    """Read what is swept, and how, from the recipe file and the flags. Raises InputError."""
-    from steadytrain.tuning.sweep import read_spec, space_of
-
-    table = {} if recipe is None else read_table(recipe).get("sweep", {})
-    flags = {"seeds": seeds, "halving": halving or None, "search": search, "target": target}
-    if isinstance(table, Mapping):
-        table = {**table, **{name: value for name, value in flags.items() if value is not None}}
-    spec = read_spec(table)
-    space = space_of(spec, texts, lambda key, text: parse_setting(f"{key}={text}")[1])
-    for key, value in _of_file(space, texts):
-        _refuse_what_leads_out(key, value, recipe)
-    if not space.over and not space.cases:
-        raise InputError(
-            f"nothing is to be swept: give --over KEY=VALUE,VALUE, or a table [sweep] in {recipe or 'a recipe file'}"
-        )
-    return spec, space
-
-
-def _of_file(space: Space, texts: Mapping[str, str]) -> list[tuple[str, Any]]:
-    """List the keys of a space, with their values, that only the recipe file names."""
-    named = [(key, value) for key, value in space.over.items() if key not in texts]
-    named += [pair for changes in space.cases.values() for pair in changes.items()]
-    tables = [(key, item) for key, value in named if isinstance(value, list) for item in value]
-    return named + [leaf for key, item in tables if isinstance(item, Mapping) for leaf in leaves(item, f"{key}.")]
-
-
-def _refuse_what_leads_out(key: str, value: Any, recipe: Path | None) -> None:
-    """Refuse a value of a key that acts outside of the runs, where only a file names it. Raises InputError."""
-    gate = next((gate for gate in GATES if f"{gate.part}.{gate.key}" == key), None)
-    words = [word for word in _words(value) if word != "none"]
-    if key in CODE and (code := next(filter(FACTORY.fullmatch, words), None)):
-        raise InputError(f"{recipe} names the code {code}, which is not imported for a file: --over {key}=... does")
-    if gate is None or key in CODE or not words:
-        return
-    if gate.part == "data":
-        from steadytrain.data.storage.store import refuse_inner_addresses
-
-        for word in words:
-            refuse_inner_addresses({key: word})
-    elif gate.part != "model":
-        raise InputError(f"{recipe} varies {key} ({words[0]}): {gate.does}, which a file alone does not; leave it out")
-
-
-def _words(value: Any) -> list[str]:
-    """List the texts in a value, those of lists within it too."""
-    if isinstance(value, list | tuple):
-        return [word for item in value for word in _words(item)]
-    return [value] if isinstance(value, str) else []
 
 
 def _split_over(text: str) -> tuple[str, str]:
@@ -322,12 +216,12 @@ def _split_over(text: str) -> tuple[str, str]:
 
 def _job(
     on: Literal["ssh", "slurm"] | None, hosts: Path | None, file: Path | None, procs: object
-) -> tuple[str, Job] | None:
+) -> tuple[str, Job] | tuple[None, None]:
     """Return the launcher and the job of each run, of ``procs`` ranks; None: runs are trained on this machine."""
     if on is None and hosts is None:
         if file is not None:
             raise InputError("--job describes jobs elsewhere: add --on slurm, or --hosts FILE")
-        return None
+        return None, None
     values: dict[str, Any] = {} if hosts is None else {"hosts": read_hosts_file(hosts)}
     if isinstance(procs, int):
         values["procs"] = procs
@@ -337,39 +231,3 @@ def _job(
     if described.least or described.nodes not in (None, 1):
         raise InputError("a run of a sweep has one machine: leave nodes out of the job file")
     return place, described
-
-
-def _trainer(
-    first: Recipe,
-    place: tuple[str, Job] | None,
-    file: Path | None,
-    folder: Path,
-    parallel: int | None,
-    allowed: Sequence[str],
-) -> ArrayTrainer | ProcessTrainer:
-    """Return the trainer of runs on this machine, on those that ssh reaches, or of an array of jobs."""
-    from steadytrain.tuning.sweep_runs import ArrayTrainer, ProcessTrainer, host_slots, slots
-
-    if place is not None:
-        launcher, job = place
-        if launcher == "slurm":
-            return ArrayTrainer(job, folder, allowed, parallel, note)
-        flags = [*(["--job", str(file)] if file else []), "--procs", str(job.procs or 1)]
-        return ProcessTrainer(host_slots(job)[:parallel], allowed, note, flags)
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    has_ranks = first.parallel.procs not in (None, 1)
-    num_gpus = len(accelerators()) if first.parallel.device in ("auto", "cuda") else 0
-    return ProcessTrainer(slots(parallel, num_gpus, list(cores), runs_use_all=has_ranks), allowed, note)
-
-
-def _dry_run(trainer: ArrayTrainer | ProcessTrainer, cases: Sequence[Case], folder: Path) -> str:
-    """Describe what would be started. Raises InputError for a search, whose runs follow from each other."""
-    from steadytrain.launch.plan import plan_text
-    from steadytrain.tuning.sweep_runs import ArrayTrainer
-
-    runs = [run for case in cases for run in case.runs]
-    if not runs:
-        raise InputError("--dry-run shows runs that are known beforehand, and those of a search are not: leave one out")
-    if isinstance(trainer, ArrayTrainer):
-        return plan_text("slurm", trainer.job, trainer.plan(runs), folder)
-    return "\n".join(shlex.join(["steady", *command]) for command in trainer.commands(runs))

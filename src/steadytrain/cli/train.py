@@ -38,7 +38,7 @@ from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, RecipeError, RunError, SteadyError, StorageError
 from steadytrain.events import Ended, Evaluated, Noticed, Started
 from steadytrain.files import near_name, remove_left
-from steadytrain.format import count
+from steadytrain.format import Say, count
 from steadytrain.interop.mxnet.speedometer import Speedometer
 from steadytrain.machine.facts import accelerators, cores
 from steadytrain.machine.process import (
@@ -504,7 +504,6 @@ def _choose_automatically(
 ) -> dict[str, object]:
     """Measure on one rank the values of flags that are ``auto``; return them by their keys in the recipe."""
     from steadytrain.tuning.probes import Prober, load_choices, save_choices
-    from steadytrain.tuning.report import measurement
     from steadytrain.tuning.tune import tune
 
     names = {"batch_size": ("batch", "rate"), "parallel.threads": ("threads",), "precision.name": ("precision",)}
@@ -521,11 +520,11 @@ def _choose_automatically(
             chosen=options.chosen,
             free=free,
             ranks=world.size,
-            say=lambda trial: note(measurement(trial).words()),
+            say=lambda trial: note(trial.measurement().words()),
         )
-    for choice in tuned.choices:
+    for choice in tuned.evidence.choices:
         note(f"{choice.key} = {choice.value}: {choice.reason}")
-    choices = {choice.key: choice.value for choice in tuned.choices}
+    choices = {choice.key: choice.value for choice in tuned.evidence.choices}
     save_choices(recipe, free, world.size, choices)
     return choices
 
@@ -546,10 +545,16 @@ def _only_first_rank_prints(world: World) -> Iterator[None]:
 
 
 def recipe_for(
-    data: str | None, options: TrainingOptions, *, finetune: bool, ranks: int = 1, on_gpus: bool | None = None
+    data: str | None,
+    options: TrainingOptions,
+    *,
+    finetune: bool,
+    ranks: int = 1,
+    on_gpus: bool | None = None,
+    say: Say = note,
 ) -> Recipe:
     """Make the recipe of a command line, as :func:`draft_run` does; no run's batch is kept."""
-    draft = open_draft(data, options, finetune=finetune, ranks=ranks, on_gpus=on_gpus, keeps_batch=False)
+    draft = open_draft(data, options, finetune=finetune, ranks=ranks, on_gpus=on_gpus, keeps_batch=False, say=say)
     draft.close()
     return draft.recipe
 
@@ -590,6 +595,7 @@ def open_draft(
     ranks: int = 1,
     on_gpus: bool | None = None,
     keeps_batch: bool = True,
+    say: Say = note,
 ) -> DraftRun:
     """Make the recipe of a command line, with defaults that suit the data, and choose the folder of its run.
 
@@ -602,6 +608,7 @@ def open_draft(
         ranks: that share a batch.
         on_gpus: each rank computes on a GPU of its own; None: by the device, and what torch sees here.
         keeps_batch: that of the run in this folder, if there is one.
+        say: is called with what a user should know.
 
     Raises:
         InputError: nothing to train on, or an invalid value.
@@ -613,7 +620,7 @@ def open_draft(
     train = data or options.value("data.train")
     if train is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
         run = Run(Path(options.run), Run.open(options.run).recipe.with_(options.changes))
-        _note_if_any(run.elsewhere_words())
+        _say_if_any(run.elsewhere_words(), say)
         return DraftRun(run.recipe, run.directory, None)
     if isinstance(train, str) and (Path(train) / "recipe.json").exists() and (Path(train) / "events.jsonl").exists():
         raise InputError(
@@ -637,8 +644,8 @@ def open_draft(
 
         if not FACTORY.fullmatch(model):  # which is imported later, if the user named it
             find(model)
-    _note_if_any(elsewhere_words(of_file))
-    note(f"reading {train}{_size_words(Path(train))}")  # before torch and timm are imported, which takes seconds
+    _say_if_any(elsewhere_words(of_file), say)
+    say(f"reading {train}{_size_words(Path(train))}")  # before torch and timm are imported, which takes seconds
     with lasting_imports():
         from steadytrain.training.loop.defaults import choose_recipe
 
@@ -649,7 +656,7 @@ def open_draft(
             options.changes,
             finetune=finetune,
             require_licence=lambda recipe: require_licence(recipe.model, accepted=options.accept_licence),
-            say=note,
+            say=say,
             progress=advance,
         )
     with ExitStack() as stack:
@@ -661,9 +668,9 @@ def open_draft(
     return DraftRun(recipe, folder, choice.opened)
 
 
-def _note_if_any(words: str) -> None:
+def _say_if_any(words: str, say: Say) -> None:
     if words:
-        note(words)
+        say(words)
 
 
 def _keep_batch(recipe: Recipe, folder: Path, options: TrainingOptions) -> Recipe:

@@ -46,10 +46,9 @@ def tune(
 ) -> int:
     """Measure how this model trains fastest on these images and this machine, and write a recipe with the reasons.
 
-    It chooses the batch at the knee of the throughput curve, the number format, the memory format, the optimizer's
-    variant, the loader's threads and whether to compile. It scales the learning rate. Each measurement runs in its own
-    process; one that runs out of memory, crashes or takes too long is recorded. Measurements are kept, so the same
-    command resumes after Ctrl-C.
+    It chooses the batch at the knee of the throughput curve, the number format, the memory format, the loader's threads
+    and whether to compile. It scales the learning rate. Each measurement runs in its own process; one that runs out of
+    memory, crashes or takes too long is recorded. Measurements are kept, so the same command resumes after Ctrl-C.
 
     It keeps what you choose yourself: with --batch-size the batch stays, in micro-batches if needed.
 
@@ -126,9 +125,9 @@ def tune(
             measures=not explain,
             again=again,
             began=began,
-            say=lambda trial: note(report.measurement(trial).words()),
+            say=lambda trial: note(trial.measurement().words()),
         )
-    evidence = report.evidence(tuned)
+    evidence = tuned.evidence
     if plot is not None and (panels := reports.panels(evidence)):
         draw(plot, panels, f"Tuning {draft.model.name}", reports.gain_words(evidence), force=force)
     if not explain:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from steadytrain.config.plain import build, check_types, leaves, plain, to_toml
+from steadytrain.config.plain import build, check_types, leaves, plain, shorten, to_toml
 from steadytrain.config.settings import require
 from steadytrain.errors import RecipeError
 from steadytrain.events import refuse_link
@@ -21,7 +21,7 @@ from steadytrain.reports.plots import Panel, svg
 from steadytrain.run import Run
 
 WAITED_SHARE = 0.05
-"""Of the time, that a thread may wait for processors which others use before the figures are said to be disturbed."""
+"""Share of the time that a thread may wait for processors which others use; above it the figures are disturbed."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Measurement:
 
     Args:
         batch_size: images of an update, in ``accumulate`` parts.
-        precision, channels_last, compile, foreach: how updates were computed.
+        precision, channels_last, compile: how updates were computed.
         threads: of the loader; None: the default.
         images_per_second: 0 where it failed.
         suggestion: the learning rate of a range test.
@@ -58,7 +58,6 @@ class Measurement:
     channels_last: bool
     compile: str
     accumulate: int = 1
-    foreach: bool = False
     threads: int | None = None
     images_per_second: float = 0.0
     suggestion: float | None = None
@@ -77,7 +76,6 @@ class Measurement:
         parts = [f"{self.what} of {self.batch_size}", self.precision]
         parts += [] if self.channels_last else ["channels first"]
         parts += [] if self.compile == "none" else ["compiled"]
-        parts += ["foreach"] if self.foreach else []
         parts += [] if self.what == "updates" or self.threads is None else [count(self.threads, "loader thread")]
         result = f"{rate(self.images_per_second)} images/s" if self.suggestion is None else f"{self.suggestion:g}"
         return f"{', '.join(parts)}: {clean(self.error) or result}"
@@ -138,13 +136,13 @@ class TuningEvidence:
         """Build it from plain data. Raises RecipeError where a key or a value cannot be."""
         if not isinstance(values, Mapping):
             raise RecipeError(f"tuning is {values!r}; it must be a table of keys and values")
-        rows: dict[str, object] = {}
-        for name, kind in (("choices", Choice), ("measurements", Measurement)):
-            items = values.get(name, ())
-            if not isinstance(items, list | tuple):
-                raise RecipeError(f"tuning.{name} is {items!r}; it must be a list of tables")
-            rows[name] = tuple(build(kind, _with_nothing(kind, item), f"tuning.{name}") for item in items)
-        return build(TuningEvidence, {**values, **rows}, "tuning")
+        # A choice without a value is None, which TOML lacks; older versions tried foreach variants of the optimizer.
+        choices = tuple(build(Choice, {"value": None, **row}, "tuning.choices") for row in _tables(values, "choices"))
+        measurements = tuple(
+            build(Measurement, {k: v for k, v in row.items() if k != "foreach"}, "tuning.measurements")
+            for row in _tables(values, "measurements")
+        )
+        return build(TuningEvidence, {**values, "choices": choices, "measurements": measurements}, "tuning")
 
 
 def _changed(part: Any) -> dict[str, Any]:
@@ -152,10 +150,12 @@ def _changed(part: Any) -> dict[str, Any]:
     return {field.name: value for field in fields(part) if (value := getattr(part, field.name)) != field.default}
 
 
-def _with_nothing(kind: type[Any], values: Any) -> Any:
-    """Add the null that TOML lacks: a choice without a value is None."""
-    names = {field.name for field in fields(kind)}
-    return {"value": None, **values} if "value" in names and isinstance(values, Mapping) else values
+def _tables(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return a list of tables. Raises RecipeError where it is none."""
+    items = values.get(name, ())
+    if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):
+        raise RecipeError(f"tuning.{name} is {shorten(items)}; it must be a list of tables")
+    return list(items)
 
 
 def evidence_of(run: Run) -> TuningEvidence | None:
@@ -196,7 +196,6 @@ def measurement_rows(evidence: TuningEvidence) -> list[list[str]]:
     rows = [["measured", "batch", "precision", "layout", "compile", "threads", "images/s", "memory", ""]]
     for item in evidence.measurements:
         notes = [item.error] if item.error else []
-        notes += ["foreach"] if item.foreach else []
         waited = item.waited_share
         notes += [f"waited {percent(waited)} for processors"] if waited > WAITED_SHARE else []
         notes += [] if item.is_settled else ["images were still being decoded"]
@@ -222,14 +221,13 @@ FIGURES = (1, 5, 6, 7)
 
 def table(evidence: TuningEvidence, width: int) -> str:
     """Format the evidence in lines of at most ``width`` columns: each measurement, then the :func:`summary`."""
-    rows = measurement_rows(evidence)
-    lines = []
-    for line, (*_, remark) in zip(
-        text_table([row[:-1] for row in rows], right=FIGURES).splitlines(), rows, strict=True
-    ):
-        is_short = len(line) + 2 + len(remark) <= width
-        lines.append(f"{line}  {remark}".rstrip() if is_short else line.rstrip())
-        lines += [] if is_short else wrap(remark, width, "    ")
+    rows, lines = measurement_rows(evidence), []
+    for line, row in zip(text_table([row[:-1] for row in rows], right=FIGURES).splitlines(), rows, strict=True):
+        lines.append(line)
+        if len(line) + 2 + len(row[-1]) <= width:
+            lines[-1] = f"{line}  {row[-1]}".rstrip()
+        else:
+            lines += wrap(row[-1], width, "    ")
     return "\n".join([*lines, "", *summary(evidence, width)])
 
 
@@ -247,49 +245,36 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(plain(value))
 
 
-def batch_curves(evidence: TuningEvidence) -> Iterator[tuple[str, dict[int, float]]]:
-    """Yield the measured rates of updates by batch, for each way to compute that has two or more."""
-    ways: dict[str, dict[int, float]] = {}
-    for item in evidence.measurements:
-        if item.what == "updates" and item.images_per_second and item.accumulate == 1:
-            compiled = "" if item.compile == "none" else ", compiled"
-            foreach = ", foreach" if item.foreach else ""
-            way = f"{_way(item.precision, channels_last=item.channels_last)}{compiled}{foreach}"
-            ways.setdefault(way, {})[item.batch_size] = item.images_per_second
-    yield from ((way, dict(sorted(curve.items()))) for way, curve in ways.items() if len(curve) > 1)
-
-
-def _way(precision: str, *, channels_last: bool) -> str:
-    return f"{precision}, channels {'last' if channels_last else 'first'}"
+def _way(item: Measurement | TuningEvidence, compile: str = "none") -> str:
+    compiled = "" if compile == "none" else ", compiled"
+    return f"{item.precision}, channels {'last' if item.channels_last else 'first'}{compiled}"
 
 
 def panels(evidence: TuningEvidence) -> list[Panel]:
     """Draw the charts of a tuning: updates by batch for each way to compute, and both together by threads."""
-    charts = []
-    chosen = _way(evidence.precision, channels_last=evidence.channels_last)
-    for way, curve in batch_curves(evidence):
-        batches = list(curve)
-        marks = [(evidence.batch_size, "chosen")] if evidence.batch_size in curve and way == chosen else []
-        ticks = [(batch, f"{batch:,}") for batch in batches]
-        title = f"images/s of updates ({way})"
-        charts.append(Panel(title, batches, [list(curve.values())], "batch", log_x=True, marks=marks, ticks=ticks))
-    setting = (evidence.batch_size, evidence.precision, evidence.channels_last)
-    rates = {
-        item.threads: item.images_per_second
-        for item in evidence.measurements
-        if item.what == "both"
-        and item.threads is not None
-        and item.images_per_second
-        and (item.batch_size // item.accumulate, item.precision, item.channels_last) == setting
-    }
-    if len(rates) > 1:
-        threads = sorted(rates)
-        marks = [(number, "chosen") for number in threads if number == evidence.threads]
-        ticks = [(number, str(number)) for number in threads]
-        speeds = [rates[number] for number in threads]
-        title = "images/s of loading and updates"
-        charts.append(Panel(title, threads, [speeds], "loader threads", marks=marks, ticks=ticks))
-    return charts
+    curves: dict[str, dict[int, float]] = {}
+    by_threads: dict[int, float] = {}
+    for item in evidence.measurements:
+        images, speed = item.batch_size // item.accumulate, item.images_per_second
+        if item.what == "updates" and speed and item.accumulate == 1:
+            curves.setdefault(_way(item, item.compile), {})[images] = speed
+        is_chosen = (images, _way(item)) == (evidence.batch_size, _way(evidence))
+        if item.what == "both" and speed and item.threads is not None and is_chosen:
+            by_threads[item.threads] = speed
+    charts = [
+        _chart(f"images/s of updates ({way})", "batch", curve, evidence.batch_size if way == _way(evidence) else None)
+        for way, curve in curves.items()
+    ]
+    charts.append(_chart("images/s of loading and updates", "loader threads", by_threads, evidence.threads))
+    return [chart for chart in charts if len(chart.x) > 1]
+
+
+def _chart(title: str, x_title: str, curve: Mapping[int, float], chosen: int | None) -> Panel:
+    x = sorted(curve)
+    marks = [(number, "chosen") for number in x if number == chosen]
+    ticks = [(number, f"{number:,}") for number in x]
+    speeds = [curve[number] for number in x]
+    return Panel(title, x, [speeds], x_title, log_x=x_title == "batch", marks=marks, ticks=ticks)
 
 
 def section(run: Run) -> dict[str, Any] | None:

@@ -16,64 +16,61 @@ a server takes to apply an update.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
 from steadytrain.config import Parallel
 from steadytrain.distributed.powersgd import num_values
 from steadytrain.format import duration, fold, percent, text_table
-from steadytrain.tuning.scale import Gradient, MachineCluster, buckets, exposed_seconds, fit_backend
+from steadytrain.tuning.scale import MachineCluster, buckets, even_gradients, exposed_seconds, fit_link
 
 NEAR = 0.1
-"""A more exact engine is recommended if it is slower by no more than this share. A choice, not a measurement."""
+"""Share by which a more exact engine may be slower and is recommended all the same. A choice, not a measurement."""
 
 BACKWARD_SHARE = 2 / 3
-"""Of an update's computation: the backward pass makes two products for each one of the forward pass."""
+"""Share of an update's computation that is the backward pass: two products for each one of the forward pass."""
 
 USUAL_SECONDS = (0.1, 1.0, 10.0)
 """Updates to compare engines for where nobody says how long one takes."""
 
 _VALUE = 4  # bytes of a float32
+_RANK, _EVERY = Parallel().power_rank, Parallel().sync_every
+_COMPARE = "compare the accuracy of a short run first"
 
-
-@dataclass(frozen=True, kw_only=True)
-class ExchangeSpeed:
-    """The predicted speed of one engine.
-
-    Args:
-        engine: in words.
-        flags: of ``steady train``.
-        step_seconds: of an update, on average.
-        exposed_seconds: of these, the part of the exchange that computing does not hide.
-        accuracy: what the engine costs in accuracy, in words.
-    """
-
-    engine: str
-    flags: str
-    step_seconds: float
-    exposed_seconds: float
-    accuracy: str
-
-
-_EXACT = "the same updates as one device makes, within rounding"
-_ACCURACY = {
-    "fp16": "gradients rounded to 16 bits; tiny ones become 0",
-    "bf16": "gradients rounded to 8 bits of precision",
-    "powersgd": "of each gradient what narrow matrices hold at once, and the rest later: compare the accuracy of a"
-    " short run first; a larger parallel.power_rank is nearer",
-    "2bit": "small gradients arrive late, and parallel.threshold must suit the model: compare the accuracy of a short"
-    " run first",
-    "local": "ranks drift apart between two averages: the more updates, ranks and learning rate, the less accurate;"
-    " --local-from exchanges gradients first, where that costs most",
-    "async": "gradients are of weights some updates old, the more workers the older: compare the accuracy of a short"
-    " run first; --staleness bounds it, and --optimizer dcasgd compensates for it",
-}
+_ENGINES = (  # name, flags of steady train, and what it costs in accuracy: the most exact first
+    ("one device alone", "", "this link is too slow for these updates: more devices on it bring nothing"),
+    ("ddp", "", "the same updates as one device makes, within rounding"),
+    ("ddp, fp16", "--set parallel.compress=fp16", "gradients rounded to 16 bits; tiny ones become 0"),
+    ("ddp, bf16", "--set parallel.compress=bf16", "gradients rounded to 8 bits of precision"),
+    (
+        f"ddp, powersgd of rank {_RANK}",
+        "--set parallel.compress=powersgd",
+        f"of each gradient what narrow matrices hold at once, and the rest later: {_COMPARE}; a larger"
+        " parallel.power_rank is nearer",
+    ),
+    (
+        "ddp, 2bit",
+        "--set parallel.compress=2bit",
+        f"small gradients arrive late, and parallel.threshold must suit the model: {_COMPARE}",
+    ),
+    (
+        f"local, every {_EVERY} updates",
+        f"--engine local --sync-every {_EVERY}",
+        "ranks drift apart between two averages: the more updates, ranks and learning rate, the less accurate;"
+        " --local-from exchanges gradients first, where that costs most",
+    ),
+    (
+        "async, 1 server",
+        "--engine async --workers {ranks}",
+        f"gradients are of weights some updates old, the more workers the older: {_COMPARE}; --staleness bounds it, and"
+        " --optimizer dcasgd compensates for it",
+    ),
+)
 
 
 def compare_engines(
     backend: Mapping[str, Any], shapes: Sequence[Sequence[int]], ranks: int, step_seconds: float
-) -> list[ExchangeSpeed]:
+) -> list[dict[str, Any]]:
     """Predict the seconds of an update with each engine, the most exact engine first.
 
     Args:
@@ -81,13 +78,14 @@ def compare_engines(
         shapes: of the parameters, in the network's order.
         ranks: 2 or more.
         step_seconds: that an update computes on each of them, without any exchange.
+
+    Returns:
+        For each: ``engine``, ``flags`` of ``steady train``, ``step_seconds`` of an update on average, what of these
+        computing does not hide (``exposed_seconds``), and what it costs in ``accuracy``, in words.
     """
-    cluster, defaults = MachineCluster(between=fit_backend(backend, ranks)), Parallel()
+    cluster = MachineCluster(between=fit_link(backend, ranks))
     sizes = [_VALUE * prod(shape) for shape in shapes]
-    # The last layers' gradients are ready first, and evenly, for want of a measurement.
-    gradients = [Gradient(bytes=size, ready=(k + 1) / len(sizes)) for k, size in enumerate(reversed(sizes))]
-    filled, total = buckets(gradients), sum(sizes)
-    backward = BACKWARD_SHARE * step_seconds
+    filled, total, backward = buckets(even_gradients(sizes)), sum(sizes), BACKWARD_SHARE * step_seconds
     measured = {way["way"]: way["seconds"] for way in backend["ways"]}
 
     def whole(bytes: float) -> float:
@@ -103,44 +101,34 @@ def compare_engines(
         cycle = max(batch + 2 * transfer, num_remote * total / link.bytes_per_second)
         return 1 / (1 / batch + num_remote / cycle) - step_seconds
 
-    def speed(engine: str, flags: str, exposed: float, accuracy: str) -> ExchangeSpeed:
-        return ExchangeSpeed(
-            engine=engine,
-            flags=flags,
-            step_seconds=step_seconds + exposed,
-            exposed_seconds=exposed,
-            accuracy=accuracy,
-        )
-
-    rank, every, flag = defaults.power_rank, defaults.sync_every, "--set parallel.compress"
-    sent = _VALUE * num_values([list(shape) for shape in shapes], rank)
-    alone = ExchangeSpeed(
-        engine="one device alone",
-        flags="",
-        step_seconds=ranks * step_seconds,
-        exposed_seconds=0.0,
-        accuracy="this link is too slow for these updates: more devices on it bring nothing",
-    )
-    return [
-        alone,
-        speed("ddp", "", exposed_seconds(filled, backward, whole), _EXACT),
-        *(speed(f"ddp, {way}", f"{flag}={way}", compressed(way), _ACCURACY[way]) for way in ("fp16", "bf16")),
-        speed(f"ddp, powersgd of rank {rank}", f"{flag}=powersgd", 2 * whole(sent / 2), _ACCURACY["powersgd"]),
-        speed("ddp, 2bit", f"{flag}=2bit", compressed("2bit"), _ACCURACY["2bit"]),
-        speed(
-            f"local, every {every} updates",
-            f"--engine local --sync-every {every}",
-            whole(total) / every,
-            _ACCURACY["local"],
-        ),
-        speed("async, 1 server", f"--engine async --workers {ranks}", pushed(), _ACCURACY["async"]),
+    exposed = [
+        0.0,
+        exposed_seconds(filled, backward, whole),
+        compressed("fp16"),
+        compressed("bf16"),
+        2 * whole(_VALUE * num_values([list(shape) for shape in shapes], _RANK) / 2),
+        compressed("2bit"),
+        whole(total) / _EVERY,
+        pushed(),
     ]
+    rows = [
+        {
+            "engine": name,
+            "flags": flags.format(ranks=ranks),
+            "step_seconds": step_seconds + seconds,
+            "exposed_seconds": seconds,
+            "accuracy": accuracy,
+        }
+        for (name, flags, accuracy), seconds in zip(_ENGINES, exposed, strict=True)
+    ]
+    rows[0]["step_seconds"] = ranks * step_seconds
+    return rows
 
 
-def recommend(speeds: Sequence[ExchangeSpeed]) -> ExchangeSpeed:
-    """Choose the most exact engine that is nearly as fast as the fastest."""
-    fastest = min(speed.step_seconds for speed in speeds)
-    return next(speed for speed in speeds if speed.step_seconds <= (1 + NEAR) * fastest)
+def recommend(speeds: Sequence[Mapping[str, Any]]) -> str:
+    """Choose the most exact engine that is nearly as fast as the fastest; return its name."""
+    most = (1 + NEAR) * min(speed["step_seconds"] for speed in speeds)
+    return next(str(speed["engine"]) for speed in speeds if speed["step_seconds"] <= most)
 
 
 def engines_document(
@@ -157,26 +145,21 @@ def engines_document(
     tables = []
     for seconds in USUAL_SECONDS if step_seconds is None else (step_seconds,):
         speeds = compare_engines(document["backends"][0], shapes, document["procs"], seconds)
-        rows = [asdict(speed) for speed in speeds]
-        tables.append({"step_seconds": seconds, "engines": rows, "recommended": recommend(speeds).engine})
+        tables.append({"step_seconds": seconds, "engines": speeds, "recommended": recommend(speeds)})
     return tables
 
 
 def engines_text(tables: Sequence[Mapping[str, Any]], width: int) -> str:
     """Return the comparison as a table: a column for each duration of an update, a star at the recommended engine."""
     lines = [["an update computes for", *(duration(table["step_seconds"]) for table in tables)]]
-    for k, row in enumerate(tables[0]["engines"]):
-        cells = [
-            f"{duration(table['engines'][k]['step_seconds'])}{' *' if table['recommended'] == row['engine'] else '  '}"
-            for table in tables
-        ]
-        lines.append([row["engine"], *cells])
-    text = [text_table(lines, right=range(1, len(lines[0])))]
-    for name in dict.fromkeys(table["recommended"] for table in tables):
-        row = next(row for row in tables[0]["engines"] if row["engine"] == name)
-        flags = f" ({row['flags']})" if row["flags"] else ""
-        text += fold(f"* {name}{flags}: {row['accuracy']}", width).splitlines()
-    near = (
+    notes = []
+    for rows in zip(*(table["engines"] for table in tables), strict=True):
+        name, flags, accuracy = (rows[0][key] for key in ("engine", "flags", "accuracy"))
+        is_best = [table["recommended"] == name for table in tables]
+        marks = [" *" if best else "  " for best in is_best]
+        lines.append([name, *(f"{duration(row['step_seconds'])}{mark}" for row, mark in zip(rows, marks, strict=True))])
+        notes += [f"* {name}{f' ({flags})' if flags else ''}: {accuracy}"] if any(is_best) else []
+    notes.append(
         f"starred: the most exact engine within {percent(NEAR)} of the fastest; predicted, with communication exposed"
     )
-    return "\n".join([*text, *fold(near, width).splitlines()])
+    return "\n".join([text_table(lines, right=range(1, len(lines[0]))), *(fold(note, width) for note in notes)])

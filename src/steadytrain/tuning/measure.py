@@ -28,13 +28,11 @@ from steadytrain.events import Compiled
 from steadytrain.machine import facts
 from steadytrain.machine.process_tree import read_schedstat
 from steadytrain.models import Built, Input
-from steadytrain.optim.optimizers import OPTIMIZERS
 from steadytrain.training import build
-from steadytrain.training.clock import Clock
 from steadytrain.training.compute.compile import compile_update
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import images_per_second, use_fastest_threads, wait_for
-from steadytrain.training.data import DataSets, load, open_data, random_batch
+from steadytrain.training.data import DataSets, DeviceBatch, load, open_data, random_batch
 from steadytrain.training.device import ALONE, prepare_device, set_up_machine
 from steadytrain.training.profile.probe import settle
 from steadytrain.training.profile.rate_finder import find_rate
@@ -85,7 +83,6 @@ class _RunParts:
     data: DataSets
     built: Built
     input: Input
-    clock: Clock
     trained: tuple[State, Update] | None = None
     compiled: Compiled | None = None
 
@@ -97,7 +94,7 @@ def _open_parts(recipe: Recipe, world: World, *, trains: bool) -> Iterator[_RunP
         machine = set_up_machine(recipe, device, None, _drop, ranks=world.size, sharing=world.local_size)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import="name" not in recipe.model.from_file)
-        parts = _RunParts(recipe, world, device, machine, data, built, input, build.clock(device, time.perf_counter()))
+        parts = _RunParts(recipe, world, device, machine, data, built, input)
         if trains:
             state = build.state(recipe, built, Engine(device), num_train=data.num_train, input=input)
             update = build.update(
@@ -105,7 +102,6 @@ def _open_parts(recipe: Recipe, world: World, *, trains: bool) -> Iterator[_RunP
                 built,
                 input,
                 state,
-                parts.clock,
                 num_classes=len(data.classes),
                 num_labels=data.num_labels,
                 loss=build.loss(recipe, data, device),
@@ -122,8 +118,8 @@ def _drop(message: str) -> None:
 
 
 def _facts(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
-    data, recipe, device, card = parts.data, parts.recipe, parts.device, parts.data.train.card
-    kind, sharing = OPTIMIZERS.get(recipe.optim.name), parts.world.local_size
+    data, device, card = parts.data, parts.device, parts.data.train.card
+    sharing = parts.world.local_size
     memory = facts.memory_bytes() // sharing
     if device.type == "cuda":  # without that of the driver and other processes
         memory = int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
@@ -140,7 +136,6 @@ def _facts(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str,
         "cores": max(1, facts.cores() // sharing),
         "usual_threads": default_threads(pin=device.type == "cuda", sharing=sharing),
         "precisions": _precisions(device),
-        "has_fused": kind is not None and device.type in kind.fused,
         "versions": {"steadytrain": __version__, "torch": torch.__version__, "timm": version("timm")},
     }
 
@@ -166,28 +161,17 @@ def _stored_sides(records: Records) -> int | None:
 
 def _updates(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
     assert parts.trained is not None
-    (state, update), device = parts.trained, parts.device
     batch = random_batch(
         parts.recipe.batch_size,
-        update.image_shape,
-        device,
+        parts.trained[1].image_shape,
+        parts.device,
         num_classes=len(parts.data.classes),
         num_labels=parts.data.num_labels,
     )
-
-    def train() -> int:
-        update(state, batch, 0.0)
-        return len(batch.labels)
-
-    rate, optimizer_share, waited_share = _rate_of_updates(parts, train, seconds)
-    _evaluate(parts, batch.images)
     compiled = parts.compiled
     return {
-        "images_per_second": rate,
-        "optimizer_share": optimizer_share,
-        "waited_share": waited_share,
-        "memory_bytes": _peak_bytes(device),
-        "compute_threads": torch.get_num_threads() if device.type == "cpu" else None,
+        **_train(parts, lambda: batch, seconds),
+        "compute_threads": torch.get_num_threads() if parts.device.type == "cpu" else None,
         "compile_seconds": None if compiled is None else compiled.seconds,
         "compile_speedup": None if compiled is None else compiled.eager_seconds / compiled.compiled_seconds,
     }
@@ -198,27 +182,9 @@ def _updates_and_loading(parts: _RunParts, seconds: float, settle_seconds: float
     state, update = parts.trained
     with _feed(parts) as feed:
         batches = load(feed, parts.device)
-
-        def train() -> int:
-            batch = next(batches)
-            update(state, batch, 0.0)
-            return len(batch.labels)
-
-        train()
+        update(state, next(batches), 0.0)
         remark = settle(feed, batches, _drop, seconds=settle_seconds)
-        before = feed.stats()
-        rate, _, waited_share = _rate_of_updates(parts, train, seconds)
-        after = feed.stats()
-        images = max(1, after.images - before.images)
-        _evaluate(parts, next(batches).images)
-        return {
-            "images_per_second": rate,
-            "loader_cpu_seconds": (after.cpu_seconds - before.cpu_seconds) / images,
-            "waited_share": waited_share,
-            "starved_share": (after.starved - before.starved) / max(1, after.asked - before.asked),
-            "memory_bytes": _peak_bytes(parts.device),
-            "is_settled": remark is None,
-        }
+        return {**_train(parts, lambda: next(batches), seconds), "is_settled": remark is None}
 
 
 def _loading(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
@@ -228,10 +194,8 @@ def _loading(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[st
         remark = settle(feed, batches, _drop, seconds=settle_seconds)
         before = feed.stats()
         work: Callable[[], int] = lambda: len(next(batches).labels)  # noqa: E731
-        rates = [
-            images_per_second(parts.device, work, seconds=seconds / ROUNDS, least=LEAST_BATCHES)[0]
-            for _ in range(ROUNDS)
-        ]
+        turn = seconds / ROUNDS
+        rates = [images_per_second(parts.device, work, seconds=turn, least=LEAST_BATCHES)[0] for _ in range(ROUNDS)]
         after = feed.stats()
         images = max(1, after.images - before.images)
         stages = ("read", "decode", "augment", "batch")
@@ -260,43 +224,42 @@ def _feed(parts: _RunParts) -> ImageLoader:
     )
 
 
-def _rate_of_updates(parts: _RunParts, train: Callable[[], int], seconds: float) -> tuple[float, float, float]:
-    """Return images per second, after one update that is not counted, and two shares of the time.
+def _train(parts: _RunParts, next_batch: Callable[[], DeviceBatch], seconds: float) -> dict[str, Any]:
+    """Measure updates, after one that is not counted.
 
-    These are the optimizer's, and the time in which a thread was ready to run while other programs had the processors.
+    Returns:
+        ``images_per_second``; ``waited_share``: of the time, in which a thread was ready to run while other programs
+        had the processors; ``memory_bytes``: the peak, an evaluation included.
     """
-    device, clock, rates = parts.device, parts.clock, list[float]()
+    assert parts.trained is not None
+    (state, update), device, rates = parts.trained, parts.device, list[float]()
+
+    def train() -> int:
+        batch = next_batch()
+        update(state, batch, 0.0)
+        return len(batch.labels)
+
     train()
     wait_for(device)
-    clock.settle()
-    waited, before, began = _waited_seconds(), dict(clock.seconds()), time.perf_counter()
+    waited, began = _waited_seconds(), time.perf_counter()
     while len(rates) < ROUNDS and (not rates or time.perf_counter() - began < 2 * seconds):
         rates.append(images_per_second(device, train, seconds=seconds / ROUNDS, least=1)[0])
     passed = time.perf_counter() - began
-    clock.settle()
-    after = clock.seconds()
-    most = max((seconds - waited.get(thread, 0.0) for thread, seconds in _waited_seconds().items()), default=0.0)
-    return median(rates), (after.get("optimizer", 0.0) - before.get("optimizer", 0.0)) / passed, min(most / passed, 1.0)
+    most = max((spent - waited.get(thread, 0.0) for thread, spent in _waited_seconds().items()), default=0.0)
+    module = state.module if state.ema is None else state.ema.module
+    module.eval()
+    with torch.no_grad(), state.policy.autocast():
+        module(state.policy.images(next_batch().images, parts.input.mean, parts.input.std))
+    wait_for(device)
+    on_gpu = device.type == "cuda"
+    return {
+        "images_per_second": median(rates),
+        "waited_share": min(most / passed, 1.0),
+        "memory_bytes": int(torch.cuda.max_memory_reserved(device)) if on_gpu else facts.peak_resident_bytes(),
+    }
 
 
 def _waited_seconds() -> dict[str, float]:
     """Return how long each thread of this process has been ready but not running, if the system reports it."""
     times = {task.name: read_schedstat(str(task)) for task in Path("/proc/self/task").glob("*")}
     return {thread: time[1] for thread, time in times.items() if time is not None}
-
-
-def _evaluate(parts: _RunParts, images: torch.Tensor) -> None:
-    """Evaluate one batch, so that its memory counts in the peak."""
-    assert parts.trained is not None
-    state, _ = parts.trained
-    module = state.module if state.ema is None else state.ema.module
-    module.eval()
-    with torch.no_grad(), state.policy.autocast():
-        module(state.policy.images(images, parts.input.mean, parts.input.std))
-    wait_for(parts.device)
-
-
-def _peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_reserved(device))
-    return facts.peak_resident_bytes()

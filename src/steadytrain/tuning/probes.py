@@ -211,37 +211,28 @@ def cache_path(recipe: Recipe, identity: Mapping[str, Any], without: Iterable[st
         identity: facts of data, device and versions, as measured.
         without: keys of the recipe that are tuned, or that do not change its speed; a part's name: all its keys.
     """
-    folder = facts.cache_folder()
-    if folder is None:
-        return None
-    values = recipe.to_dict()
+    folder, values = facts.cache_folder(), recipe.to_dict()
     for key in without:
         part, _, name = key.partition(".")
-        if name:
-            values[part].pop(name, None)
-        else:
-            values.pop(part, None)
-    return folder / "tune" / f"{_digest({'recipe': values, 'known': identity})}.jsonl"
+        (values[part] if name else values).pop(name or part, None)
+    return folder and folder / "tune" / f"{_digest({'recipe': values, 'known': identity})}.jsonl"
 
 
 def load_choices(recipe: Recipe, free: Iterable[str], ranks: int) -> dict[str, Any] | None:
     """Return earlier automatic choices for such a recipe on this machine, so that the same command resumes its run."""
     path = _choices_path(recipe, free, ranks)
-    try:
-        choices = None if path is None else json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return choices if isinstance(choices, dict) else None
+    with contextlib.suppress(OSError, ValueError):
+        if path is not None and isinstance(choices := json.loads(path.read_text(encoding="utf-8")), dict):
+            return choices
+    return None
 
 
 def save_choices(recipe: Recipe, free: Iterable[str], ranks: int, choices: Mapping[str, Any]) -> None:
     """Store automatic choices. Raises StorageError if they cannot be written."""
-    path = _choices_path(recipe, free, ranks)
-    if path is None:
-        return
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(choices), encoding="utf-8")
+    if (path := _choices_path(recipe, free, ranks)) is not None:
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(choices), encoding="utf-8")
 
 
 def _choices_path(recipe: Recipe, free: Iterable[str], ranks: int) -> Path | None:

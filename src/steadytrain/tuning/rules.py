@@ -15,7 +15,7 @@ KNEE = 0.97
 """Share of the best rate at which a smaller batch is as good."""
 
 GAIN = 0.03
-"""By how much something must be faster to be chosen over what is more exact, usual or thrifty."""
+"""Gain above which something is chosen over what is more exact, usual or thrifty."""
 
 FLAT = 0.05
 """Gain of a batch four times as large below which the curve has flattened."""
@@ -30,10 +30,10 @@ STEP = 4
 """Factor between the first batches that are measured; between those around the knee it is 2."""
 
 LOADER_SHARE = 0.15
-"""Of the cores, or of the time on a GPU, that a loader takes before it is said to limit training."""
+"""Share of the cores, or of the time on a GPU, from which on a loader limits training."""
 
 DETAIL = 1.15
-"""Stored sides that are longer than training needs by this factor are worth packing again."""
+"""Factor by which stored sides must be longer than training needs to be worth packing again."""
 
 
 def knee(curve: Mapping[int, float], share: float = KNEE) -> int:
@@ -116,8 +116,6 @@ def best_of(rates: Mapping[str, float], preferred: str) -> str:
 def saved_seconds(images: int, *, eager: float, compiled: float, compile_seconds: float) -> float:
     """Return what compiling saves of a run of so many images; negative where it does not pay back.
 
-    >>> saved_seconds(100_000, eager=1000, compiled=1250, compile_seconds=30)
-    -10.0
     >>> saved_seconds(1_000_000, eager=1000, compiled=1250, compile_seconds=30)
     170.0
     """
@@ -177,16 +175,14 @@ def packing_advice(
     """
     if share < LOADER_SHARE or keeps:
         return None
-    load, side = (
-        f"loading takes {percent(share)} of the {of}, {percent(decode_share)} of it to decode",
-        packed_side(size),
-    )
-    if stored is not None and stored > DETAIL * side:
+    side = packed_side(size)
+    load = f"loading takes {percent(share)} of the {of}, {percent(decode_share)} of it to decode"
+    if stored is None or stored <= DETAIL * side:
         return (
-            f"{load} images of {stored} pixels for crops of {size}: steady pack {data} OUT --shorter-side {side}"
-            f" leaves {(stored / side) ** 2:.1f} times fewer pixels to decode"
+            f"{load}: a lower --quality of steady pack (90, say) makes images smaller, and more memory would let them"
+            " be kept decoded"
         )
     return (
-        f"{load}: a lower --quality of steady pack (90, say) makes images smaller, and more memory would let them be"
-        " kept decoded"
+        f"{load} images of {stored} pixels for crops of {size}: steady pack {data} OUT --shorter-side {side} leaves"
+        f" {(stored / side) ** 2:.1f} times fewer pixels to decode"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from steadytrain.machine.children import python, run_steady
 from steadytrain.reports.plots import Panel
 from steadytrain.tuning.scale import (
     LINKS,
-    Advice,
     Gradient,
     MachineCluster,
     MeasuredDevice,
@@ -31,7 +30,8 @@ from steadytrain.tuning.scale import (
     ScalePrediction,
     advise,
     counts,
-    fit_backend,
+    even_gradients,
+    fit_link,
     predict,
 )
 
@@ -48,24 +48,15 @@ FEED_SECONDS = 5.0
 """Seconds for measuring the loader, and the link between ranks."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The measurement asked of a rank: images of this shape (``size`` None: the model's own), classes, and how long."""
-
-    size: int | None
-    channels: int
-    num_classes: int
-    seconds: float
-
-
 def measure(
-    recipe: Recipe, request: Request, procs: int | None, *, feeds: bool, say: Callable[[str], None]
+    recipe: Recipe, request: Mapping[str, Any], procs: int | None, *, feeds: bool, say: Callable[[str], None]
 ) -> dict[str, Any] | int:
     """Measure one device, several ranks and the loader, each in separate processes; return the exit code of a failure.
 
     Args:
         recipe: the batch of one device, the network and how it computes.
-        request: what to measure on each rank.
+        request: what to measure on each rank: images of this ``size`` (None: the model's own) with so many ``channels``
+            and ``num_classes``, for how many ``seconds``.
         procs: ranks to measure on this machine as well, 2 or more; None: one device alone.
         feeds: measure the loader on the recipe's data.
         say: is called with a line before each measurement.
@@ -76,39 +67,39 @@ def measure(
     if procs is not None and not facts.accelerators() and recipe.parallel.compute_threads is None:
         # A rank has a part of the cores here: one device alone gets as many.
         recipe = recipe.with_({"parallel.compute_threads": max(1, facts.cores() // procs)})
-    say(f"measuring {recipe.model.name} on one device, {recipe.batch_size} images")
-    alone = _ask_ranks(recipe, request, 1, say)
-    if isinstance(alone, int):
-        return alone
-    ranks = []
-    for n in counts(procs)[1:] if procs is not None else ():
-        say(f"measuring {n} ranks here")
-        row = _ask_ranks(recipe.with_({"batch_size": n * recipe.batch_size}), request, n, say)
+    rows = []
+    for n in counts(procs or 1):
+        images = f"{recipe.model.name} on one device, {recipe.batch_size} images"
+        say(f"measuring {images if n == 1 else f'{n} ranks here'}")
+        row = _ask_ranks(recipe.with_(batch_size=n * recipe.batch_size), request, n, say)
         if isinstance(row, int):
             return row
-        ranks.append(row)
-    document: dict[str, Any] = {"one": alone, "ranks": ranks, "fitted": None, "epochs": recipe.budget.epochs}
+        rows.append(row)
+    alone, *ranks = rows
+    alone["gradients"] = [(each.bytes, each.ready) for each in even_gradients(alone.pop("gradient_bytes"))]
+    document = {"one": alone, "ranks": ranks, "fitted": None, "epochs": recipe.budget.epochs}
     if procs is not None:
         say(f"measuring the link between {procs} ranks here")
-        words = ["bandwidth", "--model", recipe.model.name, "--procs", str(procs), "--seconds", str(FEED_SECONDS)]
-        backends = _run_verb([*words, "--json"])["backends"]
+        backends = _run_verb("bandwidth", "--model", recipe.model.name, "--procs", str(procs))["backends"]
         fastest = next((row for row in backends if row["backend"] == "nccl"), backends[0])
-        document["fitted"] = asdict(fit_backend(fastest, procs))
+        document["fitted"] = asdict(fit_link(fastest, procs))
     if feeds:
         train = str(recipe.data.train)
         say(f"measuring the loader on {train}")
-        words = ["feed", train, "--batch-size", str(recipe.batch_size), "--seconds", str(FEED_SECONDS), "--json"]
-        fed = _run_verb([*words, *([] if request.size is None else ["--size", str(request.size)])])
+        size = [] if request["size"] is None else ["--size", str(request["size"])]
+        fed = _run_verb("feed", train, "--batch-size", str(recipe.batch_size), *size)
         document |= {"loader_images_per_second": fed["images_per_second"], "num_train": fed["n"]}
     return document
 
 
-def _ask_ranks(recipe: Recipe, request: Request, ranks: int, say: Callable[[str], None]) -> dict[str, Any] | int:
+def _ask_ranks(
+    recipe: Recipe, request: Mapping[str, Any], ranks: int, say: Callable[[str], None]
+) -> dict[str, Any] | int:
     """Start ranks that answer a request; return the answer, or their exit code if they failed and printed why."""
     with temporary_scratch() as folder:
         question, answer = folder / "request.json", folder / "answer.json"
         # What a flag or the user's own file names may be imported.
-        values = {**asdict(request), "recipe": recipe.to_dict(), "allow_import": True}
+        values = {**request, "recipe": recipe.to_dict(), "allow_import": True}
         question.write_text(json.dumps(values), encoding="utf-8")
         program = python("-c", PROGRAM, str(question), str(answer))
         if code := keep_ranks(program, ranks, restarts=0, say=say):
@@ -119,9 +110,9 @@ def _ask_ranks(recipe: Recipe, request: Request, ranks: int, say: Callable[[str]
     return figures
 
 
-def _run_verb(words: Sequence[str]) -> dict[str, Any]:
+def _run_verb(*words: str) -> dict[str, Any]:
     """Run another verb in a process of its own and return its document. Raises FailedError."""
-    ended = run_steady(words)
+    ended = run_steady([*words, "--seconds", str(FEED_SECONDS), "--json"])
     if ended.code:
         raise FailedError(ended.last_line or f"{words[0]} ended with {ended.code}")
     document: dict[str, Any] = json.loads(ended.output)
@@ -143,12 +134,10 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def device_of(figures: Mapping[str, Any], spread: float | None = None) -> MeasuredDevice:
     """Read the measured times of one device from a document; ``spread`` replaces the measured one."""
+    names = ("forward_seconds", "backward_seconds", "update_seconds", "fixed_seconds")
     return MeasuredDevice(
         batch_size=int(figures["batch_size"]),
-        forward_seconds=float(figures["forward_seconds"]),
-        backward_seconds=float(figures["backward_seconds"]),
-        update_seconds=float(figures["update_seconds"]),
-        fixed_seconds=float(figures["fixed_seconds"]),
+        **{name: float(figures[name]) for name in names},
         spread=float(figures["spread"]) if spread is None else spread,
         gradients=tuple(Gradient(bytes=int(num), ready=float(ready)) for num, ready in figures["gradients"]),
     )
@@ -187,13 +176,17 @@ def join(
             f"{link.name} joins devices of one machine, and {devices} devices with {per_machine} a machine are on"
             f" several: give the network as --link, such as 10GbE, and --local-link {link.name}"
         )
-    within = link if link.is_local else local or replace(LINKS["pcie3"])
+    within = link if link.is_local else local or LINKS["pcie3"]
     return MachineCluster(between=link, per_machine=per_machine, within=within if per_machine > 1 else None)
+
+
+Tables = Mapping[str, Sequence[ScalePrediction]]
+"""The predictions for 1 to N devices by the kind of scaling, ``weak`` and ``strong``."""
 
 
 def forecast(
     document: dict[str, Any], device: MeasuredDevice, cluster: MachineCluster, devices: int, *, least_efficiency: float
-) -> dict[str, list[ScalePrediction]]:
+) -> Tables:
     """Predict 1 to ``devices`` devices for both kinds of scaling, and add the predictions to the document.
 
     Args:
@@ -204,16 +197,7 @@ def forecast(
         least_efficiency: of the recommended number.
     """
     loader = document["loader_images_per_second"] or math.inf
-    tables = {
-        kind: [
-            predict(device, n, cluster, is_strong=is_strong, loader_images_per_second=loader)
-            for n in range(1, devices + 1)
-            if not is_strong or device.batch_size % n == 0  # ranks share a batch in equal parts
-        ]
-        for kind, is_strong in (("weak", False), ("strong", True))
-    }
     images = document["epochs"] * (document["num_train"] or 0)
-    advice = {kind: advise(rows, least_efficiency=least_efficiency) for kind, rows in tables.items()}
     document |= {
         "devices": devices,
         "link": asdict(cluster.between),
@@ -221,95 +205,94 @@ def forecast(
         "local_link": None if cluster.within is None else asdict(cluster.within),
         "spread": device.spread,
         "images": images or None,
-        **{kind: _rows(rows, advice[kind], images, document["price"]) for kind, rows in tables.items()},
-        "advice": {kind: asdict(chosen) for kind, chosen in advice.items()},
+        "advice": {},
     }
+    tables = {}
+    for kind, is_strong in (("weak", False), ("strong", True)):
+        rows = [
+            predict(device, n, cluster, is_strong=is_strong, loader_images_per_second=loader)
+            for n in range(1, devices + 1)
+            if not is_strong or device.batch_size % n == 0  # ranks share a batch in equal parts
+        ]
+        advice = advise(rows, least_efficiency=least_efficiency)
+        shown = counts(rows[-1].devices, advice.devices, advice.fastest, advice.worse_from or 1)
+        document["advice"][kind] = asdict(advice)
+        document[kind] = [_row(row, images, document["price"]) for row in rows if row.devices in shown]
+        tables[kind] = rows
     for row in document["ranks"]:
         speed = predict(device, row["devices"], MachineCluster(between=NetworkLink(**document["fitted"])))
         row |= {"predicted_images_per_second": speed.images_per_second, "predicted_step_seconds": speed.step_seconds}
     return tables
 
 
-def _rows(
-    predictions: Sequence[ScalePrediction], advice: Advice, images: float, price: float | None
-) -> list[dict[str, Any]]:
-    """Return the rows to show, as plain data."""
-    shown = counts(predictions[-1].devices, advice.devices, advice.fastest, advice.worse_from or 1)
-    rows = []
-    for prediction in predictions:
-        if prediction.devices in shown:
-            row = {**asdict(prediction), "seconds": prediction.seconds(images) if images else None}
-            row["cost"] = prediction.cost(images, price) if images and price else None
-            row["seconds_per_million"] = prediction.seconds(MILLION)
-            row["cost_per_million"] = prediction.cost(MILLION, price) if price else None
-            rows.append(row)
-    return rows
+def _row(prediction: ScalePrediction, images: float, price: float | None) -> dict[str, Any]:
+    """Return a prediction as plain data, with the time and the cost of a run and of a million images."""
+    row = asdict(prediction)
+    for num, suffix in ((images, ""), (MILLION, "_per_million")):
+        seconds = num / prediction.images_per_second if num else None
+        row[f"seconds{suffix}"] = seconds
+        row[f"cost{suffix}"] = price * prediction.devices * seconds / 3600 if seconds and price else None
+    return row
 
 
 def to_text(document: Mapping[str, Any], width: int) -> str:
     """Return the document as text of at most ``width`` columns."""
-    images_each = count(document["one"]["batch_size"], "image")
-    lines = [line for head in _heads(document) for line in fold(head, width).splitlines()]
+    lines = _heads(document)
     for row in document["ranks"]:
         error = row["predicted_images_per_second"] / row["images_per_second"] - 1
-        text = (
+        lines.append(
             f"{row['devices']} ranks here: {rate(row['images_per_second'])} images/s measured,"
             f" {rate(row['predicted_images_per_second'])} predicted ({error:+.0%})"
         )
-        lines += fold(text, width).splitlines()
-    titles = {
-        "weak": f"weak scaling: {images_each} on each device",
-        "strong": f"strong scaling: {images_each} on all devices together",
-    }
-    for kind, title in titles.items():
-        lines += ["", title, _table(document[kind], document["images"], document["price"])]
-        lines += [part for sentence in document["advice"][kind]["words"] for part in fold(sentence, width).splitlines()]
-    return "\n".join(lines)
+    text, images = [fold(line, width) for line in lines], count(document["one"]["batch_size"], "image")
+    for kind, share in (("weak", "on each device"), ("strong", "on all devices together")):
+        text += ["", f"{kind} scaling: {images} {share}", _table(document, kind)]
+        text += [fold(sentence, width) for sentence in document["advice"][kind]["words"]]
+    return "\n".join(text)
 
 
 def _heads(document: Mapping[str, Any]) -> list[str]:
     """Return lines about the measured device and the links of the prediction."""
-    alone, link, loader = document["one"], document["link"], document["loader_images_per_second"]
+    alone, link, local = document["one"], document["link"], document["local_link"]
     threads = f" by {count(alone['threads'], 'thread')}" if alone["device"] == "cpu" else ""
     step = alone["forward_seconds"] + alone["backward_seconds"] + alone["update_seconds"]
     gradients = sum(num for num, _ in alone["gradients"])
-    local, within = document["local_link"], ""
-    if local is not None and local != link:
-        within = f"; within a machine of {document['per_machine']} {_link_words(local)}"
     heads = [
         f"{alone['model']}: {alone['parameters']:,} parameters, {size(gradients)} of gradients, on"
         f" {alone['device']}{threads} in {alone['precision']}",
         f"one device, {count(alone['batch_size'], 'image')}: {rate(alone['batch_size'] / step)} images/s; forward"
         f" {duration(alone['forward_seconds'])}, backward {duration(alone['backward_seconds'])}, update"
         f" {duration(alone['update_seconds'])}; updates vary by {percent(document['spread'])}",
-        f"link {_link_words(link)}{within}",
+        f"link {_link_text(link)}",
     ]
-    heads += [] if loader is None else [f"loader: {rate(loader)} images/s a machine"]
+    if local is not None and local != link:
+        heads[-1] += f"; within a machine of {document['per_machine']} {_link_text(local)}"
+    if (loader := document["loader_images_per_second"]) is not None:
+        heads.append(f"loader: {rate(loader)} images/s a machine")
     if document["images"]:
         heads.append(f"time: of {document['epochs']:g} epochs of {count(document['num_train'], 'image')}")
     return heads
 
 
-def _link_words(link: Mapping[str, Any]) -> str:
+def _link_text(link: Mapping[str, Any]) -> str:
     return f"{link['name']}: {duration(link['latency_seconds'])}, {size(link['bytes_per_second'])}/s"
 
 
-def _table(rows: Sequence[Mapping[str, Any]], images: float | None, price: float | None) -> str:
-    """Return the rows of a document as a table."""
-    suffix = "" if images else "_per_million"
-    heads = ["devices", "images/s", "efficiency", "step ms", "wait ms", "limit", "time" if images else "1M images"]
-    lines = [heads + ["cost"] * (price is not None)]
-    for row in rows:
+def _table(document: Mapping[str, Any], kind: str) -> str:
+    """Return the rows of one kind of scaling as a table."""
+    suffix, has_price = "" if document["images"] else "_per_million", document["price"] is not None
+    heads = ["devices", "images/s", "efficiency", "step ms", "wait ms", "limit", "1M images" if suffix else "time"]
+    lines = [heads + ["cost"] * has_price]
+    for row in document[kind]:
         digits = 1 if row["step_seconds"] < 0.1 else 0
         cells = [str(row["devices"]), rate(row["images_per_second"]), percent(row["efficiency"])]
         cells += [number(1000 * row[name], digits) for name in ("step_seconds", "exposed_seconds")]
         cells += [str(row["limit"]), duration(row[f"seconds{suffix}"])]
-        cells += [] if price is None else [number(row[f"cost{suffix}"], 2)]
-        lines.append(cells)
+        lines.append(cells + [number(row[f"cost{suffix}"], 2)] * has_price)
     return text_table(lines, right=range(len(lines[0])))
 
 
-def panels(tables: Mapping[str, Sequence[ScalePrediction]], document: Mapping[str, Any]) -> list[Panel]:
+def panels(tables: Tables, document: Mapping[str, Any]) -> list[Panel]:
     """Plot images per second over devices, for each kind of scaling, and mark the number that the document recommends.
 
     Raises:
@@ -318,13 +301,11 @@ def panels(tables: Mapping[str, Sequence[ScalePrediction]], document: Mapping[st
     charts = []
     for kind, rows in tables.items():
         if len(rows) > 1:
-            x = [float(row.devices) for row in rows]
-            ideal = [n * rows[0].images_per_second for n in x]
-            rates = [row.images_per_second for row in rows]
+            rates = {float(row.devices): row.images_per_second for row in rows}
             best = document["advice"][kind]["devices"]
-            speed = next(row.images_per_second for row in rows if row.devices == best)
-            mark = (float(best), f"recommended: {count(best, 'device')}, {rate(speed)} images/s")
-            charts.append(Panel(f"Images per second, {kind} scaling", x, [ideal, rates], "devices", marks=[mark]))
+            mark = (float(best), f"recommended: {count(best, 'device')}, {rate(rates[best])} images/s")
+            curves = [[n * rates[1.0] for n in rates], list(rates.values())]
+            charts.append(Panel(f"Images per second, {kind} scaling", list(rates), curves, "devices", marks=[mark]))
     if not charts:
         raise InputError("a plot needs two devices at least: give --devices 2 or more")
     return charts

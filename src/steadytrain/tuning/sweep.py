@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,8 +20,11 @@ from statistics import fmean
 from typing import Any
 
 from steadytrain.config import Recipe
+from steadytrain.config.factories import FACTORY
 from steadytrain.config.plain import build, check_types, leaves, plain
 from steadytrain.config.settings import require
+from steadytrain.config.strangers import GATES
+from steadytrain.data.storage.store import refuse_inner_addresses
 from steadytrain.errors import InputError, RecipeError, RunError
 from steadytrain.files import replace_file
 from steadytrain.format import NONE, duration, epoch, fit_table, money, percent, score_name
@@ -32,10 +35,13 @@ from steadytrain.reports.tables import finite, interval_text, spread_words
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
 MOST_RUNS = 10_000
+CODE = ("model.name", "optim.name", "optim.loss", "data.transforms")
+"""Keys that may name code of the user's own, which is imported where the command line names it."""
 TABLE_FILE, PAGE_FILE = "sweep.json", "report.html"
 MARK = "steadytrain-sweep"
 
-_RANGE = re.compile(r"(.+?)\.\.(.+?)(?:[ ,:]+(log))?")
+_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+_RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?:[ ,:]+(log))?")
 
 
 @dataclass(frozen=True)
@@ -110,21 +116,30 @@ class Space:
     cases: Mapping[str, Mapping[str, Any]]
 
 
-def read_spec(values: Mapping[str, Any]) -> SweepSpec:
-    """Read the table ``[sweep]`` of a recipe file. Raises RecipeError: an unknown key, or an invalid value."""
+def read_spec(values: Any, flags: Mapping[str, Any] | None = None) -> SweepSpec:
+    """Read the table ``[sweep]`` of a recipe file. Raises RecipeError: an unknown key, or an invalid value.
+
+    ``flags``: values that replace those of the file; None: none.
+    """
+    if isinstance(values, Mapping):
+        values = {**values, **{name: value for name, value in (flags or {}).items() if value is not None}}
     return build(SweepSpec, values, "sweep")
 
 
-def space_of(spec: SweepSpec, over: Mapping[str, str], parse: Callable[[str, str], Any]) -> Space:
+def space_of(
+    spec: SweepSpec, over: Mapping[str, str], parse: Callable[[str, str], Any], *, source: Path | None = None
+) -> Space:
     """Read the values of all keys.
 
     Args:
         spec: of the recipe file.
         over: a key -> its values as typed, which replace those of the file.
         parse: turns a text into a value of a key.
+        source: the recipe file.
 
     Raises:
         RecipeError: an invalid value.
+        InputError: there are none, or one acts outside of the runs, where only the file names it.
     """
     texts = {**dict(leaves(spec.over)), **over}
     values = {key: parse_values(key, value, partial(parse, key)) for key, value in texts.items()}
@@ -134,7 +149,39 @@ def space_of(spec: SweepSpec, over: Mapping[str, str], parse: Callable[[str, str
             raise RecipeError(f"sweep.cases.{name} is {changes!r}; it must be a table of keys and values")
         pairs = leaves(changes)
         cases[name] = {key: parse(key, value) if isinstance(value, str) else value for key, value in pairs}
-    return Space(values, cases)
+    if not values and not cases:
+        raise InputError(
+            f"nothing is to be swept: give --over KEY=VALUE,VALUE, or a table [sweep] in {source or 'a recipe file'}"
+        )
+    space = Space(values, cases)
+    for key, text in values_of_file(space, over):
+        _refuse_outside(key, text, source)
+    return space
+
+
+def values_of_file(space: Space, over: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield keys and texts that only the recipe file names (``over``: what the command names), those in tables too."""
+    pairs: list[tuple[str, Any]] = [(key, values) for key, values in space.over.items() if key not in over]
+    pairs += [pair for changes in space.cases.values() for pair in changes.items()]
+    for key, value in pairs:  # which grows
+        if isinstance(value, Mapping):
+            pairs += [(f"{key}.{name}", item) for name, item in value.items()]
+        elif isinstance(value, list | tuple):
+            pairs += [(key, item) for item in value]
+        elif isinstance(value, str) and value != "none":
+            yield key, value
+
+
+def _refuse_outside(key: str, text: str, source: Path | None) -> None:
+    """Refuse a value that acts outside of the runs, where only a file names it. Raises InputError."""
+    gate = next((gate for gate in GATES if f"{gate.part}.{gate.key}" == key), None)
+    if key in CODE and FACTORY.fullmatch(text):
+        raise InputError(f"{source} names the code {text}, which is not imported for a file: --over {key}=... does")
+    if gate is None or key in CODE or gate.part == "model":
+        return
+    if gate.part != "data":
+        raise InputError(f"{source} varies {key} ({text}): {gate.does}, which a file alone does not; leave it out")
+    refuse_inner_addresses({key: text})
 
 
 def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:
@@ -154,12 +201,9 @@ def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:
     (['cosine', 'factor,every=3'], Range(low=8, high=64, is_log=False))
     """
     if isinstance(value, str):
-        match = _RANGE.fullmatch(value.strip())
-        ends = [_number(text) for text in match.groups()[:2]] if match else []
-        if match and None not in ends:
-            low, high = ends
-            assert low is not None and high is not None
-            if low >= high or (match[3] and low <= 0):
+        if match := _RANGE.fullmatch(value.strip()):
+            low, high = (float(text) if re.search("[.eE]", text) else int(text) for text in match.groups()[:2])
+            if not low < high < math.inf or (match[3] and low <= 0):
                 limit = "rise, and begin above 0 for log" if match[3] else "rise"
                 raise RecipeError(f"the range of {key} is {value!r}; it must {limit}, such as {key}=1e-3..1e-1 log")
             return Range(low, high, bool(match[3]))
@@ -175,14 +219,6 @@ def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:
     return values
 
 
-def _number(text: str) -> float | None:
-    for kind in (int, float):
-        with suppress(ValueError):
-            number = kind(text)
-            return number if math.isfinite(number) else None
-    return None
-
-
 def points(over: Mapping[str, Values], cases: Mapping[str, Mapping[str, Any]] | None = None) -> list[Point]:
     """List every combination of values, with each of the named cases.
 
@@ -195,24 +231,24 @@ def points(over: Mapping[str, Values], cases: Mapping[str, Mapping[str, Any]] | 
     [('no-decay', {'optim.weight_decay': 0})]
     """
     cases = cases or {}
+    lists: dict[str, list[Any]] = {}
     for key, values in over.items():
         if isinstance(values, Range):
             raise InputError(f"{key} has a range, from which a search draws: add --search N, or name its values")
         if named := [name for name, changes in cases.items() if key in changes]:
             raise InputError(f"{key} is set by the case {named[0]!r}, too: leave it out of one of them")
-    combinations = math.prod(len(values) for values in over.values() if isinstance(values, list)) * max(1, len(cases))
+        lists[key] = values
+    combinations = math.prod(map(len, lists.values())) * max(1, len(cases))
     if combinations > MOST_RUNS:
         raise InputError(f"{combinations:,} combinations are too many (at most {MOST_RUNS:,}): name fewer values")
-    lists = [values for values in over.values() if isinstance(values, list)]
-    last = [key.rpartition(".")[2] for key in over]
-    short = {key: name if last.count(name) == 1 else key for key, name in zip(over, last, strict=True)}
+    last = [key.rpartition(".")[2] for key in lists]
+    short = {key: name if last.count(name) == 1 else key for key, name in zip(lists, last, strict=True)}
     listed = []
-    for name, changes in cases.items() or [("", {})]:
-        for combination in itertools.product(*lists):
-            chosen = dict(zip(over, combination, strict=True))
-            parts = [folder_name(name)] if name else []
-            parts += [f"{short[key]}={_word(chosen[key])}" for key in over]
-            listed.append(Point(folder_name(",".join(parts) or "as it is"), {**changes, **chosen}))
+    for (name, changes), *combination in itertools.product(cases.items() or [("", {})], *lists.values()):
+        chosen = dict(zip(lists, combination, strict=True))
+        parts = [folder_name(name)] if name else []
+        parts += [f"{short[key]}={_word(value)}" for key, value in chosen.items()]
+        listed.append(Point(folder_name(",".join(parts) or "as it is"), {**changes, **chosen}))
     if len({point.name for point in listed}) < len(listed):  # values that differ in what a folder's name cannot hold
         listed = [Point(f"{number:03d},{point.name}", point.changes) for number, point in enumerate(listed)]
     return listed
@@ -341,51 +377,54 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
         with suppress(RunError):  # nothing was started
             accounts.append(Account.of(run))
     summaries = [account.summary for account in accounts]
-    finished = sum(summary.course.status == "finished" for summary in summaries)
     scores = [summary.quality for summary in summaries]
     best = [score.best.value for score in scores if score.best and math.isfinite(score.best.value)]
     last = [score.last.value for score in scores if score.last and math.isfinite(score.last.value)]
-    if finished == len(case.runs):
-        status = "finished"
-    elif any(is_diverged(run) for run in case.runs):
-        status = "diverged"
-    elif any(run.directory in failures for run in case.runs):  # perhaps before its log began
-        status = "failed"
-    elif stopped is not None:
-        status = f"stopped at epoch {stopped:g}"
-    else:
-        status = next(
-            (summary.course.status for summary in summaries if summary.course.status != "finished"), "not started"
-        )
     hits = []
     if target is not None:
         met = (reached(account.history, target, account.summary.cost) for account in accounts)
         hits = [hit for hit in met if hit is not None]
-    seconds = [summary.speed.seconds for summary in summaries]
     bills = [summary.cost for summary in summaries if summary.cost is not None]
-    costs = [hit.cost for hit in hits if hit.cost is not None]
+    statuses = [summary.course.status for summary in summaries]
     return CaseRow(
         name=case.point.name,
         changes=dict(case.point.changes),
-        status=status,
+        status=_status(case, statuses, stopped, failures),
         seeds=len(case.runs),
-        finished=finished,
-        best=fmean(best) if best else None,
-        last=fmean(last) if last else None,
+        finished=statuses.count("finished"),
+        best=_mean(best),
+        last=_mean(last),
         best_spread=spread(best, are_shares=True),
         last_spread=spread(last, are_shares=True),
         interval=scores[0].best.interval if len(scores) == 1 and scores[0].best else None,
-        epochs=fmean(summary.progress.epoch for summary in summaries) if summaries else None,
-        seconds=fmean(seconds) if seconds else None,
+        epochs=_mean([summary.progress.epoch for summary in summaries]),
+        seconds=_mean([summary.speed.seconds for summary in summaries]),
         reached=len(hits),
-        epochs_to_target=fmean(hit.epoch for hit in hits) if hits else None,
-        seconds_to_target=fmean(hit.seconds for hit in hits) if hits else None,
+        epochs_to_target=_mean([hit.epoch for hit in hits]),
+        seconds_to_target=_mean([hit.seconds for hit in hits]),
         cost=sum(bill.so_far for bill in bills) if bills else None,
-        cost_to_target=fmean(costs) if costs else None,
+        cost_to_target=_mean([hit.cost for hit in hits if hit.cost is not None]),
         currency=bills[0].currency if bills else "",
         is_multi_label=any(score.is_multi_label for score in scores),
         why=next((failures[run.directory] for run in case.runs if run.directory in failures), ""),
     )
+
+
+def _status(case: Case, statuses: Sequence[str], stopped: float | None, failures: Mapping[Path, str]) -> str:
+    """Return the status of a case from those of its runs that were started."""
+    if statuses.count("finished") == len(case.runs):
+        return "finished"
+    if any(is_diverged(run) for run in case.runs):
+        return "diverged"
+    if any(run.directory in failures for run in case.runs):  # perhaps before its log began
+        return "failed"
+    if stopped is not None:
+        return f"stopped at epoch {stopped:g}"
+    return next((status for status in statuses if status != "finished"), "not started")
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
 
 
 def to_text(table: Sequence[CaseRow], *, target: float | None = None, width: int = 80) -> str:

@@ -1,4 +1,4 @@
-"""Measurements for predicting several devices: one device's passes, the order of its gradients, ranks together.
+"""Measurements for predicting several devices: one device's passes and gradients, and ranks together.
 
 A program of its own, so that nobody who only asks loads torch, and so that ranks can be started like any others.
 Alone it measures one device; as one of several ranks, all of them together, and the first writes the answer.
@@ -14,53 +14,48 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from steadytrain.config import Recipe
 from steadytrain.distributed.process_group import init_group
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import RankLostError, SteadyError
 from steadytrain.intervals import quantiles
-from steadytrain.training.compute.timing import Pass, wait_for
 from steadytrain.training.data import DeviceBatch, random_batch
-from steadytrain.training.device import prepare_device, seconds_between, tick
+from steadytrain.training.device import prepare_device
 from steadytrain.training.profile.bench import BenchSetup, set_up, time_updates
 
 SMALLER = 4
 """The other batch is a quarter of the first: two sizes tell which seconds do not shrink with the batch."""
 P90 = 1.2816
 """Standard deviations from the median to the 90th percentile of normal numbers: what is rare and late counts little."""
-ROUNDS = 3
-"""Passes in which the order of gradients is watched."""
 
 
-def measure_alone(recipe: Recipe, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure one device by itself: its passes with the recipe's batch and with a smaller one, and its gradients.
+def measure_alone(recipe: Recipe, seconds: float, images: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure one device by itself: its passes with the recipe's batch and with a smaller one.
 
     Args:
-        request: ``size``, ``channels``, ``num_classes`` and ``seconds``, as :func:`.bench.measure` takes them.
+        seconds: how long, about.
+        images: ``size``, ``channels``, ``num_classes`` and ``allow_import``, as :func:`.bench.set_up` takes them.
 
     Returns:
         ``model``, ``device``, ``threads``, ``size``, ``parameters``, ``notes``; seconds of an update (the median one)
         as ``forward_seconds``, ``backward_seconds`` and ``update_seconds``; ``fixed_seconds`` of the passes;
-        ``spread``: the standard deviation of an update over the median, by its 90th percentile; ``gradients``: bytes
-        and readiness of each, in the order in which they are ready.
+        ``spread``: the standard deviation of an update over the median, by its 90th percentile; ``gradient_bytes``:
+        of each, in the network's order.
     """
-    device = prepare_device(recipe)
-    notes: list[str] = []
-    trained = _set_up(recipe, device, notes, request)
-    batch = random_batch(recipe.batch_size, trained.update.image_shape, device, num_classes=int(request["num_classes"]))
-    forward, backward, update, spread = _parts(trained, batch, float(request["seconds"]) / 2)
-    few = max(2, recipe.batch_size // SMALLER)  # batch norms refuse a single value a channel
-    fixed = 0.0
+    device, notes = prepare_device(recipe), list[str]()
+    trained = set_up(recipe, device, notes, **images)
+    batch = random_batch(recipe.batch_size, trained.update.image_shape, device, num_classes=images["num_classes"])
+    parts = _parts(trained, batch, seconds / 2)
+    passes = parts["forward_seconds"] + parts["backward_seconds"]
+    few, fixed = max(2, recipe.batch_size // SMALLER), 0.0  # batch norms refuse a single value a channel
     if few < recipe.batch_size:
-        smaller = DeviceBatch(batch.images[:few], batch.labels[:few], 0.0)
-        other = sum(_parts(trained, smaller, float(request["seconds"]) / 4)[:2])
+        smaller = _parts(trained, DeviceBatch(batch.images[:few], batch.labels[:few], 0.0), seconds / 4)
+        less = smaller["forward_seconds"] + smaller["backward_seconds"]
         # Where the straight line through two sizes meets zero images.
-        fixed = (other * recipe.batch_size - (forward + backward) * few) / (recipe.batch_size - few)
-        fixed = min(max(fixed, 0.0), forward + backward)
+        fixed = (less * recipe.batch_size - passes * few) / (recipe.batch_size - few)
     else:
         notes.append(f"with {recipe.batch_size} images a device, nothing tells what does not shrink with the batch")
+    trainable = [parameter for parameter in trained.built.module.parameters() if parameter.requires_grad]
     return {
         "model": trained.built.name,
         "device": trained.machine["device"],
@@ -69,32 +64,28 @@ def measure_alone(recipe: Recipe, request: Mapping[str, Any]) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in trained.built.module.parameters()),
         "batch_size": recipe.batch_size,
         "precision": recipe.precision.name,
-        "forward_seconds": forward,
-        "backward_seconds": backward,
-        "update_seconds": update,
-        "fixed_seconds": fixed,
-        "spread": spread,
-        "gradients": gradient_times(trained, batch),
+        **parts,
+        "fixed_seconds": min(max(fixed, 0.0), passes),
+        "gradient_bytes": [parameter.numel() * parameter.element_size() for parameter in trainable],
         "notes": notes,
     }
 
 
-def measure_together(recipe: Recipe, request: Mapping[str, Any], world: World) -> dict[str, Any]:
-    """Measure updates of all ranks together; each has ``recipe.batch_size / ranks`` images.
+def measure_together(recipe: Recipe, seconds: float, images: Mapping[str, Any], world: World) -> dict[str, Any]:
+    """Measure updates of all ranks together, as :func:`measure_alone`; each has ``recipe.batch_size / ranks`` images.
 
     Returns:
         ``devices``, ``batch_size``, and of the median update ``step_seconds`` (on the slowest rank) and
         ``images_per_second``.
     """
     with init_group(world) as group:
-        device = prepare_device(recipe, world)
-        notes: list[str] = []
+        device, notes = prepare_device(recipe, world), list[str]()
         with group.all_or_none():
-            trained = _set_up(recipe, device, notes, request, group=group)
-        images = trained.update.share.images
-        batch = random_batch(images, trained.update.image_shape, device, num_classes=int(request["num_classes"]))
+            trained = set_up(recipe, device, notes, **images, group=group)
+        update = trained.update
+        batch = random_batch(update.share.images, update.image_shape, device, num_classes=images["num_classes"])
         try:
-            steps, _ = time_updates(trained.update, trained.state, batch, float(request["seconds"]), group)
+            steps, _ = time_updates(update, trained.state, batch, seconds, group)
             slowest = max(map(float, group.all_gather_json(median(steps))))
         except RuntimeError as error:
             raise group.blame(error) from error
@@ -109,70 +100,18 @@ def measure_together(recipe: Recipe, request: Mapping[str, Any], world: World) -
         }
 
 
-def gradient_times(trained: BenchSetup, batch: DeviceBatch) -> list[tuple[int, float]]:
-    """Watch when each parameter's gradient is ready: its bytes, and the share of the backward pass that is over then.
-
-    In the order in which they are ready; medians over some passes.
-    """
-    state, device = trained.state, trained.state.engine.device
-    named = [parameter for parameter in state.module.parameters() if parameter.requires_grad]
-    ready: dict[int, list[float]] = {number: [] for number in range(len(named))}
-    once = Pass(trained.update.call, trained.update.forward, batch, state.engine)
-    for _ in range(ROUNDS):
-        ticks: list[tuple[int, Any]] = []
-
-        def note(number: int, ticks: list[tuple[int, Any]] = ticks) -> None:
-            ticks.append((number, tick(device)))
-
-        handles = [
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                lambda _, number=number, note=note: note(number)
-            )
-            for number, parameter in enumerate(named)
-        ]
-        try:
-            once.module.zero_grad(set_to_none=True)
-            images, labels = next(once.parts)
-            with state.engine.micro_batch(last=False):  # nothing is exchanged
-                loss, _ = once.forward(once.module, images, labels)
-                began = tick(device)
-                state.engine.backward(loss, last=False)
-                ended = tick(device)
-            wait_for(device)
-        finally:
-            for handle in handles:
-                handle.remove()
-        backward_seconds = seconds_between(began, ended)
-        for number, reached in ticks:
-            share = seconds_between(began, reached) / backward_seconds if backward_seconds > 0 else 1.0
-            ready[number].append(min(1.0, share))
-    seen = [(named[number], median(shares)) for number, shares in ready.items() if shares]
-    seen.sort(key=lambda pair: pair[1])
-    return [(parameter.numel() * parameter.element_size(), share) for parameter, share in seen]
-
-
-def _set_up(
-    recipe: Recipe, device: torch.device, notes: list[str], request: Mapping[str, Any], **options: Any
-) -> BenchSetup:
-    return set_up(
-        recipe,
-        device,
-        notes,
-        size=request["size"],
-        channels=int(request["channels"]),
-        num_classes=int(request["num_classes"]),
-        allow_import=bool(request["allow_import"]),
-        **options,
-    )
-
-
-def _parts(trained: BenchSetup, batch: DeviceBatch, seconds: float) -> tuple[float, float, float, float]:
-    """Seconds of the median update: forward, backward, all else; and their spread."""
+def _parts(trained: BenchSetup, batch: DeviceBatch, seconds: float) -> dict[str, float]:
+    """Return the seconds of the median update, by its parts, and its spread."""
     steps, parts = time_updates(trained.update, trained.state, batch, seconds)
     middle, late = quantiles(steps, 0.5, 0.9)
     times = middle * len(steps) / sum(steps)
     forward, backward = times * parts["forward"], times * parts["backward"]
-    return forward, backward, middle - forward - backward, (late / middle - 1) / P90
+    return {
+        "forward_seconds": forward,
+        "backward_seconds": backward,
+        "update_seconds": middle - forward - backward,
+        "spread": (late / middle - 1) / P90,
+    }
 
 
 def main(argv: Sequence[str]) -> int:
@@ -182,8 +121,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = json.loads(request.read_text(encoding="utf-8"))
         world = world_from_environment(os.environ)
-        recipe = Recipe.from_dict(options["recipe"])
-        result = measure_alone(recipe, options) if world.size == 1 else measure_together(recipe, options, world)
+        recipe, seconds = Recipe.from_dict(options.pop("recipe")), float(options.pop("seconds"))
+        if world.size == 1:
+            result = measure_alone(recipe, seconds, options)
+        else:
+            result = measure_together(recipe, seconds, options, world)
     except SteadyError as error:
         if world.is_first or not isinstance(error, RankLostError):
             print(f"steady: {error}", file=sys.stderr)

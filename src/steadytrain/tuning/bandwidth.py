@@ -8,13 +8,12 @@ best, over seconds. Compressed gradients count as the 32-bit ones that they stan
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -25,14 +24,13 @@ from steadytrain.distributed.compression import all_reduce_half, all_reduce_two_
 from steadytrain.distributed.process_group import Group, init_group
 from steadytrain.distributed.world import World
 from steadytrain.errors import InputError
+from steadytrain.training.compute.timing import timed
+from steadytrain.tuning.scale import BUCKET, buckets, even_gradients
 
 Backend = Literal["auto", "gloo", "nccl"]
 
 WAYS = ("tensors", "buckets", "fp16", "bf16", "2bit")
 """One tensor after another; and buckets, all of them at once as in training: as they are, and compressed."""
-
-BUCKET = 25 * 2**20
-"""Bytes of gradients after which a bucket is full, as in training."""
 
 _VALUE = 4  # bytes of a float32
 _THRESHOLD = 0.5  # of gradients that are drawn with standard deviation 1
@@ -41,66 +39,7 @@ _SMALL_ROUNDS = 200
 _MOST_CHECKED = 10_000_000  # values drawn again, for all ranks together
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExchangeRate:
-    """One way of exchanging all gradients of a model.
-
-    Args:
-        way: one of :data:`WAYS`.
-        exchanges: of one round, which exchanges every gradient once.
-        bytes: of the gradients, as float32.
-        rounds: that were timed.
-        seconds: of a round: the median, on the slowest rank.
-        bytes_per_second: pushed and pulled, as MXNet counts: twice ``bytes``, over ``seconds``.
-        gigabytes_per_second: of each rank: ``2 (n - 1) / n`` times ``bytes``, over ``seconds``.
-        error: the sum of all absolute differences from a mean made without any exchange, over that mean's own sum of
-            absolute values. For ``2bit`` it is the mean of what each rank has to send.
-    """
-
-    way: str
-    exchanges: int
-    bytes: int
-    rounds: int
-    seconds: float
-    bytes_per_second: float
-    gigabytes_per_second: float
-    error: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """Measurements of one back end: ``latency_seconds`` is the time that a single number takes."""
-
-    backend: str
-    latency_seconds: float
-    ways: tuple[ExchangeRate, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Links:
-    """The links between the ``hosts`` of some ranks, as a model with tensors of these ``shapes`` uses them."""
-
-    model: str
-    shapes: list[list[int]]
-    hosts: list[str]
-    backends: tuple[Link, ...]
-
-
-def buckets(sizes: Iterable[int], most_bytes: int = BUCKET) -> list[int]:
-    """Return the sizes of buckets, in values: the model's last tensors first, each bucket filled just over.
-
-    >>> buckets([1000, 10, 300, 300], most_bytes=2000)
-    [600, 1010]
-    """
-    filled = [0]
-    for size in reversed(list(sizes)):
-        if filled[-1] * _VALUE >= most_bytes:
-            filled.append(0)
-        filled[-1] += size
-    return [size for size in filled if size]
-
-
-def links(
+def measure_links(
     world: World,
     model: Callable[[], tuple[str, list[list[int]]]],
     *,
@@ -108,7 +47,7 @@ def links(
     seconds: float = 5.0,
     cores: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Links:
+) -> tuple[dict[str, Any], list[list[int]]]:
     """Meet the other ranks, which all call this, and exchange random gradients of a model's sizes with them.
 
     Args:
@@ -120,7 +59,13 @@ def links(
         progress: takes how many ways are measured, of how many.
 
     Returns:
-        the same on all ranks.
+        The same on all ranks: the shapes, and plain data for JSON: ``model``, ``tensors``, ``parameters``, ``procs``,
+        ``hosts``, and ``backends``, each with its ``latency_seconds``, which a single number takes, and its ``ways``:
+        ``exchanges`` of one round, which exchanges every gradient once; ``bytes`` of the gradients as float32;
+        ``rounds`` that were timed; ``seconds`` of a round, the median on the slowest rank; ``bytes_per_second`` pushed
+        and pulled, as MXNet counts; ``gigabytes_per_second`` of each rank; and ``error``: the sum of all absolute
+        differences from a mean made without any exchange, over that mean's own sum of absolute values. For ``2bit``
+        it is the mean of what each rank has to send.
 
     Raises:
         InputError: NCCL is asked for, and there are fewer GPUs than ranks; or the model has no parameters.
@@ -159,10 +104,18 @@ def links(
                 for way, parts, begin in _ways(sizes, network):
                     ways.append(_measure(way, parts, begin, network, seconds / len(WAYS)))
                     progress(next(done), total)
-                backends.append(Link(backend=network.backend, latency_seconds=latency, ways=tuple(ways)))
+                backends.append({"backend": network.backend, "latency_seconds": latency, "ways": ways})
         except RuntimeError as error:
             raise group.blame(error) from error
-        return Links(model=name, shapes=shapes, hosts=group.hosts, backends=tuple(backends))
+        document = {
+            "model": name,
+            "tensors": len(shapes),
+            "parameters": sum(sizes),
+            "procs": world.size,
+            "hosts": list(dict.fromkeys(group.hosts)),
+            "backends": backends,
+        }
+        return document, shapes
 
 
 _Begin = Callable[[int, Tensor], Future[Tensor]]
@@ -180,23 +133,14 @@ class _Network:
 
     def seconds(self, exchange: Callable[[], object], rounds: int) -> float:
         """Return the median seconds of so many exchanges, on the slowest rank."""
-        spent = []
-        for _ in range(rounds):
-            self._wait()
-            began = time.perf_counter()
-            exchange()
-            self._wait()
-            spent.append(time.perf_counter() - began)
-        return max(map(float, self.group.all_gather_json(median(spent))))
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        spent = median(timed(self.device, exchange) for _ in range(rounds))
+        return max(map(float, self.group.all_gather_json(spent)))
 
 
 def _ways(sizes: Sequence[int], network: _Network) -> Iterator[tuple[str, list[int], _Begin]]:
     """Yield each way's name, the values of its parts, and what begins to exchange one."""
-    parts, ranks = buckets(sizes), network.ranks
+    filled = buckets(even_gradients([_VALUE * size for size in sizes]), first_bytes=BUCKET)
+    parts, ranks = [bucket.bytes // _VALUE for bucket in filled], network.ranks
     residuals = [torch.zeros(n, device=network.device) for n in parts]
 
     def mean(number: int, flat: Tensor) -> Future[Tensor]:
@@ -216,7 +160,8 @@ def _ways(sizes: Sequence[int], network: _Network) -> Iterator[tuple[str, list[i
     yield "2bit", parts, two_bit
 
 
-def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, seconds: float) -> ExchangeRate:
+def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, seconds: float) -> dict[str, Any]:
+    """Measure one way of exchanging all gradients of a model; return its row of the document."""
     rank, size = network.group.world.rank, network.group.world.size
     gradients = [_draw(rank, number, n).to(network.device) for number, n in enumerate(parts)]
 
@@ -232,18 +177,17 @@ def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, s
     exchange()  # makes connections and takes memory
     error = _error(way, gradients, network.group)
     rounds = min(max(math.ceil(seconds / max(network.seconds(exchange, 1), 1e-9)), _FEWEST), _MOST)
-    spent = network.seconds(exchange, rounds)
-    num = sum(parts) * _VALUE
-    return ExchangeRate(
-        way=way,
-        exchanges=len(parts),
-        bytes=num,
-        rounds=rounds,
-        seconds=spent,
-        bytes_per_second=2 * num / spent,
-        gigabytes_per_second=2 * (size - 1) / size * num / spent / 1e9,
-        error=error,
-    )
+    spent, num = network.seconds(exchange, rounds), sum(parts) * _VALUE
+    return {
+        "way": way,
+        "exchanges": len(parts),
+        "bytes": num,
+        "rounds": rounds,
+        "seconds": spent,
+        "bytes_per_second": 2 * num / spent,
+        "gigabytes_per_second": 2 * (size - 1) / size * num / spent / 1e9,
+        "error": error,
+    }
 
 
 def _error(way: str, gradients: Sequence[Tensor], group: Group) -> float:
