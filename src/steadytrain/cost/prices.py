@@ -15,7 +15,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -395,14 +395,24 @@ def _is_this_machine(host: str | None) -> bool:
         return False
 
 
-def matching(offers: Iterable[Offer], words: Iterable[str]) -> list[Offer]:
-    """Return the offers that have every word in the name of their cloud, region, instance or GPU."""
-    lowered = [word.lower() for word in words]
+def matching(words: Sequence[str], *, cloud: str | None = None, region: str | None = None) -> list[Offer]:
+    """Return the offers of a cloud and a region or zone that have every word in one of their names.
 
-    def text(offer: Offer) -> str:
-        return " ".join((offer.cloud, offer.region, offer.zone, offer.instance, offer.accelerator)).lower()
+    Raises:
+        InputError: there is none.
+    """
 
-    return [offer for offer in offers if all(word in text(offer) for word in lowered)]
+    def fits(offer: Offer) -> bool:
+        names = (offer.cloud, offer.region, offer.zone, offer.instance, offer.accelerator)
+        is_there = cloud in (None, offer.cloud) and region in (None, offer.region, offer.zone)
+        return is_there and all(word.lower() in " ".join(names).lower() for word in words)
+
+    cloud = cloud and cloud.lower()
+    offers = list(filter(fits, all_offers()))
+    if not offers:
+        filters = " ".join(filter(None, (*words, cloud, region)))
+        raise InputError(f"no price matches {filters!r}; steady cost prices lists all")
+    return offers
 
 
 def to_dict(price: Price) -> dict[str, Any]:

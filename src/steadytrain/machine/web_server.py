@@ -96,7 +96,8 @@ class _Connection(asyncio.Protocol):
     def __init__(self, head: bytes, clients: _Clients) -> None:
         self.head, self._clients, self._limits = head, clients, clients.limits
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._late: asyncio.TimerHandle | None = None
+        self._untaken: asyncio.TimerHandle | None = None
         self._is_answering = self._awaits_body = self._counts = False
         self._is_lost = asyncio.Event()
         self._protocol = clients.make_protocol(self)
@@ -114,8 +115,8 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes on; the head of a request has to be complete in time."""
-        if not self._is_answering and self._timer is None:
-            self._timer = self._loop.call_later(self._limits.head_seconds, self._end_late)
+        if not self._is_answering and self._late is None:
+            self._late = self._loop.call_later(self._limits.head_seconds, self._end_late)
         try:
             self._protocol.data_received(data)
         except h11.LocalProtocolError:  # a body that is no HTTP, of a request whose answer has begun
@@ -126,19 +127,21 @@ class _Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Wait for the client to take the answer, for a limited time, also while the connection is being closed."""
-        self._cancel_timer()
-        self._timer = self._loop.call_later(self._limits.answer_seconds, self.transport.abort)
+        self._untaken = self._loop.call_later(self._limits.answer_seconds, self.transport.abort)
         self._protocol.pause_writing()
         self._wait()
 
     def resume_writing(self) -> None:
-        self._cancel_timer()
+        if self._untaken is not None:
+            self._untaken.cancel()
         self._protocol.resume_writing()
         if self._is_answering and not self._awaits_body:
             self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_timer()
+        for timer in (self._late, self._untaken):
+            if timer is not None:
+                timer.cancel()
         self._clients.waiting.pop(self, None)
         self._clients.num_open -= 1
         self._protocol.connection_lost(exc)
@@ -148,7 +151,9 @@ class _Connection(asyncio.Protocol):
 
     def begin(self, *, has_body: bool, counts: bool) -> None:
         """Note that a request's head is complete; ``counts``: it is at hand once its body is there."""
-        self._cancel_timer()
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
         self._is_answering, self._awaits_body, self._counts = True, has_body, counts
         if has_body:
             self._wait()
@@ -187,11 +192,6 @@ class _Connection(asyncio.Protocol):
         self._clients.waiting.pop(self, None)
         if self._counts:
             self._clients.at_hand.add(self)
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _end_late(self) -> None:
         if not self.transport.is_closing():
@@ -342,8 +342,8 @@ class _Clients:
             await self._loop.connect_accepted_socket(lambda: connection, client.connection)
 
     def _make_room(self) -> None:
-        """Close the connection that has waited longest. An eighth of the places is for those that have just come."""
-        if len(self._silent) > self.limits.connections // 8:
+        """Close the connection that has waited longest. Half of the places are for those that have just come."""
+        if len(self._silent) > self.limits.connections // 2:
             self._take(next(iter(self._silent))).end()
         elif self.waiting:
             self.waiting.popitem(last=False)[0].transport.abort()
