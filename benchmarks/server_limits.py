@@ -57,7 +57,7 @@ BODY = HEAD + b"content-length: 90000\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 PORT, STREAMS, SLOW, HALVES, LARGE = 18500, 1500, 600, 300, 24
 PAUSE_SECONDS = 0.05
-BAR_SHARE, BAR_SECONDS, BAR_FILES = 0.99, 0.3, 700
+BAR_SHARE, BAR_SECONDS, BAR_FILES = 0.99, 0.3, 1100
 
 
 def asked(port: int, request: bytes, seconds: float = 15) -> tuple[int, bytes, float]:
