@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import re
 import socket
 from collections import OrderedDict, deque
@@ -36,8 +35,8 @@ LINGER_SECONDS, LINGER_BYTES = 2.0, 64 * 2**20
 ACCEPTS, OPENS, BACKLOG = 1024, 8, 4096
 """Connections that are accepted, and that are given a parser, in one turn of the event loop; and those that the system
 holds until they are accepted."""
-FREE_PLACES, REPEAT_SECONDS = 64, 0.25
-"""Requests for free paths that may wait for a parser; seconds in which the same request gets the same answer."""
+FREE_PLACES, REPEAT_SECONDS = 8, 2.0
+"""Requests for free paths that may wait for a parser; seconds in which others like them get the answer before."""
 MAX_HEAD_BYTES = 16 * 2**10
 """Bytes of a head after which it goes to the parser, complete or not: h11 refuses longer ones."""
 _LATE = ("408 Request Timeout", "the request's head was not complete in time")
@@ -285,7 +284,10 @@ class _Clients:
             elif headers and not message.get("more_body"):
                 fields = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
                 answer = b"HTTP/1.1 200 OK\r\nconnection: close\r\n" + fields + b"\r\n" + message["body"]
-                self._repeated = {head: (self._loop.time(), answer)} | dict(list(self._repeated.items())[:7])
+                self._repeated.pop(head, None)
+                self._repeated[head] = (self._loop.time(), answer)
+                if len(self._repeated) > FREE_PLACES:
+                    del self._repeated[next(iter(self._repeated))]
             await send(message)
 
         return send_and_keep if head.startswith(b"GET ") else send
@@ -309,17 +311,22 @@ class _Clients:
             self._serve(self._take(number))
 
     def _serve(self, client: _Silent) -> None:
-        """Answer a request as the same one before, or let it wait for a parser."""
-        at, answer = self._repeated.get(bytes(client.received), (-math.inf, b""))
-        is_free = _path_of(client.received) in self.limits.free_paths
-        if self._loop.time() - at < REPEAT_SECONDS:
-            client.end(answer)
-        elif is_free and len(self._free) >= FREE_PLACES:
-            client.end(_refusal("503 Service Unavailable", "too many ask for this at the same time: try again"))
-        else:
-            if not (self._free or self._ready):
-                self._loop.call_soon(self._open_some)
-            (self._free if is_free else self._ready).append(client)
+        """Let a request wait for a parser; one too many for a free path gets the answer of the same one before."""
+        is_free, head, now = (
+            _path_of(client.received) in self.limits.free_paths,
+            bytes(client.received),
+            self._loop.time(),
+        )
+        if is_free and len(self._free) >= FREE_PLACES:
+            error = "too many ask for this at the same time: try again"
+            at, answer = self._repeated.get(head, (now, _refusal("503 Service Unavailable", error)))
+            if now - at < REPEAT_SECONDS:
+                client.end(answer)
+                return
+            self._repeated[head] = (now, answer)  # until this one is answered
+        if not (self._free or self._ready):
+            self._loop.call_soon(self._open_some)
+        (self._free if is_free else self._ready).append(client)
 
     def _take(self, number: int) -> _Silent:
         """Remove a connection from the silent ones."""
