@@ -13,7 +13,7 @@ from steadytrain.cli.options import Json
 from steadytrain.format import clean
 
 MAX_COLUMNS = 100
-_COLOURS = {"bold": "1", "bold red": "1;31", "yellow": "33", "cyan": "36"}
+_COLOURS = {"bad": "1;31", "warn": "33", "note": "36"}
 
 
 def doctor(
@@ -53,9 +53,14 @@ def doctor(
         print_json(document)
     else:
         is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM", "dumb") != "dumb"
-        for line in lines:
-            text = clean(line.text)
-            if is_coloured and line.style:
-                text = f"\033[{_COLOURS[line.style]}m{text[: line.styled]}\033[0m{text[line.styled :]}"
-            print(text)
+        for line in map(clean, lines):
+            print(_coloured(line) if is_coloured else line)
     return 1 if any(finding.severity == "bad" for finding in findings) else 0
+
+
+def _coloured(line: str) -> str:
+    """Colour a severity, and make headings bold: only they and the verdict begin at the margin."""
+    first = line[:6].strip()
+    if first in _COLOURS:
+        return f"\033[{_COLOURS[first]}m{first}\033[0m{line[len(first) :]}"
+    return f"\033[1m{line}\033[0m" if line and not line.startswith(" ") else line
