@@ -30,7 +30,7 @@ from steadytrain.cost.bill import (
     spot_rows,
     what_if,
 )
-from steadytrain.cost.prices import Offer, Price, all_offers, find_offer, known_price, parse_price
+from steadytrain.cost.prices import Offer, Price, all_offers, find_offer, known_price, parse_price, select
 from steadytrain.errors import InputError, RunError
 from steadytrain.format import NONE, clean, count, duration, epoch, money, percent, score_name, text_table, when, wrap
 from steadytrain.interop.logs import LogRun
@@ -106,15 +106,8 @@ class Question:
 
     def offers(self) -> list[Offer]:
         """Return the newest row of each instance in each place that was asked about."""
-        newest: dict[tuple[str, str, str, str], Offer] = {}
-        for offer in all_offers():
-            key = (offer.cloud, offer.region, offer.zone, offer.instance)
-            matches = self.cloud is None or offer.cloud == self.cloud.lower()
-            matches = matches and (self.region is None or self.region in (offer.region, offer.zone))
-            matches = matches and (self.before is None or offer.date <= self.before)
-            if matches and (key not in newest or newest[key].date <= offer.date):
-                newest[key] = offer
-        return list(newest.values())
+        offers = sorted(select(all_offers(), self.cloud, self.region, self.before), key=lambda offer: offer.date)
+        return list({(offer.cloud, offer.region, offer.zone, offer.instance): offer for offer in offers}.values())
 
 
 @dataclass(frozen=True)
