@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from starlette.applications import Starlette
@@ -17,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from steadytrain.machine import web_server
 from steadytrain.machine.web_server import LimitedServer, ServerLimits
 
 LIMITS = ServerLimits(connections=12, requests=4, head_seconds=60, answer_seconds=0.3, free_paths=("/health",))
@@ -159,9 +161,23 @@ def test_a_request_counts_once_its_body_is_there(port: int) -> None:
         assert asked(port, "/take", body=b"12345").endswith(b"5")
 
 
-def test_one_request_again_and_again_gets_one_answer_for_a_moment(port: int) -> None:
-    answers = {asked(port, "/health") for _ in range(20)}
-    assert all(answer.startswith(b"HTTP/1.1 200 OK") and answer.endswith(b"alive") for answer in answers)
+def test_one_health_check_too_many_gets_the_answer_of_the_same_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(path: str, more: str = "") -> bytes:
+        return f"GET {path} HTTP/1.1\r\nhost: a\r\n{more}\r\n".encode()
+
+    limits = replace(LIMITS, free_paths=("/health", "/host"))
+    with serving(socket.create_server(("127.0.0.1", 0)), limits) as port:
+        with connect(port, get("/host")) as connection:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK")
+            connection.sendall(get("/health", "connection: close\r\n"))  # its answer is not that of the first
+            assert whole_answer(connection).endswith(b"alive")
+        assert asked(port, "/health").endswith(b"alive")
+        monkeypatch.setattr(web_server, "FREE_PLACES", 0)
+        assert asked(port, "/health").endswith(b"alive")
+        with connect(port, get("/host")) as connection:
+            assert whole_answer(connection).endswith(b"\r\n\r\na")
+        with connect(port, get("/health", "x: y\r\n")) as other:
+            assert b"503 Service Unavailable" in whole_answer(other)
 
 
 def test_requests_beyond_the_limit_are_answered_503_but_for_health(port: int) -> None:

@@ -97,7 +97,7 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._late: asyncio.TimerHandle | None = None
         self._untaken: asyncio.TimerHandle | None = None
-        self._is_answering = self._awaits_body = self._counts = False
+        self._is_answering = self._awaits_body = self._counts = self._is_cut = False
         self._is_lost = asyncio.Event()
         self._protocol = clients.make_protocol(self)
 
@@ -169,7 +169,8 @@ class _Connection(asyncio.Protocol):
 
     async def send(self, send: Send, message: Message) -> None:
         """Send a part of the answer, unless the connection is over."""
-        if not self.transport.is_closing():
+        self._is_cut = self.transport.is_closing()
+        if not self._is_cut:
             await send(message)
 
     async def finish(self) -> None:
@@ -177,7 +178,7 @@ class _Connection(asyncio.Protocol):
         self._is_answering = False
         self._wait()
         self._clients.at_hand.discard(self)
-        if self.transport.is_closing():
+        if self._is_cut:
             await self._is_lost.wait()  # else uvicorn complains of an answer that was not sent
 
     def _wait(self) -> None:
@@ -290,7 +291,7 @@ class _Clients:
                     del self._repeated[next(iter(self._repeated))]
             await send(message)
 
-        return send_and_keep if head.startswith(b"GET ") else send
+        return send_and_keep if head.startswith(b"GET ") and head.find(b"\r\n\r\n") == len(head) - 4 else send
 
     def _read(self, number: int) -> None:
         client = self._silent[number]
@@ -312,12 +313,9 @@ class _Clients:
 
     def _serve(self, client: _Silent) -> None:
         """Let a request wait for a parser; one too many for a free path gets the answer of the same one before."""
-        is_free, head, now = (
-            _path_of(client.received) in self.limits.free_paths,
-            bytes(client.received),
-            self._loop.time(),
-        )
+        is_free = _path_of(client.received) in self.limits.free_paths
         if is_free and len(self._free) >= FREE_PLACES:
+            head, now = bytes(client.received), self._loop.time()
             error = "too many ask for this at the same time: try again"
             at, answer = self._repeated.get(head, (now, _refusal("503 Service Unavailable", error)))
             if now - at < REPEAT_SECONDS:
@@ -374,7 +372,7 @@ class LimitedServer(uvicorn.Server):
         quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}
         fixed: dict[str, Any] = {"http": "h11", "interface": "asgi3", "ws": "none", "lifespan": "off"}
         super().__init__(uvicorn.Config(self._answer, **quiet, **fixed, **settings))
-        self._app, self._limits, self._num_requests = app, limits, 0
+        self._app, self._limits = app, limits
         allow_open_files(limits.connections)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -408,6 +406,7 @@ class LimitedServer(uvicorn.Server):
         connection: _Connection = scope["state"].pop("connection")
         _use_origin_form(scope)
         headers = dict(scope["headers"])
+        head, connection.head = connection.head, b""  # it is that of the first request alone
         refusal, is_free = self._refusal(scope, headers), scope["path"] in self._limits.free_paths
         has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
         connection.begin(has_body=has_body, counts=not is_free)
@@ -416,7 +415,7 @@ class LimitedServer(uvicorn.Server):
             if refusal is not None:
                 await refusal(scope, receive, send)
             elif is_free:
-                await self._app(scope, receive, self._clients.repeat(connection.head, send))
+                await self._app(scope, receive, self._clients.repeat(head, send))
             else:
                 await self._app(scope, receive, send)
         finally:
