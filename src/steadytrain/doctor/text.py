@@ -47,8 +47,9 @@ def lines(facts: MachineFacts, findings: Sequence[MachineFinding], *, width: int
     lines += [line for finding in findings for line in finding_lines(finding, width)]
     parts: Mapping[str, Any] = plain(facts)
     for part, title in TITLES.items():
-        known = {"packages": _versions, "variables": dict.items}.get(part, _rows)
-        rows = [(label, text) for label, text in known(parts[part]) if text]
+        values = parts[part]
+        rows = values.items() if part == "variables" else _versions(values) if part == "packages" else _rows(values)
+        rows = [(label, text) for label, text in rows if text]
         lines += ["", title] if rows else []
         for label, text in rows:
             first, *continued = wrapped(text, width - _LABEL - 2)

@@ -398,8 +398,8 @@ class LimitedServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _protocol(self, connection: _Connection) -> asyncio.Protocol:
-        state = {"connection": connection}
-        return self.config.http_protocol_class(config=self.config, server_state=self.server_state, app_state=state)
+        make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state={"connection": connection})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request if there is room, and if its end is certain."""

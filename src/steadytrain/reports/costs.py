@@ -224,7 +224,7 @@ class RunCost:
 
     def energy_money(self, used: Energy) -> float | None:
         """Return what the measured energy costs; None where the price is not one per kWh."""
-        per_kwh = self.bill and self.bill.price.per_kwh
+        per_kwh = None if self.bill is None else self.bill.price.per_kwh
         return None if per_kwh is None else used.kwh * per_kwh
 
     def to_text(self, width: int) -> str:
