@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from steadytrain.cli import machine, main
+from steadytrain.cli import bandwidth, main
 from steadytrain.config import Recipe
 from steadytrain.distributed.world import World
 from steadytrain.machine import facts
@@ -95,5 +95,5 @@ def test_ranks_measure_their_update_on_a_gpu_where_each_has_one(
     monkeypatch.setattr(bench, "measure", measure)
     monkeypatch.setattr(facts, "accelerators", lambda: (None,) * gpus)
     for rank in (0, 3):
-        machine._measure_step(World(rank=rank, size=4, local_rank=rank, local_size=4), "mlp", 32, 28)
+        bandwidth._measure_step(World(rank=rank, size=4, local_rank=rank, local_size=4), "mlp", 32, 28)
     assert asked == devices

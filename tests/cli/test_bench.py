@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from steadytrain.cli import machine, main
-from steadytrain.cli.machine import _bench_table
+from steadytrain.cli import bench, main
+from steadytrain.cli.bench import _bench_table
 
 NET = ["bench", "train", "--model", "digits", "--size", "8", "--channels", "1", "--classes", "10", "--device", "cpu"]
 QUICK = ["--seconds", "0.05", "--threads", "1"]
@@ -70,7 +70,7 @@ def test_a_table_has_a_row_for_each_and_says_why_one_is_missing(
             code = main(list(words))
         return SimpleNamespace(code=code, output=out.getvalue(), last_line=err.getvalue().strip().rpartition("\n")[2])
 
-    monkeypatch.setattr(machine, "run_steady", run_here)
+    monkeypatch.setattr(bench, "run_steady", run_here)
     plot = tmp_path / "speeds.html"
     assert main([*NET, *QUICK, "--batch-size", "8", "--precision", "fp32", "tf32", "--plot", str(plot)]) == 0
     out = capsys.readouterr().out

@@ -565,7 +565,7 @@ def test_the_network_of_a_benchmark_stands_with_a_flag_or_without(
         asked.append(words)
         raise InputError("enough")
 
-    monkeypatch.setattr("steadytrain.cli.machine._bench_in_subprocess", measure)
+    monkeypatch.setattr("steadytrain.cli.bench._bench_in_subprocess", measure)
     monkeypatch.setattr("steadytrain.export.speed.bench_inference", measure)
     _refused(steady("bench", "digits"), 2, "enough")
     _refused(steady("bench", "train", "--model", "digits"), 2, "enough")

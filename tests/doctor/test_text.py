@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def full() -> MachineFacts:
 
 
 def text(facts: MachineFacts, width: int = 80) -> str:
-    return "\n".join(line.text for line in lines(facts, findings(facts), width=width))
+    return "\n".join(lines(facts, findings(facts), width=width))
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
@@ -55,31 +56,24 @@ def test_nothing_wrong_is_said() -> None:
     assert text(MachineFacts()).splitlines()[0] == "the device that training would use is unknown: no problems found"
 
 
-def test_what_is_not_known_is_called_unknown_or_left_out() -> None:
+def test_what_is_not_known_is_left_out() -> None:
     shown = text(MachineFacts(torch=Torch(state="missing", error="No module named 'torch'")))
-    assert "  container     unknown" in shown and "  clock         unknown" in shown
-    assert "None" not in shown and "state         missing, No module named 'torch'" in shown
+    assert "container" not in shown and "None" not in shown
+    assert re.search(r"^  state +missing$", shown, re.MULTILINE)
+    assert re.search(r"^  error +No module named 'torch'$", shown, re.MULTILINE)
 
 
 def test_a_gpus_facts_and_who_is_on_it() -> None:
-    shown = text(full())
-    assert "  GPU 0         NVIDIA H100 80GB HBM3, compute capability 9.0" in shown
-    assert "345 of 1980 MHz, memory 2619 of 2619 MHz, limited by idle" in shown
-    assert "/usr/bin/python3 (4242), 20.0 GB" in shown
-    assert "PCIe 5 x16, 5 x16 at most" in shown and "ECC on, MIG off, persistence on" in shown
+    shown = " ".join(text(full()).split())
+    assert "gpu 0 name NVIDIA H100 80GB HBM3, index 0" in shown and "capability 9.0" in shown
+    assert "mhz 345, mhz max 1980" in shown and "throttled by idle" in shown
+    assert "process 0 pid 4242, name /usr/bin/python3, memory 20.0 GB" in shown
+    assert "ecc yes, ecc errors 0, mig no" in shown and "persistence yes, pcie generation 5" in shown
 
 
 def test_numbers_stay_with_their_units() -> None:
     for width in range(40, 100):
         assert not [line for line in text(full(), width).splitlines() if line.strip() in ("GB", "MB", "%", "MHz", "W")]
-
-
-def test_severities_and_headings_are_styled_and_nothing_else() -> None:
-    facts = full()
-    rendered = lines(facts, findings(facts), width=80)
-    styled = {line.text[: line.styled] for line in rendered if line.style}
-    assert styled >= {"bad", "warn", "Machine", "GPUs", "Environment"}
-    assert all(line.styled == 0 for line in rendered if not line.style)
 
 
 H100_SEEN = TorchDevice(name="NVIDIA H100 80GB HBM3", capability="9.0", memory_bytes=85_520_809_984)

@@ -18,15 +18,11 @@ from steadytrain.machine.notices import (
     MachineNotice,
     MetadataService,
     NoticeWatch,
-    ask_aws,
-    ask_azure,
     ask_file,
-    ask_gcp,
     cloud_of,
     stop_words,
     watching_notices,
 )
-from steadytrain.machine.web import RefusedError
 
 
 @pytest.fixture
@@ -43,7 +39,7 @@ def _azure(kind: str, **more: object) -> dict[str, object]:
 
 
 def test_aws_is_asked_with_a_token_and_says_when_the_machine_goes(clouds: Clouds) -> None:
-    ask = ask_aws(MetadataService(clouds.address))
+    ask = MetadataService("aws", clouds.address).ask
     assert ask() == []
     clouds.spot = {"action": "terminate", "time": "2026-11-26T12:00:00Z"}
     (notice,) = ask()
@@ -52,7 +48,7 @@ def test_aws_is_asked_with_a_token_and_says_when_the_machine_goes(clouds: Clouds
 
 
 def test_a_token_that_has_run_out_is_replaced(clouds: Clouds) -> None:
-    ask = ask_aws(MetadataService(clouds.address))
+    ask = MetadataService("aws", clouds.address).ask
     ask()
     clouds.tokens.clear()
     clouds.spot = {"action": "stop", "time": "2026-11-26T12:00:00Z"}
@@ -63,7 +59,7 @@ def test_a_token_that_has_run_out_is_replaced(clouds: Clouds) -> None:
 def test_a_rebalance_recommendation_saves_and_goes_on(clouds: Clouds) -> None:
     clouds.rebalance = {"noticeTime": "2026-11-26T12:00:00Z"}
     said: list[str] = []
-    watch, ask = NoticeWatch(said.append, lambda: 1.0), ask_aws(MetadataService(clouds.address))
+    watch, ask = NoticeWatch(said.append, lambda: 1.0), MetadataService("aws", clouds.address).ask
     watch.take(ask(), time.time())
     assert watch.wants_save and watch.notice is None
     watch.wants_save = False
@@ -73,7 +69,7 @@ def test_a_rebalance_recommendation_saves_and_goes_on(clouds: Clouds) -> None:
 
 def test_google_answers_as_soon_as_it_preempts(clouds: Clouds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "POLL_SECONDS", 30.0)
-    ask = ask_gcp(MetadataService(clouds.address))
+    ask = MetadataService("gcp", clouds.address).ask
     threading.Timer(0.1, clouds.preempt).start()
     began = time.time()
     (notice,) = ask()
@@ -86,7 +82,7 @@ def test_google_answers_as_soon_as_it_preempts(clouds: Clouds, monkeypatch: pyte
 )
 def test_of_google_maintenance_only_a_stop_ends_the_run(clouds: Clouds, event: str, takes: list[str]) -> None:
     clouds.maintenance = event
-    assert [notice.takes for notice in ask_gcp(MetadataService(clouds.address))()] == takes
+    assert [notice.takes for notice in MetadataService("gcp", clouds.address).ask()] == takes
 
 
 @pytest.mark.parametrize(
@@ -104,7 +100,7 @@ def test_of_google_maintenance_only_a_stop_ends_the_run(clouds: Clouds, event: s
 )
 def test_azure_events_of_this_machine_alone_count(clouds: Clouds, event: dict[str, object], takes: list[str]) -> None:
     clouds.events = [event]
-    found = ask_azure(MetadataService(clouds.address))()
+    found = MetadataService("azure", clouds.address).ask()
     assert [notice.takes for notice in found] == takes
     assert all(notice.deadline == 1795694400.0 for notice in found)
 
@@ -200,7 +196,9 @@ def test_a_service_that_does_not_answer_is_told_once(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("spot", [{"action": "terminate"}, {"action": "x", "time": "soon"}])
 def test_an_answer_without_a_time_still_ends_the_run(clouds: Clouds, spot: dict[str, str]) -> None:
     clouds.spot = spot
-    assert [(notice.takes, notice.deadline) for notice in ask_aws(MetadataService(clouds.address))()] == [("all", None)]
+    assert [(notice.takes, notice.deadline) for notice in MetadataService("aws", clouds.address).ask()] == [
+        ("all", None)
+    ]
 
 
 def test_answers_that_are_none_are_errors_of_asking(clouds: Clouds, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,10 +206,10 @@ def test_answers_that_are_none_are_errors_of_asking(clouds: Clouds, monkeypatch:
         return lambda *_, **__: (200, text)
 
     for text in ("", "[]", "[" * 100_000, "<html>"):
-        service = MetadataService(clouds.address)
-        monkeypatch.setattr(service, "ask", answers(text))
-        with pytest.raises((OSError, http.client.HTTPException, ValueError, RefusedError)):
-            ask_aws(service)()
+        service = MetadataService("aws", clouds.address)
+        monkeypatch.setattr(service, "request", answers(text))
+        with pytest.raises((OSError, http.client.HTTPException, ValueError)):
+            service.ask()
 
 
 def test_nothing_is_asked_unless_somebody_says_so(clouds: Clouds, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +261,7 @@ def test_auto_asks_the_cloud_that_the_machine_names(tmp_path: Path, files: dict[
 @pytest.mark.parametrize("address", ["169.254.169.254", "https://127.0.0.1:1", "http://[a", ""])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(InputError, match="STEADYTRAIN_METADATA is"):
-        MetadataService(address)
+        MetadataService("aws", address)
 
 
 def test_a_source_that_is_none_is_refused() -> None:

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from steadytrain.errors import FailedError, InputError, StorageError, did_you_mean, storage_errors
 from steadytrain.files import replace_file
-from steadytrain.format import count
+from steadytrain.format import count, few
 from steadytrain.machine.facts import cache_folder
 
 TABLE = Path(__file__).with_name("prices.toml")
@@ -182,37 +182,36 @@ def find_offer(
         InputError: there is none; the message names what is near.
     """
     remedy = "steady cost prices lists what is known, and --price 2.40 gives a price by hand"
-    rows = all_offers()
-    if cloud is not None:
-        clouds = {row.cloud for row in rows}
-        if cloud.lower() not in clouds:
-            near = did_you_mean(cloud.lower(), clouds)
-            raise InputError(f"no prices of {cloud!r} are known; there are those of {', '.join(sorted(clouds))}.{near}")
-        rows = [row for row in rows if row.cloud == cloud.lower()]
-    named = [row for row in rows if row.instance.lower() == instance.lower()]
+    named = [row for row in all_offers() if row.instance.lower() == instance.lower()]
     if not named:
-        near = did_you_mean(instance.lower(), dict.fromkeys(row.instance.lower() for row in rows))
+        near = did_you_mean(instance.lower(), dict.fromkeys(row.instance.lower() for row in all_offers()))
         raise InputError(f"no price of an instance {instance!r} is known: {remedy}.{near}")
-    if region is not None:
-        places = dict.fromkeys(place for row in named for place in (row.region, row.zone) if place)
-        if region not in places:
-            listed = ", ".join(list(places)[:8])
-            near = did_you_mean(region, places)
-            raise InputError(f"no price of {instance} in {region!r} is known; there are those of {listed}.{near}")
-        named = [row for row in named if region in (row.region, row.zone)]
-    kind = "spot" if spot else "on-demand"
-    priced = [row for row in named if (row.spot if spot else row.on_demand) is not None]
-    if before is not None:
-        priced = [row for row in priced if row.date <= before]
+    priced = [row for row in select(named, cloud, region, before) if (row.spot if spot else row.on_demand) is not None]
     if not priced:
-        when = f" of {before} or earlier" if before else ""
-        where = f" in {region}" if region else ""
-        raise InputError(f"no {kind} price of {instance}{where}{when} is known: {remedy}")
+        kind, places = "spot" if spot else "on-demand", dict.fromkeys(f"{row.cloud} {row.region}" for row in named)
+        asked = (("of", cloud), ("in", region), ("until", before))
+        where = "".join(f" {word} {value}" for word, value in asked if value)
+        raise InputError(
+            f"no {kind} price of {instance}{where} is known; it has prices in {few(list(places))}: {remedy}"
+        )
     if region is None:
         priced = [row for row in priced if row.region in HOME_REGIONS] or priced
     newest = max(row.date for row in priced)
     latest = [row for row in priced if row.date == newest]
     return min(latest, key=lambda row: row.spot or 0.0) if spot else latest[0]
+
+
+def select(
+    offers: Iterable[Offer], cloud: str | None = None, region: str | None = None, before: str | None = None
+) -> list[Offer]:
+    """Return the offers of a cloud, of a region or zone, and of a day, ``YYYY-MM-DD``, or earlier; None: of any."""
+    return [
+        offer
+        for offer in offers
+        if (cloud is None or offer.cloud == cloud.lower())
+        and region in (None, offer.region, offer.zone)
+        and (before is None or offer.date <= before)
+    ]
 
 
 def all_offers() -> list[Offer]:
@@ -395,14 +394,22 @@ def _is_this_machine(host: str | None) -> bool:
         return False
 
 
-def matching(offers: Iterable[Offer], words: Iterable[str]) -> list[Offer]:
-    """Return the offers that have every word in the name of their cloud, region, instance or GPU."""
-    lowered = [word.lower() for word in words]
+def matching(words: Sequence[str], *, cloud: str | None = None, region: str | None = None) -> list[Offer]:
+    """Return the offers of a cloud and a region or zone that have every word in one of their names.
 
-    def text(offer: Offer) -> str:
+    Raises:
+        InputError: there is none.
+    """
+
+    def names(offer: Offer) -> str:
         return " ".join((offer.cloud, offer.region, offer.zone, offer.instance, offer.accelerator)).lower()
 
-    return [offer for offer in offers if all(word in text(offer) for word in lowered)]
+    offers = select(all_offers(), cloud, region)
+    offers = [offer for offer in offers if all(word.lower() in names(offer) for word in words)]
+    if not offers:
+        filters = " ".join(filter(None, (*words, cloud, region)))
+        raise InputError(f"no price matches {filters!r}; steady cost prices lists all")
+    return offers
 
 
 def to_dict(price: Price) -> dict[str, Any]:

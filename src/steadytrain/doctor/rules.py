@@ -34,6 +34,21 @@ class MachineFinding:
     remedy: str
 
 
+def bad(rule: str, what: str, why: str, remedy: str) -> MachineFinding:
+    """Return a finding of something that does not work."""
+    return MachineFinding(rule, "bad", what, why, remedy)
+
+
+def warn(rule: str, what: str, why: str, remedy: str) -> MachineFinding:
+    """Return a finding of something that costs."""
+    return MachineFinding(rule, "warn", what, why, remedy)
+
+
+def note(rule: str, what: str, why: str, remedy: str) -> MachineFinding:
+    """Return a finding that is worth knowing."""
+    return MachineFinding(rule, "note", what, why, remedy)
+
+
 _SLOW = {"hardware slowdown", "heat", "heat (hardware)", "power brake"}
 _ON_CPU = "Training runs on the CPU, many times slower and without an error message."
 
@@ -44,20 +59,18 @@ def torch_loads(facts: MachineFacts) -> Iterator[MachineFinding]:
     nothing = "Training, evaluation and prediction do not work."
     if torch.state == "missing":
         remedy = f"pip install torch torchvision in {facts.system.venv or 'this Python'} ({WHEELS})"
-        yield MachineFinding("torch-missing", "bad", "torch is not installed", nothing, remedy)
+        yield bad("torch-missing", "torch is not installed", nothing, remedy)
     elif torch.state in ("broken", "crashed"):
         verb = "cannot be imported" if torch.state == "broken" else "crashes when it is loaded and tested"
         remedy = f"reinstall torch and torchvision, both from the same source ({WHEELS})"
-        yield MachineFinding("torch-broken", "bad", f"torch {verb}: {torch.error}", nothing, remedy)
+        yield bad("torch-broken", f"torch {verb}: {torch.error}", nothing, remedy)
     elif torch.state == "hangs":
         remedy = "try again; if it hangs again, check the GPUs (nvidia-smi) and the disk that torch is installed on"
-        yield MachineFinding(
-            "torch-hangs", "bad", f"torch hangs when it is loaded and tested: {torch.error}", nothing, remedy
-        )
+        yield bad("torch-hangs", f"torch hangs when it is loaded and tested: {torch.error}", nothing, remedy)
     elif torch.torchvision_error:
         what = f"torchvision cannot be imported with torch {torch.version}: {torch.torchvision_error}"
         remedy = f"install the torchvision release for torch {torch.version}, from the same source ({WHEELS})"
-        yield MachineFinding("torchvision-broken", "bad", what, "timm models cannot be built.", remedy)
+        yield bad("torchvision-broken", what, "timm models cannot be built.", remedy)
 
 
 def gpu_unused(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -95,11 +108,11 @@ def gpu_fails(facts: MachineFacts) -> Iterator[MachineFinding]:
             what = f"torch {torch.version} has no code for {name}, whose architecture is {architecture(gpu.capability)}"
             why = f"It is built for {', '.join(torch.built_for)}: the first operation on this GPU fails."
             remedy = f"install a build of torch that has {architecture(gpu.capability)} ({WHEELS})"
-            yield MachineFinding(f"gpu-architecture.{index}", "bad", what, why, remedy)
+            yield bad(f"gpu-architecture.{index}", what, why, remedy)
         elif gpu.failure:
             what = f"{name} cannot add two numbers: {gpu.failure}"
             remedy = "run nvidia-smi and look for another process that uses it, or for a device error"
-            yield MachineFinding(f"gpu-failing.{index}", "bad", what, "Training on it fails.", remedy)
+            yield bad(f"gpu-failing.{index}", what, "Training on it fails.", remedy)
 
 
 def gpu_taken(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -116,7 +129,7 @@ def gpu_taken(facts: MachineFacts) -> Iterator[MachineFinding]:
         what = f"GPU {index} ({gpu.name}) is in use: {', '.join([*usage, *users])}"
         why = "Training shares its time with them and gets the rest of its memory."
         remedy = "wait until they end, stop them, or choose another GPU (--device cuda:N)"
-        yield MachineFinding(f"gpu-busy.{index}", "warn", what, why, remedy)
+        yield warn(f"gpu-busy.{index}", what, why, remedy)
 
 
 def gpu_slowed(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -128,9 +141,8 @@ def gpu_slowed(facts: MachineFacts) -> Iterator[MachineFinding]:
             hot = f", at {gpu.temperature} degrees" if gpu.temperature else ""
             what = f"{name} is throttled: {', '.join(reasons)}{hot}"
             remedy = "fix its cooling or its power supply"
-            yield MachineFinding(
+            yield warn(
                 f"gpu-throttled.{index}",
-                "warn",
                 what,
                 "It runs at a lower clock, so everything on it is slower.",
                 remedy,
@@ -141,16 +153,16 @@ def gpu_slowed(facts: MachineFacts) -> Iterator[MachineFinding]:
             most = min(usual, gpu.power_most_watts or usual)
             remedy = f"nvidia-smi -i {index} -pl {most:.0f}, unless it was set on purpose"
             remedy = remedy if most > limit else "ask who runs this machine: no higher limit may be set on it"
-            yield MachineFinding(f"gpu-power.{index}", "warn", what, "Its clock is lower under load.", remedy)
+            yield warn(f"gpu-power.{index}", what, "Its clock is lower under load.", remedy)
         if "set clocks" in (gpu.throttled_by or ()) and gpu.mhz and gpu.mhz_max and gpu.mhz < 0.95 * gpu.mhz_max:
             what = f"{name} has its clock set to {gpu.mhz} of {gpu.mhz_max} MHz"
             remedy = f"nvidia-smi -i {index} -rgc and -rac, unless it was set on purpose"
-            yield MachineFinding(f"gpu-clock.{index}", "warn", what, "It computes slower in proportion.", remedy)
+            yield warn(f"gpu-clock.{index}", what, "It computes slower in proportion.", remedy)
         if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
             what = f"{name} is connected by {gpu.pcie_width} of {gpu.pcie_width_max} PCIe lanes"
             why = "Batches take longer to reach it; that matters for small models with many images per second."
             remedy = "move it to a slot with all lanes, if there is one"
-            yield MachineFinding(f"gpu-link.{index}", "note", what, why, remedy)
+            yield note(f"gpu-link.{index}", what, why, remedy)
 
 
 def gpu_state(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -160,9 +172,8 @@ def gpu_state(facts: MachineFacts) -> Iterator[MachineFinding]:
         if gpu.ecc_errors:
             what = f"{name} had {count(gpu.ecc_errors, 'memory error')} that could not be corrected"
             why = "Results may be wrong, and processes on it are killed."
-            yield MachineFinding(
+            yield bad(
                 f"gpu-memory-errors.{index}",
-                "bad",
                 what,
                 why,
                 "restart the machine; if the errors return, replace the GPU",
@@ -170,16 +181,14 @@ def gpu_state(facts: MachineFacts) -> Iterator[MachineFinding]:
         if gpu.mig:
             why = "A process gets one part, with its share of the multiprocessors and memory."
             remedy = f"nvidia-smi -i {index} -mig 0, to use the whole GPU"
-            yield MachineFinding(f"gpu-parts.{index}", "note", f"{name} is partitioned (MIG)", why, remedy)
+            yield note(f"gpu-parts.{index}", f"{name} is partitioned (MIG)", why, remedy)
         if gpu.exclusive:
             why = "One process at a time may use it: a second run on it, or an evaluation beside training, fails."
             remedy = f"nvidia-smi -i {index} -c DEFAULT, as root, if several should"
-            yield MachineFinding(f"gpu-exclusive.{index}", "note", f"{name} is in exclusive-process mode", why, remedy)
+            yield note(f"gpu-exclusive.{index}", f"{name} is in exclusive-process mode", why, remedy)
         if gpu.persistence is False and sys.platform == "linux":
             why = "The driver is loaded again for each process, which takes some seconds."
-            yield MachineFinding(
-                f"gpu-persistence.{index}", "note", f"{name} has persistence mode off", why, "nvidia-smi -pm 1"
-            )
+            yield note(f"gpu-persistence.{index}", f"{name} has persistence mode off", why, "nvidia-smi -pm 1")
 
 
 def gpu_order(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -188,9 +197,7 @@ def gpu_order(facts: MachineFacts) -> Iterator[MachineFinding]:
     if facts.torch.sees_gpu and order != "PCI_BUS_ID" and len({gpu.name for gpu in machine.gpus}) > 1:
         what = f"{machine.names}: CUDA numbers unlike GPUs by speed, nvidia-smi by their places on the bus"
         why = "--device cuda:0 may be another than GPU 0 here, and so may a number in CUDA_VISIBLE_DEVICES."
-        yield MachineFinding(
-            "gpu-order", "note", what, why, "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or choose them by UUID"
-        )
+        yield note("gpu-order", what, why, "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or choose them by UUID")
 
 
 def other_gpus(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -201,12 +208,10 @@ def other_gpus(facts: MachineFacts) -> Iterator[MachineFinding]:
     if "AMD" in bus and not has_nvidia(facts) and torch.rocm is None:
         remedy = f"if ROCm supports the GPU, install a build of torch for ROCm ({WHEELS})"
         what = f"an AMD GPU will not be used: torch {torch.version} is not a build for ROCm"
-        yield MachineFinding("torch-without-rocm", "note", what, "Training runs on the CPU.", remedy)
+        yield note("torch-without-rocm", what, "Training runs on the CPU.", remedy)
     if torch.mps:
         why = "Training runs on the CPU: steadytrain trains on CPUs and CUDA devices."
-        yield MachineFinding(
-            "mps-unused", "note", "this Mac's GPU will not be used", why, "train on a machine with an NVIDIA GPU"
-        )
+        yield note("mps-unused", "this Mac's GPU will not be used", why, "train on a machine with an NVIDIA GPU")
 
 
 def has_nvidia(facts: MachineFacts) -> bool:
@@ -236,7 +241,7 @@ def fewer_cores(facts: MachineFacts) -> Iterator[MachineFinding]:
     if cpu.allowed is not None and cpu.allowed < cpu.logical:
         what = f"CPU affinity allows {count(cpu.allowed, 'core')} of the machine's {cpu.logical}"
         remedy = "ask for more (taskset, numactl, docker run --cpuset-cpus, Slurm's --cpus-per-task)"
-        yield MachineFinding("affinity", "note", what, why, remedy)
+        yield note("affinity", what, why, remedy)
 
 
 def busy(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -254,13 +259,13 @@ def busy(facts: MachineFacts) -> Iterator[MachineFinding]:
     if load.steal_share is not None and load.steal_share >= 0.05:
         what = f"the hypervisor withheld {percent(load.steal_share)} of the CPU time just now"
         remedy = "choose a machine type with dedicated cores, or another host"
-        yield MachineFinding("steal", "warn", what, "Other virtual machines on the host use it.", remedy)
+        yield warn("steal", what, "Other virtual machines on the host use it.", remedy)
     waits = (("memory", "memory", load.pressure_memory_share, 0.05), ("disk", "io", load.pressure_io_share, 0.3))
     for kind, name, share, least in waits:
         if share is not None and share >= least:
             what = f"processes waited for {kind} {percent(share)} of the last 10 s"
             remedy = f"find what uses it (/proc/pressure/{name}, top, iotop)"
-            yield MachineFinding(f"pressure-{kind}", "warn", what, "Training also waits at times.", remedy)
+            yield warn(f"pressure-{kind}", what, "Training also waits at times.", remedy)
 
 
 def clocks(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -271,21 +276,21 @@ def clocks(facts: MachineFacts) -> Iterator[MachineFinding]:
         how = "governor is powersave" if saving else "energy preference is power"
         why = "The clock stays at its minimum, or rises late."
         remedy = "cpupower frequency-set -g performance (as root), or the power profile performance"
-        yield MachineFinding("governor", "warn", f"the processor's {how}", why, remedy)
+        yield warn("governor", f"the processor's {how}", why, remedy)
     if cpu.mhz_allowed and cpu.mhz_max and cpu.mhz_allowed < 0.95 * cpu.mhz_max:
         what = f"the processor's clock may rise to {cpu.mhz_allowed:.0f} of {cpu.mhz_max:.0f} MHz"
         remedy = f"cpupower frequency-set -u {cpu.mhz_max:.0f}MHz (as root), unless it was set on purpose"
-        yield MachineFinding("clock-capped", "warn", what, "Everything on the CPU is slower in proportion.", remedy)
+        yield warn("clock-capped", what, "Everything on the CPU is slower in proportion.", remedy)
     if system.clock_source in _SLOW_CLOCKS:
         what = f"the kernel's clock source is {system.clock_source}"
         why = "Reading the clock costs a system call or more, and steadytrain times every step and stage."
         remedy = "boot with clocksource=tsc, if the machine's TSC is stable"
-        yield MachineFinding("clock-source", "note", what, why, remedy)
+        yield note("clock-source", what, why, remedy)
     if (system.clock_behind_seconds or 0.0) > 86_400:
         days = (system.clock_behind_seconds or 0.0) / 86_400
         what = f"this machine's clock is wrong: {count(round(days), 'day')} earlier than files installed on it"
         why = "Certificates are rejected, and the times of runs are wrong."
-        yield MachineFinding("clock-wrong", "warn", what, why, "set it (timedatectl set-ntp true)")
+        yield warn("clock-wrong", what, why, "set it (timedatectl set-ntp true)")
 
 
 def memory_short(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -301,7 +306,7 @@ def memory_short(facts: MachineFacts) -> Iterator[MachineFinding]:
             if memory.limit_bytes
             else "stop the processes that use it"
         )
-        yield MachineFinding("memory", "warn", what, why, remedy)
+        yield warn("memory", what, why, remedy)
     if memory.out_of_memory_kills:
         what = (
             f"the kernel killed {count(memory.out_of_memory_kills, 'process', 'processes')} here because memory ran out"
@@ -310,7 +315,7 @@ def memory_short(facts: MachineFacts) -> Iterator[MachineFinding]:
             "Counted since this control group was created. A run that vanished without a message was probably one "
             "of them."
         )
-        yield MachineFinding("memory-kills", "note", what, why, "raise the limit, or train with a smaller --batch-size")
+        yield note("memory-kills", what, why, "raise the limit, or train with a smaller --batch-size")
     used = memory.swap_used_bytes or 0
     if used > 64e6:
         what = f"{size(used)} of memory is swapped to disk"
@@ -327,18 +332,18 @@ def memory_settings(facts: MachineFacts) -> Iterator[MachineFinding]:
     if memory.huge_pages == "never":
         why = "Training on a CPU uses them: without them, large tensors cost a page fault for each 4 kB."
         remedy = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (as root)"
-        yield MachineFinding("huge-pages", "note", "transparent huge pages are switched off", why, remedy)
+        yield note("huge-pages", "transparent huge pages are switched off", why, remedy)
     if memory.overcommit == "never":
         why = (
             "Address space counts as memory, so memory that torch and steadytrain reserve but do not use may be "
             "refused."
         )
         remedy = "sysctl vm.overcommit_memory=0 (as root), unless it was set on purpose"
-        yield MachineFinding("overcommit", "note", "the kernel does not overcommit memory", why, remedy)
+        yield note("overcommit", "the kernel does not overcommit memory", why, remedy)
     if shm is not None and shm.total_bytes is not None and shm.total_bytes < GB:
         what = f"/dev/shm holds {size(shm.total_bytes)}"
         why = "steadytrain's data loader does not need it; PyTorch's DataLoader workers and NCCL do."
-        yield MachineFinding("shm", "note", what, why, "if you use them: docker run --shm-size=8g, or --ipc=host")
+        yield note("shm", what, why, "if you use them: docker run --shm-size=8g, or --ipc=host")
 
 
 def folders(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -367,12 +372,10 @@ def folders(facts: MachineFacts) -> Iterator[MachineFinding]:
         elif place.free_files is not None and place.free_files < 1000:
             why = "No files can be created, although there is free space."
             what = f"the file system of {where} has room for {count(place.free_files, 'more file')}"
-            yield MachineFinding(f"full.{name}", "warn", what, why, f"remove files, or {remedy}")
+            yield warn(f"full.{name}", what, why, f"remove files, or {remedy}")
         elif free is not None and total and free < min(5 * GB, 0.05 * total):
             why = "Packed images, checkpoints or weights may not fit."
-            yield MachineFinding(
-                f"full.{name}", "warn", f"{size(free)} is free for {where}", why, f"free some space, or {remedy}"
-            )
+            yield warn(f"full.{name}", f"{size(free)} is free for {where}", why, f"free some space, or {remedy}")
 
 
 def limits(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -383,13 +386,11 @@ def limits(facts: MachineFacts) -> Iterator[MachineFinding]:
         higher = "raise the hard limit (limits.conf, systemd's LimitNOFILE, docker run --ulimit nofile=65536)"
         remedy = f"ulimit -n {most}" if most > granted.open_files else higher
         why = "steadytrain opens few files; data in many shards and other data loaders may reach the limit."
-        yield MachineFinding("open-files", "note", f"a process may have {granted.open_files} files open", why, remedy)
+        yield note("open-files", f"a process may have {granted.open_files} files open", why, remedy)
     if granted.address_space_bytes is not None:
         what = f"a process may have {size(granted.address_space_bytes)} of address space"
         why = "torch and CUDA reserve many times what they use, and then fail."
-        yield MachineFinding(
-            "address-space", "warn", what, why, "ulimit -v unlimited; limit memory with a control group instead"
-        )
+        yield warn("address-space", what, why, "ulimit -v unlimited; limit memory with a control group instead")
 
 
 _PINNING = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "OMP_PLACES", "KMP_AFFINITY")
@@ -408,7 +409,7 @@ def pinned(facts: MachineFacts) -> Iterator[MachineFinding]:
     what = f"after loading torch this process may use {count(left, 'core')} of {allowed}{by}"
     why = "The threads that decode images inherit this limit and share these cores."
     remedy = "unset " + (" ".join(causes) or "OpenMP's pinning")
-    yield MachineFinding("pinned", "bad", what, why, remedy)
+    yield bad("pinned", what, why, remedy)
 
 
 def threads(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -426,10 +427,10 @@ def threads(facts: MachineFacts) -> Iterator[MachineFinding]:
         return
     if setting is not None and not limit:
         why = "steady train uses one thread for each core; in other programs it depends on their OpenMP library."
-        yield MachineFinding("threads", "note", f"OMP_NUM_THREADS={setting!r} is not a number of threads", why, unset)
+        yield note("threads", f"OMP_NUM_THREADS={setting!r} is not a number of threads", why, unset)
     elif limit and limit > usable:
         what = f"OMP_NUM_THREADS={setting} on {count(usable, 'core')}"
-        yield MachineFinding("threads", "warn", what, f"Threads compete for the cores. {others}", unset)
+        yield warn("threads", what, f"Threads compete for the cores. {others}", unset)
     elif limit and limit < usable:
         what = f"OMP_NUM_THREADS={setting} limits computing to {limit} of {usable} cores"
         why = "It applies to training, evaluation and prediction on a CPU, but not to the threads that decode images."
@@ -438,7 +439,7 @@ def threads(facts: MachineFacts) -> Iterator[MachineFinding]:
     elif setting is None and started is not None and started > usable:
         what = f"torch starts with {count(started, 'thread')} on {count(usable, 'core')}: it does not know the quota"
         why = f"Threads compete for the cores. {others}"
-        yield MachineFinding("threads", "warn", what, why, f"export OMP_NUM_THREADS={usable}")
+        yield warn("threads", what, why, f"export OMP_NUM_THREADS={usable}")
 
 
 def _is_on(value: str) -> bool:
@@ -488,15 +489,13 @@ def allocator(facts: MachineFacts) -> Iterator[MachineFinding]:
     if missing := [name for name in loaded if name.endswith("(not loaded)")]:
         what = f"LD_PRELOAD names {', '.join(missing)}"
         why = "The dynamic linker could not open it and continued without it."
-        yield MachineFinding("preload", "warn", what, why, "use the file's absolute path, or unset LD_PRELOAD")
+        yield warn("preload", what, why, "use the file's absolute path, or unset LD_PRELOAD")
     elif loaded:
         what = f"{', '.join(loaded)} replaces glibc's allocator"
         why = (
             "steadytrain's memory settings for training on a CPU (reuse freed memory, huge pages) have no effect on it."
         )
-        yield MachineFinding(
-            "allocator", "note", what, why, "run steady train on a CPU with LD_PRELOAD unset, and compare"
-        )
+        yield note("allocator", what, why, "run steady train on a CPU with LD_PRELOAD unset, and compare")
 
 
 def vector_code(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -508,7 +507,7 @@ def vector_code(facts: MachineFacts) -> Iterator[MachineFinding]:
         why = (
             "Its own CPU operations are slower than they could be; oneDNN and MKL choose their instructions themselves."
         )
-        yield MachineFinding("vector-code", "note", what, why, "no remedy if the build of torch decides this")
+        yield note("vector-code", what, why, "no remedy if the build of torch decides this")
 
 
 def image_decoders(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -519,34 +518,32 @@ def image_decoders(facts: MachineFacts) -> Iterator[MachineFinding]:
         both = decoders.pillow_error == decoders.simplejpeg_error
         what = f"simplejpeg {'and Pillow ' if both else ''}cannot be loaded: {decoders.simplejpeg_error}"
         remedy = f"{anew} simplejpeg{' pillow' if both else ''}"
-        yield MachineFinding("simplejpeg", "bad", what, "No image can be read.", remedy)
+        yield bad("simplejpeg", what, "No image can be read.", remedy)
     elif decoders.simplejpeg_simd is False:
         what = "simplejpeg is built without libjpeg-turbo's vector code"
-        yield MachineFinding(
-            "simplejpeg-simd", "warn", what, "JPEGs are decoded several times slower.", "install the wheel"
-        )
+        yield warn("simplejpeg-simd", what, "JPEGs are decoded several times slower.", "install the wheel")
     if decoders.pillow_error and decoders.pillow_error != decoders.simplejpeg_error:
         what = f"Pillow cannot be loaded: {decoders.pillow_error}"
-        yield MachineFinding("pillow", "bad", what, "No image can be read.", f"{anew} pillow")
+        yield bad("pillow", what, "No image can be read.", f"{anew} pillow")
     elif decoders.pillow_turbo == "no":
         what = "Pillow is built without libjpeg-turbo"
         why = "JPEGs that Pillow decodes (CMYK, damaged files) are slower; simplejpeg decodes the others."
-        yield MachineFinding("pillow-turbo", "note", what, why, "install Pillow's wheel instead of the system package")
+        yield note("pillow-turbo", what, why, "install Pillow's wheel instead of the system package")
     if decoders.pillow_error is None and decoders.pillow_webp is False:
         what = "Pillow is built without WebP"
-        yield MachineFinding("pillow-webp", "warn", what, "WebP images cannot be read.", "install Pillow's wheel")
+        yield warn("pillow-webp", what, "WebP images cannot be read.", "install Pillow's wheel")
     if decoders.resizer == "no" or decoders.resizer_error:
         error, install = decoders.resizer_error, anew if decoders.resizer_error else "pip install"
         what = f"cykooz-resizer {f'cannot be loaded: {error}' if error else 'is not installed'}"
         why = "Packing resizes images with numpy, to the same bytes, in about ten times the time."
         remedy = f"{install} cykooz-resizer, if it has a wheel for this system"
-        yield MachineFinding("resizer", "warn", what, why, remedy)
+        yield warn("resizer", what, why, remedy)
     if decoders.parts_error or (decoders.parts == "no" and facts.processor.isa in ("avx2", "avx512")):
         error = decoders.parts_error
         what = f"the native decoder {f'cannot be loaded: {error}' if error else 'was not built'}"
         why = "The whole JPEG is decoded, not only the crop: a core loads little more than half as many photographs."
         remedy = "install Rust (https://rustup.rs), then steadytrain again from its sources: pip install ."
-        yield MachineFinding("parts", "note", what, why, remedy)
+        yield note("parts", what, why, remedy)
 
 
 def versions(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -554,14 +551,12 @@ def versions(facts: MachineFacts) -> Iterator[MachineFinding]:
     for name, package in facts.packages.items():
         if package.version is None and name not in ("torch", "steadytrain"):
             why = "Features that need it fail at first use."
-            yield MachineFinding(
-                f"missing.{name}", "bad", f"{name} is not installed", why, f"pip install '{name}{package.wanted or ''}'"
-            )
+            yield bad(f"missing.{name}", f"{name} is not installed", why, f"pip install '{name}{package.wanted or ''}'")
         elif package.fits is False:
             what = f"{name} {package.version} is outside {package.wanted}"
             why = "steadytrain and its libraries do not support it."
             remedy = f"install Python {package.wanted}" if name == "python" else f"pip install '{name}{package.wanted}'"
-            yield MachineFinding(f"version.{name}", "warn", what, why, remedy)
+            yield warn(f"version.{name}", what, why, remedy)
 
 
 Rule = Callable[[MachineFacts], Iterator[MachineFinding]]

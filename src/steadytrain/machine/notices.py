@@ -1,8 +1,6 @@
 """Notices that this machine is about to be taken away: by a file, or by the metadata service of a cloud.
 
-One thread asks, from the first update to the end of an attempt, and only where the user said so. The services are those
-of AWS (instance metadata with a session token, IMDSv2: `spot/instance-action`, `events/recommendations/rebalance`), of
-Google Cloud (`instance/preempted`, `instance/maintenance-event`) and of Azure (scheduled events).
+One thread asks, from the first update to the end of an attempt, and only where the user said so.
 """
 
 from __future__ import annotations
@@ -12,23 +10,20 @@ import http.client
 import json
 import os
 import socket
-import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from steadytrain.config.parts import NOTICE_FILE, is_notice_source
 from steadytrain.errors import InputError
 from steadytrain.format import duration
-from steadytrain.machine.web import RefusedError, client, origin_of
+from steadytrain.machine.web import origin_of
 
 VARIABLE, METADATA = "STEADYTRAIN_NOTICES", "STEADYTRAIN_METADATA"
 """Environment variables: what to ask where the recipe says nothing; another address of the service."""
@@ -45,11 +40,7 @@ LEAST_LEAD = 180.0
 
 _LEAD_SAVES, _LEAD_MORE = 2, 60.0
 _LARGEST_ANSWER = 1 << 20
-_TIMEOUT, _FIRST_TIMEOUT = 2.0, 120.0  # Azure's first answer may take two minutes, while it starts the service
-_TOKEN_SECONDS = "21600"
-_BASES = {"aws": "http://169.254.169.254", "gcp": "http://metadata.google.internal", "azure": "http://169.254.169.254"}
-WARNING_SECONDS = {"aws": 120.0, "gcp": 30.0, "azure": 30.0}
-"""Seconds from a notice to the end of a spot machine, as each cloud documents them."""
+_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,68 +62,16 @@ class MachineNotice:
 
 
 Ask: TypeAlias = Callable[[], list[MachineNotice]]
-"""Return the notices that there are now. Raises OSError, ``http.client.HTTPException``, ValueError or RefusedError."""
+"""Return the notices that there are now. Raises OSError, ``http.client.HTTPException`` or ValueError."""
 
 
-class MetadataService:
-    """A metadata service, which is spoken to without proxies and without following redirects."""
-
-    def __init__(self, base: str) -> None:
-        self.base = base.rstrip("/")
-        origin = origin_of(self.base)
-        if origin is None or not self.base.startswith("http://"):
-            raise InputError(f"{METADATA} is {base!r}; it must be an address, such as http://127.0.0.1:8080")
-        self._connections: list[socket.socket] = []
-        self._is_closed = False
-        self._client = client(
-            trusted=frozenset({origin}),
-            on_redirect=_refuse_redirect,
-            uses_proxies=False,
-            connections=self._connections,
-            certificates=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-        )
-
-    def ask(
-        self, path: str, headers: Mapping[str, str], *, method: str = "GET", timeout: float = _TIMEOUT
-    ) -> tuple[int, str]:
-        """Return the status and the text of an answer; raises what :data:`Ask` does."""
-        if self._is_closed:
-            raise OSError("closed")
-        request = urllib.request.Request(self.base + path, headers=dict(headers), method=method)
-        self._connections.clear()
-        try:
-            with self._client.open(request, timeout=timeout) as answer:
-                return answer.status, answer.read(_LARGEST_ANSWER).decode("utf-8", "replace")
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read(_LARGEST_ANSWER).decode("utf-8", "replace")
-
-    def read(self, folder: str, path: str, headers: Mapping[str, str], timeout: float) -> str:
-        """Return the text of an answer; raises what :data:`Ask` does, also for a status other than 200."""
-        status, text = self.ask(f"{folder}/{path}", headers, timeout=timeout)
-        if status != 200:
-            raise OSError(f"{path.partition('?')[0]}: status {status}")
-        return text.strip()
-
-    def close(self) -> None:
-        """End the question that is under way, from another thread."""
-        self._is_closed = True
-        for connection in tuple(self._connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-
-def _refuse_redirect(url: str) -> None:
-    raise RefusedError(f"it redirects to {url}")
-
-
-def _json(text: str, service: str) -> dict[str, Any]:
+def _json(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except RecursionError as error:
-        raise ValueError(f"{service} answers what is no JSON") from error
+        raise ValueError("the answer is no JSON") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{service} answers {text[:60]!r}")
+        raise ValueError(f"the answer is {text[:60]!r}")
     return value
 
 
@@ -149,101 +88,163 @@ def _time(text: object) -> float | None:
     return None
 
 
-def ask_aws(service: MetadataService) -> Ask:
-    """Ask whether AWS takes a spot machine away, or advises to leave it, by a token of six hours."""
-    token = ""
-
-    def get(path: str) -> str | None:
-        """Return what stands there; None for nothing."""
-        nonlocal token
-        for _ in range(2):
-            if not token:
-                wanted = {"X-aws-ec2-metadata-token-ttl-seconds": _TOKEN_SECONDS}
-                status, token = service.ask("/latest/api/token", wanted, method="PUT")
-                if status != 200:
-                    token = ""
-                    raise OSError(f"it gives no token (status {status})")
-            status, text = service.ask(f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": token})
-            if status != 401:
-                break
-            token = ""  # it has run out
-        if status not in (200, 404):
-            raise OSError(f"{path}: status {status}")
-        return text if status == 200 else None
-
-    def ask() -> list[MachineNotice]:
-        found = []
-        if (text := get("spot/instance-action")) is not None:
-            action = _json(text, "spot/instance-action")
-            verb = {"stop": "stopped", "hibernate": "hibernated"}.get(str(action.get("action")), "terminated")
-            when = str(action.get("time"))
-            found.append(MachineNotice(id=f"spot {when}", what=f"aws: this machine is {verb}", deadline=_time(when)))
-        if (text := get("events/recommendations/rebalance")) is not None:
-            when = str(_json(text, "rebalance").get("noticeTime"))
-            what = "aws: this machine has a higher risk than others to be taken away (rebalance recommendation)"
-            found.append(MachineNotice(id=f"rebalance {when}", what=what, takes="perhaps"))
-        return found
-
-    return ask
+def _spot_action(text: str, machine: str) -> Iterator[MachineNotice]:
+    """Read AWS's ``spot/instance-action``: a spot machine is taken away."""
+    action = _json(text)
+    verb = {"stop": "stopped", "hibernate": "hibernated"}.get(str(action.get("action")), "terminated")
+    when = str(action.get("time"))
+    yield MachineNotice(id=f"spot {when}", what=f"aws: this machine is {verb}", deadline=_time(when))
 
 
-def ask_gcp(service: MetadataService) -> Ask:
-    """Ask whether Google takes a machine away; it answers at once when it does (``wait_for_change``)."""
-    folder, headers = "/computeMetadata/v1/instance", {"Metadata-Flavor": "Google"}
-    seen = {"preempted": 0.0}  # when it was seen first
+def _rebalance(text: str, machine: str) -> Iterator[MachineNotice]:
+    """Read AWS's ``events/recommendations/rebalance``: it advises to leave a spot machine."""
+    when = str(_json(text).get("noticeTime"))
+    what = "aws: this machine has a higher risk than others to be taken away (rebalance recommendation)"
+    yield MachineNotice(id=f"rebalance {when}", what=what, takes="perhaps")
 
-    def get(path: str, timeout: float = _TIMEOUT) -> str:
-        return service.read(folder, path, headers, timeout)
 
-    def ask() -> list[MachineNotice]:
-        found = []
-        if get("preempted") == "TRUE" or (
-            get(f"preempted?wait_for_change=true&timeout_sec={POLL_SECONDS:.0f}", POLL_SECONDS + _TIMEOUT) == "TRUE"
-        ):
-            seen["preempted"] = seen["preempted"] or time.time()
-            deadline = seen["preempted"] + WARNING_SECONDS["gcp"]
-            found.append(MachineNotice(id="preempted", what="gcp: this machine is preempted", deadline=deadline))
-        event = get("maintenance-event")
-        if event.startswith(("TERMINATE", "SHUTDOWN")):
-            found.append(MachineNotice(id=event, what="gcp: this machine is stopped for maintenance of its host"))
-        elif event.startswith("MIGRATE"):
-            what = "gcp: this machine moves to another host, and may be slow for a while"
-            found.append(MachineNotice(id=event, what=what, takes="nothing"))
-        return found
+def _preempted(text: str, machine: str) -> Iterator[MachineNotice]:
+    """Read Google's ``instance/preempted``."""
+    if text == "TRUE":
+        deadline = time.time() + CLOUDS["gcp"].warning_seconds
+        yield MachineNotice(id="preempted", what="gcp: this machine is preempted", deadline=deadline)
 
-    return ask
+
+def _maintenance(text: str, machine: str) -> Iterator[MachineNotice]:
+    """Read Google's ``instance/maintenance-event``."""
+    if text.startswith(("TERMINATE", "SHUTDOWN")):
+        yield MachineNotice(id=text, what="gcp: this machine is stopped for maintenance of its host")
+    elif text.startswith("MIGRATE"):
+        what = "gcp: this machine moves to another host, and may be slow for a while"
+        yield MachineNotice(id=text, what=what, takes="nothing")
 
 
 _AZURE = {"Preempt": "taken away", "Terminate": "deleted", "Reboot": "restarted", "Redeploy": "moved and restarted"}
 
 
-def ask_azure(service: MetadataService) -> Ask:
-    """Ask for Azure's scheduled events of this machine; those of its neighbours are in the same list."""
-    headers, name, is_first = {"Metadata": "true"}, "", True
+def _scheduled_events(text: str, machine: str) -> Iterator[MachineNotice]:
+    """Read Azure's scheduled events of this machine; those of its neighbours are in the same list."""
+    events = _json(text).get("Events", ())
+    for event in events if isinstance(events, list) else ():
+        if not isinstance(event, dict) or machine not in (event.get("Resources") or ()):
+            continue
+        kind, status = str(event.get("EventType")), event.get("EventStatus")
+        if status in ("Completed", "Canceled") or kind not in (*_AZURE, "Freeze"):
+            continue
+        yield MachineNotice(
+            id=str(event.get("EventId")),
+            what=f"azure: this machine is {_AZURE.get(kind, 'paused for some seconds')}",
+            deadline=_time(event.get("NotBefore")) or (time.time() if status == "Started" else None),
+            takes="all" if kind in _AZURE else "nothing",
+        )
 
-    def get(path: str, timeout: float = _TIMEOUT) -> str:
-        return service.read("/metadata", path, headers, timeout)
 
-    def ask() -> list[MachineNotice]:
-        nonlocal name, is_first
-        name = name or get("instance/compute/name?api-version=2021-02-01&format=text")
-        text = get("scheduledevents?api-version=2020-07-01", _FIRST_TIMEOUT if is_first else _TIMEOUT)
-        events = _json(text, "scheduledevents").get("Events", ())
-        is_first = False
-        found = []
-        for event in events if isinstance(events, list) else ():
-            if not isinstance(event, dict) or name not in (event.get("Resources") or ()):
-                continue
-            kind, is_over = str(event.get("EventType")), event.get("EventStatus") in ("Completed", "Canceled")
-            if is_over or kind not in (*_AZURE, "Freeze"):
-                continue
-            what = f"azure: this machine is {_AZURE.get(kind, 'paused for some seconds')}"
-            takes = "all" if kind in _AZURE else "nothing"
-            deadline = _time(event.get("NotBefore")) or (time.time() if event.get("EventStatus") == "Started" else None)
-            found.append(MachineNotice(id=str(event.get("EventId")), what=what, deadline=deadline, takes=takes))
-        return found
+class _Cloud(NamedTuple):
+    """A cloud's metadata service: its address, the header of each question, and paths with what reads their answers.
 
-    return ask
+    ``warning_seconds``: from a notice to the end of a spot machine, as documented. ``name``: path of the machine's own
+    name, where the readers need it. An empty value in the header is a token, which is asked for.
+    """
+
+    base: str
+    header: tuple[str, str]
+    warning_seconds: float
+    questions: tuple[tuple[str, Callable[[str, str], Iterator[MachineNotice]]], ...]
+    name: str = ""
+    first_timeout: float = _TIMEOUT
+
+
+CLOUDS = {
+    "aws": _Cloud(
+        base="http://169.254.169.254",
+        header=("X-aws-ec2-metadata-token", ""),
+        warning_seconds=120.0,
+        questions=(
+            ("/latest/meta-data/spot/instance-action", _spot_action),
+            ("/latest/meta-data/events/recommendations/rebalance", _rebalance),
+        ),
+    ),
+    "gcp": _Cloud(
+        base="http://metadata.google.internal",
+        header=("Metadata-Flavor", "Google"),
+        warning_seconds=30.0,
+        questions=(  # the first is answered at once when it changes
+            ("/computeMetadata/v1/instance/preempted?wait_for_change=true&timeout_sec={poll:.0f}", _preempted),
+            ("/computeMetadata/v1/instance/maintenance-event", _maintenance),
+        ),
+    ),
+    "azure": _Cloud(
+        base="http://169.254.169.254",
+        header=("Metadata", "true"),
+        warning_seconds=30.0,
+        questions=(("/metadata/scheduledevents?api-version=2020-07-01", _scheduled_events),),
+        name="/metadata/instance/compute/name?api-version=2021-02-01&format=text",
+        first_timeout=120.0,  # while Azure starts the service
+    ),
+}
+
+
+class MetadataService:
+    """The metadata service of this machine, which is spoken to without proxies and without following redirects.
+
+    Args:
+        cloud: a key of :data:`CLOUDS`.
+        base: an address. Raises InputError if it is none.
+    """
+
+    def __init__(self, cloud: str, base: str) -> None:
+        self.cloud, self.base = CLOUDS[cloud], base.rstrip("/")
+        origin = origin_of(self.base)
+        if origin is None or not self.base.startswith("http://"):
+            raise InputError(f"{METADATA} is {base!r}; it must be an address, such as http://127.0.0.1:8080")
+        self._header, self._machine, self._timeout = self.cloud.header, "", self.cloud.first_timeout
+        self._connection = http.client.HTTPConnection(*origin)
+        self._is_closed = False
+
+    def ask(self) -> list[MachineNotice]:
+        """Return the notices that there are now; raises what :data:`Ask` does."""
+        if self.cloud.name and not self._machine:
+            self._machine = self._read(self.cloud.name) or ""
+        notices = []
+        for path, read in self.cloud.questions:
+            text = self._read(path.format(poll=POLL_SECONDS))
+            notices += [] if text is None else list(read(text, self._machine))
+        self._timeout = _TIMEOUT
+        return notices
+
+    def _read(self, path: str) -> str | None:
+        """Return an answer's text, None for 404; a token that is missing or has run out is asked for."""
+        for _ in range(2):
+            if not self._header[1]:
+                wanted = ("X-aws-ec2-metadata-token-ttl-seconds", "21600")
+                status, token = self.request("/latest/api/token", wanted, method="PUT")
+                if status != 200:
+                    raise OSError(f"it gives no token (status {status})")
+                self._header = (self._header[0], token)
+            status, text = self.request(path, self._header)
+            if status != 401:
+                break
+            self._header = self.cloud.header
+        if status not in (200, 404):
+            raise OSError(f"{path.partition('?')[0]}: status {status}")
+        return text.strip() if status == 200 else None
+
+    def request(self, path: str, header: tuple[str, str], *, method: str = "GET") -> tuple[int, str]:
+        """Return the status and the text of an answer; raises what :data:`Ask` does."""
+        if self._is_closed:
+            raise OSError("closed")
+        self._connection.timeout = max(self._timeout, POLL_SECONDS + _TIMEOUT)
+        with contextlib.closing(self._connection) as connection:
+            connection.request(method, path, headers=dict([header]))
+            answer = connection.getresponse()
+            return answer.status, answer.read(_LARGEST_ANSWER).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """End the question that is under way, from another thread."""
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            if self._connection.sock is not None:
+                self._connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def ask_file(path: Path, since: float) -> Ask:
@@ -265,9 +266,6 @@ def ask_file(path: Path, since: float) -> Ask:
         return [MachineNotice(id=f"file {written}", what=what, deadline=deadline)]
 
     return ask
-
-
-ASKS: dict[str, Callable[[MetadataService], Ask]] = {"aws": ask_aws, "gcp": ask_gcp, "azure": ask_azure}
 
 
 def cloud_of(root: Path = Path("/")) -> str | None:
@@ -326,12 +324,12 @@ class NoticeWatch:
 
     def run(self, ask: Ask, source: str, service: MetadataService | None) -> None:
         """Ask until a notice ends the run, or :meth:`close`."""
-        is_cost_told, warning = False, WARNING_SECONDS.get(source, 0.0)
+        is_cost_told, warning = False, 0.0 if service is None else service.cloud.warning_seconds
         while not self._over.is_set() and self.notice is None:
             began, pause = time.monotonic(), POLL_SECONDS
             try:
                 self.take(ask(), time.time())
-            except (OSError, http.client.HTTPException, ValueError, RefusedError) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 if not self._is_failing and not self._over.is_set():
                     place = source if service is None else f"{source} at {service.base}"
                     self._say(
@@ -417,8 +415,8 @@ def watching_notices(
         path = Path(source.removeprefix(NOTICE_FILE)).absolute()
         ask, place = ask_file(path, began), f"the file {path}"
     else:
-        service = MetadataService(os.environ.get(METADATA) or _BASES[source])
-        ask, place = ASKS[source](service), f"{source} at {service.base}"
+        service = MetadataService(source, os.environ.get(METADATA) or CLOUDS[source].base)
+        ask, place = service.ask, f"{source} at {service.base}"
     say(f"notices: {place} is asked every {POLL_SECONDS:.0f} s whether this machine is taken away")
     thread = threading.Thread(target=watch.run, args=(ask, source, service), name="steady-notices", daemon=True)
     thread.start()

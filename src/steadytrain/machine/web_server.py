@@ -2,10 +2,11 @@
 
 A connection waits for its client while a request's head or body is still to come, or an answer to be taken. Where there
 are too many, the one that has waited longest makes room for a new one, so that clients that send nothing, or a byte a
-second, keep nobody out. Each decision looks at a few connections, however many there are.
+second, keep nobody out. A request is at hand, and counts, once its body is there.
 
 Until its first head is complete, a connection is a bare socket: a transport and a parser cost ten times as much, and
-thousands that come at once and send nothing would hold up everybody.
+thousands that come at once and send nothing would hold up everybody. Then uvicorn's protocol answers it, behind one
+that sees what comes and goes.
 """
 
 from __future__ import annotations
@@ -16,32 +17,28 @@ import json
 import re
 import socket
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 import h11
 import uvicorn
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steadytrain.machine.process import allow_open_files
 
 LINGER_SECONDS, LINGER_BYTES = 2.0, 64 * 2**20
-"""How long, and how much of, a request is read that was answered before its end."""
+"""Seconds and bytes of a request that are still read after it was answered before its end."""
 ACCEPTS, OPENS, BACKLOG = 1024, 8, 4096
 """Connections that are accepted, and that are given a parser, in one turn of the event loop; and those that the system
 holds until they are accepted."""
-RETRY_SECONDS = 0.1
-"""Until connections are accepted again, where the process may open no more files."""
+FREE_PLACES, REPEAT_SECONDS = 8, 2.0
+"""Requests for free paths that may wait for a parser; seconds in which others like them get the answer before."""
 MAX_HEAD_BYTES = 16 * 2**10
-"""Of a head that is not complete: h11 refuses longer ones."""
-SLOW_AFTER, SLOW_RATE = 1.0, 1000
-"""A request waits for a slow client after so many seconds with fewer bytes a second; it may be given up for others."""
-_LOOKED_AT = 8
-"""Requests that are looked at for one that is slow."""
+"""Bytes of a head after which it goes to the parser, complete or not: h11 refuses longer ones."""
 _LATE = ("408 Request Timeout", "the request's head was not complete in time")
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE)
@@ -70,12 +67,12 @@ class ServerLimits:
     """Limits of a server for its clients.
 
     Args:
-        connections: at the same time. Beyond them, the one that has waited longest for a request is closed.
-        requests: at hand; fewer than connections, the rest of which waits for requests. Beyond them, one of a slow
-            client is given up, or the new one is answered 503.
-        head_seconds: for a request's head.
+        connections: at the same time. Beyond them, the one that has waited longest for its client is closed.
+        requests: at hand; fewer than connections, the rest of which waits for clients. Beyond them, a new one is
+            answered 503.
+        head_seconds: for the first request's head.
         answer_seconds: for the client to take an answer, or a part of it.
-        free_paths: that are answered whatever else is at hand, such as a health check.
+        free_paths: that are answered however many requests are at hand, such as a health check.
     """
 
     connections: int = 512
@@ -85,103 +82,221 @@ class ServerLimits:
     free_paths: Collection[str] = ()
 
 
-@dataclass(eq=False, slots=True)
-class _Caller:
-    """A connection whose first head is not complete, or just complete; ``is_free``: of a request for a free path."""
+class _Connection(asyncio.Protocol):
+    """A connection with a transport, between that and uvicorn's protocol.
+
+    Args:
+        head: bytes that were read before there was a transport: the first request's head.
+        clients: all connections of the server.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, head: bytes, clients: _Clients) -> None:
+        self.head, self._clients, self._limits = head, clients, clients.limits
+        self._loop = asyncio.get_running_loop()
+        self._late: asyncio.TimerHandle | None = None
+        self._untaken: asyncio.TimerHandle | None = None
+        self._is_answering = self._awaits_body = self._counts = self._is_cut = False
+        self._is_lost = asyncio.Event()
+        self._protocol = clients.make_protocol(self)
+
+    # -- what the transport calls --------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(0)  # writing is paused until the system has taken all that was written
+        self._protocol.connection_made(transport)
+        self._clients.num_open += 1
+        self._wait()
+        self.data_received(self.head)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass bytes on; the head of a request has to be complete in time."""
+        if not self._is_answering and self._late is None:
+            self._late = self._loop.call_later(self._limits.head_seconds, self._end_late)
+        try:
+            self._protocol.data_received(data)
+        except h11.LocalProtocolError:  # a body that is no HTTP, of a request whose answer has begun
+            self.transport.close()
+
+    def eof_received(self) -> bool | None:
+        return self._protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to take the answer, for a limited time, also while the connection is being closed."""
+        self._untaken = self._loop.call_later(self._limits.answer_seconds, self.transport.abort)
+        self._protocol.pause_writing()
+        self._wait()
+
+    def resume_writing(self) -> None:
+        if self._untaken is not None:
+            self._untaken.cancel()
+        self._protocol.resume_writing()
+        if self._is_answering and not self._awaits_body:
+            self._go_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._late, self._untaken):
+            if timer is not None:
+                timer.cancel()
+        self._clients.waiting.pop(self, None)
+        self._clients.num_open -= 1
+        self._protocol.connection_lost(exc)
+        self._is_lost.set()
+
+    # -- what the server calls -----------------------------------------------------------------------------------------
+
+    def begin(self, *, has_body: bool, counts: bool) -> None:
+        """Note that a request's head is complete; ``counts``: it is at hand once its body is there."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        self._is_answering, self._awaits_body, self._counts = True, has_body, counts
+        if has_body:
+            self._wait()
+        else:
+            self._go_on()
+
+    async def receive(self, receive: Receive) -> Message:
+        """Return the next part of the body."""
+        message = await receive()
+        if self._awaits_body and not message.get("more_body"):
+            self._awaits_body = False
+            self._go_on()
+        return message
+
+    async def send(self, send: Send, message: Message) -> None:
+        """Send a part of the answer, unless the connection is over."""
+        self._is_cut = self.transport.is_closing()
+        if not self._is_cut:
+            await send(message)
+
+    async def finish(self) -> None:
+        """Note that the application is through with a request."""
+        self._is_answering = False
+        self._wait()
+        self._clients.at_hand.discard(self)
+        if self._is_cut:
+            await self._is_lost.wait()  # else uvicorn complains of an answer that was not sent
+
+    def _wait(self) -> None:
+        """Join those that wait for their clients, at the end."""
+        if not self._is_lost.is_set():
+            self._clients.waiting.pop(self, None)
+            self._clients.waiting[self] = None
+
+    def _go_on(self) -> None:
+        """Leave those that wait: the request is there."""
+        self._clients.waiting.pop(self, None)
+        if self._counts:
+            self._clients.at_hand.add(self)
+
+    def _end_late(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(_refusal(*_LATE))
+            self.transport.close()
+
+
+@dataclass(slots=True)
+class _Silent:
+    """A connection whose first head is not complete, or just complete."""
 
     connection: socket.socket
     since: float
-    is_watched: bool = False
-    is_free: bool = False
     received: bytearray = field(default_factory=bytearray)
 
-    def end(self, status: str = "", error: str = "") -> None:
-        """Close the connection; send an answer before, if one is given."""
+    def end(self, answer: bytes = b"") -> None:
+        """Close the connection, after an answer if there is one."""
         with contextlib.suppress(OSError):
-            if status:
-                self.connection.send(_refusal(status, error))
+            if answer:
+                self.connection.send(answer)
         self.connection.close()
 
 
-class Acceptor:
-    """Accepts connections, and reads the first head of each; those that are complete are opened a few at a time.
+class _Clients:
+    """Accepts connections, reads the first head of each, and holds all of them within limits.
 
     Args:
-        limiter: whose connections make room for new ones.
-        num_open: returns how many connections have been opened and are not over.
-        open_connection: gives a connection a parser, which begins with the bytes that were read.
+        limits: of the server.
+        make_protocol: returns a new protocol of uvicorn, for a connection.
+
+    Attributes:
+        num_open: connections that have a transport.
+        waiting: of them, those that wait for their clients, longest first.
+        at_hand: those whose request is there, but for free paths.
     """
 
-    def __init__(
-        self, limiter: Limiter, num_open: Callable[[], int], open_connection: Callable[[socket.socket, bytes], None]
-    ) -> None:
-        self._limiter, self._num_open, self._open_connection = limiter, num_open, open_connection
+    def __init__(self, limits: ServerLimits, make_protocol: Callable[[_Connection], asyncio.Protocol]) -> None:
+        self.limits, self.make_protocol = limits, make_protocol
         self._loop = asyncio.get_running_loop()
-        self._listeners: Sequence[socket.socket] = ()
-        self._silent: OrderedDict[int, _Caller] = OrderedDict()
-        self._ready: deque[_Caller] = deque()
+        self._silent: OrderedDict[int, _Silent] = OrderedDict()
+        self._ready: deque[_Silent] = deque()
+        self._free: deque[_Silent] = deque()
+        self._repeated: dict[bytes, tuple[float, bytes]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.num_open = 0
+        self.waiting: OrderedDict[_Connection, None] = OrderedDict()
+        self.at_hand: set[_Connection] = set()
 
-    def listen(self, listeners: Sequence[socket.socket]) -> None:
-        """Begin to accept connections."""
-        self._listeners = listeners
-        for listener in listeners:
-            listener.setblocking(False)
-            listener.listen(BACKLOG)
-            self._loop.add_reader(listener, self._accept, listener)
-
-    def close(self) -> None:
-        """Accept no more, and close the connections that are not opened."""
-        for listener in self._listeners:
-            self._loop.remove_reader(listener)
-        self._listeners = ()
-        while self._silent:
-            self._take(next(iter(self._silent))).end()
-        while self._ready:
-            self._ready.popleft().end()
-
-    def end_late(self) -> None:
-        """Close the connections whose first head was not complete in time."""
-        begin = self._loop.time() - self._limiter.limits.head_seconds
-        while self._silent:
-            number, caller = next(iter(self._silent.items()))
-            if caller.since >= begin:
-                return
-            self._take(number).end(*_LATE)
-
-    def _accept(self, listener: socket.socket) -> None:
+    def accept(self, listener: socket.socket) -> None:
         """Accept what waits, before the system has no more places; watch only those that are left in the end."""
-        limit, fresh = self._limiter.limits.connections, list[int]()
+        fresh = list[int]()
         for _ in range(ACCEPTS):
             try:
                 connection, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 break
             except OSError:  # the process may open no more files
-                if not self._make_room():
-                    self._loop.remove_reader(listener)
-                    self._loop.call_later(RETRY_SECONDS, self._accept_again, listener)
+                self._make_room()
                 break
+            connection.setblocking(False)
             number = connection.fileno()
-            self._silent[number] = _Caller(connection, self._loop.time())
+            self._silent[number] = _Silent(connection, self._loop.time())
             fresh.append(number)
             self._read(number)  # a request may have come with the connection
-            if len(self._silent) + len(self._ready) + self._num_open() > limit:
+            if len(self._silent) + len(self._ready) + len(self._free) + self.num_open > self.limits.connections:
                 self._make_room()
         for number in fresh:
-            caller = self._silent.get(number)
-            if caller is not None and not caller.is_watched:
-                caller.is_watched = True
-                caller.connection.setblocking(False)
+            if number in self._silent:
                 self._loop.add_reader(number, self._read, number)
 
-    def _accept_again(self, listener: socket.socket) -> None:
-        if listener in self._listeners:
-            self._loop.add_reader(listener, self._accept, listener)
+    def close(self) -> None:
+        """Close the connections that have no transport."""
+        while self._silent:
+            self._take(next(iter(self._silent))).end()
+        while ready := self._free or self._ready:
+            ready.pop().end()
+
+    def end_late(self) -> None:
+        """Close the connections whose first head was not complete in time."""
+        begin = self._loop.time() - self.limits.head_seconds
+        while self._silent and next(iter(self._silent.values())).since < begin:
+            self._take(next(iter(self._silent))).end(_refusal(*_LATE))
+
+    def repeat(self, head: bytes, send: Send) -> Send:
+        """Return ``send``, which keeps a short answer for those who send the same head just after."""
+        headers: list[tuple[bytes, bytes]] = []
+
+        async def send_and_keep(message: Message) -> None:
+            if message.get("status") == 200:
+                headers.extend(message["headers"])
+            elif headers and not message.get("more_body"):
+                fields = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+                answer = b"HTTP/1.1 200 OK\r\nconnection: close\r\n" + fields + b"\r\n" + message["body"]
+                self._repeated.pop(head, None)
+                self._repeated[head] = (self._loop.time(), answer)
+                if len(self._repeated) > FREE_PLACES:
+                    del self._repeated[next(iter(self._repeated))]
+            await send(message)
+
+        return send_and_keep if head.startswith(b"GET ") and head.find(b"\r\n\r\n") == len(head) - 4 else send
 
     def _read(self, number: int) -> None:
-        caller = self._silent[number]
+        client = self._silent[number]
         try:
-            piece = caller.connection.recv(MAX_HEAD_BYTES, socket.MSG_DONTWAIT)
+            piece = client.connection.recv(MAX_HEAD_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -189,221 +304,59 @@ class Acceptor:
         if not piece:
             self._take(number).end()
             return
-        begin = max(0, len(caller.received) - 2)
-        caller.received += piece
+        begin = max(0, len(client.received) - 2)
+        client.received += piece
         # What is no HTTP from its first byte on is refused at once, by the parser, and so is a head that is too long.
-        if (
-            _END_OF_HEAD.search(caller.received, begin)
-            or caller.received[0] <= 0x20
-            or len(caller.received) > MAX_HEAD_BYTES
-        ):
-            self._take(number)
-            if not self._ready:
-                self._loop.call_soon(self._open_some)
-            caller.is_free = _path_of(caller.received) in self._limiter.limits.free_paths
-            (self._ready.appendleft if caller.is_free else self._ready.append)(caller)
+        is_refused = client.received[0] <= 0x20 or len(client.received) > MAX_HEAD_BYTES
+        if is_refused or _END_OF_HEAD.search(client.received, begin):
+            self._serve(self._take(number))
 
-    def _take(self, number: int) -> _Caller:
+    def _serve(self, client: _Silent) -> None:
+        """Let a request wait for a parser; one too many for a free path gets the answer of the same one before."""
+        is_free = _path_of(client.received) in self.limits.free_paths
+        if is_free and len(self._free) >= FREE_PLACES:
+            head, now = bytes(client.received), self._loop.time()
+            error = "too many ask for this at the same time: try again"
+            at, answer = self._repeated.get(head, (now, _refusal("503 Service Unavailable", error)))
+            if now - at < REPEAT_SECONDS:
+                client.end(answer)
+                return
+            self._repeated[head] = (now, answer)  # until this one is answered
+        if not (self._free or self._ready):
+            self._loop.call_soon(self._open_some)
+        (self._free if is_free else self._ready).append(client)
+
+    def _take(self, number: int) -> _Silent:
         """Remove a connection from the silent ones."""
-        caller = self._silent.pop(number)
-        if caller.is_watched:
-            self._loop.remove_reader(number)
-        return caller
+        self._loop.remove_reader(number)
+        return self._silent.pop(number)
 
     def _open_some(self) -> None:
-        for _ in range(min(OPENS, len(self._ready))):
-            caller = self._ready.popleft()
-            self._open_connection(caller.connection, bytes(caller.received))
-        if self._ready:
+        """Give a parser to a few connections, those of free paths first."""
+        for _ in range(OPENS):
+            if ready := self._free or self._ready:
+                task = asyncio.create_task(self._open(ready.popleft()))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        if self._free or self._ready:
             self._loop.call_soon(self._open_some)
 
-    def _make_room(self) -> bool:
-        """Close the connection that has waited longest; return whether there was one.
+    async def _open(self, client: _Silent) -> None:
+        connection = _Connection(bytes(client.received), self)
+        with contextlib.suppress(OSError):  # the client is gone
+            await self._loop.connect_accepted_socket(lambda: connection, client.connection)
 
-        An eighth of the places is for those that have just come.
-        """
-        limit = self._limiter.limits.connections
-        if len(self._silent) > limit // 8:
+    def _make_room(self) -> None:
+        """Close the connection that has waited longest. Half of the places are for those that have just come."""
+        if len(self._silent) > self.limits.connections // 2:
             self._take(next(iter(self._silent))).end()
-        elif self._limiter.idle:
-            next(iter(self._limiter.idle)).give_way()
-        elif self._ready and not self._ready[-1].is_free:  # those of free paths stand first
-            error = f"the server has {limit} connections, as many as it may: try again"
-            self._ready.pop().end("503 Service Unavailable", error)
+        elif self.waiting:
+            self.waiting.popitem(last=False)[0].transport.abort()
+        elif self._ready:
+            error = f"the server has {self.limits.connections} connections, as many as it may: try again"
+            self._ready.pop().end(_refusal("503 Service Unavailable", error))
         elif self._silent:
             self._take(next(iter(self._silent))).end()
-        else:
-            return False
-        return True
-
-
-class Limiter:
-    """The connections of one server that wait for their clients, those that have waited longest first.
-
-    Attributes:
-        idle: without a request, or with the rest of one that is answered already.
-        receiving: with a request whose body is still to come, or whose answer is to be taken.
-        num_requests: at hand, but for free paths.
-    """
-
-    def __init__(self, limits: ServerLimits) -> None:
-        self.limits = limits
-        self.idle: OrderedDict[LimitedProtocol, None] = OrderedDict()
-        self.receiving: OrderedDict[LimitedProtocol, None] = OrderedDict()
-        self.num_requests = 0
-
-    def has_room(self, new: LimitedProtocol) -> bool:
-        """Return whether a new request may be answered; one of a slow client is given up for it where need be."""
-        if self.num_requests < self.limits.requests:
-            return True
-        for _ in range(min(_LOOKED_AT, len(self.receiving))):
-            longest = next(iter(self.receiving))
-            if longest is new:
-                return False
-            if longest.is_slow():
-                longest.give_way()
-                return True
-            self.receiving.move_to_end(longest)
-        return False
-
-
-class LimitedProtocol(H11Protocol):
-    """uvicorn's protocol with the limits of a :class:`Limiter`; ``received``: bytes that were read before."""
-
-    def __init__(self, *args: Any, limiter: Limiter, received: bytes, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._limiter, self._application, self._first = limiter, self.app, received
-        self.app = self._admit
-        self._untaken: asyncio.TimerHandle | None = None
-        self._queue: OrderedDict[LimitedProtocol, None] | None = None
-        self._request: object = None
-        self._refused: object = None
-        self._since, self._received = 0.0, 0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        transport.set_write_buffer_limits(0)  # writing is paused until the system has taken all that was written
-        self._timer = self.loop.call_later(self._limiter.limits.head_seconds, self._late)
-        self.data_received(self._first)
-        self._first = b""
-
-    def data_received(self, data: bytes) -> None:
-        """Read on; the head of a request has to be complete in time."""
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._timer.cancel()
-        elif self._timer.cancelled():
-            self._timer = self.loop.call_later(self._limiter.limits.head_seconds, self._late)
-        self._note()
-        self._received += len(data)
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP: no other answer is sent to a request whose body it came in."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
-        if self.cycle is not None:
-            self.cycle.disconnected = True
-
-    def on_response_complete(self) -> None:
-        """Wait for the next request."""
-        super().on_response_complete()
-        self._note()
-
-    def pause_writing(self) -> None:
-        """Wait for the client to take the answer, for a limited time, also while the connection is being closed."""
-        super().pause_writing()
-        self._untaken = self.loop.call_later(self._limiter.limits.answer_seconds, self.transport.abort)
-        self._note()
-
-    def resume_writing(self) -> None:
-        """Go on: the client has taken the whole answer."""
-        if self._untaken is not None:
-            self._untaken.cancel()
-        super().resume_writing()
-        self._note()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timers, and leave the queues."""
-        self._timer.cancel()
-        if self._untaken is not None:
-            self._untaken.cancel()
-        super().connection_lost(exc)
-        self._note(is_over=True)
-
-    def is_slow(self) -> bool:
-        """Return whether the request at hand waits for a client that sends, or takes, too little."""
-        seconds = self.loop.time() - self._since
-        return seconds > SLOW_AFTER and self._received < SLOW_RATE * seconds
-
-    def give_way(self) -> None:
-        """Close the connection, for another one."""
-        if self.cycle is not None and not (self.cycle.response_started or self.transport.is_closing()):
-            self._refuse("503 Service Unavailable", "other clients need the place: send the request faster")
-        self._close()
-        if self.transport.get_write_buffer_size():  # closed, it would wait for its client to take that
-            self.transport.abort()
-        self.connections.discard(self)
-        self._note(is_over=True)
-
-    def _note(self, *, is_over: bool = False) -> None:
-        """Enter the queue of those that wait for their clients, at its end, or leave it."""
-        limiter, cycle = self._limiter, self.cycle
-        queue: OrderedDict[LimitedProtocol, None] | None = None
-        if not (is_over or self.transport.is_closing()):
-            is_answered = cycle is not None and (cycle.response_started or cycle is self._refused)
-            if cycle is None or cycle.response_complete or (is_answered and cycle.more_body):
-                queue = limiter.idle
-            elif cycle.more_body or self.flow.write_paused:
-                queue = limiter.receiving
-        if queue is self._queue and cycle is self._request:
-            return
-        if self._queue is not None:
-            self._queue.pop(self, None)
-        if queue is not None:
-            queue[self] = None
-        self._queue, self._request, self._since, self._received = queue, cycle, self.loop.time(), 0
-
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request if there is room, and if its end is certain."""
-        _use_origin_form(scope)
-        limiter, names = self._limiter, {name for name, _ in scope["headers"]}
-        if not scope["http_version"].startswith("1."):
-            error = f"the request is of HTTP/{scope['http_version']}: this server has 1.0 and 1.1"
-            await Early({"error": error}, 505)(scope, receive, send)
-        elif names >= {b"content-length", b"transfer-encoding"}:  # RFC 9112, 6.1: a proxy may see two requests
-            error = "the request has both Content-Length and Transfer-Encoding: send one of them"
-            await Early({"error": error}, 400)(scope, receive, send)
-        elif scope["path"] in limiter.limits.free_paths:
-            await self._application(scope, receive, send)
-        elif not limiter.has_room(self):
-            self._refused = self.cycle
-            self._note()
-            error = f"the server has {limiter.limits.requests} requests at hand, as many as it may: try again"
-            await Early({"error": error}, 503, {"retry-after": "1"})(scope, receive, send)
-        else:
-            limiter.num_requests += 1
-            try:
-                await self._application(scope, receive, send)
-            finally:
-                limiter.num_requests -= 1
-
-    def _late(self) -> None:
-        if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
-            if self.conn.trailing_data[0] or self.cycle is None:
-                self._refuse(*_LATE)
-            self._close()
-
-    def _refuse(self, status: str, error: str) -> None:
-        """Write an answer past the application, which has begun none."""
-        self.transport.write(_refusal(status, error))
-
-    def _close(self) -> None:
-        if not self.transport.is_closing():
-            if self.conn.our_state is h11.IDLE:
-                self.conn.send(h11.ConnectionClosed())
-            self.transport.close()
 
 
 class LimitedServer(uvicorn.Server):
@@ -415,44 +368,71 @@ class LimitedServer(uvicorn.Server):
         settings: more of uvicorn's.
     """
 
-    def __init__(self, app: Any, limits: ServerLimits, **settings: Any) -> None:
+    def __init__(self, app: ASGIApp, limits: ServerLimits, **settings: Any) -> None:
         quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}
-        fixed: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off"}
-        super().__init__(uvicorn.Config(app, **quiet, **fixed, **settings))
-        self._limiter = Limiter(limits)
-        self._acceptor: Acceptor | None = None
+        fixed: dict[str, Any] = {"http": "h11", "interface": "asgi3", "ws": "none", "lifespan": "off"}
+        super().__init__(uvicorn.Config(self._answer, **quiet, **fixed, **settings))
+        self._app, self._limits = app, limits
         allow_open_files(limits.connections)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on the sockets."""
         await super().startup([])
-        self._acceptor = Acceptor(self._limiter, lambda: len(self.server_state.connections), self._open)
-        self._acceptor.listen(sockets or ())
+        self._clients = _Clients(self._limits, self._protocol)
+        self._listeners = sockets or []
+        for listener in self._listeners:
+            listener.setblocking(False)
+            listener.listen(BACKLOG)
+            asyncio.get_running_loop().add_reader(listener, self._clients.accept, listener)
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections whose time is over."""
-        assert self._acceptor is not None
-        self._acceptor.end_late()
+        self._clients.end_late()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more, and let requests at hand be answered."""
-        assert self._acceptor is not None
-        self._acceptor.close()
+        for listener in self._listeners:
+            asyncio.get_running_loop().remove_reader(listener)
+        self._clients.close()
         await super().shutdown(sockets)
 
-    def _open(self, connection: socket.socket, received: bytes) -> None:
-        def protocol() -> LimitedProtocol:
-            state, app_state = self.server_state, self.lifespan.state
-            return LimitedProtocol(self.config, state, app_state, limiter=self._limiter, received=received)
+    def _protocol(self, connection: _Connection) -> asyncio.Protocol:
+        make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state={"connection": connection})
 
-        async def open_connection() -> None:
-            with contextlib.suppress(OSError):  # the client is gone
-                await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request if there is room, and if its end is certain."""
+        connection: _Connection = scope["state"].pop("connection")
+        _use_origin_form(scope)
+        headers = dict(scope["headers"])
+        head, connection.head = connection.head, b""  # it is that of the first request alone
+        refusal, is_free = self._refusal(scope, headers), scope["path"] in self._limits.free_paths
+        has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+        connection.begin(has_body=has_body, counts=not is_free)
+        receive, send = partial(connection.receive, receive), partial(connection.send, send)
+        try:
+            if refusal is not None:
+                await refusal(scope, receive, send)
+            elif is_free:
+                await self._app(scope, receive, self._clients.repeat(head, send))
+            else:
+                await self._app(scope, receive, send)
+        finally:
+            await connection.finish()
 
-        task = asyncio.create_task(open_connection())
-        self.server_state.tasks.add(task)  # where uvicorn has its own
-        task.add_done_callback(self.server_state.tasks.discard)
+    def _refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Early | None:
+        """Return the answer to a request that the application is not to see."""
+        limit, version = self._limits.requests, scope["http_version"]
+        if not version.startswith("1."):
+            return Early({"error": f"the request is of HTTP/{version}: this server has 1.0 and 1.1"}, 505)
+        if headers.keys() >= {b"content-length", b"transfer-encoding"}:  # RFC 9112, 6.1: a proxy may see two requests
+            error = "the request has both Content-Length and Transfer-Encoding: send one of them"
+            return Early({"error": error}, 400)
+        if len(self._clients.at_hand) >= limit and scope["path"] not in self._limits.free_paths:
+            error = f"the server has {limit} requests at hand, as many as it may: try again"
+            return Early({"error": error}, 503, {"retry-after": "1"})
+        return None
 
 
 def _refusal(status: str, error: str) -> bytes:

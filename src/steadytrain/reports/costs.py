@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +30,12 @@ from steadytrain.cost.bill import (
     spot_rows,
     what_if,
 )
-from steadytrain.cost.prices import Offer, Price, all_offers, known_price, parse_price
+from steadytrain.cost.prices import Offer, Price, all_offers, find_offer, known_price, parse_price, select
 from steadytrain.errors import InputError, RunError
 from steadytrain.format import NONE, clean, count, duration, epoch, money, percent, score_name, text_table, when, wrap
 from steadytrain.interop.logs import LogRun
 from steadytrain.monitor import RunHistory, read_history
+from steadytrain.reports.files import find_all
 from steadytrain.reports.status import current_bill, signs, time_left
 from steadytrain.reports.summary import Reached, reached
 from steadytrain.reports.tables import finite
@@ -52,78 +55,130 @@ class Question:
     """The options of ``steady cost``.
 
     Args:
-        price: of an hour of each machine; None: what the run recorded.
+        price: of an hour of each machine, as :func:`~steadytrain.cost.prices.parse_price` reads it; None: what the run
+            recorded, or that of ``instance``.
         instance, cloud, region: whose spot offers are compared, and whose other machines.
+        spot: the price is that of the instance on spot.
         before: compare by prices of this day, ``YYYY-MM-DD``, or older ones; None: by the newest.
         target: an accuracy, a fraction: what it cost to reach it.
         what_if: estimate the run on other machines.
         interruptions: an hour, on spot; None: as in the run.
         wait_minutes: until there is capacity again after one; None: as in the run.
+
+    Raises:
+        InputError: options that exclude or need each other, or are out of range.
     """
 
-    price: Price | None = None
+    price: str | Price | None = None
     instance: str | None = None
     cloud: str | None = None
     region: str | None = None
+    spot: bool = False
     before: str | None = None
     target: float | None = None
     what_if: bool = False
     interruptions: float | None = None
     wait_minutes: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.price is not None and self.instance is not None:
+            raise InputError(f"--price {self.price} and --instance {self.instance} exclude each other: give one")
+        if self.instance is None and self.spot:
+            raise InputError("--spot needs --instance NAME")
+        if self.instance is None and not self.what_if and (self.before or self.cloud or self.region):
+            raise InputError("--cloud, --region and --before need --instance NAME, or --what-if")
+        if self.before is not None and not _is_day(self.before):
+            raise InputError(f"--before is {self.before!r}; it must be a day, such as 2018-12-31")
+        for name, most in (("target", 1.0), ("interruptions", 3600.0), ("wait_minutes", 1e6)):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= most:
+                raise InputError(f"--{name.replace('_', '-')} is {value:g}; it must be from 0 to {most:g}")
+
+    @cached_property
+    def chosen(self) -> Price | None:
+        """The price that was asked for. Raises InputError."""
+        if isinstance(self.price, str):
+            return parse_price(self.price)
+        if self.price is None and self.instance is not None:
+            place = {"cloud": self.cloud, "region": self.region}
+            return find_offer(self.instance, **place, spot=self.spot, before=self.before).price(spot=self.spot)
+        return self.price
+
     def offers(self) -> list[Offer]:
         """Return the newest row of each instance in each place that was asked about."""
-        newest: dict[tuple[str, str, str, str], Offer] = {}
-        for offer in all_offers():
-            key = (offer.cloud, offer.region, offer.zone, offer.instance)
-            matches = self.cloud is None or offer.cloud == self.cloud.lower()
-            matches = matches and (self.region is None or self.region in (offer.region, offer.zone))
-            matches = matches and (self.before is None or offer.date <= self.before)
-            if matches and (key not in newest or newest[key].date <= offer.date):
-                newest[key] = offer
-        return list(newest.values())
+        offers = sorted(select(all_offers(), self.cloud, self.region, self.before), key=lambda offer: offer.date)
+        return list({(offer.cloud, offer.region, offer.zone, offer.instance): offer for offer in offers}.values())
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """The cost of one run, and what was asked besides; ``history`` is None where its event log is lost.
+    """The cost of one run, and what was asked besides.
 
-    ``left``: seconds that it still takes; None: unknown, or it is over. ``log``: the other program's that it was read
-    from; None for a run of ours.
+    Args:
+        parts: the usage of its attempts.
+        bill: None where no price is known.
+        status: in words.
+        history: None where its event log is lost.
+        left: seconds that it still takes; None: unknown, or it is over.
+        log: the other program's that it was read from; None for a run of ours.
     """
 
     run: Run
-    bill: Bill
+    parts: Sequence[BillPart]
+    bill: Bill | None
     status: str
     history: RunHistory | None
     left: float | None
     question: Question
     log: LogRun | None = None
 
+    def __post_init__(self) -> None:
+        if self.bill is None and (self.question.target is not None or self.question.what_if):
+            raise self.no_price()
+
+    def no_price(self) -> InputError:
+        """Return the error that says how to give a price."""
+        return InputError(f"no price is known of {self.run.directory}: give {HOW_TO_PRICE}")
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the cost as plain data, ready for JSON."""
+        """Return the cost as plain data, ready for JSON; amounts are null where no price is known."""
+        bill, used = self.bill, None if self.history is None else energy(self.history)
         document: dict[str, Any] = {"format": "steadytrain-cost", "version": 1, "run": str(self.run.directory)}
-        document |= {"status": self.status, **self.bill.to_dict(), "remaining_seconds": self.left}
+        document |= {"status": self.status, "so_far": None, "at_end": None, "currency": None, "price": None}
+        document |= {"seconds": sum(part.seconds for part in self.parts)}
+        document |= {"device_seconds": sum(part.device_seconds for part in self.parts)}
+        document |= {} if bill is None else bill.to_dict()
+        document["remaining_seconds"] = self.left
         document["attempts"] = [
-            {**part.to_dict(), "money": part.money, "source": part.source, "ended": part.ended}
-            for part in self.bill.parts
+            {
+                **part.to_dict(),
+                "money": None if bill is None else part.money,
+                "source": part.source,
+                "ended": part.ended,
+            }
+            for part in self.parts
         ]
-        if self.history is None:
-            return document
-        document["shares"] = plain(shares(self.bill, self.history))
-        if self.question.target is not None:
-            hit, best = self.target(self.history), self.best(self.history)
-            score = {"score": self.question.target, "money": None, "epoch": None, "best": best}
-            document["target"] = score if hit is None else {**score, "money": hit.cost, "epoch": hit.epoch}
-        used = energy(self.history)
-        document["energy"] = (
-            None if used is None else {**plain(used), "kwh": used.kwh, "money": self.energy_money(used)}
-        )
-        document["habits"] = plain(habits(self.history))
-        document["spot"] = [plain(row) for row in self.spot(self.history)]
-        document["what_if"] = [plain(row) for row in self.others(self.history)]
+        if self.history is not None or bill is None:
+            document["energy"] = used and {**plain(used), "kwh": used.kwh, "money": self.energy_money(used)}
+        if self.history is not None and bill is not None:
+            document |= self._measured(self.history, bill)
         result: dict[str, Any] = finite(document)
         return result
+
+    def _measured(self, history: RunHistory, bill: Bill) -> dict[str, Any]:
+        """Return what the events of a run with a price add to its document."""
+        document: dict[str, Any] = {"shares": plain(shares(bill, history)), "habits": plain(habits(history))}
+        if self.question.target is not None:
+            hit, best = self.target(history), self.best(history)
+            document["target"] = {
+                "score": self.question.target,
+                "money": hit and hit.cost,
+                "epoch": hit and hit.epoch,
+                "best": best,
+            }
+        document["spot"] = [plain(row) for row in self.spot(history)]
+        document["what_if"] = [plain(row) for row in self.others(history)]
+        return document
 
     def target(self, history: RunHistory) -> Reached | None:
         """Return when the target was reached and what had been spent by then; None if it was not, or there is none."""
@@ -154,8 +209,9 @@ class RunCost:
         measured = habits(history)
         per_hour, wait = self.rates(measured)
         offers = [offer for offer in self.question.offers() if offer.instance.lower() == instance.lower()]
-        machines = self.bill.parts[-1].machines
-        return spot_rows(offers, self.work(history), measured, per_hour=per_hour, wait=wait, machines=machines)
+        return spot_rows(
+            offers, self.work(history), measured, per_hour=per_hour, wait=wait, machines=self.parts[-1].machines
+        )
 
     def others(self, history: RunHistory) -> list[WhatIf]:
         """Return the run on other machines, if that was asked: of each instance the cheapest region."""
@@ -168,19 +224,30 @@ class RunCost:
 
     def energy_money(self, used: Energy) -> float | None:
         """Return what the measured energy costs; None where the price is not one per kWh."""
-        per_kwh = self.bill.price.per_kwh
+        per_kwh = None if self.bill is None else self.bill.price.per_kwh
         return None if per_kwh is None else used.kwh * per_kwh
 
     def to_text(self, width: int) -> str:
-        """Format the cost in lines of at most ``width`` columns."""
-        lines = list(self._bill_lines(width))
+        """Format the cost in lines of at most ``width`` columns; without a price the usage, and how to give one."""
+        if self.bill is None:
+            return "\n".join(self._usage_lines(width))
+        lines = list(self._bill_lines(self.bill, width))
         if self.history is not None:
-            lines += ["", *self._purposes(self.history)]
+            lines += ["", *self._purposes(self.history, self.bill)]
             lines += [*self._spot_lines(self.history, width), *self._what_if_lines(self.history, width)]
         return "\n".join(lines)
 
-    def _bill_lines(self, width: int) -> Iterator[str]:
-        bill, started = self.bill, None if self.history is None else self.history.started
+    def _usage_lines(self, width: int) -> Iterator[str]:
+        seconds, devices = sum(part.seconds for part in self.parts), sum(part.device_seconds for part in self.parts)
+        left = "" if self.left is None else f", about {duration(self.left)} until the end"
+        yield clean(f"{self.run.directory}: {self.status}")
+        yield f"{duration(seconds)} of wall time in {count(len(self.parts), 'attempt')}{left}"
+        yield f"{devices / 3600:,.3g} hours of devices, {max(part.devices for part in self.parts)} at a time"
+        yield energy_words(None if self.history is None else energy(self.history))
+        yield from wrap(f"no price is known: {HOW_TO_PRICE}", width, "", "  ")
+
+    def _bill_lines(self, bill: Bill, width: int) -> Iterator[str]:
+        started = None if self.history is None else self.history.started
         model = "" if started is None else f"{started.model.get('name', NONE)}, "
         yield clean(f"{self.run.directory}: {model}{self.status}")
         yield f"{bill}"
@@ -195,13 +262,7 @@ class RunCost:
         rows = [["attempt", "began", "wall time", "devices", bill.currency, "ended"]]
         for number, part in enumerate(bill.parts, 1):
             began = when(part.began) if self.log is None or math.isfinite(self.log.began) else NONE
-            cells = [
-                str(number),
-                began,
-                duration(part.seconds),
-                str(part.devices),
-                money(part.money),
-            ]
+            cells = [str(number), began, duration(part.seconds), str(part.devices), money(part.money)]
             rows.append([*cells, part.ended or "(by its checkpoint)"])
         yield text_table(rows, right=(0, 2, 3, 4))
         if (machines := max(part.machines for part in bill.parts)) > 1:
@@ -209,9 +270,9 @@ class RunCost:
         if self.log is not None and self.log.num_workers > 1:
             yield f"{self.log.num_workers} workers wrote the log: the price is that of one machine, which all share"
 
-    def _purposes(self, history: RunHistory) -> Iterator[str]:
+    def _purposes(self, history: RunHistory, bill: Bill) -> Iterator[str]:
         """Yield the purposes of the spending, a line each."""
-        bill, split = self.bill, shares(self.bill, history)
+        split = shares(bill, history)
         total = bill.so_far or 1.0
         rows: list[tuple[str, float | None, str]] = [
             ("set-up and warm-up", split.setup, percent(split.setup / total)),
@@ -292,44 +353,6 @@ class RunCost:
         yield from wrap(error, width, "  ")
 
 
-@dataclass(frozen=True)
-class RunUsage:
-    """The hours and the energy of one run of which no price is known; the fields are those of :class:`RunCost`."""
-
-    run: Run
-    parts: tuple[BillPart, ...]
-    status: str
-    history: RunHistory | None
-    left: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the usage as plain data, ready for JSON: as a cost has it, whose amounts are null."""
-        used = None if self.history is None else energy(self.history)
-        document: dict[str, Any] = {"format": "steadytrain-cost", "version": 1, "run": str(self.run.directory)}
-        document |= {"status": self.status, "so_far": None, "at_end": None, "currency": None, "price": None}
-        document |= {"seconds": sum(part.seconds for part in self.parts), "remaining_seconds": self.left}
-        document["device_seconds"] = sum(part.device_seconds for part in self.parts)
-        document["attempts"] = [
-            {**part.to_dict(), "money": None, "source": part.source, "ended": part.ended} for part in self.parts
-        ]
-        document["energy"] = None if used is None else {**plain(used), "kwh": used.kwh, "money": None}
-        result: dict[str, Any] = finite(document)
-        return result
-
-    def to_text(self, width: int) -> str:
-        """Format the usage in lines of at most ``width`` columns, with what gives it a price."""
-        seconds, devices = sum(part.seconds for part in self.parts), sum(part.device_seconds for part in self.parts)
-        left = "" if self.left is None else f", about {duration(self.left)} until the end"
-        lines = [
-            clean(f"{self.run.directory}: {self.status}"),
-            f"{duration(seconds)} of wall time in {count(len(self.parts), 'attempt')}{left}",
-            f"{devices / 3600:,.3g} hours of devices, {max(part.devices for part in self.parts)} at a time",
-            energy_words(None if self.history is None else energy(self.history)),
-            *wrap(f"no price is known: {HOW_TO_PRICE}", width, "", "  "),
-        ]
-        return "\n".join(lines)
-
-
 def energy_words(used: Energy | None, worth: str = "") -> str:
     """Say how much energy was measured; ``worth``: what it costs, with a comma before it."""
     if used is None:
@@ -358,17 +381,13 @@ def bill(run: Run | str | Path, *, price: Price | str | float | None = None) -> 
     """
     parsed = parse_price(str(price), name="price") if isinstance(price, str | int | float) else price
     cost = run_cost(Run.open(run), Question(price=parsed))
-    if isinstance(cost, RunUsage):
-        raise _no_price(cost.run)
+    if cost.bill is None:
+        raise cost.no_price()
     return cost.bill
 
 
-def _no_price(run: Run) -> InputError:
-    return InputError(f"no price is known of {run.directory}: give {HOW_TO_PRICE}")
-
-
-def run_cost(run: Run, question: Question) -> RunCost | RunUsage:
-    """Read a run and compute its cost, or what it used where no price is known.
+def run_cost(run: Run, question: Question) -> RunCost:
+    """Read a run and compute its cost.
 
     Raises:
         RunError: it has neither events nor a checkpoint.
@@ -382,29 +401,40 @@ def run_cost(run: Run, question: Question) -> RunCost | RunUsage:
     now = time.time()
     if history is None:
         status, left = "event log lost", None
-        total = bill_of(run, RunHistory(run.recipe), price=question.price)
+        bill = bill_of(run, RunHistory(run.recipe), price=question.chosen)
     else:
         seen = signs(run, history, now)
         status, left = seen.status, time_left(history, seen, now)
-        total = current_bill(run, history, seen, now, price=question.price)
-    if total is not None:
-        return RunCost(run, total, status, history, left, question)
-    parts = merge_parts(
-        saved_parts(run), () if history is None else parts_of(history, now if status == "running" else None)
-    )
+        bill = current_bill(run, history, seen, now, price=question.chosen)
+    logged = () if history is None else parts_of(history, now if status == "running" else None)
+    parts = merge_parts(saved_parts(run), logged) if bill is None else bill.parts
     if not parts:
         raise RunError(f"{run.directory} has neither events nor a checkpoint: start the run, then try again")
-    return _usage(RunUsage(run, tuple(parts), status, history, left), question)
+    return RunCost(run, parts, bill, status, history, left, question)
 
 
-def _usage(usage: RunUsage, question: Question) -> RunUsage:
-    """Return a run's usage, unless money was asked for. Raises InputError."""
-    if question.target is not None or question.what_if:
-        raise _no_price(usage.run)
-    return usage
+def costs_of(paths: Sequence[str], question: Question, *, say: Callable[[str], None]) -> list[RunCost]:
+    """Compute the costs of runs, of folders of runs, and of other programs' logs; ``say`` takes what is left out.
+
+    Raises:
+        RunError, InputError: as of :func:`run_cost` and :func:`log_cost`.
+    """
+    question.chosen  # noqa: B018  # a price that cannot be used is told before runs that cannot be read
+    selection = find_all(paths, skip_unreadable=True)
+    for line in selection.notes:
+        say(line)
+    return [log_cost(run, question) if isinstance(run, LogRun) else run_cost(run, question) for run in selection.runs]
 
 
-def log_cost(log: LogRun, question: Question) -> RunCost | RunUsage:
+def total_words(costs: Sequence[RunCost]) -> list[str]:
+    """Say what several runs cost together, where all that have prices have them in one currency."""
+    bills = [cost.bill for cost in costs if cost.bill is not None]
+    if len(bills) < 2 or len({bill.currency for bill in bills}) > 1:
+        return []
+    return [f"{count(len(bills), 'run')}: {money(sum(bill.so_far for bill in bills))} {bills[0].currency}"]
+
+
+def log_cost(log: LogRun, question: Question) -> RunCost:
     """Compute the cost of another program's log: of the time that it tells of, and of the epochs that are missing.
 
     Raises:
@@ -419,12 +449,10 @@ def log_cost(log: LogRun, question: Question) -> RunCost | RunUsage:
         )
     ended, devices = "finished" if log.is_complete else "log ends", log.num_devices
     parts = [replace(part, devices=devices or part.devices, ended=ended) for part in parts_of(history)]
-    total = make_bill(parts, price=question.price or known_price(None), left=log.seconds_left)
+    bill = make_bill(parts, price=question.chosen or known_price(None), left=log.seconds_left)
     status = f"{log.title}, {'finished' if log.is_complete else log.ending}"
     run = Run(log.directory, log.recipe)
-    if total is None:
-        return _usage(RunUsage(run, tuple(parts), status, history, log.seconds_left), question)
-    return RunCost(run, total, status, history, log.seconds_left, question, log)
+    return RunCost(run, parts if bill is None else bill.parts, bill, status, history, log.seconds_left, question, log)
 
 
 def price_table(offers: Sequence[Offer], width: int) -> str:
@@ -451,3 +479,10 @@ def price_table(offers: Sequence[Offer], width: int) -> str:
 
 def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
