@@ -161,7 +161,7 @@ def test_another_optimizer_has_its_own_usual_rate(steady: Callable[..., Said], d
         ("optim.wd=0.1", "Did you mean optim.weight_decay?"),
         ("optim.optimizer=adamw", "Did you mean optim.name?"),
         ("wd=0.1", "Did you mean optim.weight_decay?"),
-        ("data.mixup=0.2", "Instead: --transforms randaugment:2,9"),
+        ("data.mixup=0.2", "Instead: --transforms mixup:VALUE"),
         ("model.frozen=true", "Instead: --train head"),
         ("train.epochs=3", "Did you mean budget.epochs?"),
     ],

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
-from steadytrain.cli.worded_errors import OTHER_COMMANDS, assignment_hint, examples, is_assignment, worded_errors
+from steadytrain.cli.worded_errors import assignment_hint, examples, is_assignment, worded_errors
 from steadytrain.errors import FailedError, InputError, SteadyError, storage_error
 from steadytrain.format import fold
 from steadytrain.machine.process import SIGINT_ALONE, TO_END, interrupted_once, share_cores
@@ -327,8 +327,6 @@ def _ours_instead(words: Sequence[str]) -> str:
 
     if is_ours and words[0] not in PLACES:
         return ""
-    if len(words) == 1 and words[0] in OTHER_COMMANDS:
-        return ""
     return shlex.join(foreign_command(words, tuple(VERBS)))
 
 
@@ -389,14 +387,13 @@ def _own_words(words: Sequence[str]) -> list[str]:
         return list(words)
     from steadytrain.cli.console import note
     from steadytrain.cli.foreign_flags import read_flags
-    from steadytrain.cli.options import translate
 
     if hint := assignment_hint(words[0], words[1:2], (), True):
         raise InputError(f"{words[1]} is in the manner of another tool{hint}")
     words, notes = read_flags(words)
     for line in notes:
         note(line)
-    return translate(words)
+    return words
 
 
 def _worded_errors(verb: str) -> AbstractContextManager[None]:

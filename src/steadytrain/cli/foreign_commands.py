@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from steadytrain.cli.augmentation_flags import is_number
-from steadytrain.cli.foreign_flags import ON_OFF, SWITCHES
 from steadytrain.cli.worded_errors import is_assignment
-from steadytrain.config.synonyms import plain_word
+from steadytrain.config.foreign import OFF, ON, foreign_flags, foreign_table, is_number, plain_word, words_of
 from steadytrain.errors import InputError
 from steadytrain.interop.mxnet.tools import ALIASES, PROGRAMS
-
-SAME_VERBS = {
-    **dict.fromkeys(("fit", "training", "main"), "train"),
-    **dict.fromkeys(("continue", "restart"), "resume"),
-    **dict.fromkeys(("fine-tune", "transfer"), "finetune"),
-    **dict.fromkeys(("run-image-classification", "run-image-classification-no-trainer"), "finetune"),
-    **dict.fromkeys(("eval", "val", "validate", "validation", "test", "score"), "evaluate"),
-    **dict.fromkeys(("infer", "inference", "classify", "prediction"), "predict"),
-    **dict.fromkeys(("server", "deploy", "api"), "serve"),
-    **dict.fromkeys(("im2rec", "prepare"), "pack"),
-    **dict.fromkeys(("onnx", "onnx-export", "openvino", "tensorrt", "quantize", "save"), "export"),
-    "benchmark": "bench",
-    "benchmark-score": "bench infer",
-    **dict.fromkeys(("autotune", "auto-tune", "optimize"), "tune"),
-    **dict.fromkeys(("scaling", "devices"), "scale"),
-    **dict.fromkeys(("lr", "lr-schedule", "plot-schedule", "find-lr", "lr-find"), "schedule"),
-    **dict.fromkeys(("grid", "search", "hpo", "hparams", "experiment"), "sweep"),
-    **dict.fromkeys(("list-models", "model"), "models"),
-    **dict.fromkeys(("verify", "validate-data"), "check"),
-    **dict.fromkeys(("download", "datasets", "get"), "fetch"),
-    **dict.fromkeys(("ls", "list", "list-runs", "experiments", "history"), "runs"),
-    **dict.fromkeys(("price", "prices", "bill", "costs"), "cost"),
-}
-"""Other tools' names for our verbs, and their scripts' names."""
 
 OWN_VALUES = {"train": "smoothed labels", "finetune": "a probe first, frozen norms, smoothed labels, averages"}
 """Verb -> its own values where another tool's line is silent, which are not the other tool's."""
@@ -50,24 +25,12 @@ _MACHINES = ("nnodes", "num-machines", "num-nodes")
 _MODES = ("train", "val", "predict", "export", "benchmark")
 _LIGHTNING = ("fit", "validate", "test", "predict")
 _TASKS = ("detect", "segment", "pose", "obb", "track")
-_DATA = ("data", "data-dir", "data-path", "data-root", "train-dir", "train-data", "imagefolder", "path")
-_WEIGHTS = ("checkpoint", "ckpt-path", "ckpt", "weights", "resume")
 _NETWORK = ("model", "arch", "a")
-PLACES: dict[str, dict[str, tuple[str, ...]]] = {
-    "train": {"DATA": _DATA},
-    "finetune": {"DATA": _DATA},
-    "evaluate": {"RUN": _WEIGHTS, "DATA": _DATA},
-    "predict": {"RUN": _WEIGHTS, "IMAGE": ("source", *_DATA)},
-    "export": {"RUN": _WEIGHTS},
-}
-"""Verb -> what stands without a flag, and the flags of other tools that name it."""
-_OPTIONAL = {"evaluate": ("DATA",)}
+PLACES = ("train", "finetune", "evaluate", "predict", "export")
+"""Verbs of which the table says what stands without a flag."""
 _FORMATS = {"onnx": "model.onnx", "openvino": "model.xml", "engine": "model.engine", "torchscript": "model.pt2"}
 _ULTRALYTICS = re.compile(r"yolo\S*\.(pt|yaml)")
-_UNNEEDED = ("task",)
 _BATCHES = ("b", "bs", "batch", "batch-size", "train-batch-size", "per-device-train-batch-size", "batch-size-per-gpu")
-_ASSIGNED = {"DATA": ("dataset",), "RUN": ("run",), "IMAGE": ("image", "images", "input")}
-"""What names a place in words such as ``run=runs/a``; as flags these are others."""
 
 
 def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
@@ -97,12 +60,13 @@ def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
     if name == "distributed-train" and left[1:]:
         name, ranks, left = "train", left[1], ["train", *left[2:]]
     old = name.replace("-", "_")
-    is_old = is_script or name not in SAME_VERBS or name == "im2rec"
+    same_verbs = words_of(foreign_table()["verbs"])
+    is_old = is_script or name not in same_verbs or name == "im2rec"
     if is_old and name not in verbs and ALIASES.get(old, old) in PROGRAMS:
         return ["steady", "mxnet", *left]
     if is_script and left[1:] and left[1] in _LIGHTNING:  # main.py fit
         left, name = left[1:], left[1]
-    verb = name if name in verbs else SAME_VERBS.get(name, "")
+    verb = name if name in verbs else same_verbs.get(name, "")
     if not verb:
         return []
     number = (int(ranks) if ranks.isdecimal() else 1) * (int(machines) if machines.isdecimal() else 1)
@@ -172,58 +136,69 @@ def _command(verb: str, words: Sequence[str], num_ranks: int) -> list[str]:
     """
     if verb not in PLACES:
         return [*verb.split(), *words]
+    places = {place: names.split() for place, names in _places(verb).items()}
     named: dict[str, str] = {}
     flags: list[str] = []
     bare: list[str] = []
     network = ""
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        name, equals, value = word.partition("=")
-        plain = plain_word(name)
-        if not word.startswith("-") and not is_assignment(word):
-            bare.append(word)
-            continue
-        takes_any = plain not in SWITCHES
-        if not equals and left and not left[0].startswith("-") and (takes_any or left[0].lower() in ON_OFF):
-            value = left.pop(0)
-        places = PLACES[verb].items()
-        place = next((place for place, names in places if plain in names), "")
-        if not place and not word.startswith("-"):
-            place = next((place for place, _ in places if plain in _ASSIGNED.get(place, ())), "")
-        if plain in _NETWORK and not _ULTRALYTICS.fullmatch(value):
+    for name, values in _pairs(words):
+        plain, is_flag, value = plain_word(name), name.startswith("-"), " ".join(values)
+        known = {plain} if is_flag else {plain, f"={plain}"}
+        place = next((place for place, names in places.items() if known & {*names}), "")
+        if not name:
+            bare.append(value)
+        elif plain in _NETWORK and not _ULTRALYTICS.fullmatch(value):
             network = value
         elif plain in _NETWORK:  # these networks are not here; a .yaml starts without weights
             verb = "finetune" if verb == "train" and value.endswith(".pt") else verb
         elif plain == "pretrained":
             if verb in ("train", "finetune"):
-                verb = "train" if value.lower() in ("false", "no", "0", "off") else "finetune"
-        elif plain == "mode" and value in ("train", "training"):
-            pass
+                verb = "train" if value.lower() in OFF else "finetune"
         elif place:
             named.setdefault(place, value)
-        elif verb == "export" and plain == "format":
+        elif verb == "export" and plain in ("format", "out", "output"):
             flags += ["-o", _FORMATS.get(value, value)]
-        elif verb == "export" and plain in ("out", "output"):
-            flags += ["-o", value]
-        elif "." in name and not name.startswith("-"):  # a key of a recipe
-            flags += ["--set", word]
+        elif "." in name and not is_flag:  # a key of a recipe
+            flags += ["--set", f"{name}={value}"]
         elif plain in _BATCHES and num_ranks > 1 and value.isdecimal():
             flags += [name if plain in ("b", "batch-size") else "--batch-size", str(num_ranks * int(value))]
-        elif plain not in _UNNEEDED:
-            flags += [name if name.startswith("-") else f"--{name}", *([value] if value else [])]
-            while left and is_number(left[0]):  # --betas 0.9 0.999
-                flags.append(left.pop(0))
-    if network and "RUN" in PLACES[verb] and "RUN" not in named:
+        elif plain != "task" and (plain, value) not in (("mode", "train"), ("mode", "training")):
+            flags += [name if is_flag else f"--{name}", *values]
+    if network and "RUN" in places and "RUN" not in named:
         named["RUN"] = network
     elif network:
         flags = ["--model", network, *flags]
     ours = []
-    for place in PLACES[verb]:
+    for place in places:
         value = named.get(place) or (bare.pop(0) if bare else "")
-        ours += [value or place] if value or place not in _OPTIONAL.get(verb, ()) else []
+        ours += [value or place] if value or (verb, place) != ("evaluate", "DATA") else []
     if verb == "export" and "-o" not in flags:
         flags += ["-o", _FORMATS["onnx"]]
     if verb == "train" and {"lr", "learning-rate", "lr0"} & set(map(plain_word, flags)):
         flags += ["--set", "optim.base_batch_size=none"]
     return [verb, *ours, *bare, *flags]
+
+
+def _places(verb: str) -> Mapping[str, str]:
+    """Return what stands without a flag in a verb, and the words that name it elsewhere."""
+    places: Mapping[str, str] = foreign_table()["places"]["train" if verb == "finetune" else verb]
+    return places
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield flags, and words such as ``lr=0.1``, with their values; other words without a name."""
+    left = deque(words)
+    while left:
+        word = left.popleft()
+        name, equals, value = word.partition("=")
+        if not word.startswith("-") and not is_assignment(word):
+            yield "", [word]
+            continue
+        values = [value] if equals else []
+        rows = foreign_flags().get(plain_word(name), ())
+        takes_any = not rows or any(row.most for row in rows) or rows[-1].section in ("instead", "absent")
+        if not equals and left and not left[0].startswith("-") and (takes_any or left[0].lower() in (*ON, *OFF)):
+            values.append(left.popleft())
+            while left and is_number(left[0]):  # --betas 0.9 0.999
+                values.append(left.popleft())
+        yield name, values

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json as json_module
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, is_dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args, get_origin
 
@@ -21,7 +21,7 @@ from cyclopts import Group, Parameter
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes
 from steadytrain.config.plain import hints_of, leaves, parse_json
-from steadytrain.config.recipe import ASIDE, recipe_settings, synonym
+from steadytrain.config.recipe import ASIDE, recipe_settings
 from steadytrain.config.reference import flag_help
 from steadytrain.config.settings import GROUPS, MODEL, OPTIMIZER, OUTPUT, RANKS, SPEED, Flag
 from steadytrain.config.transforms import split_transforms
@@ -205,42 +205,43 @@ def help_of(verb: str) -> Iterator[None]:
         RecipeFlags.__doc__ = None
 
 
+@cache
+def _primary_names() -> Mapping[str, str]:
+    """Return each name of a flag that every training verb has, without dashes -> its first name."""
+    names = {other.lstrip("-"): name for name, (_, flag) in FLAGS.items() for other in flag.names.split()}
+    return names | {entry.name.replace("_", "-"): entry.name for entry in fields(TrainingOptions)}
+
+
+def our_flag(name: str) -> str:
+    """Return the first name of a flag of ours, which may have others; empty for any other word.
+
+    >>> our_flag("dtype"), our_flag("--run"), our_flag("wd")
+    ('--precision', '--run', '')
+    """
+    known = _primary_names().get(name.lstrip("-").replace("_", "-"), "")
+    return f"--{known.replace('_', '-')}" if known else ""
+
+
 def key_of(flag: str) -> str | None:
     """Return the recipe's key that a flag sets, with or without its dashes; None for any other word.
 
     >>> key_of("--weight-decay"), key_of("epochs"), key_of("--run")
     ('optim.weight_decay', 'budget.epochs', None)
     """
-    name = flag.lstrip("-").replace("-", "_")
-    return FLAGS[name][0] if name in FLAGS else None
+    known = FLAGS.get(_primary_names().get(flag.lstrip("-").replace("_", "-"), ""))
+    return known[0] if known is not None else None
+
+
+def is_switch(flag: str) -> bool:
+    """Return whether a flag, by its first name, sets a value of the recipe and takes none."""
+    name = flag.removeprefix("--").replace("-", "_")
+    return name in FLAGS and get_args(_flag_type(*FLAGS[name]))[0] is bool
 
 
 def flag_of(key: str) -> str:
     """Return the flag that sets a recipe's key; empty where only ``--set`` does."""
     setting = recipe_settings().get(key)
     return setting.flag.name if setting is not None and setting.flag is not None else ""
-
-
-def translate(words: Sequence[str]) -> list[str]:
-    """Turn flags of other trainers that are exactly one of ours, or one of the recipe's keys, into those.
-
-    >>> translate(["photos", "--wd", "0.1", "--momentum=0.8"])
-    ['photos', '--weight-decay', '0.1', '--set', 'optim.momentum=0.8']
-    """
-    translated, waiting = [], list(words)
-    while waiting:
-        word, equals, value = waiting.pop(0).partition("=")
-        is_theirs = word.startswith("--") and word != "--workers"  # that one is ours as well: of --engine async
-        key = synonym(word) if is_theirs else ""
-        if not key:
-            translated.append(word + equals + value)
-        elif flag := flag_of(key):
-            translated.append(flag + equals + value)
-        else:
-            if not equals and not waiting:
-                raise InputError(f"{word} needs a value: {word} VALUE, which is --set {key}=VALUE")
-            translated += ["--set", f"{key}={value if equals else waiting.pop(0)}"]
-    return translated
 
 
 def read_table(path: Path, what: str = "a recipe") -> dict[str, Any]:

@@ -17,41 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_LISTED = "steady runs lists runs (--sort top1: the best first), steady report RUNS compares them"
-_INSTEAD = {
-    "steady --version": "version",
-    "steady report RUN RUN --compare compares runs": "compare diff",
-    _LISTED: "ls list best leaderboard history experiments",
-    "steady runs --clean removes failed runs, and asks first; rm -r RUN deletes one": "delete rm remove clean",
-    "steady watch RUN shows a run while it trains, steady report RUN its curves; --to tensorboard sends them": (
-        "tensorboard wandb mlflow log logs events plot"
-    ),
-    "steady report RUN describes a run, steady models NAME a model, steady doctor this machine": (
-        "info show describe status summary"
-    ),
-    "import steadytrain as st in Python (docs: python)": "notebook jupyter python",
-}
-OTHER_COMMANDS = {word: text for text, words in _INSTEAD.items() for word in words.split()}
-"""Commands of other tools -> what does that here, where no verb is called so."""
-_INSTEAD_OF_FLAGS = {
-    "the images follow the model: steady predict RUN IMAGE": "source",
-    "images need no flag: steady predict RUN IMAGE...": "img image input images",
-    "--threshold, of models with several labels": "conf conf-thres thresh",
-    "--top 5": "topk top-k",
-    "the run or the weights come first, without a flag": "checkpoint ckpt resume",
-    "its name, or a part of it, needs no flag": "model network",
-    "the name of the file says it: -o model.onnx, model.xml (OpenVINO), model.pt2 or a folder": "format",
-    "the data need no flag: steady evaluate RUN DATA": "data data-dir dataset",
-    "--batch-size": "batch imgsz-batch",
-    "flags, and what the run has: no file of settings is read": "config c",
-    "--shorter-side 256": "resize",
-    "--workers 8": "num-thread num-threads",
-    "steady mxnet im2rec, as of old": "list recursive train-ratio test-ratio no-shuffle",
-}
-_OTHER_FLAGS = {word: text for text, words in _INSTEAD_OF_FLAGS.items() for word in words.split()}
-"""Flags of other tools -> what to type instead in the verbs that do not train."""
-
-
 @contextmanager
 def worded_errors(
     verb: str,
@@ -83,7 +48,10 @@ def worded_errors(
         word = error.token.keyword or error.token.value
         raise InputError(f"Unknown option: {word}.{_flag_hint(verb, word, _names(error), trains)}") from None
     except UnknownCommandError:
-        about = f" Instead: {OTHER_COMMANDS[verb]}." if verb in OTHER_COMMANDS else ""
+        from steadytrain.config.foreign import foreign_table, words_of
+
+        instead = words_of(foreign_table()["verbs-instead"])
+        about = f" Instead: {instead[verb]}." if verb in instead else ""
         near = about or did_you_mean(verb, verbs) or f" There are: {', '.join(verbs)}."
         raise InputError(f'Unknown command "{verb}".{near}') from None
     except UnusedCliTokensError as error:
@@ -113,22 +81,21 @@ def _names(error: Any) -> list[str]:
 def _flag_hint(verb: str, word: str, names: Sequence[str], trains: bool) -> str:
     """Return what an unknown flag is called here, what there is instead, or which known one is near."""
     from steadytrain.cli.options import flag_of
+    from steadytrain.config.foreign import advice, foreign_table, plain_word, words_of
     from steadytrain.config.recipe import synonym
-    from steadytrain.config.synonyms import advice
 
-    plain_word = word.lstrip("-").replace("_", "-").lower()
-    if (known := f"--{plain_word}") in names:  # with one dash, or in capitals
+    plain = plain_word(word)
+    if (known := f"--{plain}") in names:  # with one dash, or in capitals
         return f" Did you mean {known}?"
     if (key := synonym(word)) and (flag := flag_of(key)) in names:
         return f" Did you mean {flag}?"
     if key and "--set" in names:
         return f" Instead: --set {key}=VALUE."
-    about = advice(word) if trains else ""
-    if not trains and plain_word in _OTHER_FLAGS:
-        about = f" Instead: {_OTHER_FLAGS[plain_word]}."
-    plain = [name.lstrip("-") for name in names if name.startswith("--")]
-    near = did_you_mean(word.lstrip("-"), plain, cutoff=0.65).replace(" mean ", " mean --").replace(" or ", " or --")
-    return about or near or f" steady {verb} --help shows all."
+    if not trains and (text := words_of(foreign_table()["elsewhere"]).get(plain)):
+        return f" Instead: {text}."
+    long = [name.lstrip("-") for name in names if name.startswith("--")]
+    near = did_you_mean(word.lstrip("-"), long, cutoff=0.65).replace(" mean ", " mean --").replace(" or ", " or --")
+    return (advice(word) if trains else "") or near or f" steady {verb} --help shows all."
 
 
 def is_assignment(word: str) -> bool:
@@ -147,8 +114,8 @@ def assignment_hint(verb: str, words: Sequence[str], names: Sequence[str], train
     ': flags begin with dashes: --lr 0.1 --seed 1'
     """
     from steadytrain.cli.options import flag_of
+    from steadytrain.config.foreign import advice
     from steadytrain.config.recipe import synonym
-    from steadytrain.config.synonyms import advice
 
     flags: list[str] = []
     for name, value in (word.split("=", 1) for word in words if is_assignment(word)):

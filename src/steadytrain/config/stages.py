@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from steadytrain.config.foreign import our_value
 from steadytrain.config.settings import UP_TO_1, ValueLimit
 from steadytrain.config.words import number, refused
 from steadytrain.errors import did_you_mean
@@ -37,19 +38,6 @@ RISING = ("one-cycle", "triangular")
 
 NEEDED = {"factor": "every", "restarts": "every", "triangular": "every", "mxnet/factor": "step"}
 """Parameters that a law requires."""
-
-OTHER_NAMES = {
-    **dict.fromkeys(("multi-factor", "multifactor", "multistep", "multi-step"), "step"),
-    **dict.fromkeys(("cosine-restarts", "cosine-with-restarts", "sgdr", "warm-restarts"), "restarts"),
-    **dict.fromkeys(("onecycle", "1cycle", "one_cycle"), "one-cycle"),
-    **dict.fromkeys(("polynomial",), "poly"),
-    **dict.fromkeys(("exp",), "exponential"),
-    **dict.fromkeys(("rsqrt", "inverse_sqrt", "noam", "inv-sqrt"), "inverse-sqrt"),
-    **dict.fromkeys(("clr", "cyclic", "cyclical"), "triangular"),
-    **dict.fromkeys(("reduce-on-plateau", "reducelronplateau", "reduce_on_plateau"), "plateau"),
-    **dict.fromkeys(("none", "flat", "fixed"), "constant"),
-}
-"""Other trainers' names of the laws."""
 
 LIMITS = {
     "to": ValueLimit(lambda value: 0 <= value <= 1, "a share of the peak, 0 to 1"),
@@ -148,8 +136,8 @@ def _stage(text: str, word: str) -> Stage:
     head, *settings = word.split(",")
     law, colon, length = head.partition(":")
     if law not in LAWS:
-        same = OTHER_NAMES.get(law.lower())
-        near = f" Did you mean {same}?" if same else did_you_mean(law, LAWS)
+        same = our_value("schedule", law)
+        near = f" Did you mean {same}?" if same != law else did_you_mean(law, LAWS)
         raise refused("optim.schedule", text, f"{law!r} must be one of {', '.join(LAWS)}.{near}")
     epochs = number(length) if colon else None
     if epochs is not None and not 0 < epochs < math.inf:
