@@ -290,9 +290,9 @@ def test_a_value_of_the_wrong_kind_is_told_without_names_of_types(
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ("train photos lr=0.1", ["flags begin with dashes: --lr 0.1"]),
+        ("train photos lr=0.1", ["flags begin with dashes: steady train photos --lr 0.1"]),
         ("train photos epochs=3", ["--epochs 3"]),
-        ("train photos momentum=0.8", ["--set optim.momentum=0.8"]),
+        ("train photos momentum=0.8", ["--momentum 0.8"]),
         ("train photos label=class", ["the folders name the classes"]),
         ("train data=photos model=resnet20", ["steady train photos"]),
         ("train model=resnet20 data=photos", ["--model resnet20"]),

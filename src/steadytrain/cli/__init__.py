@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
-from steadytrain.cli.worded_errors import assignment_hint, examples, is_assignment, worded_errors
+from steadytrain.cli.worded_errors import examples, is_assignment, worded_errors
 from steadytrain.errors import FailedError, InputError, SteadyError, storage_error
 from steadytrain.format import fold
 from steadytrain.machine.process import SIGINT_ALONE, TO_END, interrupted_once, share_cores
@@ -310,7 +310,7 @@ def _run(words: Sequence[str]) -> object:
     if verb in VERBS and is_help:
         command = app()[verb]
         command.usage = f"Usage: {usage(verb, command)}"
-    with _worded_errors(verb), _help_of(verb) if is_help and verb in RECIPE_VERBS else nullcontext():
+    with _worded_errors(words), _help_of(verb) if is_help and verb in RECIPE_VERBS else nullcontext():
         result = app()(words, exit_on_error=False, print_error=False)
     if verb in VERBS and is_help:
         lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
@@ -374,7 +374,7 @@ def _print_recipe_help(words: Sequence[str]) -> int:
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
     """Parse a command line without running it; return the arguments of its verb's function. Raises InputError."""
-    with _worded_errors(words[0]):
+    with _worded_errors(words):
         bound = app().parse_args(_own_words(words), exit_on_error=False, print_error=False)[1]
     return bound.arguments
 
@@ -388,15 +388,13 @@ def _own_words(words: Sequence[str]) -> list[str]:
     from steadytrain.cli.console import note
     from steadytrain.cli.foreign_flags import read_flags
 
-    if hint := assignment_hint(words[0], words[1:2], (), True):
-        raise InputError(f"{words[1]} is in the manner of another tool{hint}")
     words, notes = read_flags(words)
     for line in notes:
         note(line)
     return words
 
 
-def _worded_errors(verb: str) -> AbstractContextManager[None]:
+def _worded_errors(words: Sequence[str]) -> AbstractContextManager[None]:
     """Turn the parser's errors into InputError, with what a user should type instead."""
 
     def function_of(verb: str) -> Callable[..., object]:
@@ -404,10 +402,7 @@ def _worded_errors(verb: str) -> AbstractContextManager[None]:
         assert function is not None
         return function
 
-    def names_of(verb: str) -> list[str]:
-        return [name for argument in app()[verb].assemble_argument_collection() for name in argument.names]
-
-    return worded_errors(verb, tuple(VERBS), function_of, names_of, verb in RECIPE_VERBS)
+    return worded_errors(words, tuple(VERBS), function_of, words[0] in RECIPE_VERBS)
 
 
 def _no_memory(error: ImportError | MemoryError) -> str:

@@ -8,7 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from steadytrain.cli.worded_errors import is_assignment
-from steadytrain.config.foreign import OFF, ON, foreign_flags, foreign_table, is_number, plain_word, words_of
+from steadytrain.config.foreign import (
+    OFF,
+    ON,
+    advice,
+    foreign_flags,
+    foreign_table,
+    is_number,
+    is_refused,
+    plain_word,
+    words_of,
+)
 from steadytrain.errors import InputError
 from steadytrain.interop.mxnet.tools import ALIASES, PROGRAMS
 
@@ -160,6 +170,8 @@ def _command(verb: str, words: Sequence[str], num_ranks: int) -> list[str]:
             flags += ["-o", _FORMATS.get(value, value)]
         elif "." in name and not is_flag:  # a key of a recipe
             flags += ["--set", f"{name}={value}"]
+        elif not is_flag and verb in ("train", "finetune") and is_refused(plain):
+            raise InputError(f"{name}={value} is in the manner of another tool.{advice(plain)}")
         elif plain in _BATCHES and num_ranks > 1 and value.isdecimal():
             flags += [name if plain in ("b", "batch-size") else "--batch-size", str(num_ranks * int(value))]
         elif plain != "task" and (plain, value) not in (("mode", "train"), ("mode", "training")):
@@ -196,7 +208,7 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             continue
         values = [value] if equals else []
         rows = foreign_flags().get(plain_word(name), ())
-        takes_any = not rows or any(row.most for row in rows) or rows[-1].section in ("instead", "absent")
+        takes_any = not rows or any(row.most for row in rows) or is_refused(plain_word(name))
         if not equals and left and not left[0].startswith("-") and (takes_any or left[0].lower() in (*ON, *OFF)):
             values.append(left.popleft())
             while left and is_number(left[0]):  # --betas 0.9 0.999

@@ -21,6 +21,7 @@ from steadytrain.config.foreign import (
     foreign_flags,
     foreign_table,
     is_number,
+    is_refused,
     our_value,
     plain_word,
 )
@@ -202,7 +203,7 @@ def _take_values(rows: Sequence[ForeignFlag], flag: str, word: str, waiting: deq
         if values and not is_number(waiting[0]) and "=" not in waiting[0]:
             break
         values.append(waiting.popleft())
-    if not values and any(row.section not in ("instead", "absent") for row in rows):
+    if not values and rows and not is_refused(plain_word(word)):
         raise InputError(f"{word} needs a value: {word} VALUE")
     return values
 

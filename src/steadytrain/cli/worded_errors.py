@@ -19,18 +19,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def worded_errors(
-    verb: str,
-    verbs: Sequence[str],
-    function_of: Callable[[str], Callable[..., object]],
-    names_of: Callable[[str], Sequence[str]],
-    trains: bool,
+    words: Sequence[str], verbs: Sequence[str], function_of: Callable[[str], Callable[..., object]], trains: bool
 ) -> Iterator[None]:
     """Turn the parser's errors into InputError, with what a user should type instead.
 
     Args:
-        verb: that was typed.
+        words: as typed, the verb first.
         verbs: that there are.
-        function_of: returns the function of a verb, whose docstring has examples; ``names_of``: the names of its flags.
+        function_of: returns the function of a verb, whose docstring has examples.
         trains: the verb takes the flags of a recipe.
     """
     from cyclopts import CycloptsError
@@ -42,6 +38,7 @@ def worded_errors(
         UnusedCliTokensError,
     )
 
+    verb = words[0]
     try:
         yield
     except UnknownOptionError as error:
@@ -56,11 +53,8 @@ def worded_errors(
         raise InputError(f'Unknown command "{verb}".{near}') from None
     except UnusedCliTokensError as error:
         tokens = [str(token) for token in error.unused_tokens or ()]
-        names = names_of(verb)
-        hint = assignment_hint(verb, tokens, names, trains)
-        raise InputError(
-            f"one argument too many: {' '.join(tokens)}{hint or ' (quote a path that has spaces)'}"
-        ) from None
+        hint = _hint_of_assignments(verb, tokens, words, verbs) or " (quote a path that has spaces)"
+        raise InputError(f"one argument too many: {' '.join(tokens)}{hint}") from None
     except CoercionError as error:
         raise InputError(_wrong_value(error) or str(error)) from None
     except MissingArgumentError as error:
@@ -107,29 +101,16 @@ def is_assignment(word: str) -> bool:
     return bool(re.fullmatch(r"[A-Za-z][\w.-]*=.*", word)) and not os.path.exists(word)  # noqa: PTH110 - a long word is no path, and no error
 
 
-def assignment_hint(verb: str, words: Sequence[str], names: Sequence[str], trains: bool) -> str:
-    """Return what to type in place of ``lr=0.1 epochs=3``, the manner of other tools; empty where no word is so.
+def _hint_of_assignments(verb: str, tokens: Sequence[str], words: Sequence[str], verbs: Sequence[str]) -> str:
+    """Return what to type in place of ``lr=0.1 epochs=3``, the manner of other tools; empty where no word is so."""
+    from steadytrain.cli.foreign_commands import PLACES, foreign_command
 
-    >>> assignment_hint("train", ["lr=0.1", "photos/a b.jpg", "seed=1"], ["--lr", "--seed"], True)
-    ': flags begin with dashes: --lr 0.1 --seed 1'
-    """
-    from steadytrain.cli.options import flag_of
-    from steadytrain.config.foreign import advice
-    from steadytrain.config.recipe import synonym
-
-    flags: list[str] = []
-    for name, value in (word.split("=", 1) for word in words if is_assignment(word)):
-        flag = f"--{name.rpartition('.')[2].replace('_', '-')}"
-        key = synonym(name) if trains else ""
-        known = flag if flag in names else flag_of(key)
-        if name.lower().replace("-", "_") in ("data", "dataset", "data_dir", "path", "train_data"):
-            return f": the data come first, without a name: steady {verb} {value}"
-        if not known and not key and trains and (about := advice(name)):
-            return f":{about}"
-        if not known and not key and not (trains and "." in name):
-            return f": flags begin with dashes, such as {flag} {value}; steady {verb} --help shows all"
-        flags += [known, value] if known else ["--set", f"{key or name}={value}"]
-    return f": flags begin with dashes: {shlex.join(flags)}" if flags else ""
+    if not (assigned := [word for word in tokens if is_assignment(word)]):
+        return ""
+    if verb in PLACES:
+        return f": flags begin with dashes: {shlex.join(foreign_command(words, verbs))}"
+    name, _, value = assigned[0].partition("=")
+    return f": flags begin with dashes, such as --{name.replace('_', '-')} {value}; steady {verb} --help shows all"
 
 
 def _kinds(kind: Any) -> list[str]:

@@ -89,6 +89,12 @@ def foreign_flags() -> Mapping[str, tuple[ForeignFlag, ...]]:
     return {name: tuple(sorted(rows, key=lambda row: not row.values)) for name, rows in known.items()}
 
 
+def is_refused(flag: str) -> bool:
+    """Return whether the table only says what to type instead of a flag, without its dashes."""
+    rows = foreign_flags().get(flag, ())
+    return bool(rows) and all(row.section in ("instead", "absent") and not row.values for row in rows)
+
+
 def words_of(section: Mapping[str, str]) -> dict[str, str]:
     """Return the words of a section by what is ours: word -> ours, without the backticks around commands."""
     return {word: text.replace("`", "") for text, words in section.items() for word in words.split()}
