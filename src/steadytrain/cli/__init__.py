@@ -63,38 +63,13 @@ VERBS = {
     "mxnet": "Translate and run command lines of MXNet's image-classification tools.",
 }
 MODULES = {
-    **{
-        verb: f"steadytrain.cli.{verb}"
-        for verb in (
-            "fetch",
-            "pack",
-            "check",
-            "scale",
-            "train",
-            "sweep",
-            "schedule",
-            "launch",
-            "evaluate",
-            "export",
-            "serve",
-            "watch",
-            "models",
-            "demo",
-            "convert",
-            "tune",
-            "replay",
-            "help",
-        )
-    },
-    **dict.fromkeys(("finetune", "resume"), "steadytrain.cli.train"),
-    **dict.fromkeys(("doctor", "feed", "bench", "bandwidth"), "steadytrain.cli.machine"),
-    **dict.fromkeys(("diagnose", "report", "runs"), "steadytrain.cli.runs"),
-    "predict": "steadytrain.cli.evaluate",
-    "cost": "steadytrain.cli.cost",
-    "mxnet": "steadytrain.cli.mxnet",
-    "bench infer": "steadytrain.cli.bench_infer",
+    **dict.fromkeys(("finetune", "resume"), "train"),
+    **dict.fromkeys(("doctor", "feed", "bench", "bandwidth"), "machine"),
+    **dict.fromkeys(("diagnose", "report"), "runs"),
+    "predict": "evaluate",
+    "bench infer": "bench_infer",
 }
-"""The module of each verb's function."""
+"""The module of a verb's function in this folder, where it is not called as the verb."""
 TRAINING_VERBS = ("train", "finetune", "resume")
 WITH_RANKS = (*TRAINING_VERBS, "replay", "evaluate", "bandwidth", "tune", "scale", "mxnet")
 """Those whose processes may wait for each other."""
@@ -112,6 +87,11 @@ _TORCHVISION = (
 )
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 """Messages of the system's loader for a library that does not fit into memory."""
+
+
+def module_of(verb: str) -> str:
+    """Return the module that a verb's function is in."""
+    return f"steadytrain.cli.{MODULES.get(verb, verb)}"
 
 
 @cache
@@ -147,7 +127,7 @@ def _build_app(verbs: Iterable[str]) -> App:
         ),
     )
     for order, verb in enumerate(verbs):
-        command.command(f"{MODULES[verb]}:{verb.replace(' ', '_')}", name=verb, help=VERBS[verb], sort_key=order)
+        command.command(f"{module_of(verb)}:{verb.replace(' ', '_')}", name=verb, help=VERBS[verb], sort_key=order)
     return command
 
 

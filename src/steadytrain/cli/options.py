@@ -10,13 +10,13 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args, get_origin
 
 from cyclopts import Group, Parameter
+from cyclopts.validators import Number
 
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes
@@ -28,6 +28,7 @@ from steadytrain.config.transforms import split_transforms
 from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError, RecipeError, did_you_mean
 from steadytrain.files import read_text
+from steadytrain.run import MAX_REPEATS
 
 Json = Annotated[bool, Parameter(help="Print one JSON document.")]
 Root = Annotated[str | None, Parameter(help=flag_help("data.root"))]
@@ -114,7 +115,7 @@ class TrainingOptions:
 
     flags: Annotated[RecipeFlags, Parameter(name="*")] = field(default_factory=dict)
     budget_minutes: Annotated[float | None, HEADINGS[OPTIMIZER]] = None
-    repeats: Annotated[int | None, HEADINGS[OUTPUT]] = None
+    repeats: Annotated[int | None, HEADINGS[OUTPUT], Parameter(validator=Number(gte=2, lte=MAX_REPEATS))] = None
     workers: Annotated[int | Literal["auto"] | None, HEADINGS[RANKS]] = None
     join: Annotated[bool, HEADINGS[RANKS]] = False
     run: Annotated[str | None, HEADINGS[OUTPUT]] = None
@@ -245,20 +246,11 @@ def flag_of(key: str) -> str:
 
 
 def read_table(path: Path, what: str = "a recipe") -> dict[str, Any]:
-    """Read the values of a recipe file, or of another such table, by its extension: once, unless it changes.
+    """Read the values of a recipe file, or of another such table, by its extension.
 
     Raises:
         RecipeError: it cannot be read, or is no table.
     """
-    version = None
-    with suppress(OSError):
-        status = path.stat()
-        version = status.st_mtime_ns, status.st_size
-    return deepcopy(_read_table(path, what, version))
-
-
-@lru_cache(maxsize=4)
-def _read_table(path: Path, what: str, version: tuple[int, int] | None) -> dict[str, Any]:
     import tomllib
 
     import yaml

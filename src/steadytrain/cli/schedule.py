@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, progress
 from steadytrain.cli.options import TrainingOptions
@@ -35,10 +36,10 @@ def schedule(
     /,
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    num_train: int | None = None,
+    num_train: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     finetune: bool = False,
     find_lr: bool = False,
-    updates: int = 300,
+    updates: Annotated[int, Parameter(validator=Number(gte=20, lte=MOST_UPDATES))] = 300,
     force: bool = False,
     options: TrainingOptions = TrainingOptions(),  # noqa: B008
 ) -> None:
@@ -96,8 +97,6 @@ def _find_rate(
     source: str | None, options: TrainingOptions, updates: int, output: Path | None, *, finetune: bool, force: bool
 ) -> None:
     """Find a learning rate, print it as a flag, and draw its curve."""
-    if not 20 <= updates <= MOST_UPDATES:
-        raise InputError(f"--updates is {updates}; it must be from 20 to {MOST_UPDATES:,}")
     spin_where_alone()
     recipe = _named_recipe(source, options, finetune=finetune)
     from steadytrain.reports.schedule import rate_panels
@@ -152,8 +151,6 @@ def _recipe_and_images(
     source: str | None, options: TrainingOptions, num_train: int | None, *, finetune: bool
 ) -> tuple[Recipe, int]:
     """Find the recipe and the number of training images. Raises InputError where they cannot be known."""
-    if num_train is not None and num_train < 1:
-        raise InputError(f"--num-train is {num_train}; it must be 1 or more")
     data, options = _sorted_source(source, options)
     is_run = data is None and options.run is not None and (Path(options.run) / "recipe.json").exists()
     if num_train is not None and not is_run:

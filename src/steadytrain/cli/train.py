@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import Console, TerminalStream, confirmed, note, print_text, progress_once_known
 from steadytrain.cli.explain import head_lines, print_explained
-from steadytrain.cli.options import HEADINGS, TrainingOptions, read_table, require_range, require_trackers
+from steadytrain.cli.options import HEADINGS, TrainingOptions, read_table, require_trackers
 from steadytrain.config import Model, Parallel, Recipe
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.factories import FACTORY
@@ -48,7 +49,7 @@ from steadytrain.machine.process import (
     spin_where_alone,
     stop_requests,
 )
-from steadytrain.run import MAX_REPEATS, REPEAT, Run
+from steadytrain.run import REPEAT, Run
 
 if TYPE_CHECKING:
     from steadytrain.distributed.asynchronous.cluster import Cluster
@@ -64,7 +65,8 @@ EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 Until = Annotated[
     float | None,
     Parameter(
-        help="Stop after the evaluation at this epoch, saved (exit code 75); the same command without it continues."
+        help="Stop after the evaluation at this epoch, saved (exit code 75); the same command without it continues.",
+        validator=Number(gt=0),
     ),
     HEADINGS[OUTPUT],
 ]
@@ -174,9 +176,6 @@ def _begin(
         raise InputError(
             f"--budget-minutes belongs to steady finetune; --set budget.minutes={minutes} ends any run by the clock"
         )
-    require_range("--repeats", options.repeats, MAX_REPEATS, least=2)
-    if until is not None and not until > 0:  # nor is it no number
-        raise InputError(f"--until is {until:g}; it must be above 0: an epoch with an evaluation")
     require_trackers(options)
     world = world_from_environment(os.environ)
     if options.explain:

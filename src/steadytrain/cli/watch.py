@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import TerminalStream, note, print_text
 from steadytrain.errors import InputError
@@ -45,8 +46,8 @@ def watch(
     web: bool = False,
     port: int | None = None,
     price: str | None = None,
-    seconds: float | None = None,
-    pid: int | None = None,
+    seconds: Annotated[float | None, Parameter(validator=Number(gte=0))] = None,
+    pid: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     json: bool = False,
 ) -> int:
     """Watch a run: curves, images/s, where the time goes, queues, processors, GPUs, the verdict, the time left.
@@ -82,8 +83,6 @@ def watch(
         from steadytrain.cli.watch_process import watch_process
 
         return watch_process(pid=pid, command=command, seconds=seconds, json=json)
-    if seconds is not None and seconds < 0:
-        raise InputError(f"--seconds is {seconds:g}; it must be 0 or more")
     from steadytrain.cost.prices import parse_price
 
     paid = None if price is None else parse_price(price)

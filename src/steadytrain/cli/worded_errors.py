@@ -36,6 +36,7 @@ def worded_errors(
         UnknownCommandError,
         UnknownOptionError,
         UnusedCliTokensError,
+        ValidationError,
     )
 
     verb = words[0]
@@ -57,6 +58,8 @@ def worded_errors(
         raise InputError(f"one argument too many: {' '.join(tokens)}{hint}") from None
     except CoercionError as error:
         raise InputError(_wrong_value(error) or str(error)) from None
+    except ValidationError as error:
+        raise InputError(_beyond_limit(error)) from None
     except MissingArgumentError as error:
         raise InputError(_missing(verb, error, function_of(verb))) from None
     except CycloptsError as error:
@@ -148,6 +151,19 @@ def _wrong_value(error: Any) -> str:
         meant = f", such as {number:.0f}" if number >= 1 else ""
     near = did_you_mean(value, [kind for kind in kinds if " " not in kind])
     return f"{name} is {value!r}; it must be {' or '.join(kinds)}{meant}{'.' * bool(near)}{near}"
+
+
+def _beyond_limit(error: Any) -> str:
+    """Say what a number has to be, by the limits of its flag (``cyclopts.validators.Number``)."""
+    [limit], token = error.argument.parameter.validator, error.argument.tokens[-1]
+    least = f"{limit.gte:,}" if limit.gte is not None else f"above {limit.gt}"
+    if limit.gte is not None and limit.lte is not None:
+        words = f"from {limit.gte} to {limit.lte}"
+    elif limit.lt is not None:
+        words = f"from {least} up to, not including, {limit.lt}"
+    else:
+        words = least if limit.gte is None else f"{least} or more"
+    return f"{token.keyword} is {token.value}; it must be {words}"
 
 
 def _missing(verb: str, error: Any, function: Callable[..., object]) -> str:
