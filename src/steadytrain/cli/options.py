@@ -28,7 +28,7 @@ from steadytrain.config.transforms import split_transforms
 from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError, RecipeError, did_you_mean
 from steadytrain.files import read_text
-from steadytrain.run import MAX_REPEATS
+from steadytrain.run import MAX_REPEATS, Run
 
 Json = Annotated[bool, Parameter(help="Print one JSON document.")]
 Root = Annotated[str | None, Parameter(help=flag_help("data.root"))]
@@ -188,6 +188,10 @@ class TrainingOptions:
             RecipeError: an unknown key or a value that cannot be, by its name.
         """
         return apply_changes(defaults, self.file_values, self.changes)
+
+    def begun_run(self) -> Run | None:
+        """Open the run in the folder of ``--run``; None where there is none."""
+        return Run.open(self.run) if self.run is not None and (Path(self.run) / "recipe.json").exists() else None
 
     @property
     def names_model(self) -> bool:

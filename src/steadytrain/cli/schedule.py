@@ -18,7 +18,6 @@ from steadytrain.errors import InputError, did_you_mean
 from steadytrain.format import count
 from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import spin_where_alone
-from steadytrain.run import Run
 
 if TYPE_CHECKING:
     from steadytrain.reports.plots import Dots, Panel
@@ -152,11 +151,11 @@ def _recipe_and_images(
 ) -> tuple[Recipe, int]:
     """Find the recipe and the number of training images. Raises InputError where they cannot be known."""
     data, options = _sorted_source(source, options)
-    is_run = data is None and options.run is not None and (Path(options.run) / "recipe.json").exists()
-    if num_train is not None and not is_run:
+    begun = options.begun_run() if data is None else None
+    if num_train is not None and begun is None:
         return _recipe_without_data(data, options, num_train, finetune=finetune), num_train
     recipe = _named_recipe(source, options, finetune=finetune)
-    if num_train is None and is_run and (started := Run.open(options.run or "").progress().started):
+    if num_train is None and begun is not None and (started := begun.progress().started):
         num_train = int(started.data["num_train"])
     if num_train:
         return recipe, num_train
@@ -180,13 +179,14 @@ def _sorted_source(source: str | None, options: TrainingOptions) -> tuple[str | 
 def _named_recipe(source: str | None, options: TrainingOptions, *, finetune: bool) -> Recipe:
     """Make the recipe of a run, or of data, as training does. Raises InputError where none is named."""
     data, options = _sorted_source(source, options)
-    if data is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
-        return Run.open(options.run).recipe.with_(options.changes)
+    if data is None and (begun := options.begun_run()) is not None:
+        return begun.recipe.with_(options.changes)
     if data is None and options.value("data.train") is None:
         raise InputError("name the data, or how many images there are to train on: --num-train 50000")
-    from steadytrain.cli.train import draft_run, ranks_of_batch
+    from steadytrain.cli.train import open_draft, ranks_of_batch
 
-    return draft_run(data, options, finetune=finetune, ranks=ranks_of_batch(data, options))[0]
+    with open_draft(data, options, finetune=finetune, ranks=ranks_of_batch(data, options)) as draft:
+        return draft.recipe
 
 
 def _recipe_without_data(data: str | None, options: TrainingOptions, num_train: int, *, finetune: bool) -> Recipe:
