@@ -382,7 +382,12 @@ def _worded_errors(words: Sequence[str]) -> AbstractContextManager[None]:
         assert function is not None
         return function
 
-    return worded_errors(words, tuple(VERBS), function_of, words[0] in RECIPE_VERBS)
+    def hint_of(tokens: Sequence[str]) -> str:
+        from steadytrain.cli.foreign_commands import hint_of_assignments
+
+        return hint_of_assignments(tokens, words, tuple(VERBS))
+
+    return worded_errors(words[0], tuple(VERBS), function_of, hint_of, words[0] in RECIPE_VERBS)
 
 
 def _no_memory(error: ImportError | MemoryError) -> str:

@@ -516,11 +516,17 @@ def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes
     yield f"macro  {_means(document, 'macro')}  (means over classes)"
     bins = f"{len(document['calibration'])} equal-width bins of the top-1 probability"
     yield f"ECE    {percent(document['ece'], 2)}  (calibration error, {bins})"
+    yield from _confidence_text(document)
+
+
+def _confidence_text(document: Mapping[str, Any]) -> list[str]:
+    """Describe a mean top-1 probability that is further from the accuracy than chance explains."""
     confidence, top1 = document["confidence"], document["top1"]
     is_chance = document["top1_low"] <= confidence <= document["top1_high"]
-    if not is_chance and abs(confidence - top1) >= TELLING_GAP:
-        kind = "overconfident" if confidence > top1 else "underconfident"
-        yield f"The model is {kind}: it claims {percent(confidence)} and is right {percent(top1)}."
+    if is_chance or not abs(confidence - top1) >= TELLING_GAP:
+        return []
+    kind = "overconfident" if confidence > top1 else "underconfident"
+    return [f"The model is {kind}: it claims {percent(confidence)} and is right {percent(top1)}."]
 
 
 def _label_figures_text(document: Mapping[str, Any], num_found: int, num_labels: int) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -76,6 +77,16 @@ def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
         where = ["--on", "ssh", "--hosts", "HOSTS", "--nodes", machines]
         return ["steady", "launch", *where, "--procs", ranks or "1", "--", *command]
     return ["steady", *command, "--procs", ranks or "1"]
+
+
+def hint_of_assignments(tokens: Sequence[str], words: Sequence[str], verbs: Sequence[str]) -> str:
+    """Return what to type in place of ``lr=0.1 epochs=3``, the manner of other tools; empty where no token is so."""
+    if not (assigned := [word for word in tokens if is_assignment(word)]):
+        return ""
+    if words[0] in PLACES:
+        return f": flags begin with dashes: {shlex.join(foreign_command(words, verbs))}"
+    name, _, value = assigned[0].partition("=")
+    return f": flags begin with dashes, such as --{name.replace('_', '-')} {value}; steady {words[0]} --help shows all"
 
 
 def _without_starter(words: Sequence[str]) -> tuple[list[str], str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import UnionType
@@ -19,14 +18,19 @@ if TYPE_CHECKING:
 
 @contextmanager
 def worded_errors(
-    words: Sequence[str], verbs: Sequence[str], function_of: Callable[[str], Callable[..., object]], trains: bool
+    verb: str,
+    verbs: Sequence[str],
+    function_of: Callable[[str], Callable[..., object]],
+    hint_of: Callable[[Sequence[str]], str],
+    trains: bool,
 ) -> Iterator[None]:
     """Turn the parser's errors into InputError, with what a user should type instead.
 
     Args:
-        words: as typed, the verb first.
+        verb: that was typed.
         verbs: that there are.
         function_of: returns the function of a verb, whose docstring has examples.
+        hint_of: returns what to type in place of words that are too many, if anything.
         trains: the verb takes the flags of a recipe.
     """
     from cyclopts import CycloptsError
@@ -39,7 +43,6 @@ def worded_errors(
         ValidationError,
     )
 
-    verb = words[0]
     try:
         yield
     except UnknownOptionError as error:
@@ -54,7 +57,7 @@ def worded_errors(
         raise InputError(f'Unknown command "{verb}".{near}') from None
     except UnusedCliTokensError as error:
         tokens = [str(token) for token in error.unused_tokens or ()]
-        hint = _hint_of_assignments(verb, tokens, words, verbs) or " (quote a path that has spaces)"
+        hint = hint_of(tokens) or " (quote a path that has spaces)"
         raise InputError(f"one argument too many: {' '.join(tokens)}{hint}") from None
     except CoercionError as error:
         raise InputError(_wrong_value(error) or str(error)) from None
@@ -102,18 +105,6 @@ def is_assignment(word: str) -> bool:
     (True, False, False)
     """
     return bool(re.fullmatch(r"[A-Za-z][\w.-]*=.*", word)) and not os.path.exists(word)  # noqa: PTH110 - a long word is no path, and no error
-
-
-def _hint_of_assignments(verb: str, tokens: Sequence[str], words: Sequence[str], verbs: Sequence[str]) -> str:
-    """Return what to type in place of ``lr=0.1 epochs=3``, the manner of other tools; empty where no word is so."""
-    from steadytrain.cli.foreign_commands import PLACES, foreign_command
-
-    if not (assigned := [word for word in tokens if is_assignment(word)]):
-        return ""
-    if verb in PLACES:
-        return f": flags begin with dashes: {shlex.join(foreign_command(words, verbs))}"
-    name, _, value = assigned[0].partition("=")
-    return f": flags begin with dashes, such as --{name.replace('_', '-')} {value}; steady {verb} --help shows all"
 
 
 def _kinds(kind: Any) -> list[str]:
