@@ -98,15 +98,22 @@ def watch(
         names = ", ".join(str(other.directory) for other in picked.others)
         note(f"watching {run.directory}; also running (name one to watch it): {names}")
     if web or port is not None:
-        from steadytrain.reports.live import listening, serve
-
-        with listening(port) as listener:
-            print(f"http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
-            note(f"watching {run.directory}; the page is available on this machine only, until Ctrl-C")
-            serve(run, listener, price=paid, seconds=seconds)
+        serve_page(run, f"watching {run.directory}", port=port, price=paid, seconds=seconds)
     else:
         _watch_run(run, price=paid, seconds=seconds, json=json)
     return 0
+
+
+def serve_page(
+    shown: Run | Path, what: str, *, port: int | None, seconds: float | None, price: Price | None = None
+) -> None:
+    """Serve a page to browsers on this machine, and print its address and what it is about."""
+    from steadytrain.reports.live import listening, serve
+
+    with listening(port) as listener:
+        print(f"http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
+        note(f"{what}; the page is available on this machine only, until Ctrl-C")
+        serve(shown, listener, price=price, seconds=seconds)
 
 
 def _watch_run(run: Run, *, price: Price | None, seconds: float | None, json: bool) -> None:
