@@ -307,7 +307,7 @@ def _policy(word: str, values: Sequence[str]) -> str | None:
 
 PLACES: dict[str, tuple[Callable[[str, Sequence[str]], str | None], str]] = {
     "value": (_matching(r".+"), "a value"),
-    "number": (_matching(r"-?[0-9.]+(e-?[0-9]+)?"), "a number"),
+    "number": (lambda word, values: values[0] if is_number(values[0]) else None, "a number"),
     "whole": (_matching(r"[0-9]+"), "a whole number"),
     "fraction": (_matching(r"0?\.[0-9]+|1\.0+"), "a fraction"),
     "numbers": (_numbers, "numbers, such as 0.5 0.5 0.5"),

@@ -56,7 +56,7 @@ def _is_same(value: str, known: str) -> bool:
 
 def is_number(word: str) -> bool:
     """Return whether a word is a number, which may be below 0."""
-    return bool(re.fullmatch(r"-?[0-9]*\.?[0-9]+(e-?[0-9]+)?", word))
+    return bool(re.fullmatch(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?", word))
 
 
 def plain_word(word: str) -> str:
