@@ -19,11 +19,11 @@ from cyclopts import App, Argument
 
 from steadytrain.cli import RECIPE_VERBS, VERBS, app, default_text, examples, usage
 from steadytrain.cli.foreign_flags import read_flags
-from steadytrain.cli.options import TrainingOptions, help_of, translate
+from steadytrain.cli.options import TrainingOptions, help_of
 from steadytrain.config.defaults import FEW_IMAGES, SMALL, usual_recipe
+from steadytrain.config.foreign import advice
 from steadytrain.config.reference import recipe_keys
 from steadytrain.config.settings import GROUPS
-from steadytrain.config.synonyms import advice
 from steadytrain.errors import InputError
 
 FOLDER = Path(__file__).parent / "cli"
@@ -241,8 +241,7 @@ def flags_of(tool: str) -> list[str]:
 def answer(typed: str) -> FlagAnswer:
     """Return what ``steady train DATA`` makes of a flag."""
     try:
-        read, notes = read_flags(shlex.split(typed))
-        ours = translate(read)
+        ours, notes = read_flags(shlex.split(typed))
         flags = [word.replace("_", "-") for word in ours if word.startswith("--")]
         if unknown := [word for word in flags if word not in _names_of_train()]:
             return FlagAnswer(typed, refusal=advice(unknown[0]).strip())

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from steadytrain.cli.options import FLAGS, parse_setting
 from steadytrain.config import Budget, Data, Every, Model, Optim, Parallel, Precision, Recipe
 from steadytrain.config.defaults import apply_changes, usual_recipe
+from steadytrain.config.foreign import foreign_flags
 from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
-from steadytrain.config.synonyms import NOT_YET, OTHERWISE
 from steadytrain.errors import RecipeError
 
 BASE = Recipe(data=Data(train="train.rec"), model=Model("resnet20"), budget=Budget(epochs=6))
@@ -213,7 +213,8 @@ def test_no_word_of_other_trainers_stands_for_a_flag_and_key_that_are_called_the
     keys = {key.rpartition(".")[2].replace("_", "-") for key, _ in leaves(recipe.to_dict())}
     same = [word for setting in recipe_settings().values() for word in setting.words.split()]
     assert len(set(same)) == len(same), "a word means one setting"
-    assert not ({*same} | OTHERWISE.keys() | NOT_YET.keys()) & flags & keys
+    theirs = {name for name, rows in foreign_flags().items() if not all(row.values for row in rows)}
+    assert not ({*same} | theirs) & flags & keys
 
 
 @given(recipes)

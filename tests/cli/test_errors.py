@@ -161,7 +161,7 @@ def test_another_optimizer_has_its_own_usual_rate(steady: Callable[..., Said], d
         ("optim.wd=0.1", "Did you mean optim.weight_decay?"),
         ("optim.optimizer=adamw", "Did you mean optim.name?"),
         ("wd=0.1", "Did you mean optim.weight_decay?"),
-        ("data.mixup=0.2", "Instead: --transforms randaugment:2,9"),
+        ("data.mixup=0.2", "Instead: --transforms mixup:VALUE"),
         ("model.frozen=true", "Instead: --train head"),
         ("train.epochs=3", "Did you mean budget.epochs?"),
     ],
@@ -290,9 +290,9 @@ def test_a_value_of_the_wrong_kind_is_told_without_names_of_types(
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ("train photos lr=0.1", ["flags begin with dashes: --lr 0.1"]),
+        ("train photos lr=0.1", ["flags begin with dashes: steady train photos --lr 0.1"]),
         ("train photos epochs=3", ["--epochs 3"]),
-        ("train photos momentum=0.8", ["--set optim.momentum=0.8"]),
+        ("train photos momentum=0.8", ["--momentum 0.8"]),
         ("train photos label=class", ["the folders name the classes"]),
         ("train data=photos model=resnet20", ["steady train photos"]),
         ("train model=resnet20 data=photos", ["--model resnet20"]),

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from steadytrain.cli import parse
-from steadytrain.cli.foreign_flags import OTHER_VALUES, READERS, SWITCHES, read_flags
+from steadytrain.cli import VERBS, app, join_verb, parse
+from steadytrain.cli.foreign_flags import read_flags
 from steadytrain.cli.options import TrainingOptions
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import usual_recipe
+from steadytrain.config.foreign import foreign_flags, foreign_table, plain_word
+from steadytrain.config.recipe import recipe_settings
+from steadytrain.config.stages import LAWS
 from steadytrain.errors import InputError
 
 
@@ -26,7 +31,7 @@ def test_every_flag_of_each_tool_is_taken_or_answered_in_one_line() -> None:
     for tool in page["TOOLS"]:
         answers = [page["answer"](typed) for typed in page["flags_of"](tool)]
         for one in answers:
-            is_taken = bool(one.ours or one.notes or one.typed.split()[0].lstrip("-").replace("_", "-") in READERS)
+            is_taken = bool(one.ours or one.notes or plain_word(one.typed.split()[0]) in foreign_flags())
             says_what = re.search("--|steady|Not supported yet: .{4}|docs: |has no counterpart", one.refusal)
             assert bool(says_what) if one.refusal else is_taken, f"{tool}: {one}"
             assert "\n" not in one.refusal and len(one.refusal) < 200
@@ -113,7 +118,7 @@ def test_a_flag_and_its_values_mean_the_same(text: str, expected: dict[str, obje
         ("--strategy deepspeed", "parallel.shard=true"),
         ("--accelerator tpu", "--device cpu or cuda"),
         ("--input-size 3 224 192", "images are squares here"),
-        ("--weights ResNet50_Weights.DEFAULT", "timm has many of them"),
+        ("--weights ResNet50_Weights.DEFAULT", "timm has many of torchvision"),
         ("--image-size 180 160", "images are squares here"),
         ("--val-split validation", "--val DATA names the validation data"),
         ("--gpus 2", "--procs 2"),
@@ -141,13 +146,72 @@ def test_what_is_not_needed_is_taken_with_the_reason() -> None:
 
 def test_steps_of_another_schedule_are_left_out_with_a_word() -> None:
     words, notes = read_flags(["photos", "--sched", "cosine", "--decay-epochs", "30"])
-    assert words == ["photos", "--sched", "cosine"]
-    assert notes == ["--decay-epochs 30 is left out: it belongs to --sched step, not to --sched cosine"]
+    assert words == ["photos", "--schedule", "cosine"]
+    assert notes == ["--decay-epochs 30 is left out: --schedule cosine counts"]
 
 
-def test_readers_do_not_hide_flags_of_ours() -> None:
-    from steadytrain.cli import app
-
+def test_the_table_does_not_hide_flags_of_ours() -> None:
     ours = {name.lstrip("-") for argument in app()["train"].assemble_argument_collection() for name in argument.names}
-    assert not ours & (READERS.keys() | SWITCHES)
-    assert READERS.keys() >= SWITCHES and not READERS.keys() & OTHER_VALUES.keys()
+    for name in ours & foreign_flags().keys():  # it is about some values alone
+        assert all(row.values for row in foreign_flags()[name]), name
+    assert foreign_table()["values"].keys() <= ours
+
+
+PLACES = {
+    "DATA": "photos", "RUNS": "runs", "RUN": "runs/a", "FILE.toml": "a.toml", "FILE": "a.csv", "FOLDER": "out",
+    "NAME": "resnet18", "IMAGE": "a.jpg", "HOSTS": "hosts", "CARD.json": "card.json", "GAMMA": "2", "VALUE": "0.5",
+}  # fmt: skip
+
+
+def _commands(sentence: str) -> Iterator[list[str]]:
+    """Yield the command lines of a sentence, with flags alone behind ``steady train DATA``; {places} have a value."""
+    for code in re.findall(r"`([^`]+)`", sentence):
+        words = [re.sub("|".join(PLACES), lambda match: PLACES[match[0]], word) for word in shlex.split(code)]
+        yield words if words[0] == "steady" else ["steady", "train", "photos", *words]
+
+
+def _sentences() -> Iterator[str]:
+    table = foreign_table()
+    for section in ("notes", "needless", "only", "instead", "absent", "elsewhere", "verbs-instead"):
+        yield from (table[section].values() if section == "notes" else table[section])
+
+
+def _parse(words: Sequence[str]) -> None:
+    """Parse a command of ours; that a recipe's values can be is a part of it."""
+    verb, *left = join_verb(words[1:])
+    if verb == "--version" or not left or "--help-recipe" in left:  # a verb alone, and what is no command
+        assert verb == "--version" or verb in VERBS
+        return
+    if len(left) == 2 and left[-1].startswith("--"):  # a flag is named without its value
+        assert left[-1] in {name for argument in app()[verb].assemble_argument_collection() for name in argument.names}
+        return
+    options = parse([verb, *left]).get("options", TrainingOptions())
+    if verb in ("train", "finetune") and options.recipe is None:
+        options.recipe_over(usual_recipe("photos", finetune=verb == "finetune", small=False))
+
+
+@pytest.mark.parametrize("sentence", sorted(set(_sentences())))
+def test_every_command_that_a_hint_names_is_one(sentence: str) -> None:
+    for words in _commands(sentence):
+        _parse(words)
+    bare = re.sub(r"`[^`]*`|\([^)]*\)", "", sentence)
+    assert not re.search(r"steady [a-z]|--[a-z]", bare.replace("--mixup-mode elem", "")), "no backticks"
+
+
+def test_every_flag_of_the_table_is_read_as_one_of_ours() -> None:
+    table = foreign_table()
+    texts = [re.sub(r"\{\w+\}", "1", text) for text in (*table["ours"], *table["usual"]) if text[0] != "{"]
+    texts += [text.replace("{}", "1") for text in table["joined"]]
+    texts += [f"--{flag} {value}" for flag, values in table["values"].items() for value in values]
+    for text in texts:
+        options = parse(["train", "photos", *text.split()])["options"]
+        for key in (setting.partition("=")[0] for setting in options.set):
+            assert key in recipe_settings() or key.rpartition(".")[0] in ("model.options", "optim.options"), text
+    assert table["values"]["schedule"].keys() <= LAWS.keys()
+
+
+def test_verbs_of_others_are_verbs_of_ours() -> None:
+    table = foreign_table()
+    assert table["verbs"].keys() <= VERBS.keys() and table["elsewhere"]
+    theirs = [word for words in (*table["verbs"].values(), *table["verbs-instead"].values()) for word in words.split()]
+    assert len(set(theirs)) == len(theirs) and not {*theirs} & VERBS.keys()

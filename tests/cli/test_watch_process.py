@@ -154,7 +154,7 @@ def test_a_terminal_shows_it_live_and_the_verdict_stays() -> None:
     [
         ({}, "use either --pid N or a command"),
         ({"pid": 1, "command": ["true"]}, "use either --pid N or a command"),
-        ({"pid": 0}, "process ids are above 0"),
+        ({"pid": 0}, "there is no process 0"),
         ({"pid": 1, "seconds": 0.0}, "--seconds is 0"),
         ({"pid": 2**22 + 5}, "there is no process"),
         ({"command": ["no-such-program-here"]}, "no such command or file"),

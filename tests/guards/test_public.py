@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import steadytrain
-from steadytrain.cli import MODULES, VERBS
+from steadytrain.cli import VERBS, module_of
 
 PROJECT = Path(__file__).parents[2]
 SOURCE = PROJECT / "src" / "steadytrain"
@@ -81,7 +81,7 @@ def _torch_free() -> list[str]:
     """All modules but those that may use torch or may not be built, and of the command line's the verbs."""
     prefixes = tuple(f"steadytrain.{name}." for name in WITH_TORCH)
     watching = [name for name in _names() if not f"{name}.".startswith(prefixes)]
-    return [*watching, "steadytrain.cli", "steadytrain.cli.console", *sorted(set(MODULES.values()))]
+    return [*watching, "steadytrain.cli", "steadytrain.cli.console", *sorted(set(map(module_of, VERBS)))]
 
 
 def _loaded_after(line: str) -> str:

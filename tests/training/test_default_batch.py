@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import steadytrain as st
 from steadytrain.cli import main
 from steadytrain.cli.options import TrainingOptions
-from steadytrain.cli.train import draft_run, ranks_of_batch, recipe_for
+from steadytrain.cli.train import open_draft, ranks_of_batch, recipe_for
+from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes, fit_to_data, usual_recipe
 from steadytrain.distributed.world import World
 from steadytrain.events import Started
@@ -20,6 +22,11 @@ from steadytrain.training.session.opening import _begun_with, own_share
 from steadytrain.training.step import images_per_rank, share_of
 
 QUICK = TrainingOptions(flags={"model": "mlp", "epochs": 4, "device": "cpu"})
+
+
+def draft_run(data: str, options: TrainingOptions, **more: Any) -> tuple[Recipe, Path]:
+    with open_draft(data, options, **more) as draft:
+        return draft.recipe, draft.folder
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
-from steadytrain.cli.worded_errors import OTHER_COMMANDS, assignment_hint, examples, is_assignment, worded_errors
+from steadytrain.cli.worded_errors import examples, is_assignment, worded_errors
 from steadytrain.errors import FailedError, InputError, SteadyError, storage_error
 from steadytrain.format import fold
 from steadytrain.machine.process import SIGINT_ALONE, TO_END, interrupted_once, share_cores
@@ -63,41 +63,12 @@ VERBS = {
     "mxnet": "Translate and run command lines of MXNet's image-classification tools.",
 }
 MODULES = {
-    **{
-        verb: f"steadytrain.cli.{verb}"
-        for verb in (
-            "fetch",
-            "pack",
-            "check",
-            "scale",
-            "train",
-            "sweep",
-            "schedule",
-            "launch",
-            "evaluate",
-            "export",
-            "serve",
-            "watch",
-            "models",
-            "demo",
-            "convert",
-            "tune",
-            "replay",
-            "help",
-            "doctor",
-            "feed",
-            "bench",
-            "bandwidth",
-        )
-    },
-    **dict.fromkeys(("finetune", "resume"), "steadytrain.cli.train"),
-    **dict.fromkeys(("diagnose", "report", "runs"), "steadytrain.cli.runs"),
-    "predict": "steadytrain.cli.evaluate",
-    "cost": "steadytrain.cli.cost",
-    "mxnet": "steadytrain.cli.mxnet",
-    "bench infer": "steadytrain.cli.bench_infer",
+    **dict.fromkeys(("finetune", "resume"), "train"),
+    **dict.fromkeys(("diagnose", "report"), "runs"),
+    "predict": "evaluate",
+    "bench infer": "bench_infer",
 }
-"""The module of each verb's function."""
+"""The module of a verb's function in this folder, where it is not called as the verb."""
 TRAINING_VERBS = ("train", "finetune", "resume")
 WITH_RANKS = (*TRAINING_VERBS, "replay", "evaluate", "bandwidth", "tune", "scale", "mxnet")
 """Those whose processes may wait for each other."""
@@ -115,6 +86,11 @@ _TORCHVISION = (
 )
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 """Messages of the system's loader for a library that does not fit into memory."""
+
+
+def module_of(verb: str) -> str:
+    """Return the module that a verb's function is in."""
+    return f"steadytrain.cli.{MODULES.get(verb, verb)}"
 
 
 @cache
@@ -150,7 +126,7 @@ def _build_app(verbs: Iterable[str]) -> App:
         ),
     )
     for order, verb in enumerate(verbs):
-        command.command(f"{MODULES[verb]}:{verb.replace(' ', '_')}", name=verb, help=VERBS[verb], sort_key=order)
+        command.command(f"{module_of(verb)}:{verb.replace(' ', '_')}", name=verb, help=VERBS[verb], sort_key=order)
     return command
 
 
@@ -313,7 +289,7 @@ def _run(words: Sequence[str]) -> object:
     if verb in VERBS and is_help:
         command = app()[verb]
         command.usage = f"Usage: {usage(verb, command)}"
-    with _worded_errors(verb), _help_of(verb) if is_help and verb in RECIPE_VERBS else nullcontext():
+    with _worded_errors(words), _help_of(verb) if is_help and verb in RECIPE_VERBS else nullcontext():
         result = app()(words, exit_on_error=False, print_error=False)
     if verb in VERBS and is_help:
         lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
@@ -329,8 +305,6 @@ def _ours_instead(words: Sequence[str]) -> str:
     from steadytrain.cli.foreign_commands import PLACES, foreign_command
 
     if is_ours and words[0] not in PLACES:
-        return ""
-    if len(words) == 1 and words[0] in OTHER_COMMANDS:
         return ""
     return shlex.join(foreign_command(words, tuple(VERBS)))
 
@@ -379,7 +353,7 @@ def _print_recipe_help(words: Sequence[str]) -> int:
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
     """Parse a command line without running it; return the arguments of its verb's function. Raises InputError."""
-    with _worded_errors(words[0]):
+    with _worded_errors(words):
         bound = app().parse_args(_own_words(words), exit_on_error=False, print_error=False)[1]
     return bound.arguments
 
@@ -392,17 +366,14 @@ def _own_words(words: Sequence[str]) -> list[str]:
         return list(words)
     from steadytrain.cli.console import note
     from steadytrain.cli.foreign_flags import read_flags
-    from steadytrain.cli.options import translate
 
-    if hint := assignment_hint(words[0], words[1:2], (), True):
-        raise InputError(f"{words[1]} is in the manner of another tool{hint}")
     words, notes = read_flags(words)
     for line in notes:
         note(line)
-    return translate(words)
+    return words
 
 
-def _worded_errors(verb: str) -> AbstractContextManager[None]:
+def _worded_errors(words: Sequence[str]) -> AbstractContextManager[None]:
     """Turn the parser's errors into InputError, with what a user should type instead."""
 
     def function_of(verb: str) -> Callable[..., object]:
@@ -410,10 +381,12 @@ def _worded_errors(verb: str) -> AbstractContextManager[None]:
         assert function is not None
         return function
 
-    def names_of(verb: str) -> list[str]:
-        return [name for argument in app()[verb].assemble_argument_collection() for name in argument.names]
+    def hint_of(tokens: Sequence[str]) -> str:
+        from steadytrain.cli.foreign_commands import hint_of_assignments
 
-    return worded_errors(verb, tuple(VERBS), function_of, names_of, verb in RECIPE_VERBS)
+        return hint_of_assignments(tokens, words, tuple(VERBS))
+
+    return worded_errors(words[0], tuple(VERBS), function_of, hint_of, words[0] in RECIPE_VERBS)
 
 
 def _no_memory(error: ImportError | MemoryError) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.options import Json, WhichFlag, require_range
+from steadytrain.cli.options import Json, WhichFlag
 from steadytrain.errors import InputError
 from steadytrain.format import count
 
@@ -30,7 +31,7 @@ def convert(
     rgb_mean: str | None = None,
     rgb_std: str | None = None,
     bgr: bool = False,
-    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
+    size: Annotated[int | None, Parameter(name=("--size", "--img-size"), validator=Number(gte=1, lte=4096))] = None,
     data: Path | None = None,
     json: Json = False,
 ) -> None:
@@ -60,7 +61,6 @@ def convert(
     """
     if output.suffix not in (".params", ".safetensors"):
         raise InputError(f"--output is {output}: it must end with .safetensors, or with -0000.params for MXNet")
-    require_range("--size", size, 4096)
     mean, std = read_colours("--rgb-mean", rgb_mean), read_colours("--rgb-std", rgb_std, above=0.0)
     if symbol is not None and place.endswith(".json"):
         place, symbol = str(symbol), Path(place)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, progress
-from steadytrain.cli.options import Json, require_range
+from steadytrain.cli.options import Json
 from steadytrain.cli.train import print_next_commands, train_visibly
 from steadytrain.config import Budget, Data, Model, Optim, Recipe
 from steadytrain.errors import InputError, storage_errors
@@ -17,7 +21,7 @@ def demo(
     folder: Path = Path("steady-demo"),
     /,
     *,
-    seed: int = 0,
+    seed: Annotated[int, Parameter(validator=Number(gte=0, lte=2**63 - 1))] = 0,
     json: Json = False,
 ) -> int:
     """Pack, train, evaluate and report 1,797 handwritten digits, in half a minute, without a network.
@@ -36,7 +40,6 @@ def demo(
     from steadytrain.reports import report
 
     ours = {"images", "digits.rec", "digits.idx", "digits.json", "digits.lst", "runs", "report.html"}
-    require_range("--seed", seed, 2**63 - 1, least=0)  # before anything is written
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: name a folder for the demo")
     others = [path.name for path in folder.iterdir() if path.name not in ours] if folder.is_dir() else []

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.convert import read_colours
@@ -63,9 +64,12 @@ ViewsFlag = Annotated[
 Threshold = Annotated[
     float | None,
     Parameter(
-        help="Where images may have several labels: those with a probability above it are predicted [default: 0.5]."
+        help="Where images may have several labels: those with a probability above it are predicted [default: 0.5].",
+        validator=Number(gte=0, lt=1),
     ),
 ]
+BatchSize = Annotated[int | None, Parameter(name=("--batch-size", "-b"), validator=Number(gte=1, lte=65_536))]
+Threads = Annotated[int | None, Parameter(name=("--threads", "-j"))]
 AcceptLicence = Annotated[
     bool, Parameter(help="Use weights whose licence forbids products and services; confirm on a terminal.")
 ]
@@ -89,10 +93,10 @@ def evaluate(
     rgb_mean: str | None = None,
     rgb_std: str | None = None,
     tta: ViewsFlag = None,
-    batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
+    batch_size: BatchSize = None,
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None,
     device: DeviceFlag = "auto",
-    threads: Annotated[int | None, Parameter(name=("--threads", "-j"))] = None,
+    threads: Threads = None,
     per_image: Path | None = None,
     threshold: Threshold = None,
     calibrate: bool = False,
@@ -201,13 +205,11 @@ def evaluate(
     if json:
         print_json(document)
     else:
-        print_text((_labels_text if trained.is_multi_label else _text)(document, trained.chosen))
+        print_text(_evaluation_text(document, trained.chosen))
 
 
 def _threshold(trained: Trained, threshold: float | None) -> float:
-    """Return the threshold of labels. Raises InputError where it is no probability, or there is one class an image."""
-    if threshold is not None and not 0 <= threshold < 1:
-        raise InputError(f"--threshold is {threshold:g}; it must be a probability from 0 up to, not including, 1")
+    """Return the threshold of labels. Raises InputError where there is one class an image."""
     if threshold is not None and not trained.is_multi_label:
         raise InputError(f"{trained.name} names one class for each image, the likeliest: drop --threshold")
     return 0.5 if threshold is None else threshold
@@ -266,16 +268,16 @@ def predict(
     place: WeightsFlag,
     /,
     *images: Path,
-    top: int | None = None,
+    top: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     threshold: Threshold = None,
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
     size: Size = None,
     tta: ViewsFlag = None,
-    batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
+    batch_size: BatchSize = None,
     device: DeviceFlag = "auto",
-    threads: Annotated[int | None, Parameter(name=("--threads", "-j"))] = None,
+    threads: Threads = None,
     accept_licence: AcceptLicence = False,
     csv: Path | None = None,
     json: Json = False,
@@ -305,9 +307,6 @@ def predict(
         raise InputError(
             f"{place} stands alone: name a run, weights or a model, and images after it: steady predict RUN IMAGE..."
         )
-    if top is not None and top < 1:
-        raise InputError(f"--top is {top}; it must be 1 or more")
-    require_range("--batch-size", batch_size, 65_536)
     if csv is not None and json:
         raise InputError("--csv and --json exclude each other: drop one of them")
     from steadytrain.training import predict as predict_each
@@ -470,38 +469,79 @@ def _image_text(document: Mapping[str, Any], columns: int, width: int, *, is_alo
     return f"{name:{columns}}{''.join(f' {share} {label:{width}}' for share, label in cells)}".rstrip()
 
 
-def _text(document: Mapping[str, Any], chosen: str) -> str:
-    """Describe an evaluation; of many classes the worst and the best are listed, and none without images."""
-    rows = sorted((row for row in document["classes"] if row["n"]), key=lambda row: row["top1"])
-    outputs = len(document["classes"])
-    cells = [["class", "n", "right", "recall", "precision", "F1"]]
+def _evaluation_text(document: Mapping[str, Any], chosen: str) -> str:
+    """Describe an evaluation; of many classes or labels the worst and the best are listed, and none without images."""
+    is_multi_label = "labels" in document
+    noun, counts, first = ("label", ("n",), "ap") if is_multi_label else ("class", ("n", "right"), "top1")
+    known = document["labels" if is_multi_label else "classes"]
+    rows = sorted((row for row in known if row["n"]), key=lambda row: row[first])
+    scores = {"AP": "ap"} if is_multi_label else {}
+    scores |= {"recall": "recall", "precision": "precision", "F1": "f1"}
+    cells = [[noun, *counts, *scores]]
     for row in rows:
-        shares = (percent(row[key], 2) for key in ("recall", "precision", "f1"))
-        cells.append([clean(row["class"]), str(row["n"]), str(row["right"]), *shares])
-    interval = f"{100 * document['top1_low']:.2f} to {percent(document['top1_high'], 2)}"
-    among = []
-    if len(rows) < outputs:
-        subset = f"the data's {count(len(rows), 'class', 'classes')}" if document["restricted"] else f"all {outputs:,}"
-        has = "" if document["restricted"] else f"; the data has {len(rows):,} of them"
-        among = [f"       chosen among {subset}{has}"]
-    means = [percent(document[f"macro_{name}"], 2) for name in ("precision", "recall", "f1")]
+        cells.append(
+            [clean(row[noun]), *(str(row[key]) for key in counts), *(percent(row[key], 2) for key in scores.values())]
+        )
+    figures = (_label_figures_text if is_multi_label else _class_figures_text)(document, len(rows), len(known))
+    is_calibrated = document["temperature"] != 1
+    calibrated = f"Loss and ECE are of calibrated probabilities: temperature {document['temperature']:.4g}."
     return "\n".join(
         [
             f"{clean(document['model'])}  {clean(document['weights'])}{f' ({chosen})' if chosen else ''}",
-            f"top-1  {percent(document['top1'], 2)}  (95 % interval {interval}, {count(document['n'], 'image')})",
-            *among,
-            *([f"top-5  {percent(document['top5'], 2)}"] if tells_top5(outputs) else []),
-            f"loss   {number(document['loss'], 4)}",
-            f"macro  precision {means[0]}, recall {means[1]}, F1 {means[2]}  (means over classes)",
-            f"ECE    {percent(document['ece'], 2)}  (calibration error, {len(document['calibration'])} equal-width bins"
-            " of the top-1 probability)",
-            *_confidence_text(document),
-            *_temperature_text(document),
+            *figures,
+            *[calibrated] * is_calibrated,
             f"{rate(document['images_per_second'])} images/s",
             "",
-            *_worst_and_best(cells, least=(0, 6, 6, 8, 9, 8)),
+            *_worst_and_best(cells, least=(0, 6, 8 if is_multi_label else 6, 8, 9, 8)),
         ]
     )
+
+
+def _means(document: Mapping[str, Any], kind: str) -> str:
+    names = (("precision", "precision"), ("recall", "recall"), ("F1", "f1"))
+    return ", ".join(f"{word} {percent(document[f'{kind}_{name}'], 2)}" for word, name in names)
+
+
+def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes: int) -> Iterator[str]:
+    """Yield the figures of an evaluation where each image has one class."""
+    interval = f"{100 * document['top1_low']:.2f} to {percent(document['top1_high'], 2)}"
+    yield f"top-1  {percent(document['top1'], 2)}  (95 % interval {interval}, {count(document['n'], 'image')})"
+    if num_found < num_classes and document["restricted"]:
+        yield f"       chosen among the data's {count(num_found, 'class', 'classes')}"
+    elif num_found < num_classes:
+        yield f"       chosen among all {num_classes:,}; the data has {num_found:,} of them"
+    if tells_top5(num_classes):
+        yield f"top-5  {percent(document['top5'], 2)}"
+    yield f"loss   {number(document['loss'], 4)}"
+    yield f"macro  {_means(document, 'macro')}  (means over classes)"
+    bins = f"{len(document['calibration'])} equal-width bins of the top-1 probability"
+    yield f"ECE    {percent(document['ece'], 2)}  (calibration error, {bins})"
+    yield from _confidence_text(document)
+
+
+def _confidence_text(document: Mapping[str, Any]) -> list[str]:
+    """Describe a mean top-1 probability that is further from the accuracy than chance explains."""
+    confidence, top1 = document["confidence"], document["top1"]
+    is_chance = document["top1_low"] <= confidence <= document["top1_high"]
+    if is_chance or not abs(confidence - top1) >= TELLING_GAP:
+        return []
+    kind = "overconfident" if confidence > top1 else "underconfident"
+    return [f"The model is {kind}: it claims {percent(confidence)} and is right {percent(top1)}."]
+
+
+def _label_figures_text(document: Mapping[str, Any], num_found: int, num_labels: int) -> Iterator[str]:
+    """Yield the figures of an evaluation where an image may have several labels."""
+    few = f" of {num_labels:,}: the others have no image" if num_found < num_labels else ""
+    at = f"at a threshold of {document['threshold']:g}"
+    images = count(document["n"], "image")
+    yield f"mAP    {percent(document['mean_ap'], 2)}  (over {count(num_found, 'label')}{few}; {images})"
+    yield f"micro  {_means(document, 'micro')}  ({at})"
+    yield f"macro  {_means(document, 'macro')}  (means over labels)"
+    yield f"exact  {percent(document['exact_match'], 2)}  (images with every label right {at})"
+    yield f"wrong  {percent(document['hamming_loss'], 2)}  (of all labels of all images: the Hamming loss)"
+    yield f"loss   {number(document['loss'], 4)}"
+    bins = f"{len(document['calibration'])} bins"
+    yield f"ECE    {percent(document['ece'], 2)}  (calibration error of each label's probability, {bins})"
 
 
 def _worst_and_best(cells: Sequence[Sequence[str]], least: Sequence[int]) -> list[str]:
@@ -511,48 +551,6 @@ def _worst_and_best(cells: Sequence[Sequence[str]], least: Sequence[int]) -> lis
         half = MAX_CLASSES // 2
         lines[half + 1 : -half] = [f"... {more} more (--json has them all)"]
     return lines
-
-
-def _labels_text(document: Mapping[str, Any], chosen: str) -> str:
-    """Describe an evaluation where an image may have several labels; of many the worst and the best are listed."""
-    rows = sorted((row for row in document["labels"] if row["n"]), key=lambda row: row["ap"])
-    cells = [["label", "n", "AP", "recall", "precision", "F1"]]
-    for row in rows:
-        shares = (percent(row[key], 2) for key in ("ap", "recall", "precision", "f1"))
-        cells.append([clean(row["label"]), str(row["n"]), *shares])
-    few = f" of {len(document['labels']):,}: the others have no image" if len(rows) < len(document["labels"]) else ""
-    means = {
-        kind: ", ".join(
-            f"{word} {percent(document[f'{kind}_{name}'], 2)}"
-            for word, name in (("precision", "precision"), ("recall", "recall"), ("F1", "f1"))
-        )
-        for kind in ("micro", "macro")
-    }
-    at = f"at a threshold of {document['threshold']:g}"
-    return "\n".join(
-        [
-            f"{clean(document['model'])}  {clean(document['weights'])}{f' ({chosen})' if chosen else ''}",
-            f"mAP    {percent(document['mean_ap'], 2)}  (over {count(len(rows), 'label')}{few};"
-            f" {count(document['n'], 'image')})",
-            f"micro  {means['micro']}  ({at})",
-            f"macro  {means['macro']}  (means over labels)",
-            f"exact  {percent(document['exact_match'], 2)}  (images with every label right {at})",
-            f"wrong  {percent(document['hamming_loss'], 2)}  (of all labels of all images: the Hamming loss)",
-            f"loss   {number(document['loss'], 4)}",
-            f"ECE    {percent(document['ece'], 2)}  (calibration error of each label's probability,"
-            f" {len(document['calibration'])} bins)",
-            *_temperature_text(document),
-            f"{rate(document['images_per_second'])} images/s",
-            "",
-            *_worst_and_best(cells, least=(0, 6, 8, 8, 9, 8)),
-        ]
-    )
-
-
-def _temperature_text(document: Mapping[str, Any]) -> list[str]:
-    """Return a sentence saying that the probabilities behind loss and ECE are calibrated ones."""
-    is_calibrated = document["temperature"] != 1
-    return [f"Loss and ECE are of calibrated probabilities: temperature {document['temperature']:.4g}."] * is_calibrated
 
 
 def _calibration_text(document: Mapping[str, Any], chosen: str) -> str:
@@ -580,13 +578,3 @@ def _calibration_text(document: Mapping[str, Any], chosen: str) -> str:
             "steady evaluate RUN DATA, on images that the run has not seen, is fairer.",
         ]
     return "\n".join(lines)
-
-
-def _confidence_text(document: Mapping[str, Any]) -> list[str]:
-    """Describe a mean top-1 probability that is further from the accuracy than chance explains."""
-    confidence, top1 = document["confidence"], document["top1"]
-    is_chance = document["top1_low"] <= confidence <= document["top1_high"]
-    if is_chance or not abs(confidence - top1) >= TELLING_GAP:
-        return []
-    kind = "overconfident" if confidence > top1 else "underconfident"
-    return [f"The model is {kind}: it claims {percent(confidence)} and is right {percent(top1)}."]

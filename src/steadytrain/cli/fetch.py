@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import MAX_WORKERS, RepeatedFlag, require_range
+from steadytrain.cli.options import MAX_WORKERS, RepeatedFlag
 from steadytrain.errors import InputError
 from steadytrain.format import number, size
 
@@ -28,7 +29,7 @@ def fetch(
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     shorter_side: int | None = None,
     clutter: bool = False,
-    workers: int | None = None,
+    workers: Annotated[int | None, Parameter(validator=Number(gte=1, lte=MAX_WORKERS))] = None,
     force: bool = False,
     json: bool = False,
 ) -> None:
@@ -55,7 +56,6 @@ def fetch(
         steady fetch caltech256 -o data/caltech256 --shorter-side 256
         steady fetch imagenet --from downloads/imagenet -o data/imagenet --shorter-side 256
     """
-    require_range("--workers", workers, MAX_WORKERS)
     if name is None:
         if output or mirror or from_ or clutter or force:
             raise InputError("no data set named: steady fetch NAME (steady fetch alone lists them)")

@@ -3,71 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from steadytrain.cli.augmentation_flags import is_number
-from steadytrain.cli.foreign_flags import ON_OFF, SWITCHES
 from steadytrain.cli.worded_errors import is_assignment
-from steadytrain.config.synonyms import plain_word
+from steadytrain.config.foreign import (
+    OFF,
+    ON,
+    advice,
+    foreign_flags,
+    foreign_table,
+    is_number,
+    is_refused,
+    plain_word,
+    words_of,
+)
 from steadytrain.errors import InputError
 from steadytrain.interop.mxnet.tools import ALIASES, PROGRAMS
 
-SAME_VERBS = {
-    **dict.fromkeys(("fit", "training", "main"), "train"),
-    **dict.fromkeys(("continue", "restart"), "resume"),
-    **dict.fromkeys(("fine-tune", "transfer"), "finetune"),
-    **dict.fromkeys(("run-image-classification", "run-image-classification-no-trainer"), "finetune"),
-    **dict.fromkeys(("eval", "val", "validate", "validation", "test", "score"), "evaluate"),
-    **dict.fromkeys(("infer", "inference", "classify", "prediction"), "predict"),
-    **dict.fromkeys(("server", "deploy", "api"), "serve"),
-    **dict.fromkeys(("im2rec", "prepare"), "pack"),
-    **dict.fromkeys(("onnx", "onnx-export", "openvino", "tensorrt", "quantize", "save"), "export"),
-    "benchmark": "bench",
-    "benchmark-score": "bench infer",
-    **dict.fromkeys(("autotune", "auto-tune", "optimize"), "tune"),
-    **dict.fromkeys(("scaling", "devices"), "scale"),
-    **dict.fromkeys(("lr", "lr-schedule", "plot-schedule", "find-lr", "lr-find"), "schedule"),
-    **dict.fromkeys(("grid", "search", "hpo", "hparams", "experiment"), "sweep"),
-    **dict.fromkeys(("list-models", "model"), "models"),
-    **dict.fromkeys(("verify", "validate-data"), "check"),
-    **dict.fromkeys(("download", "datasets", "get"), "fetch"),
-    **dict.fromkeys(("ls", "list", "list-runs", "experiments", "history"), "runs"),
-    **dict.fromkeys(("price", "prices", "bill", "costs"), "cost"),
-}
-"""Other tools' names for our verbs, and their scripts' names."""
-
 OWN_VALUES = {"train": "smoothed labels", "finetune": "a probe first, frozen norms, smoothed labels, averages"}
 """Verb -> its own values where another tool's line is silent, which are not the other tool's."""
-_STARTERS = ("python", "python3", "yolo", "uv", "run", "-m", "steady")
-_LAUNCHERS = (
-    *("torchrun", "accelerate", "deepspeed", "lightning", "fabric"),
-    *("torch.distributed.launch", "torch.distributed.run"),
-)
-_RANKS = ("nproc-per-node", "num-processes", "num-gpus", "devices")
-_MACHINES = ("nnodes", "num-machines", "num-nodes")
-"""Flags of launchers for the ranks of a machine, and for the machines."""
-_MODES = ("train", "val", "predict", "export", "benchmark")
-_LIGHTNING = ("fit", "validate", "test", "predict")
-_TASKS = ("detect", "segment", "pose", "obb", "track")
-_DATA = ("data", "data-dir", "data-path", "data-root", "train-dir", "train-data", "imagefolder", "path")
-_WEIGHTS = ("checkpoint", "ckpt-path", "ckpt", "weights", "resume")
-_NETWORK = ("model", "arch", "a")
-PLACES: dict[str, dict[str, tuple[str, ...]]] = {
-    "train": {"DATA": _DATA},
-    "finetune": {"DATA": _DATA},
-    "evaluate": {"RUN": _WEIGHTS, "DATA": _DATA},
-    "predict": {"RUN": _WEIGHTS, "IMAGE": ("source", *_DATA)},
-    "export": {"RUN": _WEIGHTS},
-}
-"""Verb -> what stands without a flag, and the flags of other tools that name it."""
-_OPTIONAL = {"evaluate": ("DATA",)}
-_FORMATS = {"onnx": "model.onnx", "openvino": "model.xml", "engine": "model.engine", "torchscript": "model.pt2"}
+PLACES = ("train", "finetune", "evaluate", "predict", "export")
+"""Verbs of which the table says what stands without a flag."""
 _ULTRALYTICS = re.compile(r"yolo\S*\.(pt|yaml)")
-_UNNEEDED = ("task",)
-_BATCHES = ("b", "bs", "batch", "batch-size", "train-batch-size", "per-device-train-batch-size", "batch-size-per-gpu")
-_ASSIGNED = {"DATA": ("dataset",), "RUN": ("run",), "IMAGE": ("image", "images", "input")}
-"""What names a place in words such as ``run=runs/a``; as flags these are others."""
+
+
+def _names(kind: str) -> list[str]:
+    """Return words of other tools' command lines of one kind, which the table has."""
+    names: str = foreign_table()["commands"][kind]
+    return names.split()
 
 
 def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
@@ -89,25 +55,23 @@ def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
     'steady train photos -b 256 --procs 8'
     """
     left, ranks, machines = _without_starter(words)
-    if left and _is_task(left[0]):  # classify train, task=classify mode=train
-        left = _mode_first(left)
+    left = _with_mode_first(left)
     if not left:
         return []
-    name, is_script = _program(left[0]), left[0].endswith((".py", ".sh"))
-    if name == "distributed-train" and left[1:]:
-        name, ranks, left = "train", left[1], ["train", *left[2:]]
-    old = name.replace("-", "_")
-    is_old = is_script or name not in SAME_VERBS or name == "im2rec"
-    if is_old and name not in verbs and ALIASES.get(old, old) in PROGRAMS:
-        return ["steady", "mxnet", *left]
-    if is_script and left[1:] and left[1] in _LIGHTNING:  # main.py fit
+    is_script, name = left[0].endswith((".py", ".sh")), plain_word(PurePath(left[0]).stem)
+    if is_script and left[1:] and left[1] in _names("lightning"):  # main.py fit
         left, name = left[1:], left[1]
-    verb = name if name in verbs else SAME_VERBS.get(name, "")
-    if not verb:
+    elif name == "distributed-train" and left[1:]:
+        name, ranks, left = "train", left[1], left[1:]
+    same_verbs, program = words_of(foreign_table()["verbs"]), name.replace("-", "_")
+    is_old = is_script or name not in same_verbs or name == "im2rec"
+    if is_old and name not in verbs and ALIASES.get(program, program) in PROGRAMS:
+        return ["steady", "mxnet", *left]
+    if not (verb := name if name in verbs else same_verbs.get(name, "")):
         return []
-    number = (int(ranks) if ranks.isdecimal() else 1) * (int(machines) if machines.isdecimal() else 1)
     if verb not in ("train", "finetune") or (not ranks and not machines):
         return ["steady", *_command(verb, left[1:], 1)]
+    number = (int(ranks) if ranks.isdecimal() else 1) * (int(machines) if machines.isdecimal() else 1)
     command = _command(verb, left[1:], number)
     if machines not in ("", "1"):
         where = ["--on", "ssh", "--hosts", "HOSTS", "--nodes", machines]
@@ -115,8 +79,14 @@ def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
     return ["steady", *command, "--procs", ranks or "1"]
 
 
-def _program(word: str) -> str:
-    return plain_word(PurePath(word).name.removesuffix(".py").removesuffix(".sh"))
+def hint_of_assignments(tokens: Sequence[str], words: Sequence[str], verbs: Sequence[str]) -> str:
+    """Return what to type in place of ``lr=0.1 epochs=3``, the manner of other tools; empty where no token is so."""
+    if not (assigned := [word for word in tokens if is_assignment(word)]):
+        return ""
+    if words[0] in PLACES:
+        return f": flags begin with dashes: {shlex.join(foreign_command(words, verbs))}"
+    name, _, value = assigned[0].partition("=")
+    return f": flags begin with dashes, such as --{name.replace('_', '-')} {value}; steady {words[0]} --help shows all"
 
 
 def _without_starter(words: Sequence[str]) -> tuple[list[str], str, str]:
@@ -125,43 +95,40 @@ def _without_starter(words: Sequence[str]) -> tuple[list[str], str, str]:
     Returns:
         The words left, how many ranks a machine has, and how many machines there are, each empty where it is not said.
     """
-    left, ranks, machines, is_launcher, is_total = list(words), "", "", False, False
+    left, is_launcher, said = deque(words), False, dict[str, str]()
+    launchers = _names("launchers")
     while left:
-        word = left[0]
-        flag, _, value = word.partition("=")
-        if re.fullmatch(r"[A-Z_]+=\S*", word) or word in (*_STARTERS, *_LAUNCHERS):
-            is_launcher |= word in _LAUNCHERS
-            left.pop(0)
-        elif is_launcher and word in ("launch", "model"):
-            left.pop(0)
-        elif is_launcher and word.startswith("-"):
-            left.pop(0)
+        flag, _, value = left[0].partition("=")
+        if left[0] in (*launchers, *_names("starters")) or re.fullmatch(
+            r"[A-Z_]+=\S*", left[0]
+        ):  # CUDA_VISIBLE_DEVICES=0
+            is_launcher |= left.popleft() in launchers
+        elif is_launcher and left[0] in ("launch", "model"):
+            left.popleft()
+        elif is_launcher and left[0].startswith("-"):
+            left.popleft()
             if not value and left and not left[0].startswith("-") and not left[0].endswith(".py"):
-                value = left.pop(0)
-            if plain_word(flag) in _RANKS:
-                ranks, is_total = value if value.isdecimal() else "auto", plain_word(flag) == "num-processes"
-            machines = value if plain_word(flag) in _MACHINES else machines
+                value = left.popleft()
+            said[plain_word(flag)] = value
         else:
             break
-    if is_total and ranks.isdecimal() and machines.isdecimal():  # accelerate counts those of all machines
+    ranks = next((said[flag] if said[flag].isdecimal() else "auto" for flag in _names("ranks") if flag in said), "")
+    machines = next((said[flag] for flag in _names("machines") if flag in said), "")
+    if "num-processes" in said and ranks.isdecimal() and machines.isdecimal():  # accelerate counts all machines' ranks
         ranks = str(max(1, int(ranks) // max(1, int(machines))))
-    return left, ranks, machines
+    return list(left), ranks, machines
 
 
-def _is_task(word: str) -> bool:
-    """Return whether a word names Ultralytics' task, or its mode. Raises InputError for a task that is not ours."""
-    name = word.removeprefix("task=")
-    if name in _TASKS:
-        raise InputError(f"{name} is no task of steadytrain, which classifies images: steady train DATA")
-    return name == "classify" or word.startswith("mode=")
-
-
-def _mode_first(words: Sequence[str]) -> list[str]:
-    """Put Ultralytics' mode first, and leave out its task; nothing where it has no mode that is ours."""
-    left = [word for word in words if word not in ("classify", "task=classify")]
-    mode = next((word for word in left if word.removeprefix("mode=") in _MODES), "")
-    left = [word for word in left if word != mode]
-    return [mode.removeprefix("mode="), *left] if mode else ["predict", *left]
+def _with_mode_first(words: list[str]) -> list[str]:
+    """Put Ultralytics' mode first, and leave out its task. Raises InputError for a task that is not ours."""
+    first = words[0].removeprefix("task=") if words else ""
+    if first in _names("tasks"):
+        raise InputError(f"{first} is no task of steadytrain, which classifies images: steady train DATA")
+    if first != "classify" and not first.startswith("mode="):
+        return words
+    words = [word.removeprefix("mode=") for word in words if word not in ("classify", "task=classify")]
+    mode = next((word for word in words if word in _names("modes")), "predict")
+    return [mode, *(word for word in words if word != mode)]
 
 
 def _command(verb: str, words: Sequence[str], num_ranks: int) -> list[str]:
@@ -172,58 +139,70 @@ def _command(verb: str, words: Sequence[str], num_ranks: int) -> list[str]:
     """
     if verb not in PLACES:
         return [*verb.split(), *words]
-    named: dict[str, str] = {}
-    flags: list[str] = []
-    bare: list[str] = []
-    network = ""
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        name, equals, value = word.partition("=")
-        plain = plain_word(name)
-        if not word.startswith("-") and not is_assignment(word):
-            bare.append(word)
-            continue
-        takes_any = plain not in SWITCHES
-        if not equals and left and not left[0].startswith("-") and (takes_any or left[0].lower() in ON_OFF):
-            value = left.pop(0)
-        places = PLACES[verb].items()
-        place = next((place for place, names in places if plain in names), "")
-        if not place and not word.startswith("-"):
-            place = next((place for place, _ in places if plain in _ASSIGNED.get(place, ())), "")
-        if plain in _NETWORK and not _ULTRALYTICS.fullmatch(value):
-            network = value
-        elif plain in _NETWORK:  # these networks are not here; a .yaml starts without weights
-            verb = "finetune" if verb == "train" and value.endswith(".pt") else verb
+    places = {place: names.split() for place, names in _places(verb).items()}
+    files: Mapping[str, str] = foreign_table()["files"]
+    named, flags, bare, network = dict[str, str](), list[str](), list[str](), ""
+    for name, values in _pairs(words):
+        plain, is_flag, value = plain_word(name), name.startswith("-"), " ".join(values)
+        known = {plain} if is_flag else {plain, f"={plain}"}
+        place = next((place for place, names in places.items() if known & {*names}), "")
+        if not name:
+            bare.append(value)
+        elif plain in ("model", "arch", "a"):
+            if not _ULTRALYTICS.fullmatch(value):  # whose networks are not here; a .yaml starts without weights
+                network = value
+            elif verb == "train" and value.endswith(".pt"):
+                verb = "finetune"
         elif plain == "pretrained":
             if verb in ("train", "finetune"):
-                verb = "train" if value.lower() in ("false", "no", "0", "off") else "finetune"
-        elif plain == "mode" and value in ("train", "training"):
-            pass
+                verb = "train" if value.lower() in OFF else "finetune"
         elif place:
             named.setdefault(place, value)
-        elif verb == "export" and plain == "format":
-            flags += ["-o", _FORMATS.get(value, value)]
-        elif verb == "export" and plain in ("out", "output"):
-            flags += ["-o", value]
-        elif "." in name and not name.startswith("-"):  # a key of a recipe
-            flags += ["--set", word]
-        elif plain in _BATCHES and num_ranks > 1 and value.isdecimal():
+        elif verb == "export" and plain in ("format", "out", "output"):
+            flags += ["-o", files.get(value, value)]
+        elif "." in name and not is_flag:  # a key of a recipe
+            flags += ["--set", f"{name}={value}"]
+        elif not is_flag and verb in ("train", "finetune") and is_refused(plain):
+            raise InputError(f"{name}={value} is in the manner of another tool.{advice(plain)}")
+        elif plain in _names("batches") and num_ranks > 1 and value.isdecimal():
             flags += [name if plain in ("b", "batch-size") else "--batch-size", str(num_ranks * int(value))]
-        elif plain not in _UNNEEDED:
-            flags += [name if name.startswith("-") else f"--{name}", *([value] if value else [])]
-            while left and is_number(left[0]):  # --betas 0.9 0.999
-                flags.append(left.pop(0))
-    if network and "RUN" in PLACES[verb] and "RUN" not in named:
+        elif plain != "task" and (plain, value) not in (("mode", "train"), ("mode", "training")):
+            flags += [name if is_flag else f"--{name}", *values]
+    if network and "RUN" in places and "RUN" not in named:
         named["RUN"] = network
     elif network:
         flags = ["--model", network, *flags]
     ours = []
-    for place in PLACES[verb]:
+    for place in places:
         value = named.get(place) or (bare.pop(0) if bare else "")
-        ours += [value or place] if value or place not in _OPTIONAL.get(verb, ()) else []
+        ours += [value or place] if value or (verb, place) != ("evaluate", "DATA") else []
     if verb == "export" and "-o" not in flags:
-        flags += ["-o", _FORMATS["onnx"]]
+        flags += ["-o", files["onnx"]]
     if verb == "train" and {"lr", "learning-rate", "lr0"} & set(map(plain_word, flags)):
         flags += ["--set", "optim.base_batch_size=none"]
     return [verb, *ours, *bare, *flags]
+
+
+def _places(verb: str) -> Mapping[str, str]:
+    """Return what stands without a flag in a verb, and the words that name it elsewhere."""
+    places: Mapping[str, str] = foreign_table()["places"]["train" if verb == "finetune" else verb]
+    return places
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield flags, and words such as ``lr=0.1``, with their values; other words without a name."""
+    left = deque(words)
+    while left:
+        word = left.popleft()
+        name, equals, value = word.partition("=")
+        if not word.startswith("-") and not is_assignment(word):
+            yield "", [word]
+            continue
+        values = [value] if equals else []
+        rows = foreign_flags().get(plain_word(name), ())
+        takes_any = not rows or any(row.most for row in rows) or is_refused(plain_word(name))
+        if not equals and left and not left[0].startswith("-") and (takes_any or left[0].lower() in (*ON, *OFF)):
+            values.append(left.popleft())
+            while left and is_number(left[0]):  # --betas 0.9 0.999
+                values.append(left.popleft())
+        yield name, values

@@ -1,30 +1,36 @@
-"""Flags of timm, torchvision, Lightning and MXNet, read as flags and keys of ours.
+"""Flags of timm, torchvision, Lightning, MXNet and others, read as flags and keys of ours.
 
-Where the meaning is the same, a flag is read without a word; where it is nearly the same, or asks for what is done
-anyway, a note says so; where there is nothing like it, an error names what comes nearest. Words that are exactly a
-setting of the recipe stand at its field, those that nothing reads in :mod:`steadytrain.config.synonyms`;
-``docs/generate_cli.py`` lists all of each tool.
+What each flag is stands in ``config/foreign.toml``: the same flag or key of ours is read without a word; where it is
+nearly the same, or asks for what is done anyway, a note says so; where there is nothing like it, an error names what
+comes nearest. ``docs/generate_cli.py`` lists all of each tool.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
-from steadytrain.cli import augmentation_flags
-from steadytrain.cli.augmentation_flags import FlagReading, Read, fixed, is_number, is_zero
-from steadytrain.cli.options import key_of
-from steadytrain.config.stages import OTHER_NAMES
-from steadytrain.config.synonyms import plain_word
-from steadytrain.errors import InputError
+from steadytrain.cli.options import flag_of, is_switch, key_of, our_flag
+from steadytrain.config.foreign import (
+    OFF,
+    ON,
+    ForeignFlag,
+    foreign_flags,
+    foreign_table,
+    is_number,
+    is_refused,
+    our_value,
+    plain_word,
+)
+from steadytrain.config.recipe import synonym
+from steadytrain.config.transforms import split_transforms
+from steadytrain.errors import InputError, did_you_mean
 from steadytrain.format import count
 
-_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null")
-ON_OFF = _TRUE + _FALSE
-"""Words behind a switch that turn it on or off."""
-_TIMM_EMA = "0.9998"
-_STEPS = ("step", "steplr")
-"""Names of a schedule that falls in steps of so many epochs, which another flag says."""
+_TIMM_RAND = "timm counts magnitudes to 10 and these to 30, and its operations include invert and a second solarise"
 
 
 def read_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -33,507 +39,283 @@ def read_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises:
         InputError: a flag without its value, or one that has no counterpart.
 
-    >>> read_flags(["photos", "--reprob", "0.25", "--remode", "const", "--mixup=0.2", "--hflip", "0.5"])
-    (['photos', '--transforms', 'erase:0.25,mixup:0.2', '--set', 'data.flip=true'], [])
+    >>> read_flags(["photos", "--vflip", "0.25", "--mixup=0.2", "--hflip", "0.5", "--wd", "0.1", "--momentum=0.8"])[0]
+    ['photos', '--weight-decay', '0.1', '--set', 'optim.momentum=0.8', '--set', 'data.flip=true', '--transforms', \
+'vflip:0.25,mixup:0.2']
     >>> read_flags(["photos", "--precision", "bf16-mixed", "--devices", "2", "--strategy", "ddp"])[0]
     ['photos', '--precision', 'bf16', '--procs', '2']
     """
-    reading, left, waiting, transforms = FlagReading(), list[str](), list(words), None
+    reading, waiting = FlagReading(), deque(words)
     while waiting:
-        word, equals, value = waiting.pop(0).partition("=")
-        name = plain_word(word)
-        if word.startswith("--") and "." in word and (key_of(name) or name in OTHER_VALUES):
-            word = f"--{name}"  # LightningCLI's --data.batch_size
-        if word == "--transforms":
-            transforms = value if equals else waiting.pop(0) if waiting else ""
-        elif not word.startswith("--"):
-            left.append(word + equals + value)
-        elif name in OTHER_VALUES:
-            if not equals and waiting and not waiting[0].startswith("-"):
-                value, equals = waiting.pop(0), " "
-            _read_value(reading, left, word, equals, value)
-        elif (read := READERS.get(name)) is None:
-            left.append(word + equals + value)
+        word = waiting.popleft()
+        if word.startswith("--") and len(word) > 2:
+            reading.read(word, waiting)
         else:
-            values = [value] if equals else _take_values(name, waiting)
-            if not values and name not in SWITCHES and MOST_VALUES.get(name, 1):
-                raise InputError(f"{word} needs a value: {word} VALUE")
-            read(reading, word, values)
-    _join_parts(reading, left)
-    return left + reading.words(transforms), reading.notes
+            reading.left.append(word)
+    return reading.in_our_words(), reading.notes
 
 
-def _take_values(name: str, waiting: list[str]) -> list[str]:
-    """Take the values of a flag from the words that follow it."""
-    if name in SWITCHES:
-        return [waiting.pop(0)] if waiting and waiting[0].lower() in ON_OFF else []
+@dataclass
+class FlagReading:
+    """A translation so far.
+
+    Args:
+        left: words that stay as they are, and flags of ours.
+        ours: words of ours in place of others'.
+        usual: text of the table -> what was typed, and the words of ours that hold unless another flag says otherwise.
+        parts: values of flags that say something together.
+        transforms: by name.
+        notes: for the user.
+    """
+
+    left: list[str] = field(default_factory=list)
+    ours: list[str] = field(default_factory=list)
+    usual: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
+    parts: dict[str, str] = field(default_factory=dict)
+    transforms: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def read(self, word: str, waiting: deque[str]) -> None:
+        """Read a flag, and its values from the words that follow it."""
+        word, equals, value = word.partition("=")
+        plain = plain_word(word)
+        key = "" if our_flag(plain) else synonym(plain)
+        flag = our_flag(plain) or flag_of(key)
+        name = plain if plain in foreign_flags() else flag.removeprefix("--")
+        rows = foreign_flags().get(name, ())
+        values = [value] if equals else _take_values(rows, flag, word, waiting)
+        if self._apply(name, rows, word, values, flag):
+            return
+        if flag == "--transforms":
+            self._add_transforms(values[0] if values else "")
+        elif flag:
+            values = [our_value(flag.removeprefix("--"), value) for value in values]
+            self.left += [f"{flag}={values[0]}"] if equals else [flag, *values]
+        elif key:
+            if not equals and not waiting:
+                raise InputError(f"{word} needs a value: {word} VALUE, which is --set {key}=VALUE")
+            self.left += ["--set", f"{key}={value if equals else waiting.popleft()}"]
+        else:
+            self.left += [f"{word}={value}"] if equals else [word, *values]
+
+    def _apply(self, name: str, rows: Sequence[ForeignFlag], word: str, values: list[str], flag: str) -> bool:
+        """Do what the table says of a flag with these values; return whether it says anything."""
+        value, typed = values[0].lower() if values else "", " ".join([word, *values])
+        if is_switch(flag) and value in (*ON, *OFF):
+            self.left += [flag] if value in ON else []
+            return True
+        for row in rows:
+            if row.section == "only":
+                if not row.values or not row.is_about(value):
+                    raise InputError(f"{typed} has no counterpart here: {row.words}")
+            elif not row.is_about(value):
+                continue
+            elif row.section == "needless":
+                self.notes.append(f"{typed} is not needed: {row.words}")
+            elif row.section == "joined":
+                self.parts[name] = value
+            elif row.section in ("ours", "usual"):
+                ours = _filled(row, rows, word, values)
+                if ours and row.section == "usual":
+                    self.usual[row.text] = typed, ours
+                elif ours:
+                    self._add(name, typed, ours)
+            elif row.values:
+                raise InputError(f"{typed} has no counterpart here: {row.words}")
+            else:
+                return False
+            return True
+        return False
+
+    def _add(self, name: str, typed: str, ours: list[str]) -> None:
+        """Add words of ours, with a note where the table has one."""
+        about = foreign_table()["notes"].get(name, "")
+        if ours[0] == "--transforms":
+            self._add_transforms(ours[1])
+            about = _TIMM_RAND if " rand-" in typed.replace("=", " ") else about
+        else:
+            self.ours += [our_value(flag.removeprefix("--"), word) for flag, word in pairwise(["", *ours])]
+        if about:
+            self.notes.append(f"{typed} is read as {' '.join(ours)}: {about.replace('`', '')}")
+
+    def _add_transforms(self, texts: str) -> None:
+        self.transforms |= {text.partition(":")[0]: text for text in split_transforms(texts)}
+
+    def in_our_words(self) -> list[str]:
+        """Return the command line, with what several flags say together and what is usual without them."""
+        for flag, text in self._joined():
+            if flag == "--transforms":
+                self._add_transforms(text)
+            else:
+                self.ours += [flag, text]
+        chosen = dict(_keys(self.left + self.ours))
+        for text in foreign_table()["usual"] if self.usual else ():
+            typed, ours = self.usual.get(text, ("", []))
+            for key, words in _keys(ours):
+                if key not in chosen:
+                    self._add(plain_word(typed.split()[0]), typed, ours)
+                elif " " in typed and chosen[key] not in ("", words):
+                    self.notes.append(f"{typed} is left out: {chosen[key]} counts")
+                chosen.setdefault(key, "")
+        transforms = ["--transforms", ",".join(self.transforms.values())] if self.transforms else []
+        return [*self.left, *self.ours, *transforms]
+
+    def _joined(self) -> Iterator[tuple[str, str]]:
+        """Yield what several flags say together, as a flag of ours and its value."""
+        for text, places in foreign_table()["joined"].items() if self.parts else ():
+            flag, form = text.split()
+            given, needed, values = False, list[str](), list[str]()
+            for names, equals, usual in (place.partition("=") for place in places):
+                value = next((self.parts[name] for name in names.split() if name in self.parts), "")
+                given |= bool(value)
+                needed += [] if equals else [value]
+                values.append(value or usual)
+            is_off = flag == "--transforms" and all(map(_is_zero, needed or values))
+            is_for_another = form.startswith("randaugment") and "randaugment" not in self.transforms
+            if given and all(needed) and not is_off and not is_for_another:
+                yield flag, form.format(*values)
+
+
+def _is_zero(value: str) -> bool:
+    return is_number(value) and float(value) == 0
+
+
+def _keys(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the keys of the recipe, or flags, that words of ours set, with these words."""
+    for word, value in pairwise([*words, ""]):
+        if word == "--set":
+            yield value.partition("=")[0], f"{word} {value}"
+        elif word.startswith("--"):
+            flag, equals, after = word.partition("=")
+            yield key_of(flag) or flag, f"{flag} {after if equals else value}"
+
+
+def _take_values(rows: Sequence[ForeignFlag], flag: str, word: str, waiting: deque[str]) -> list[str]:
+    """Take the values of a flag from the words that follow it; those of most flags of ours stay where they are."""
+    first, most = waiting[0].lower() if waiting else "", max((row.most for row in rows), default=1)
+    if is_switch(flag) or not most:
+        is_ours = first in (*ON, *OFF) or any(row.values and first and row.is_about(first) for row in rows)
+        return [waiting.popleft()] if is_ours else []
+    if not rows and flag.removeprefix("--") not in foreign_table()["values"]:
+        return []
     values: list[str] = []
-    if name in _PAIRS:
-        while waiting and "=" in waiting[0] and not waiting[0].startswith("-"):
-            values.append(waiting.pop(0))
-        return values
-    most = MOST_VALUES.get(name, 1)
-    while waiting and len(values) < most and not (waiting[0].startswith("-") and not is_number(waiting[0])):
-        if values and not is_number(waiting[0]):
+    while waiting and len(values) < most and (is_number(waiting[0]) or not waiting[0].startswith("-")):
+        if values and not is_number(waiting[0]) and "=" not in waiting[0]:
             break
-        values.append(waiting.pop(0))
+        values.append(waiting.popleft())
+    if not values and rows and not is_refused(plain_word(word)):
+        raise InputError(f"{word} needs a value: {word} VALUE")
     return values
 
 
-def _read_value(reading: FlagReading, left: list[str], word: str, equals: str, value: str) -> None:
-    """Read a flag of ours, or its synonym, whose value may be in another trainer's words."""
-    name, text = plain_word(word), value.lower()
-    known = OTHER_VALUES[name]
-    if name == "weights" and re.fullmatch(r"\w+_Weights\.\w+|DEFAULT", value):
-        raise InputError(
-            f"{word} is {value!r}, torchvision's own. timm has many of them, such as --model"
-            " timm/resnet50.tv2_in1k (steady models 'resnet50.tv*'); or give a file: --weights FILE"
-        )
-    if name in _OUR_SWITCHES:
-        if equals and text in _FALSE:
-            return
-        if equals and text not in known:  # a switch of ours, and a word that is not its value
-            left += [word, value]
-        else:
-            left.append(word)
-    elif not equals:
-        left.append(word)
-    elif name in _SCHEDULES and text in _STEPS:
-        reading.parts["schedule"] = f"{word} {value}"
-    else:
-        if name in _SCHEDULES:
-            reading.parts["other schedule"] = f"{word} {value}"
-        is_numbers = name == "device" and re.fullmatch(r"\d+(,\d+)*", value)  # Ultralytics' GPUs
-        left += [word, f"cuda:{value}" if is_numbers else known.get(text, value)]
+def _filled(row: ForeignFlag, rows: Sequence[ForeignFlag], word: str, values: list[str]) -> list[str]:
+    """Return the words of ours that a row has for these values; none where they ask for nothing."""
+    names = re.findall(r"\{(\w+)\}", row.text)
+    if not names:
+        if row.values or not values or values[0].lower() not in OFF:
+            return row.text.split()
+        return row.text.replace("=true", "=false").split() if row.text.endswith("=true") else []
+    if names == ["options"]:
+        return [part.format(options=value) for value in values for part in row.text.split()]
+    read, must = PLACES[names[0]]
+    texts = [read(word, [value]) for value in values] if names[1:] else [read(word, values)]
+    if len(texts) != len(names) or None in texts:
+        if nearest := [row for row in rows if row.section == "only"]:
+            raise InputError(f"{word} {' '.join(values)} has no counterpart here: {nearest[0].words}")
+        must = f"{len(names)} {must.removeprefix('a ')}s" if names[1:] else must
+        raise InputError(f"{word} is {' '.join(values)!r}; it must be {must}")
+    if row.text.startswith("--transforms") and _is_zero(str(texts[0])):
+        return []
+    remaining = map(str, texts)
+    return re.sub(r"\{\w+\}", lambda _: next(remaining), row.text).split()
 
 
-def _join_parts(reading: FlagReading, left: list[str]) -> None:
-    """Say what several flags say together: steps of a schedule, a warm-up, devices, averaged weights."""
-    parts = reading.parts
-    if every := parts.get("every"):
-        number = every.split()[-1]
-        if "other schedule" in parts:
-            reading.notes.append(f"{every} is left out: it belongs to --sched step, not to {parts['other schedule']}")
-        else:
-            reading.flags += ["--schedule", f"factor,every={number}"]
-    elif "schedule" in parts:
-        reading.flags += ["--schedule", "step"]
-    if "warmup method" in parts or "warmup share" in parts:
-        reading.keys["optim.warmup"] = f"{parts.get('warmup method', 'constant')}:{parts.get('warmup share', '0.01')}"
-    if devices := parts.get("devices", ""):
-        numbers = re.findall(r"\d+", devices)
-        if devices.lower() in ("-1", "auto", "all"):
-            reading.flags += ["--procs", "auto"]
-        elif not numbers:
-            raise InputError(f"devices are {devices}: --procs 2 computes on two GPUs, --device cuda:0,2 on these")
-        elif not re.fullmatch(r"\d+", devices):
-            parts["device"] = f"cuda:{','.join(numbers)}"
-        elif devices != "1":
-            reading.flags += ["--procs", devices]
-    if device := parts.get("device"):
-        reading.flags += ["--device", device]
-    names = {plain_word(word.partition("=")[0]) for word in left if word.startswith("--")}
-    if (ema := parts.get("ema")) and not names & {"ema", "model-ema-decay", "ema-decay"}:
-        reading.flags += ["--ema", _TIMM_EMA]
-        reading.notes.append(f"{ema} is read as --ema {_TIMM_EMA}, timm's decay; at first it is less, as ever here")
-    if (amp := parts.get("amp")) and not names & {"precision", "dtype"}:
-        precision = parts.get("amp dtype", "bf16")
-        reading.flags += ["--precision", precision]
-        if "amp dtype" not in parts:
-            reading.notes.append(f"{amp} is read as --precision bf16; fp16, with its loss scaling, is --precision fp16")
+# What stands in braces in the table: a function of the flag and its values, None for values that it cannot read.
 
 
-def _key(key: str) -> Read:
-    """Read a value as one of the recipe's."""
-
-    def read(reading: FlagReading, word: str, values: list[str]) -> None:
-        reading.keys[key] = values[0]
-
-    return read
+def _matching(pattern: str) -> Callable[[str, Sequence[str]], str | None]:
+    return lambda word, values: values[0] if re.fullmatch(pattern, values[0]) else None
 
 
-def _numbers(key: str) -> Read:
-    """Read numbers, with spaces, commas or brackets, as a list of the recipe's."""
-
-    def read(reading: FlagReading, word: str, values: list[str]) -> None:
-        numbers = [number for value in values for number in re.split(r"[,\s()\[\]]+", value) if number]
-        if not numbers or not all(map(is_number, numbers)):
-            raise InputError(f"{word} is {' '.join(values)!r}; it must be numbers, such as {word} 0.5 0.5 0.5")
-        reading.keys[key] = f"[{','.join(numbers)}]"
-
-    return read
+def _numbers(word: str, values: Sequence[str]) -> str | None:
+    numbers = [number for value in values for number in re.split(r"[,\s()\[\]]+", value) if number]
+    return ",".join(numbers) if numbers and all(map(is_number, numbers)) else None
 
 
-def _options(key: str) -> Read:
-    """Read ``NAME=VALUE ...`` as options of a factory."""
-
-    def read(reading: FlagReading, word: str, values: list[str]) -> None:
-        reading.keys |= {f"{key}.{name}": value for name, _, value in (text.partition("=") for text in values)}
-
-    return read
+def _pixels(word: str, values: Sequence[str]) -> str | None:
+    numbers = _numbers(word, values)
+    return numbers and ",".join(f"{float(number) / 255:.6g}" for number in numbers.split(","))
 
 
-def _switch(key: str, value: str, note: str = "", *, off: str = "") -> Read:
-    """Read a switch, which may have a word that turns it off, as a value of the recipe; ``off``: the value then."""
-
-    def read(reading: FlagReading, word: str, values: list[str]) -> None:
-        if is_on(values):
-            reading.keys[key] = value
-            reading.notes += [note] if note else []
-        elif off:
-            reading.keys[key] = off
-
-    return read
-
-
-def is_on(values: Sequence[str]) -> bool:
-    """Return whether a switch is turned on: alone, or by the word behind it.
-
-    >>> is_on([]), is_on(["true"]), is_on(["0"])
-    (True, True, False)
-    """
-    return not values or values[0].lower() not in _FALSE
-
-
-def _needless(why: str) -> Read:
-    """Leave out a flag that asks for what is done anyway, or that nothing here depends on, and say why."""
-
-    def read(reading: FlagReading, word: str, values: list[str]) -> None:
-        reading.notes.append(f"{' '.join([word, *values])} is not needed: {why}")
-
-    return read
-
-
-def _part(name: str, *, whole: bool = False) -> Read:
-    """Keep what one of several flags says until all are read; ``whole``: with the flag, as it was typed."""
-
-    def read(reading: FlagReading, word: str, values: list[str]) -> None:
-        if not values or values[0].lower() not in _FALSE:
-            reading.parts[name] = " ".join([word, *values]) if whole else values[0]
-
-    return read
-
-
-def _flag(flag: str, *, suffix: str = "") -> Read:
-    """Read a value as that of a flag of ours."""
-
-    def read(reading: FlagReading, word: str, values: list[str]) -> None:
-        reading.flags += [flag, values[0] + suffix]
-
-    return read
-
-
-def _words(*ours: str) -> Read:
-    """Read a switch as words of ours."""
-
-    def read(reading: FlagReading, word: str, values: list[str]) -> None:
-        reading.flags += ours if is_on(values) else ()
-
-    return read
-
-
-def _choice(known: dict[str, Sequence[str]], nearest: str) -> Read:
-    """Read one of some words as words of ours; any other has no counterpart, and the nearest is named."""
-
-    def read(reading: FlagReading, word: str, values: list[str]) -> None:
-        if values[0].lower() not in known:
-            raise InputError(f"{word} {values[0]} has no counterpart here: {nearest}")
-        reading.flags += known[values[0].lower()]
-
-    return read
-
-
-def _square(reading: FlagReading, word: str, values: list[str]) -> None:
+def _side(word: str, values: Sequence[str]) -> str | None:
     """Read channels, height and width (``3 224 224``) as the side of the square."""
-    numbers = [number for value in values for number in re.findall(r"\d+", value)]
-    if len(numbers) not in (1, 2, 3) or (len(numbers) > 1 and numbers[-1] != numbers[-2]):
-        raise InputError(f"{word} is {' '.join(values)}; images are squares here: --size 224 is the side")
-    reading.flags += ["--size", numbers[-1]]
+    sides = [number for value in values for number in re.findall(r"\d+", value)]
+    return sides[-1] if len(sides) == 1 or (len(sides) in (2, 3) and sides[-1] == sides[-2]) else None
 
 
-def _of_255(key: str) -> Read:
-    """Read numbers for pixels from 0 to 255 as those for pixels from 0 to 1."""
-
-    def read(reading: FlagReading, word: str, values: list[str]) -> None:
-        numbers = [number for number in re.split(r"[,\s()\[\]]+", values[0]) if number]
-        if not numbers or not all(map(is_number, numbers)):
-            raise InputError(
-                f"{word} is {values[0]!r}; it must be numbers from 0 to 255, such as 123.68,116.779,103.939"
-            )
-        reading.keys[key] = f"[{','.join(f'{float(number) / 255:.6g}' for number in numbers)}]"
-
-    return read
+def _minutes(word: str, values: Sequence[str]) -> str | None:
+    """Read days, hours, minutes and seconds (``00:12:00:00``) as minutes."""
+    if not re.fullmatch(r"\d+:\d+:\d+:\d+", values[0]):
+        return None
+    days, hours, minutes, seconds = map(int, values[0].split(":"))
+    return f"{1440 * days + 60 * hours + minutes + seconds / 60:g}"
 
 
-def _gpus(reading: FlagReading, word: str, values: list[str]) -> None:
+def _devices(word: str, values: Sequence[str]) -> str | None:
+    """Read a count of devices, all of them (``-1``, ``auto``), or some by their numbers (``0,2``)."""
+    numbers = re.findall(r"\d+", values[0])
+    if values[0].lower() in ("-1", "auto", "all"):
+        return "--procs auto"
+    if values[0].isdecimal():
+        return f"--procs {values[0]}" if values[0] != "1" else ""
+    return f"--device cuda:{','.join(numbers)}" if numbers else None
+
+
+def _gpus(word: str, values: Sequence[str]) -> str | None:
     """Read GPUs by number (``0,1``), or all; one number may be a count or a GPU's own, so it is refused."""
-    value = values[0].lower()
+    value = values[0]
     if value.isdecimal():
         many = f"--procs {value} computes on {count(int(value), 'GPU')}" if value != "0" else "--device cpu for none"
         raise InputError(f"{word} is {value}: {many}, and --device cuda:{value} on GPU {value} (the first is cuda:0)")
-    reading.parts["devices"] = value
+    return _devices(word, values)
 
 
-def _accelerator(reading: FlagReading, word: str, values: list[str]) -> None:
-    kind = values[0].lower()
-    if kind not in ("auto", "cpu", "gpu", "cuda"):
-        raise InputError(f"{word} {values[0]} has no counterpart here: --device cpu or cuda (NVIDIA's GPUs)")
-    if kind != "auto":
-        reading.parts.setdefault("device", "cuda" if kind in ("gpu", "cuda") else "cpu")
+def _policy(word: str, values: Sequence[str]) -> str | None:
+    """Read a policy in timm's words (``rand-m9-mstd0.5-inc1``) or torchvision's (``ta_wide``)."""
+    text = values[0].lower()
+    name, *sections = text.split("-")
+    if text in ("none", ""):
+        return "0"
+    if name not in ("rand", "augmix"):
+        if (ours := our_value("transforms", text)) == text:
+            near = did_you_mean(text, ("rand-m9", "augmix-m3-w3"))
+            raise InputError(f"{word} is {text!r}; it must be {PLACES['policy'][1]}.{near}")
+        return ours
+    parsed = dict[str, str]()
+    for section in sections:
+        match = re.fullmatch(r"(m|mstd|n|p|inc|w|d)([0-9.]+)", section)
+        if match is None:
+            raise InputError(
+                f"the part {section!r} of {text!r} has no counterpart here: leave it out (docs: augmentation)"
+            )
+        parsed[match[1]] = match[2]
+    if name == "augmix":
+        return f"augmix:{parsed.get('m', '3')},{parsed.get('w', '3')},{parsed.get('d', '3')}"
+    magnitude, deviation = 3 * float(parsed.get("m", "10")), 3 * float(parsed.get("mstd", "0"))
+    return f"randaugment:{parsed.get('n', '2')},{min(magnitude, 30):g},{min(deviation, 10):g},{parsed.get('p', '0.5')}"
 
 
-def _split_name(reading: FlagReading, word: str, values: list[str]) -> None:
-    """Read Keras's share of the images; timm's name of a split has no counterpart."""
-    if not is_number(values[0]):
-        raise InputError(
-            f"{word} {values[0]} has no counterpart here: --val DATA names the validation data; a folder val/ or"
-            " validation/ beside train/ is found"
-        )
-    reading.flags += ["--holdout", values[0]]
-
-
-def _layer_decay(reading: FlagReading, word: str, values: list[str]) -> None:
-    reading.flags += ["--train", "discriminative"]
-    reading.keys["model.decay"] = values[0]
-
-
-def _recovery_interval(reading: FlagReading, word: str, values: list[str]) -> None:
-    if not is_zero(values[0]) and values[0] != "-1":  # these ask for nothing
-        reading.keys["every.save_steps"] = values[0]
-
-
-def _max_time(reading: FlagReading, word: str, values: list[str]) -> None:
-    """Read days, hours, minutes and seconds (``00:12:00:00``) as minutes."""
-    parts = values[0].split(":")
-    if len(parts) != 4 or not all(part.isdecimal() for part in parts):
-        raise InputError(f"{word} is {values[0]!r}; it must be DD:HH:MM:SS, or minutes: --set budget.minutes=60")
-    days, hours, minutes, seconds = map(int, parts)
-    reading.keys["budget.minutes"] = f"{1440 * days + 60 * hours + minutes + seconds / 60:g}"
-
-
-def _validation_interval(reading: FlagReading, word: str, values: list[str]) -> None:
-    """Read a share of an epoch; a number of batches has no counterpart."""
-    value = values[0]
-    if not is_number(value) or not 0 < float(value) <= 1 or value == "1":
-        raise InputError(
-            f"{word} {value} has no counterpart here: --set every.evaluate_epochs=0.25 evaluates four times an epoch"
-        )
-    reading.keys["every.evaluate_epochs"] = value
-
-
-def _no_augmentation(reading: FlagReading, word: str, values: list[str]) -> None:
-    if is_on(values):
-        reading.keys |= {"data.augment": "none", "data.flip": "false"}
-
-
-_SCHEDULES = ("schedule", "sched", "scheduler", "lr-scheduler", "lr-schedule")
-_LAWS = {
-    **OTHER_NAMES, "multisteplr": "step", "cosineannealinglr": "cosine", "cosineannealingwarmrestarts": "restarts",
-    "exponentiallr": "exponential", "onecyclelr": "one-cycle", "polynomiallr": "poly", "cycliclr": "triangular",
-}  # fmt: skip
-_PRECISIONS = {
-    **dict.fromkeys(("32", "32-true", "float32", "fp32-true", "full"), "fp32"),
-    **dict.fromkeys(("16", "16-mixed", "fp16-mixed", "float16", "half"), "fp16"),
-    **dict.fromkeys(("bf16-mixed", "bfloat16", "bfloat"), "bf16"),
-    **dict.fromkeys(("16-true", "fp16-true"), "pure-fp16"),
-    "bf16-true": "pure-bf16",
+PLACES: dict[str, tuple[Callable[[str, Sequence[str]], str | None], str]] = {
+    "value": (_matching(r".+"), "a value"),
+    "number": (lambda word, values: values[0] if is_number(values[0]) else None, "a number"),
+    "whole": (_matching(r"[0-9]+"), "a whole number"),
+    "fraction": (_matching(r"0?\.[0-9]+|1\.0+"), "a fraction"),
+    "numbers": (_numbers, "numbers, such as 0.5 0.5 0.5"),
+    "pixels": (_pixels, "numbers from 0 to 255, such as 123.68,116.779,103.939"),
+    "side": (_side, "the side of a square, such as 224: images are squares here"),
+    "minutes": (_minutes, "DD:HH:MM:SS, or minutes: --set budget.minutes=60"),
+    "devices": (_devices, "a number: --procs 2 computes on two GPUs, --device cuda:0,2 on these"),
+    "gpus": (_gpus, "numbers: --procs 2 computes on two GPUs, --device cuda:0,2 on these"),
+    "policy": (_policy, "ra, ta_wide, augmix, imagenet, cifar10, svhn, rand-m9-mstd0.5 or augmix-m3-w3-d3"),
 }
-_OUR_SWITCHES = ("deterministic", "compile", "torchcompile")
-OTHER_VALUES: dict[str, dict[str, str]] = {
-    **dict.fromkeys(_SCHEDULES, _LAWS),
-    **dict.fromkeys(("precision", "dtype"), _PRECISIONS),
-    "device": {"gpu": "cuda"},
-    "loss": {
-        **dict.fromkeys(("ce", "crossentropyloss", "nn.crossentropyloss", "crossentropylossflat"), "cross-entropy"),
-        **dict.fromkeys(("categorical_crossentropy", "sparse_categorical_crossentropy"), "cross-entropy"),
-        **dict.fromkeys(("bce", "binary_crossentropy", "bcewithlogitsloss", "nn.bcewithlogitsloss"), "binary"),
-    },
-    "deterministic": dict.fromkeys((*_TRUE, "warn"), ""),
-    **dict.fromkeys(("compile", "torchcompile"), dict.fromkeys((*_TRUE, "inductor"), "")),
-    "weights": {},
-}
-"""Flag of ours, or its synonym -> values in other trainers' words, and ours."""
-
-_ELSEWHERE = "--set model.decay=0.75 is the one factor of all layers"
-_NODES = "steady launch --on ssh (slurm, mpi, kubernetes, ...) --nodes 2 --procs 4 -- train DATA starts machines"
-_SHARDS = "--set parallel.shard=true divides the state among ranks, --engine local exchanges it rarely"
-
-_NEEDLESS = {
-    "the samples are counted": "train-num-samples val-num-samples num-examples",
-    "the data say how many classes there are": "num-classes",
-    "images get the channels that the data and the network have": "input-img-mode",
-    "no code of a data set is run": "dataset-trust-remote-code",
-    "an index is found beside its records, or made": "data-train-idx data-val-idx",
-    "rank 0's statistics count, and all ranks evaluate with them; --set model.batch_norm=synchronous joins them": (
-        "dist-bn no-ddp-bb"
-    ),
-    "the launcher's environment says it (RANK, LOCAL_RANK)": "local-rank rank",
-    "--procs or a launcher starts ranks, and they share training and evaluation": (
-        "distributed multiprocessing-distributed dist-eval"
-    ),
-    "the launcher's environment says it (MASTER_ADDR, MASTER_PORT)": "dist-url",
-    "updates are timed without waiting for each": "synchronize-step",
-    "cuDNN's algorithms are measured; steady bench train takes synthetic images": "benchmark cudnn-benchmark",
-    "evaluation computes no gradients": "inference-mode",
-    "each rank gets its share of each batch": "use-distributed-sampler",
-    "the rate is evaluated at every update": "sched-on-updates",
-    "the decay rises at first, to n / (n + 9) at update n": "model-ema-warmup",
-    "evaluation takes --batch-size images at a time": "validation-batch-size vb",
-    "evaluation takes --batch-size images": "per-device-eval-batch-size val-batch-size",
-    "data and network are tried before the first update": "num-sanity-val-steps",
-    "the newest checkpoints and the best weights are kept, --set every.keep=2 says how many": "save-period",
-    "a terminal shows progress, a file gets lines; recipe.json and events.jsonl have all of it": (
-        "enable-progress-bar enable-model-summary enable-autolog-hparams"
-    ),
-    "a terminal shows progress, a file gets lines": "verbose",
-    "every metric that the labels allow is computed": "metrics class-mode",
-    "training images are shuffled, and every batch is full": "shuffle drop-last",
-    "a run trains, and evaluates after each epoch": "do-train do-eval",
-    "the best and the last weights are always kept, and the same command resumes its run": (
-        "remove-unused-columns load-best-model-at-end save-total-limit"
-    ),
-    "a terminal shows progress, a file gets lines, and the best weights are the best by top-1": (
-        "logging-strategy disable-tqdm metric-for-best-model greater-is-better"
-    ),
-    "--procs or steady launch starts ranks": "launcher dist-backend",
-    "the best and the last weights are always saved": "save-model",
-    "steady report RUN draws them": "plots",
-    "a classifier for other classes is replaced": "ignore-mismatched-sizes",
-    "images are not joined to mosaics": "close-mosaic",
-    "images that fit into memory are decoded once": "cache",
-    "each sample's draws come from the seed and its position, not from a worker": "worker-seeding",
-    "the loader works by threads that share memory, reads ahead and keeps going from epoch to epoch": (
-        "pin-mem no-prefetcher use-multi-epochs-loader reload-dataloaders-every-n-epochs use-v2 pin-memory "
-        "persistent-workers prefetch-factor use-multiprocessing dataloader-drop-last"
-    ),
-    "JPEG is decoded natively, other images by Pillow": "backend",
-    "no file's code is run": "weights-only",
-    "what measures does not wait for the device": "barebones",
-}
-"""Why flags are left out -> these flags."""
-
-TRAINING_READERS: dict[str, Read] = {
-    **{flag: _needless(why) for why, flags in _NEEDLESS.items() for flag in flags.split()},
-    # data
-    "val-split": _split_name,
-    **dict.fromkeys(("input-size", "image-shape", "image-size", "target-size"), _square),
-    "train-crop-size": _flag("--grow-size", suffix="@0"),
-    "mean": _numbers("data.mean"),
-    "std": _numbers("data.std"),
-    "rgb-mean": _of_255("data.mean"),
-    "rgb-std": _of_255("data.std"),
-    "no-aug": _no_augmentation,
-    "train-crop-mode": _choice(
-        {"rrc": ("--set", "data.augment=resized-crop"), "none": ()},
-        "--set data.augment=resized-crop, pad-crop or none",
-    ),
-    # model
-    "pretrained": _switch(
-        "model.pretrained",
-        "true",
-        "--pretrained: steady finetune has rates and epochs that suit pretrained weights",
-        off="false",
-    ),
-    "channels-last": _switch("precision.channels_last", "true"),
-    "model-kwargs": _options("model.options"),
-    "torchcompile-mode": _key("precision.compile"),
-    **dict.fromkeys(("sync-bn", "sync-batchnorm"), _switch("model.batch_norm", "synchronous")),
-    # numbers and devices
-    "amp": _part("amp", whole=True),
-    "amp-dtype": lambda reading, word, values: reading.parts.update(
-        {"amp": f"{word} {values[0]}", "amp dtype": _PRECISIONS.get(values[0].lower(), values[0])}
-    ),
-    "model-dtype": _choice(
-        {
-            "float32": ("--precision", "fp32"),
-            "bfloat16": ("--precision", "pure-bf16"),
-            "float16": ("--precision", "pure-fp16"),
-        },
-        "--precision fp32, pure-bf16 or pure-fp16",
-    ),
-    "accelerator": _accelerator,
-    **dict.fromkeys(("devices", "num-gpus"), _part("devices")),
-    "num-nodes": fixed("1", nearest=_NODES),
-    "strategy": _choice(
-        {
-            **dict.fromkeys(("auto", "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "single_device"), ()),
-            **dict.fromkeys(("ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false"), ()),
-            "fsdp": ("--set", "parallel.shard=true"),
-        },
-        _SHARDS,
-    ),
-    "gpus": _gpus,
-    "kv-store": _choice(
-        dict.fromkeys(("local", "device", "nccl", "local_allreduce_cpu", "local_allreduce_device"), ()),
-        "steady launch starts ranks on several machines; --engine async has workers and servers",
-    ),
-    "gc-type": _choice({"none": (), "2bit": ("--set", "parallel.compress=2bit")}, "--set parallel.compress=2bit"),
-    "gc-threshold": _key("parallel.threshold"),
-    "no-cuda": _words("--device", "cpu"),
-    "use-deterministic-algorithms": _words("--deterministic"),
-    # optimizer and schedule
-    "opt-betas": _numbers("optim.betas"),
-    "opt-kwargs": _options("optim.options"),
-    **dict.fromkeys(
-        ("clip-mode", "gradient-clip-algorithm"), fixed("norm", nearest="--set optim.clip_norm=1 clips the global norm")
-    ),
-    "macrobatch-size": fixed("0", nearest="--set optim.accumulate=4 computes a batch in four parts"),
-    "warmup-strategy": fixed("linear", nearest="--set optim.warmup=constant:0.1 or power:2"),
-    "layer-decay": _layer_decay,
-    "layer-decay-min-scale": fixed("0", nearest=_ELSEWHERE),
-    "layer-decay-no-opt-scale": fixed(nearest=_ELSEWHERE),
-    **dict.fromkeys(
-        ("norm-weight-decay", "bias-weight-decay"), fixed("0", nearest="norms and biases are exempt from weight decay")
-    ),
-    "transformer-embedding-decay": fixed(nearest="--weight-decay decays embeddings as it does other weights"),
-    "lr-base-scale": fixed(
-        "linear", "", nearest="the rate is scaled linearly; --set optim.base_batch_size=none does not"
-    ),
-    "lr-k-decay": fixed("1", nearest="--schedule poly,power=2 falls in another way (docs: schedules)"),
-    "decay-milestones": _numbers("optim.milestones"),
-    **dict.fromkeys(("milestones", "lr-step-epochs"), _numbers("optim.milestones")),
-    **dict.fromkeys(("decay-epochs", "lr-step-size", "step-size"), _part("every", whole=True)),
-    "lr-warmup-method": _part("warmup method"),
-    "lr-warmup-decay": _part("warmup share"),
-    "max-time": _max_time,
-    "bce-loss": _words("--loss", "binary"),
-    "cos-lr": _words("--schedule", "cosine"),
-    "model-ema": _part("ema", whole=True),
-    "model-ema-steps": fixed(
-        "1", nearest="--ema counts every update; the decay of 32 of them is its 32nd root for each"
-    ),
-    # evaluating, saving, logging
-    **dict.fromkeys(
-        ("eval-metric", "monitor"), fixed("top1", "acc1", "0", nearest="the best weights are the best by top-1")
-    ),
-    "val-check-interval": _validation_interval,
-    "recovery-interval": _recovery_interval,
-    "enable-checkpointing": fixed(*_TRUE, nearest="a run always saves; --set every.save_minutes=60 makes it rare"),
-    "torch-compile": _words("--compile"),
-}
-READERS = {**augmentation_flags.READERS, **TRAINING_READERS}
-"""Flag, without its dashes -> what reads it."""
-
-SWITCHES = frozenset((
-    "ra-sampler", "repeated-aug", "dataset-trust-remote-code", "no-aug", "pretrained", "channels-last", "sync-bn",
-    "sync-batchnorm", "amp", "no-ddp-bb", "synchronize-step", "benchmark", "inference-mode",
-    "use-distributed-sampler", "use-deterministic-algorithms", "sched-on-updates", "bce-loss", "model-ema",
-    "model-ema-warmup", "enable-checkpointing", "enable-progress-bar", "enable-model-summary",
-    "enable-autolog-hparams", "pin-mem", "no-prefetcher", "use-multi-epochs-loader", "use-v2", "weights-only",
-    "barebones", "distributed", "multiprocessing-distributed", "dist-eval", "no-cuda", "cudnn-benchmark", "cos-lr",
-    "plots", "ignore-mismatched-sizes", "torch-compile", "verbose", "shuffle", "drop-last", "do-train", "do-eval",
-    "save-model", "remove-unused-columns", "load-best-model-at-end", "disable-tqdm", "greater-is-better",
-    "use-multiprocessing", "dataloader-drop-last", "pin-memory", "persistent-workers",
-))  # fmt: skip
-"""Flags that need no value, and may have a word that turns them on or off."""
-
-MOST_VALUES = {
-    **augmentation_flags.MOST_VALUES,
-    **dict.fromkeys(("mean", "std", "input-size", "image-shape", "image-size", "target-size"), 3),
-    "opt-betas": 3,
-    **dict.fromkeys(("decay-milestones", "milestones", "lr-step-epochs"), 100),
-}
-"""Values that a flag may have, where it is not one."""
-
-_PAIRS = ("model-kwargs", "opt-kwargs")
-"""Flags that have any number of ``NAME=VALUE``."""
+"""Place in a text of the table -> what reads its values, and what they must be."""

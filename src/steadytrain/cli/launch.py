@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,8 +92,9 @@ def launch(
         values[f"env.{name}"] = value if equals else None
     values |= dict(parse_setting(text, example="slurm.partition=gpu") for text in set)
     place, described = job_for(command, on, job, values)
-    _require_understood(described)  # before anything is written or submitted
-    described = _with_password(place, _with_paths(described))
+    arguments = _arguments(described)  # before anything is written or submitted
+    if arguments is not None:
+        described = _with_password(place, _with_paths(described, arguments), arguments)
     plan = render(place, described)
     folder = output or Path("launch") / described.name
     about = {"on": place, "name": described.name, "ranks": described.size}
@@ -129,12 +131,12 @@ def launch(
     return code
 
 
-def _require_understood(job: Job) -> None:
-    """Refuse a verb of ours with words that every rank would refuse. Raises InputError."""
+def _arguments(job: Job) -> dict[str, Any] | None:
+    """Parse the words of a verb of ours; None for a program. Raises InputError for what every rank would refuse."""
     from steadytrain.launch.job import is_python
 
     if is_python(job.words[0]):
-        return
+        return None
     arguments = parse(job.words)
     options = arguments.get("options")
     if job.keep and arguments.get("until") is not None:
@@ -143,16 +145,18 @@ def _require_understood(job: Job) -> None:
         )
     if isinstance(options, TrainingOptions) and (options.recipe is None or options.recipe.exists()):
         options.recipe_over(Recipe(data=Data(train="data"), model=Model("model")))
+    return arguments
 
 
-def _with_password(place: str, job: Job) -> Job:
+def _with_password(place: str, job: Job, arguments: Mapping[str, Any]) -> Job:
     """Give ranks of the asynchronous engine on several machines a password, by which only they use their servers."""
-    from steadytrain.launch.job import is_python
-
-    if is_python(job.words[0]) or place == "local" or job.size == 1:
-        return job
-    options = parse(job.words).get("options")
-    if not isinstance(options, TrainingOptions) or options.value("parallel.engine") != "async":
+    options = arguments.get("options")
+    if (
+        place == "local"
+        or job.size == 1
+        or not isinstance(options, TrainingOptions)
+        or options.value("parallel.engine") != "async"
+    ):
         return job
     from steadytrain.distributed.asynchronous.cluster import PASSWORD, has_password
 
@@ -170,14 +174,12 @@ def _set_password(job: Job) -> None:
             os.environ.setdefault(PASSWORD, make_password())
 
 
-def _with_paths(job: Job) -> Job:
+def _with_paths(job: Job, arguments: Mapping[str, Any]) -> Job:
     """Add the paths that a verb of ours reads and writes to a job, unless it names its own."""
-    from steadytrain.launch.job import is_python
     from steadytrain.launch.shared import is_path
 
-    if is_python(job.words[0]) or job.inputs or job.outputs:
+    if job.inputs or job.outputs:
         return job
-    arguments = parse(job.words)
     options = arguments.get("options")
     inputs, outputs = [], []
     if job.words[0] == "pack":

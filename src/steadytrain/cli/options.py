@@ -8,26 +8,27 @@ from __future__ import annotations
 import json as json_module
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from copy import deepcopy
-from dataclasses import dataclass, field, is_dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args, get_origin
 
 from cyclopts import Group, Parameter
+from cyclopts.validators import Number
 
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes
 from steadytrain.config.plain import hints_of, leaves, parse_json
-from steadytrain.config.recipe import ASIDE, recipe_settings, synonym
+from steadytrain.config.recipe import ASIDE, recipe_settings
 from steadytrain.config.reference import flag_help
 from steadytrain.config.settings import GROUPS, MODEL, OPTIMIZER, OUTPUT, RANKS, SPEED, Flag
 from steadytrain.config.transforms import split_transforms
 from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError, RecipeError, did_you_mean
 from steadytrain.files import read_text
+from steadytrain.run import MAX_REPEATS, Run
 
 Json = Annotated[bool, Parameter(help="Print one JSON document.")]
 Root = Annotated[str | None, Parameter(help=flag_help("data.root"))]
@@ -114,7 +115,7 @@ class TrainingOptions:
 
     flags: Annotated[RecipeFlags, Parameter(name="*")] = field(default_factory=dict)
     budget_minutes: Annotated[float | None, HEADINGS[OPTIMIZER]] = None
-    repeats: Annotated[int | None, HEADINGS[OUTPUT]] = None
+    repeats: Annotated[int | None, HEADINGS[OUTPUT], Parameter(validator=Number(gte=2, lte=MAX_REPEATS))] = None
     workers: Annotated[int | Literal["auto"] | None, HEADINGS[RANKS]] = None
     join: Annotated[bool, HEADINGS[RANKS]] = False
     run: Annotated[str | None, HEADINGS[OUTPUT]] = None
@@ -188,6 +189,10 @@ class TrainingOptions:
         """
         return apply_changes(defaults, self.file_values, self.changes)
 
+    def begun_run(self) -> Run | None:
+        """Open the run in the folder of ``--run``; None where there is none."""
+        return Run.open(self.run) if self.run is not None and (Path(self.run) / "recipe.json").exists() else None
+
     @property
     def names_model(self) -> bool:
         """Return whether the command line itself names the model, and so allows importing it."""
@@ -205,14 +210,37 @@ def help_of(verb: str) -> Iterator[None]:
         RecipeFlags.__doc__ = None
 
 
+@cache
+def _primary_names() -> Mapping[str, str]:
+    """Return each name of a flag that every training verb has, without dashes -> its first name."""
+    names = {other.lstrip("-"): name for name, (_, flag) in FLAGS.items() for other in flag.names.split()}
+    return names | {entry.name.replace("_", "-"): entry.name for entry in fields(TrainingOptions)}
+
+
+def our_flag(name: str) -> str:
+    """Return the first name of a flag of ours, which may have others; empty for any other word.
+
+    >>> our_flag("dtype"), our_flag("--run"), our_flag("wd")
+    ('--precision', '--run', '')
+    """
+    known = _primary_names().get(name.lstrip("-").replace("_", "-"), "")
+    return f"--{known.replace('_', '-')}" if known else ""
+
+
 def key_of(flag: str) -> str | None:
     """Return the recipe's key that a flag sets, with or without its dashes; None for any other word.
 
     >>> key_of("--weight-decay"), key_of("epochs"), key_of("--run")
     ('optim.weight_decay', 'budget.epochs', None)
     """
-    name = flag.lstrip("-").replace("-", "_")
-    return FLAGS[name][0] if name in FLAGS else None
+    known = FLAGS.get(_primary_names().get(flag.lstrip("-").replace("_", "-"), ""))
+    return known[0] if known is not None else None
+
+
+def is_switch(flag: str) -> bool:
+    """Return whether a flag, by its first name, sets a value of the recipe and takes none."""
+    name = flag.removeprefix("--").replace("-", "_")
+    return name in FLAGS and get_args(_flag_type(*FLAGS[name]))[0] is bool
 
 
 def flag_of(key: str) -> str:
@@ -221,43 +249,12 @@ def flag_of(key: str) -> str:
     return setting.flag.name if setting is not None and setting.flag is not None else ""
 
 
-def translate(words: Sequence[str]) -> list[str]:
-    """Turn flags of other trainers that are exactly one of ours, or one of the recipe's keys, into those.
-
-    >>> translate(["photos", "--wd", "0.1", "--momentum=0.8"])
-    ['photos', '--weight-decay', '0.1', '--set', 'optim.momentum=0.8']
-    """
-    translated, waiting = [], list(words)
-    while waiting:
-        word, equals, value = waiting.pop(0).partition("=")
-        is_theirs = word.startswith("--") and word != "--workers"  # that one is ours as well: of --engine async
-        key = synonym(word) if is_theirs else ""
-        if not key:
-            translated.append(word + equals + value)
-        elif flag := flag_of(key):
-            translated.append(flag + equals + value)
-        else:
-            if not equals and not waiting:
-                raise InputError(f"{word} needs a value: {word} VALUE, which is --set {key}=VALUE")
-            translated += ["--set", f"{key}={value if equals else waiting.pop(0)}"]
-    return translated
-
-
 def read_table(path: Path, what: str = "a recipe") -> dict[str, Any]:
-    """Read the values of a recipe file, or of another such table, by its extension: once, unless it changes.
+    """Read the values of a recipe file, or of another such table, by its extension.
 
     Raises:
         RecipeError: it cannot be read, or is no table.
     """
-    version = None
-    with suppress(OSError):
-        status = path.stat()
-        version = status.st_mtime_ns, status.st_size
-    return deepcopy(_read_table(path, what, version))
-
-
-@lru_cache(maxsize=4)
-def _read_table(path: Path, what: str, version: tuple[int, int] | None) -> dict[str, Any]:
     import tomllib
 
     import yaml

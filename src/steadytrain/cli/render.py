@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import PurePath
 
 from steadytrain.events import (
@@ -40,18 +41,13 @@ def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False
     values: dict[str, object]
     match event:
         case Logged():
-            right = "exact_match" if is_multi_label else "top1"
-            text = f"step={event.step} epoch={event.epoch:.2f} loss={event.loss:.4f} {right}={event.top1:.4f}"
-            text += f" lr={event.lr:.6g} images_per_second={event.images_per_second:.1f} wait={event.wait_share:.3f}"
-            return text if event.grad_norm is None else f"{text} grad_norm={event.grad_norm:.4g}"
+            top1 = "exact_match=top1:.4f" if is_multi_label else "top1:.4f"
+            speed = "lr:.6g images_per_second:.1f wait=wait_share:.3f grad_norm:.4g"
+            return _line("", event, f"step epoch:.2f loss:.4f {top1} {speed}")
         case Evaluated():
-            text = f"evaluated step={event.step} epoch={event.epoch:.2f} n={event.n} loss={event.loss:.4f}"
-            if event.mean_ap is not None:
-                text += f" mean_ap={event.mean_ap:.4f} exact_match={event.top1:.4f} seconds={event.seconds:.2f}"
-            else:
-                top5 = "" if event.top5 is None else f" top5={event.top5:.4f}"
-                text += f" top1={event.top1:.4f}{top5} seconds={event.seconds:.2f}"
-            return f"{text} {pairs({'weights': event.weights} | ({'best': 'yes'} if best else {}))}"
+            scores = "top1:.4f top5:.4f" if event.mean_ap is None else "mean_ap:.4f exact_match=top1:.4f"
+            text = _line("evaluated", event, f"step epoch:.2f n loss:.4f {scores} seconds:.2f weights")
+            return f"{text} best=yes" if best else text
         case Started():
             data, machine = event.data, event.machine
             values = {"attempt": event.attempt, "model": event.model.get("name", "?")}
@@ -65,44 +61,47 @@ def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False
                 values["spent"] = money(event.price["spent"])
             return "started " + pairs(values)
         case Saved():
-            values = {"step": event.step, "name": PurePath(event.path).name, "bytes": event.bytes}
-            return f"saved {pairs(values)} seconds={event.seconds:.2f}"
+            return _line("saved", replace(event, path=PurePath(event.path).name), "step name=path bytes seconds:.2f")
         case Ceilings():
             feed, compute, both = _rates(event)
             text = f"probed step={event.step} feed_images_per_second={feed:.1f} compute_images_per_second={compute:.1f}"
             text += f" both_images_per_second={both:.1f} ceiling={'feed' if feed < compute else 'compute'}"
             return f"{text} of_ceiling={both / min(feed, compute):.3f} feed_headroom={feed / compute:.2f}"
         case ProbeProgress():
-            values = {"images": event.images, "total": event.total, "seconds": f"{event.seconds:.1f}"}
-            values |= {} if event.seconds_left is None else {"eta_seconds": f"{event.seconds_left:.0f}"}
-            values |= {} if event.fit_seconds is None else {"fit_seconds": f"{event.fit_seconds:.1f}"}
-            return "features " + pairs(values)
-        case StepMeasured(seconds=float(seconds)):
-            return "measured " + pairs({"step": event.step, "seconds": f"{seconds:.2f}"})
+            return _line("features", event, "images total seconds:.1f eta_seconds=seconds_left:.0f fit_seconds:.1f")
+        case StepMeasured(seconds=float()):
+            return _line("measured", event, "step seconds:.2f")
         case Compiled():
             values = {
-                "mode": event.mode,
-                "seconds": f"{event.seconds:.1f}",
-                "graphs": event.graphs,
                 "breaks": len(event.breaks),
                 "pass_milliseconds": f"{event.compiled_seconds * 1000:.4g}",
                 "eager_pass_milliseconds": f"{event.eager_seconds * 1000:.4g}",
                 "images_until_paid": "never" if event.images_until_paid is None else event.images_until_paid,
             }
-            return "compiled " + pairs(values)
+            return f"{_line('compiled', event, 'mode seconds:.1f graphs')} {pairs(values)}"
         case Resumed():
-            away = f"seconds_away={event.seconds_away:.1f}"
-            return f"resumed step={event.step} images_repeated={event.images_repeated} {away} ranks={event.ranks}"
+            return _line("resumed", event, "step images_repeated seconds_away:.1f ranks")
         case Noticed():
-            return "notice " + pairs({"step": event.step, "message": event.message})
+            return _line("notice", event, "step message")
         case Failed():
-            return "failed " + pairs({"step": event.step, "error": event.error, "message": event.message})
+            return _line("failed", event, "step error message")
         case Ended():
             ending = "stopped" if event.status == "preempted" else event.status
             at = f" step={event.step}" if event.step else ""
             rate = f" images_per_second={_overall(event):.1f}" if event.images else ""
             return f"{ending}{at} seconds={event.seconds:.1f}{rate}"
     return None
+
+
+def _line(word: str, event: Event, fields: str) -> str:
+    """Format fields of an event, those that have a value: ``NAME``, ``NAME:FORMAT`` or ``SHOWN=NAME:FORMAT``."""
+    values = {}
+    for field in fields.split():
+        shown, _, name = field.rpartition("=")
+        name, _, form = name.partition(":")
+        if (value := getattr(event, name)) is not None:
+            values[shown or name] = format(value, form)
+    return f"{word} {pairs(values)}".lstrip()
 
 
 def event_words(

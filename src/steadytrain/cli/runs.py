@@ -13,6 +13,7 @@ from cyclopts import Parameter, convert
 
 from steadytrain.cli.console import confirmed, note, print_json, print_text
 from steadytrain.cli.options import Json
+from steadytrain.cli.watch import serve_page
 from steadytrain.config.plain import plain
 from steadytrain.errors import FailedError, InputError, SteadyError
 from steadytrain.format import NONE, clean, count, hide_columns, size, text_table
@@ -229,17 +230,20 @@ def report(
         steady report runs/a -o -
         steady report --serve runs/
     """
+    from steadytrain.reports import accounts
+    from steadytrain.reports.files import KINDS, find_all, kind_of, open_run, write
+    from steadytrain.reports.tables import markdown, to_json, to_text
+
     if serve or port is not None:
         if len(runs) > 1 or compare or json or to is not None or output is not None:
             raise InputError("--serve takes one folder of runs, --port and --seconds: steady report --serve runs/")
-        _serve(Path(runs[0] if runs else RUNS), port, seconds)
+        folder = Path(runs[0] if runs else RUNS)
+        if not folder.is_dir():
+            open_run(folder)  # which says what is wrong with it
+        serve_page(folder, f"showing the runs of {folder}", port=port, seconds=seconds)
         return
     if seconds is not None:
         raise InputError("--seconds needs --serve: steady report --serve runs/ --seconds 60")
-    from steadytrain.reports import accounts
-    from steadytrain.reports.files import KINDS, find_all, kind_of, write
-    from steadytrain.reports.tables import markdown, to_json, to_text
-
     if not runs:
         raise InputError("no run named: steady report RUN..., or a folder of runs: steady report runs/")
     if compare:
@@ -273,19 +277,6 @@ def report(
         print_text(to_text([account.summary for account in reported], shutil.get_terminal_size().columns))
     else:
         print(markdown(reported), end="")
-
-
-def _serve(folder: Path, port: int | None, seconds: float | None) -> None:
-    """Serve the page of a folder's runs. Raises RunError where there is no such folder."""
-    from steadytrain.reports.files import open_run
-    from steadytrain.reports.live import listening, serve
-
-    if not folder.is_dir():
-        open_run(folder)  # which says what is wrong with it
-    with listening(port) as listener:
-        print(f"http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
-        note(f"showing the runs of {folder}; the page is available on this machine only, until Ctrl-C")
-        serve(folder, listener, seconds=seconds)
 
 
 def _send(names: tuple[str, ...], to: str, follow: bool) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, progress
 from steadytrain.cli.options import TrainingOptions
@@ -17,7 +18,6 @@ from steadytrain.errors import InputError, did_you_mean
 from steadytrain.format import count
 from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import spin_where_alone
-from steadytrain.run import Run
 
 if TYPE_CHECKING:
     from steadytrain.reports.plots import Dots, Panel
@@ -35,10 +35,10 @@ def schedule(
     /,
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    num_train: int | None = None,
+    num_train: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     finetune: bool = False,
     find_lr: bool = False,
-    updates: int = 300,
+    updates: Annotated[int, Parameter(validator=Number(gte=20, lte=MOST_UPDATES))] = 300,
     force: bool = False,
     options: TrainingOptions = TrainingOptions(),  # noqa: B008
 ) -> None:
@@ -96,8 +96,6 @@ def _find_rate(
     source: str | None, options: TrainingOptions, updates: int, output: Path | None, *, finetune: bool, force: bool
 ) -> None:
     """Find a learning rate, print it as a flag, and draw its curve."""
-    if not 20 <= updates <= MOST_UPDATES:
-        raise InputError(f"--updates is {updates}; it must be from 20 to {MOST_UPDATES:,}")
     spin_where_alone()
     recipe = _named_recipe(source, options, finetune=finetune)
     from steadytrain.reports.schedule import rate_panels
@@ -152,14 +150,12 @@ def _recipe_and_images(
     source: str | None, options: TrainingOptions, num_train: int | None, *, finetune: bool
 ) -> tuple[Recipe, int]:
     """Find the recipe and the number of training images. Raises InputError where they cannot be known."""
-    if num_train is not None and num_train < 1:
-        raise InputError(f"--num-train is {num_train}; it must be 1 or more")
     data, options = _sorted_source(source, options)
-    is_run = data is None and options.run is not None and (Path(options.run) / "recipe.json").exists()
-    if num_train is not None and not is_run:
+    begun = options.begun_run() if data is None else None
+    if num_train is not None and begun is None:
         return _recipe_without_data(data, options, num_train, finetune=finetune), num_train
     recipe = _named_recipe(source, options, finetune=finetune)
-    if num_train is None and is_run and (started := Run.open(options.run or "").progress().started):
+    if num_train is None and begun is not None and (started := begun.progress().started):
         num_train = int(started.data["num_train"])
     if num_train:
         return recipe, num_train
@@ -183,13 +179,14 @@ def _sorted_source(source: str | None, options: TrainingOptions) -> tuple[str | 
 def _named_recipe(source: str | None, options: TrainingOptions, *, finetune: bool) -> Recipe:
     """Make the recipe of a run, or of data, as training does. Raises InputError where none is named."""
     data, options = _sorted_source(source, options)
-    if data is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
-        return Run.open(options.run).recipe.with_(options.changes)
+    if data is None and (begun := options.begun_run()) is not None:
+        return begun.recipe.with_(options.changes)
     if data is None and options.value("data.train") is None:
         raise InputError("name the data, or how many images there are to train on: --num-train 50000")
-    from steadytrain.cli.train import draft_run, ranks_of_batch
+    from steadytrain.cli.train import open_draft, ranks_of_batch
 
-    return draft_run(data, options, finetune=finetune, ranks=ranks_of_batch(data, options))[0]
+    with open_draft(data, options, finetune=finetune, ranks=ranks_of_batch(data, options)) as draft:
+        return draft.recipe
 
 
 def _recipe_without_data(data: str | None, options: TrainingOptions, num_train: int, *, finetune: bool) -> Recipe:

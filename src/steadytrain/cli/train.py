@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     ExitStack,
-    closing,
     contextmanager,
     nullcontext,
     redirect_stderr,
@@ -18,13 +17,15 @@ from contextlib import (
 )
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import Console, TerminalStream, confirmed, note, print_text, progress_once_known
 from steadytrain.cli.explain import head_lines, print_explained
-from steadytrain.cli.options import HEADINGS, TrainingOptions, read_table, require_range, require_trackers
+from steadytrain.cli.options import HEADINGS, TrainingOptions, read_table, require_trackers
 from steadytrain.config import Model, Parallel, Recipe
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.factories import FACTORY
@@ -48,7 +49,7 @@ from steadytrain.machine.process import (
     spin_where_alone,
     stop_requests,
 )
-from steadytrain.run import MAX_REPEATS, REPEAT, Run
+from steadytrain.run import REPEAT, Run
 
 if TYPE_CHECKING:
     from steadytrain.distributed.asynchronous.cluster import Cluster
@@ -64,7 +65,8 @@ EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 Until = Annotated[
     float | None,
     Parameter(
-        help="Stop after the evaluation at this epoch, saved (exit code 75); the same command without it continues."
+        help="Stop after the evaluation at this epoch, saved (exit code 75); the same command without it continues.",
+        validator=Number(gt=0),
     ),
     HEADINGS[OUTPUT],
 ]
@@ -174,15 +176,13 @@ def _begin(
         raise InputError(
             f"--budget-minutes belongs to steady finetune; --set budget.minutes={minutes} ends any run by the clock"
         )
-    require_range("--repeats", options.repeats, MAX_REPEATS, least=2)
-    if until is not None and not until > 0:  # nor is it no number
-        raise InputError(f"--until is {until:g}; it must be above 0: an epoch with an evaluation")
     require_trackers(options)
     world = world_from_environment(os.environ)
     if options.explain:
         ranks = ranks_of_batch(data, options, world)
-        recipe = _tuned(draft_run(data, options, finetune=finetune, ranks=ranks)[0], options)
-        recipe, plan = _fit_minutes(recipe, options)
+        with open_draft(data, options, finetune=finetune, ranks=ranks) as draft:
+            recipe = draft.recipe
+        recipe, plan = _fit_minutes(_tuned(recipe, options), options)
         print_explained(recipe, options, plan, ranks=ranks)
         return 0
     if accelerators():  # before torch is loaded, and asks the GPU what it can do
@@ -205,7 +205,7 @@ def _begin(
         return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
     spin_where_alone()
     _require_device(options)
-    with closing(open_draft(data, options, finetune=finetune)) as drafted:
+    with open_draft(data, options, finetune=finetune) as drafted:
         return _train_alone(drafted, options, until=until)
 
 
@@ -241,16 +241,15 @@ def num_procs(data: str | None, options: TrainingOptions, world: World = World()
     procs, device = options.value("parallel.procs"), options.value("parallel.device")
     if isinstance(procs, int):  # before so many are started
         recipe_settings()["parallel.procs"].refuse_beyond_limit("parallel.procs", procs)
-    recorded = Parallel()
-    is_resumed = data is None and options.run is not None and (Path(options.run) / "recipe.json").exists()
-    if is_resumed and options.value("data.train") is None and not world.launcher:
-        recorded = Run.open(str(options.run)).recipe.parallel
+    begun = options.begun_run() if data is None else None
+    is_the_same = begun is not None and options.value("data.train") is None and not world.launcher
+    recorded = begun.recipe.parallel if begun is not None and is_the_same else Parallel()
     device = device if isinstance(device, str) else recorded.device
     if procs is None and device == recorded.device:
         procs = recorded.procs
     if procs is None or procs == "auto":
         procs = len(listed_gpus(device)) or (1 if procs is None else len(accelerators()))
-    if is_resumed and procs > 1 and options.value("parallel.procs") is None:
+    if begun is not None and procs > 1 and options.value("parallel.procs") is None:
         note(f"{options.run}: {procs} ranks, as it was started with (--procs changes that)")
     return int(procs)
 
@@ -283,10 +282,8 @@ def _num_workers(data: str | None, options: TrainingOptions, world: World) -> in
 
 def _parallel(data: str | None, options: TrainingOptions, name: str) -> Any:
     """Return a value of the recipe's ``parallel`` before there is a recipe: of the flags, the run, or the default."""
-    value, recorded = options.value(f"parallel.{name}"), Parallel()
-    if data is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
-        recorded = Run.open(str(options.run)).recipe.parallel
-    return getattr(recorded, name) if value is None else value
+    begun, value = options.begun_run() if data is None else None, options.value(f"parallel.{name}")
+    return getattr(begun.recipe.parallel if begun else Parallel(), name) if value is None else value
 
 
 def _train_with_servers(
@@ -311,7 +308,7 @@ def _train_with_servers(
 
             cluster.join()
             ranks = world.size if staleness == 0 else 1
-            with closing(open_draft(data, options, finetune=finetune, ranks=ranks)) as draft:
+            with open_draft(data, options, finetune=finetune, ranks=ranks) as draft:
                 runs = _create_runs(draft.folder, draft.recipe, options)
                 return _train_all(runs, options, cluster=cluster, opened=draft.opened, until=until)
     if address is None and in_file is not None:
@@ -446,10 +443,9 @@ def _train_as_rank(
     world: World, data: str | None, options: TrainingOptions, *, finetune: bool, until: float | None
 ) -> int:
     """Train as one of several ranks, of which the first one prints."""
-    if options.budget_minutes is not None:
-        raise InputError("--budget-minutes measures one process: use it with one (--procs 1, and no launcher)")
-    if options.probe:
-        raise InputError("--probe measures one process: use it with one (--procs 1, and no launcher)")
+    if options.budget_minutes is not None or options.probe:
+        flag = "--probe" if options.probe else "--budget-minutes"
+        raise InputError(f"{flag} measures one process: use it with one (--procs 1, and no launcher)")
     with lasting_imports():
         from steadytrain.training import init_group
 
@@ -457,7 +453,7 @@ def _train_as_rank(
     with ExitStack() as stack:
         group = stack.enter_context(init_group(world))
         draft = group.run_first_then_rest(
-            lambda: stack.enter_context(closing(open_draft(data, options, finetune=finetune, ranks=world.size))),
+            lambda: stack.enter_context(open_draft(data, options, finetune=finetune, ranks=world.size)),
             is_first=world.is_local_first,
         )
         recipe, folder = draft.recipe, draft.folder
@@ -483,8 +479,8 @@ def _tuned(recipe: Recipe, options: TrainingOptions, group: Group | None = None)
     """
     if not options.measured:
         return recipe
-    if options.run is not None and (Path(options.run) / "recipe.json").exists():
-        recorded, keys = Run.open(options.run).recipe, {*options.measured, "optim.lr"}
+    if (begun := options.begun_run()) is not None:
+        recorded, keys = begun.recipe, {*options.measured, "optim.lr"}
         tuned = {key: value for key, value in leaves(recorded.to_dict()) if key in keys}
         return recipe.with_(tuned if "batch_size" in options.measured else {k: tuned[k] for k in options.measured})
     if group is None:
@@ -553,38 +549,28 @@ def recipe_for(
     on_gpus: bool | None = None,
     say: Say = note,
 ) -> Recipe:
-    """Make the recipe of a command line, as :func:`draft_run` does; no run's batch is kept."""
-    draft = open_draft(data, options, finetune=finetune, ranks=ranks, on_gpus=on_gpus, keeps_batch=False, say=say)
-    draft.close()
-    return draft.recipe
+    """Make the recipe of a command line, as :func:`open_draft` does; no run's batch is kept."""
+    with open_draft(data, options, finetune=finetune, ranks=ranks, on_gpus=on_gpus, keeps_batch=False, say=say) as draft:
+        return draft.recipe
 
 
 @dataclass(frozen=True)
 class DraftRun:
-    """A run to be made: its recipe, its folder and its data, which are open, but for those of a run that exists."""
+    """A run to be made: its recipe, its folder and its data, which are open, but for those of a run that exists.
+
+    A context manager, which closes the data.
+    """
 
     recipe: Recipe
     folder: Path
     opened: OpenedData | None
 
-    def close(self) -> None:
-        """Close the data."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.opened is not None:
             self.opened.close()
-
-
-def draft_run(
-    data: str | None,
-    options: TrainingOptions,
-    *,
-    finetune: bool,
-    ranks: int = 1,
-    on_gpus: bool | None = None,
-) -> tuple[Recipe, Path]:
-    """Make the recipe of a command line, and choose the folder of its run, as :func:`open_draft` does."""
-    draft = open_draft(data, options, finetune=finetune, ranks=ranks, on_gpus=on_gpus)
-    draft.close()
-    return draft.recipe, draft.folder
 
 
 def open_draft(
@@ -618,8 +604,8 @@ def open_draft(
     from steadytrain.data.storage.store import is_uri, local_name, refuse_inner_addresses
 
     train = data or options.value("data.train")
-    if train is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
-        run = Run(Path(options.run), Run.open(options.run).recipe.with_(options.changes))
+    if train is None and (begun := options.begun_run()) is not None:
+        run = Run(begun.directory, begun.recipe.with_(options.changes))
         _say_if_any(run.elsewhere_words(), say)
         return DraftRun(run.recipe, run.directory, None)
     if isinstance(train, str) and (Path(train) / "recipe.json").exists() and (Path(train) / "events.jsonl").exists():
@@ -729,9 +715,8 @@ def require_licence(model: Model, *, accepted: bool) -> None:
     if accepted or not licence or licence_kind(licence) != "non-commercial":
         return
     restriction = f"the weights of {model.name} are for non-commercial use only (licence {licence})"
-    if confirmed(f"{restriction}. Use them?"):
-        return
-    raise InputError(f"{restriction}: add --accept-licence to use them, or choose another model (steady models)")
+    if not confirmed(f"{restriction}. Use them?"):
+        raise InputError(f"{restriction}: add --accept-licence to use them, or choose another model (steady models)")
 
 
 def train_visibly(run: Run, *, json: bool = False) -> int:

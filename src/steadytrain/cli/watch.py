@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import TerminalStream, note, print_text
 from steadytrain.errors import InputError
@@ -45,8 +46,8 @@ def watch(
     web: bool = False,
     port: int | None = None,
     price: str | None = None,
-    seconds: float | None = None,
-    pid: int | None = None,
+    seconds: Annotated[float | None, Parameter(validator=Number(gte=0))] = None,
+    pid: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     json: bool = False,
 ) -> int:
     """Watch a run: curves, images/s, where the time goes, queues, processors, GPUs, the verdict, the time left.
@@ -82,8 +83,6 @@ def watch(
         from steadytrain.cli.watch_process import watch_process
 
         return watch_process(pid=pid, command=command, seconds=seconds, json=json)
-    if seconds is not None and seconds < 0:
-        raise InputError(f"--seconds is {seconds:g}; it must be 0 or more")
     from steadytrain.cost.prices import parse_price
 
     paid = None if price is None else parse_price(price)
@@ -99,15 +98,22 @@ def watch(
         names = ", ".join(str(other.directory) for other in picked.others)
         note(f"watching {run.directory}; also running (name one to watch it): {names}")
     if web or port is not None:
-        from steadytrain.reports.live import listening, serve
-
-        with listening(port) as listener:
-            print(f"http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
-            note(f"watching {run.directory}; the page is available on this machine only, until Ctrl-C")
-            serve(run, listener, price=paid, seconds=seconds)
+        serve_page(run, f"watching {run.directory}", port=port, price=paid, seconds=seconds)
     else:
         _watch_run(run, price=paid, seconds=seconds, json=json)
     return 0
+
+
+def serve_page(
+    shown: Run | Path, what: str, *, port: int | None, seconds: float | None, price: Price | None = None
+) -> None:
+    """Serve a page to browsers on this machine, and print its address and what it is about."""
+    from steadytrain.reports.live import listening, serve
+
+    with listening(port) as listener:
+        print(f"http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
+        note(f"{what}; the page is available on this machine only, until Ctrl-C")
+        serve(shown, listener, price=price, seconds=seconds)
 
 
 def _watch_run(run: Run, *, price: Price | None, seconds: float | None, json: bool) -> None:

@@ -103,8 +103,6 @@ def watch_process(
         raise InputError(f"--seconds is {seconds:g}; it must be above 0")
     if pid is None:
         return _watch_command(command, seconds, json)
-    if pid <= 0:
-        raise InputError(f"--pid is {pid}; process ids are above 0")
     stream = TerminalStream(sys.stderr)
     with Sampler(pid) as sampler:
         history = ProcessHistory(pid, sampler.command, settles=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import UnionType
@@ -17,47 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_LISTED = "steady runs lists runs (--sort top1: the best first), steady report RUNS compares them"
-_INSTEAD = {
-    "steady --version": "version",
-    "steady report RUN RUN --compare compares runs": "compare diff",
-    _LISTED: "ls list best leaderboard history experiments",
-    "steady runs --clean removes failed runs, and asks first; rm -r RUN deletes one": "delete rm remove clean",
-    "steady watch RUN shows a run while it trains, steady report RUN its curves; --to tensorboard sends them": (
-        "tensorboard wandb mlflow log logs events plot"
-    ),
-    "steady report RUN describes a run, steady models NAME a model, steady doctor this machine": (
-        "info show describe status summary"
-    ),
-    "import steadytrain as st in Python (docs: python)": "notebook jupyter python",
-}
-OTHER_COMMANDS = {word: text for text, words in _INSTEAD.items() for word in words.split()}
-"""Commands of other tools -> what does that here, where no verb is called so."""
-_INSTEAD_OF_FLAGS = {
-    "the images follow the model: steady predict RUN IMAGE": "source",
-    "images need no flag: steady predict RUN IMAGE...": "img image input images",
-    "--threshold, of models with several labels": "conf conf-thres thresh",
-    "--top 5": "topk top-k",
-    "the run or the weights come first, without a flag": "checkpoint ckpt resume",
-    "its name, or a part of it, needs no flag": "model network",
-    "the name of the file says it: -o model.onnx, model.xml (OpenVINO), model.pt2 or a folder": "format",
-    "the data need no flag: steady evaluate RUN DATA": "data data-dir dataset",
-    "--batch-size": "batch imgsz-batch",
-    "flags, and what the run has: no file of settings is read": "config c",
-    "--shorter-side 256": "resize",
-    "--workers 8": "num-thread num-threads",
-    "steady mxnet im2rec, as of old": "list recursive train-ratio test-ratio no-shuffle",
-}
-_OTHER_FLAGS = {word: text for text, words in _INSTEAD_OF_FLAGS.items() for word in words.split()}
-"""Flags of other tools -> what to type instead in the verbs that do not train."""
-
-
 @contextmanager
 def worded_errors(
     verb: str,
     verbs: Sequence[str],
     function_of: Callable[[str], Callable[..., object]],
-    names_of: Callable[[str], Sequence[str]],
+    hint_of: Callable[[Sequence[str]], str],
     trains: bool,
 ) -> Iterator[None]:
     """Turn the parser's errors into InputError, with what a user should type instead.
@@ -65,7 +29,8 @@ def worded_errors(
     Args:
         verb: that was typed.
         verbs: that there are.
-        function_of: returns the function of a verb, whose docstring has examples; ``names_of``: the names of its flags.
+        function_of: returns the function of a verb, whose docstring has examples.
+        hint_of: returns what to type in place of words that are too many, if anything.
         trains: the verb takes the flags of a recipe.
     """
     from cyclopts import CycloptsError
@@ -75,6 +40,7 @@ def worded_errors(
         UnknownCommandError,
         UnknownOptionError,
         UnusedCliTokensError,
+        ValidationError,
     )
 
     try:
@@ -83,18 +49,20 @@ def worded_errors(
         word = error.token.keyword or error.token.value
         raise InputError(f"Unknown option: {word}.{_flag_hint(verb, word, _names(error), trains)}") from None
     except UnknownCommandError:
-        about = f" Instead: {OTHER_COMMANDS[verb]}." if verb in OTHER_COMMANDS else ""
+        from steadytrain.config.foreign import foreign_table, words_of
+
+        instead = words_of(foreign_table()["verbs-instead"])
+        about = f" Instead: {instead[verb]}." if verb in instead else ""
         near = about or did_you_mean(verb, verbs) or f" There are: {', '.join(verbs)}."
         raise InputError(f'Unknown command "{verb}".{near}') from None
     except UnusedCliTokensError as error:
         tokens = [str(token) for token in error.unused_tokens or ()]
-        names = names_of(verb)
-        hint = assignment_hint(verb, tokens, names, trains)
-        raise InputError(
-            f"one argument too many: {' '.join(tokens)}{hint or ' (quote a path that has spaces)'}"
-        ) from None
+        hint = hint_of(tokens) or " (quote a path that has spaces)"
+        raise InputError(f"one argument too many: {' '.join(tokens)}{hint}") from None
     except CoercionError as error:
         raise InputError(_wrong_value(error) or str(error)) from None
+    except ValidationError as error:
+        raise InputError(_beyond_limit(error)) from None
     except MissingArgumentError as error:
         raise InputError(_missing(verb, error, function_of(verb))) from None
     except CycloptsError as error:
@@ -113,22 +81,21 @@ def _names(error: Any) -> list[str]:
 def _flag_hint(verb: str, word: str, names: Sequence[str], trains: bool) -> str:
     """Return what an unknown flag is called here, what there is instead, or which known one is near."""
     from steadytrain.cli.options import flag_of
+    from steadytrain.config.foreign import advice, foreign_table, plain_word, words_of
     from steadytrain.config.recipe import synonym
-    from steadytrain.config.synonyms import advice
 
-    plain_word = word.lstrip("-").replace("_", "-").lower()
-    if (known := f"--{plain_word}") in names:  # with one dash, or in capitals
+    plain = plain_word(word)
+    if (known := f"--{plain}") in names:  # with one dash, or in capitals
         return f" Did you mean {known}?"
     if (key := synonym(word)) and (flag := flag_of(key)) in names:
         return f" Did you mean {flag}?"
     if key and "--set" in names:
         return f" Instead: --set {key}=VALUE."
-    about = advice(word) if trains else ""
-    if not trains and plain_word in _OTHER_FLAGS:
-        about = f" Instead: {_OTHER_FLAGS[plain_word]}."
-    plain = [name.lstrip("-") for name in names if name.startswith("--")]
-    near = did_you_mean(word.lstrip("-"), plain, cutoff=0.65).replace(" mean ", " mean --").replace(" or ", " or --")
-    return about or near or f" steady {verb} --help shows all."
+    if not trains and (text := words_of(foreign_table()["elsewhere"]).get(plain)):
+        return f" Instead: {text}."
+    long = [name.lstrip("-") for name in names if name.startswith("--")]
+    near = did_you_mean(word.lstrip("-"), long, cutoff=0.65).replace(" mean ", " mean --").replace(" or ", " or --")
+    return (advice(word) if trains else "") or near or f" steady {verb} --help shows all."
 
 
 def is_assignment(word: str) -> bool:
@@ -138,31 +105,6 @@ def is_assignment(word: str) -> bool:
     (True, False, False)
     """
     return bool(re.fullmatch(r"[A-Za-z][\w.-]*=.*", word)) and not os.path.exists(word)  # noqa: PTH110 - a long word is no path, and no error
-
-
-def assignment_hint(verb: str, words: Sequence[str], names: Sequence[str], trains: bool) -> str:
-    """Return what to type in place of ``lr=0.1 epochs=3``, the manner of other tools; empty where no word is so.
-
-    >>> assignment_hint("train", ["lr=0.1", "photos/a b.jpg", "seed=1"], ["--lr", "--seed"], True)
-    ': flags begin with dashes: --lr 0.1 --seed 1'
-    """
-    from steadytrain.cli.options import flag_of
-    from steadytrain.config.recipe import synonym
-    from steadytrain.config.synonyms import advice
-
-    flags: list[str] = []
-    for name, value in (word.split("=", 1) for word in words if is_assignment(word)):
-        flag = f"--{name.rpartition('.')[2].replace('_', '-')}"
-        key = synonym(name) if trains else ""
-        known = flag if flag in names else flag_of(key)
-        if name.lower().replace("-", "_") in ("data", "dataset", "data_dir", "path", "train_data"):
-            return f": the data come first, without a name: steady {verb} {value}"
-        if not known and not key and trains and (about := advice(name)):
-            return f":{about}"
-        if not known and not key and not (trains and "." in name):
-            return f": flags begin with dashes, such as {flag} {value}; steady {verb} --help shows all"
-        flags += [known, value] if known else ["--set", f"{key or name}={value}"]
-    return f": flags begin with dashes: {shlex.join(flags)}" if flags else ""
 
 
 def _kinds(kind: Any) -> list[str]:
@@ -200,6 +142,19 @@ def _wrong_value(error: Any) -> str:
         meant = f", such as {number:.0f}" if number >= 1 else ""
     near = did_you_mean(value, [kind for kind in kinds if " " not in kind])
     return f"{name} is {value!r}; it must be {' or '.join(kinds)}{meant}{'.' * bool(near)}{near}"
+
+
+def _beyond_limit(error: Any) -> str:
+    """Say what a number has to be, by the limits of its flag (``cyclopts.validators.Number``)."""
+    [limit], token = error.argument.parameter.validator, error.argument.tokens[-1]
+    least = f"{limit.gte:,}" if limit.gte is not None else f"above {limit.gt}"
+    if limit.gte is not None and limit.lte is not None:
+        words = f"from {limit.gte} to {limit.lte}"
+    elif limit.lt is not None:
+        words = f"from {least} up to, not including, {limit.lt}"
+    else:
+        words = least if limit.gte is None else f"{least} or more"
+    return f"{token.keyword} is {token.value}; it must be {words}"
 
 
 def _missing(verb: str, error: Any, function: Callable[..., object]) -> str:

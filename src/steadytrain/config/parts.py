@@ -11,6 +11,7 @@ from typing import Literal
 
 from steadytrain.config.batches import parse_growth, parse_sizes
 from steadytrain.config.factories import FACTORY
+from steadytrain.config.foreign import our_value
 from steadytrain.config.losses import parse_loss
 from steadytrain.config.phases import parse_train
 from steadytrain.config.settings import (
@@ -61,21 +62,17 @@ TIMM_OPTIMIZERS = (
 )
 """timm's optimizers that are asked for by their bare names."""
 
-SAME_OPTIMIZERS = {"momentum": "sgd", **dict.fromkeys(("nesterov", "sgdnesterov"), "nag")}
-"""Other trainers' names of those that are built in."""
-
 
 def optimizer_name(name: str) -> str:
     """Return an optimizer's name as it is called here, of any trainer's spelling of one that is known.
 
-    >>> optimizer_name("lamb"), optimizer_name("AdamW"), optimizer_name("timm/lion"), optimizer_name("lamp")
+    >>> optimizer_name("lamb"), optimizer_name("torch.optim.AdamW"), optimizer_name("timm/lion"), optimizer_name("lamp")
     ('timm/lamb', 'adamw', 'timm/lion', 'lamp')
     """
-    plain = re.sub(r"[-_ ]", "", name.lower().removeprefix("torch.optim."))
-    if plain in TIMM_OPTIMIZERS:
-        return f"timm/{plain}"
-    plain = SAME_OPTIMIZERS.get(plain, plain)
-    return plain if plain in OPTIMIZERS else name
+    plain = name.lower().removeprefix("torch.optim.")
+    if plain not in OPTIMIZERS and plain not in TIMM_OPTIMIZERS:
+        plain = our_value("optimizer", plain)
+    return f"timm/{plain}" if plain in TIMM_OPTIMIZERS else plain if plain in OPTIMIZERS else name
 
 
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]

@@ -22,6 +22,7 @@ from steadytrain.config.batches import (
     parse_sizes,
 )
 from steadytrain.config.conflicts import find_conflicts
+from steadytrain.config.foreign import advice, plain_word
 from steadytrain.config.parts import MOST_EPOCHS, Budget, Data, Every, Model, Optim, Parallel, Precision
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import build, hints_of, leaves, parse_json, plain, shorten
@@ -39,7 +40,6 @@ from steadytrain.config.settings import (
     settings_of,
 )
 from steadytrain.config.strangers import FILE_KEYS
-from steadytrain.config.synonyms import MODEL_OPTIONS, advice, plain_word
 from steadytrain.errors import RecipeError, did_you_mean
 
 ASIDE = ("sweep", "tuning")
@@ -268,8 +268,7 @@ def recipe_settings() -> Mapping[str, RecipeSetting]:
 
 @cache
 def _other_words() -> Mapping[str, str]:
-    words = {word: key for key, setting in recipe_settings().items() for word in setting.words.split()}
-    return words | {word: f"model.options.{name}" for word, name in MODEL_OPTIONS.items()}
+    return {word: key for key, setting in recipe_settings().items() for word in setting.words.split()}
 
 
 def synonym(word: str) -> str:

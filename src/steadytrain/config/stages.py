@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from steadytrain.config.settings import UP_TO_1, ValueLimit
+from steadytrain.config.foreign import our_value
+from steadytrain.config.settings import BELOW_1, UP_TO_1, ValueLimit
 from steadytrain.config.words import number, refused
 from steadytrain.errors import did_you_mean
 
@@ -38,36 +39,24 @@ RISING = ("one-cycle", "triangular")
 NEEDED = {"factor": "every", "restarts": "every", "triangular": "every", "mxnet/factor": "step"}
 """Parameters that a law requires."""
 
-OTHER_NAMES = {
-    **dict.fromkeys(("multi-factor", "multifactor", "multistep", "multi-step"), "step"),
-    **dict.fromkeys(("cosine-restarts", "cosine-with-restarts", "sgdr", "warm-restarts"), "restarts"),
-    **dict.fromkeys(("onecycle", "1cycle", "one_cycle"), "one-cycle"),
-    **dict.fromkeys(("polynomial",), "poly"),
-    **dict.fromkeys(("exp",), "exponential"),
-    **dict.fromkeys(("rsqrt", "inverse_sqrt", "noam", "inv-sqrt"), "inverse-sqrt"),
-    **dict.fromkeys(("clr", "cyclic", "cyclical"), "triangular"),
-    **dict.fromkeys(("reduce-on-plateau", "reducelronplateau", "reduce_on_plateau"), "plateau"),
-    **dict.fromkeys(("none", "flat", "fixed"), "constant"),
-}
-"""Other trainers' names of the laws."""
-
+_EPOCHS = ValueLimit(lambda value: 0 < value < math.inf, "epochs above 0")
+_INSIDE = ValueLimit(lambda value: 0 < value < 1, "a share above 0, below 1")
+_WHOLE = ValueLimit(lambda value: value >= 1 and value % 1 == 0, "a whole number, 1 or more")
 LIMITS = {
     "to": ValueLimit(lambda value: 0 <= value <= 1, "a share of the peak, 0 to 1"),
-    "from": ValueLimit(lambda value: 0 < value < 1, "a share of the peak above 0, below 1"),
+    "from": _INSIDE,
     "power": ValueLimit(lambda value: 0 < value < math.inf, "above 0"),
     "factor": UP_TO_1,
-    "every": ValueLimit(lambda value: 0 < value < math.inf, "epochs above 0"),
-    "scale": ValueLimit(lambda value: 0 < value < math.inf, "epochs above 0"),
+    "every": _EPOCHS,
+    "scale": _EPOCHS,
     "times": ValueLimit(lambda value: 1 <= value < math.inf, "1 or more"),
     "shrink": UP_TO_1,
-    "up": ValueLimit(lambda value: 0 < value < 1, "a share of the stage above 0, below 1"),
-    "momentum": ValueLimit(lambda value: 0 <= value < 1, "from 0 to below 1"),
-    "patience": ValueLimit(lambda value: value >= 1 and value % 1 == 0, "a whole number of evaluations, 1 or more"),
+    "up": _INSIDE,
+    "momentum": BELOW_1,
+    "patience": _WHOLE,
     "on": ValueLimit(lambda value: value in ("top1", "loss"), "top1 or loss"),
-    "step": ValueLimit(
-        lambda value: value >= 1 and value % 1 == 0, "whole numbers of updates, 1 or more, rising, such as 30/60/80"
-    ),
-    "max_update": ValueLimit(lambda value: value >= 1 and value % 1 == 0, "a whole number of updates, 1 or more"),
+    "step": ValueLimit(_WHOLE.holds, "whole numbers of updates, 1 or more, rising, such as 30/60/80"),
+    "max_update": _WHOLE,
 }
 WARMUPS = "linear, linear:SHARE, constant:SHARE or power:EXPONENT"
 
@@ -148,8 +137,8 @@ def _stage(text: str, word: str) -> Stage:
     head, *settings = word.split(",")
     law, colon, length = head.partition(":")
     if law not in LAWS:
-        same = OTHER_NAMES.get(law.lower())
-        near = f" Did you mean {same}?" if same else did_you_mean(law, LAWS)
+        same = our_value("schedule", law)
+        near = f" Did you mean {same}?" if same != law else did_you_mean(law, LAWS)
         raise refused("optim.schedule", text, f"{law!r} must be one of {', '.join(LAWS)}.{near}")
     epochs = number(length) if colon else None
     if epochs is not None and not 0 < epochs < math.inf:
