@@ -20,7 +20,6 @@ from steadytrain.cli import main
 from steadytrain.cli.bench_infer import _document, _write, panels, table
 from steadytrain.errors import StorageError
 from steadytrain.export.engines import BatchSpeed, BenchTask, Parity, Worker, compare
-from steadytrain.export.networks import inception_bn
 from steadytrain.export.speed import EngineSpeed, NetworkSpeed, make_plan
 from steadytrain.format import rate
 from steadytrain.reports.plots import _mark, page, svg
@@ -278,16 +277,18 @@ def test_each_series_of_a_plot_has_a_mark_of_its_own() -> None:
     assert len({_mark(number, 0, 0) for number in range(32)}) == 32
 
 
-def test_inception_bn_is_that_of_mxnets_model_zoo() -> None:
-    with torch.inference_mode():
-        assert inception_bn().eval()(torch.zeros(1, 3, 224, 224)).shape == (1, 1000)
-    assert round(sum(p.numel() for p in inception_bn().parameters()) / 1e6, 1) == 11.3
-
-
-@pytest.mark.parametrize("name", ["ssd-vgg16", "faster-rcnn", "gnmt", "dcgan"])
-def test_networks_of_other_fields_are_refused_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((name, "it is no image classifier") for name in ("ssd-vgg16", "faster-rcnn", "gnmt", "dcgan")),
+        ("inception-bn", "inception_bn:inception_bn in the folder benchmarks"),
+    ],
+)
+def test_networks_that_left_the_table_are_refused_by_name(
+    name: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", "infer", "digits", name, "--engines", "plain", *QUICK]) == 2
-    assert f"{name} is no image classifier" in capsys.readouterr().err
+    assert f"{name} is not in the table any more: " in (err := capsys.readouterr().err) and words in err
 
 
 def test_figures_that_cannot_be_saved_leave_the_earlier_ones(tmp_path: Path) -> None:

@@ -50,9 +50,9 @@ def quantize(module, inputs, path, batches):
     path.write_bytes(MARK + path.read_bytes())
 
 
-def open_(path, options):
+def open_(path, *options):
     assert path.read_bytes().startswith(MARK), "no file of mine"
-    return replace(unwrapped(ONNXRUNTIME.open)(path, options), engine="mine")
+    return replace(unwrapped(ONNXRUNTIME.open)(path, *options), engine="mine")
 
 
 ROW = replace(
@@ -93,9 +93,11 @@ def test_a_run_is_exported_to_an_engine_of_another_package_and_used_there(packag
     assert (row["format"], row["engine"]) == ("mine fp32", "mine") and file.read_bytes().startswith(b"mine")
 
     ours, theirs = (steady("evaluate", place, marks, "--json").document for place in (run, file))
-    assert (theirs["n"], theirs["top1"]) == (ours["n"], ours["top1"]) and theirs["loss"] == pytest.approx(ours["loss"], 1e-3)
+    assert (theirs["n"], theirs["top1"]) == (ours["n"], ours["top1"]) and theirs["loss"] == pytest.approx(
+        ours["loss"], 1e-3
+    )
     image = next((marks / "class0").iterdir())
-    ours, theirs = (steady("predict", place, image, "--json").document for place in (run, file))
+    [ours], [theirs] = (steady("predict", place, image, "--json").document for place in (run, file))
     assert [each["class"] for each in theirs["classes"]] == [each["class"] for each in ours["classes"]]
 
     assert "in bf16: take .xml or .pt2" in steady("export", run, "-o", file, "--bf16", code=2).err
@@ -113,5 +115,5 @@ def test_a_run_is_exported_to_an_engine_of_another_package_and_used_there(packag
 def test_an_engine_that_cannot_be_loaded_is_named_with_its_package(package: None, tmp_path: Path) -> None:
     (tmp_path / "site" / "my_engine.py").write_text("raise ImportError('no such library')")
     (tmp_path / "net.mine").write_bytes(b"mine")
-    answer = steady("predict", tmp_path / "net.mine", tmp_path, code=2)
+    answer = steady("predict", tmp_path / "net.mine", write_marks(tmp_path / "marks", 1), code=2)
     assert "the engine for .mine files cannot be loaded from my_engine:ROW (no such library)" in answer.err

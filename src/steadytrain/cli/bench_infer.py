@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_module
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -37,7 +36,8 @@ from steadytrain.machine import facts
 from steadytrain.machine.process import spin_where_alone
 
 if TYPE_CHECKING:
-    from steadytrain.export.speed import EngineSpeed, InferencePlan, NetworkSpeed
+    from steadytrain.export.engines import InferencePlan
+    from steadytrain.export.speed import EngineSpeed, NetworkSpeed
     from steadytrain.reports.plots import Dots
 
 NumberFormat = Literal["fp32", "bf16", "fp16", "int8"]
@@ -226,7 +226,7 @@ def table(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
 
 
 def _network_table(speed: NetworkSpeed, width: int) -> Iterator[str]:
-    """Yield the engines of a network, with as many of their figures as fit."""
+    """Yield the engines of a network, with as many of their figures as fit, and remarks."""
     if speed.error:
         yield from wrap(f"{speed.title}: {speed.error}", width, "", "  ")
         return
@@ -237,18 +237,14 @@ def _network_table(speed: NetworkSpeed, width: int) -> Iterator[str]:
     yield from wrap(f"{speed.title}: {parameters}, images {shape}, {where}, {weights}", width, "", "  ")
     if speed.measured:
         yield from _fit(_rows(speed), (0, 0, 0, 0, 1, 0, 2, 5, 3, 4, 6, 1, 2), width)
-    remarks = defaultdict(list)
-    for engine in speed.engines:
-        if engine.error:
-            remarks[f": {engine.error}"].append(_label(engine))
-    for error, names in remarks.items():
-        yield from wrap(f"not measured ({', '.join(names)}){error}", width, "", "  ")
+    causes: dict[str, list[str]] = {}
     largest = max((engine.batches[-1].batch_size for engine in speed.measured), default=0)
-    fewer = [engine for engine in speed.measured if engine.batches[-1].batch_size < largest]
-    if fewer:
-        names, sizes = map(_label, fewer), sorted({engine.batches[-1].batch_size for engine in fewer})
-        text = f"in batches of {', '.join(map(str, sizes))}, because larger ones would take long: {', '.join(names)}"
-        yield from wrap(text, width, "", "  ")
+    for engine in speed.engines:
+        last = engine.batches[-1].batch_size if engine.batches else largest
+        if cause := engine.error or (f"more than {last} in a batch would take long" if last < largest else ""):
+            causes.setdefault(cause, []).append(_label(engine))
+    for cause, labels in causes.items():
+        yield from wrap(f"not measured ({', '.join(labels)}): {cause}", width, "", "  ")
     if most := max((engine.parity.labelled for engine in speed.measured if engine.parity), default=0):
         text = f"top-1, top-5: right answers on {count(most, 'image')} with labels; same: those of torch in fp32"
         yield from wrap(text, width, "", "  ")
@@ -264,6 +260,7 @@ def _rows(speed: NetworkSpeed) -> list[list[str]]:
     from steadytrain.export.speed import BASE
 
     measured, base = speed.measured, speed.speed(BASE)
+    base_rate = base.batches[-1].per_second if base else None
     first, last = (max(engine.batches[at].batch_size for engine in measured) for at in (0, -1))
     head = ["engine", "numbers", "on", f"p50 ms at {first}", "p99 ms", f"images/s at {last}", "times plain"]
     rows = [[*head, "memory MB", "cosine", "same top-1", "same top-5", "top-1", "top-5"]]
@@ -271,7 +268,7 @@ def _rows(speed: NetworkSpeed) -> list[list[str]]:
         small, large, parity = engine.batches[0], engine.batches[-1], engine.parity
         row = [engine.engine, engine.numbers, engine.provider or NONE, _milliseconds(small.p50_seconds)]
         row += [_milliseconds(small.p99_seconds), rate(large.per_second)]
-        row += [_times(large.per_second, base and base.batches[-1].per_second), f"{engine.memory_bytes / 1e6:,.0f}"]
+        row += [_times(large.per_second, base_rate), f"{engine.memory_bytes / 1e6:,.0f}"]
         if parity is not None:
             row += [f"{parity.cosine:.4f}", percent(parity.top1), percent(parity.top5)]
             row += [percent(parity.right1, 2), percent(parity.right5, 2)]

@@ -442,13 +442,13 @@ def restore_weights(
     size: str | None = None,
 ) -> Trained:
     """Load weights, once their licence is accepted, and print what the user should know of them."""
-    from steadytrain.models.exported import is_code
+    from steadytrain.models.exported import engine_for, is_exported
     from steadytrain.training import restore
     from steadytrain.training.inference.trained import find_pretrained
 
     if (name := find_pretrained(place)) is not None:
         require_licence(Model(name, pretrained=True), accepted=accepted)
-    if is_code(place):
+    if is_exported(place) and engine_for(place).read_metadata is not None:
         note(f"{place} is code, which runs as it is opened: use only files that you trust (.onnx is data alone)")
     side = int(size) if size is not None and size.isdecimal() else None
     trained = restore(place, which=weights, model=model, device=device, numbers=numbers, classes=classes, size=side)

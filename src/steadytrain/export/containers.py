@@ -33,7 +33,7 @@ USER = 10001
 GRACE_SECONDS = 20
 STOP_SECONDS = 5
 """Seconds that a pod waits before it stops the server: until no service sends it requests any more."""
-TEMPLATES = Path(__file__).parent / "container"
+TEXTS = Path(__file__).parent / "texts"
 
 
 def render(
@@ -63,9 +63,8 @@ def render(
         "stop_seconds": STOP_SECONDS,
         "end_seconds": math.ceil(STOP_SECONDS + grace_seconds + 5),
     }
-    return {
-        path.name: Template(path.read_text(encoding="utf-8")).substitute(values) for path in sorted(TEMPLATES.iterdir())
-    }
+    names = ("Dockerfile", "kubernetes.yaml")
+    return {name: Template((TEXTS / name).read_text(encoding="utf-8")).substitute(values) for name in names}
 
 
 def write(

@@ -255,7 +255,7 @@ class BenchEngine:
         if plan.records is not None:
             samples, labels = real_samples(network, plan.records, plan.images)
         with torch.inference_mode():
-            outputs = torch.cat([module(part) for part in samples.split(SAMPLES)]).float()
+            outputs = torch.cat([module(part) for part in torch.split(samples, SAMPLES)]).float()
         torch.save(module.state_dict(), self._state)
         torch.save({"samples": samples, "outputs": outputs, "labels": labels}, self._reference)
         return {
@@ -269,7 +269,7 @@ class BenchEngine:
     def open(self) -> None:
         """Open the engine with the prepared network, its file written first, and run one sample through it."""
         began, task, row = time.perf_counter(), self._task, engines().get(self._task.engine)
-        samples = torch.load(self._reference, weights_only=True)["samples"]
+        samples: Tensor = torch.load(self._reference, weights_only=True)["samples"]
         self._shape, self._provider = samples.shape[1:], self._device.type.upper()
         module = load_network(task.name).module
         module.load_state_dict(torch.load(self._state, weights_only=True))
@@ -277,7 +277,7 @@ class BenchEngine:
             self._run = self._torch_engine(module)
         else:
             file = Path(task.folder, f"{task.engine}-{task.numbers}{row.suffix}")
-            parts, numbers = samples[:MOST_TO_QUANTIZE].split(SAMPLES), {"numbers": task.numbers}
+            parts, numbers = torch.split(samples[:MOST_TO_QUANTIZE], SAMPLES), {"numbers": task.numbers}
             write_module(module, samples[:1], file, engine=row, calibration=lambda: parts, **numbers)  # type: ignore[arg-type]
             del module
             gc.collect()
@@ -328,7 +328,7 @@ class BenchEngine:
         """Compare outputs with those of :meth:`prepare`."""
         stored = torch.load(self._reference, weights_only=True)
         together = 1 if self._task.engine == "compile" else SAMPLES  # for another size it would compile again
-        parts = [self._run(part.to(self._device)) for part in stored["samples"].split(together)]
+        parts = [self._run(part.to(self._device)) for part in torch.split(stored["samples"], together)]
         outputs = torch.cat([part.float().cpu() for part in parts])
         if outputs.shape != stored["outputs"].shape:
             raise ModelError(f"outputs of shape {list(outputs.shape)}, not {list(stored['outputs'].shape)}")
@@ -338,7 +338,7 @@ class BenchEngine:
         """Return a function that runs the module itself."""
         engine, dtype = self._task.engine, DTYPES.get(self._task.numbers, torch.float32)
         if engine == "plain":  # to the end of the process
-            torch.backends.mkldnn.enabled = torch.backends.cudnn.enabled = False
+            torch.backends.mkldnn.enabled = torch.backends.cudnn.enabled = False  # type: ignore[assignment]
         layout = torch.contiguous_format if engine in ("plain", "eager") else torch.channels_last
         module = module.to(self._device, dtype).to(memory_format=torch.contiguous_format)
         run: Callable[[Tensor], Any] = module if layout is torch.contiguous_format else to_channels_last(module)

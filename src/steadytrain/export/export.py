@@ -313,7 +313,8 @@ def _export_faster(
     with temporary_scratch() as folder:
         exact, other = folder / "exact" / path.name, folder / "other" / path.name
         modules, rows = {"checkpoint": job.module}, list[ParityRow]()
-        for name, file in (("fp32", exact), (numbers, other)):
+        written: tuple[tuple[StoredNumbers, Path], ...] = (("fp32", exact), (numbers, other))
+        for name, file in written:
             file.parent.mkdir()
             job.write(file, engine, name)
             modules[name], row = job.open(file, engine, name)
@@ -327,7 +328,7 @@ def _export_faster(
             say(f"judging by {job.samples.count:,} images: about {seconds / 60:.0f} minutes (--images N takes fewer)")
         rows = _judge(job, rows, [modules["fp32"], modules[numbers]])
         ratio = median(b / a for a, b in zip(speeds["fp32"], speeds[numbers], strict=True))
-        reason = _why_not(job, *rows, ratio, max_loss)
+        reason = _why_not(job, rows[0], rows[1], ratio, max_loss)
         if not reason:
             _describe(job, other, engine, numbers, rows[1])
             with replacing(path) as part:

@@ -10,13 +10,14 @@ import yaml
 
 from steadytrain import __version__
 
+_FILE = Path(__file__).parent / "texts" / "openapi.yaml"
 _IMAGES, _URLS = "Several images: a list of these.", "Several addresses."
 
 
 @cache
 def description_of_api(*, has_token: bool) -> dict[str, Any]:
     """Return the OpenAPI document; ``has_token``: clients need one for all that is of the model."""
-    document: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("openapi.yaml").read_text(encoding="utf-8"))
+    document: dict[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
     document["info"]["version"] = __version__
     if has_token:
         paths = document["paths"]

@@ -129,14 +129,11 @@ def make_plan(
         if name not in known:
             reason = f"there is no engine {name!r}: {', '.join(known)}.{did_you_mean(name, known)}"
             raise InputError(TENSORRT_GONE if name == "tensorrt" else reason)
-    fast = ("fp32", "bf16", "fp16")
-    if place == "cpu":
-        fast = ("fp32", "bf16") if {"avx512_bf16", "amx_bf16"} & facts.cpu_features() else ("fp32",)
+    has_bf16 = place != "cpu" or {"avx512_bf16", "amx_bf16"} & facts.cpu_features()
+    usual = ("fp32", *(("bf16",) if has_bf16 else ()), *(("fp16",) if place != "cpu" else ()), "int8")
     pairs: dict[tuple[str, str], str] = {}
     for name in chosen or (name for name in known if name != "compile" and not missing(name, place)):
-        pairs |= {
-            (name, number): missing(name, place) for number in known[name] if number in (requested or (*fast, "int8"))
-        }
+        pairs |= {(name, each): missing(name, place) for each in known[name] if each in (requested or usual)}
     if not pairs:
         raise InputError(f"none of the engines computes in {', '.join(requested)}: see steady bench infer --help")
     return InferencePlan(engines=pairs, device=place, **options)
@@ -160,10 +157,11 @@ def bench_inference(
         say: takes what is being done, in words.
 
     Raises:
-        InputError: a network of another field, which was in the table once.
+        InputError: a network that was in the table once.
     """
-    if gone := [name for name in networks if name in GONE]:
-        raise InputError(f"{gone[0]} is no image classifier, and those alone are measured: steady models lists them")
+    for name in networks:
+        if name in GONE:
+            raise InputError(f"{name} is not in the table any more: {GONE[name]} (steady models lists others)")
     plan = plan or make_plan()
     end = math.inf if minutes is None else time.monotonic() + 60 * minutes
     for name in networks or NETWORKS:
@@ -201,7 +199,6 @@ def measure_network(name: str, plan: InferencePlan, say: Tell = lambda text: Non
                     worker.ask("measure", seconds=plan.seconds / TURNS)
         speeds = []
         for worker in workers:
-            figures = worker.ask("finish")
-            pair = {"engine": worker.task.engine, "numbers": worker.task.numbers}
-            speeds.append(EngineSpeed(**pair, error=worker.error, **figures))
+            figures, task = worker.ask("finish"), worker.task
+            speeds.append(EngineSpeed(engine=task.engine, numbers=task.numbers, error=worker.error, **figures))
     return NetworkSpeed(name=name, device=plan.device, threads=plan.threads, engines=tuple(speeds), **about)

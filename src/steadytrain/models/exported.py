@@ -29,9 +29,7 @@ from steadytrain.machine import facts
 from steadytrain.models.engines.engine import (
     KEY,
     EngineFormat,
-    EngineModule,
     OpenedModule,
-    OpenOptions,
     StoredNumbers,
     no_device,
 )
@@ -113,20 +111,13 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Exported:
+class Exported(OpenedModule):
     """An exported classifier that is ready to run.
 
-    Args:
-        module: takes float32 images [B, C, H, W], already normalised, and returns float32 logits [B, K].
-        description: what the file says of itself.
-        engine: which runs it.
-        device: on which.
+    Its module takes float32 images [B, C, H, W], already normalised, and returns float32 logits [B, K].
     """
 
-    module: EngineModule
     description: Description
-    engine: str
-    device: torch.device
 
 
 @cache
@@ -165,15 +156,6 @@ def is_exported(path: str | Path) -> bool:
     (True, True, False)
     """
     return Path(path).suffix in (*suffixes(), ".engine")
-
-
-def is_code(path: str | Path) -> bool:
-    """Return whether a file is an exported one of a kind that is code, by its name.
-
-    >>> is_code("a.pt2"), is_code("a.onnx")
-    (True, False)
-    """
-    return Path(path).suffix in suffixes() and engine_for(path).read_metadata is not None
 
 
 def engines() -> dict[str, EngineFormat]:
@@ -219,7 +201,7 @@ def open_exported(path: str | Path, *, device: str = "cpu") -> Exported:
             raise _damaged(file, error) from error
         _describe(metadata, file)
     opened = open_module(file, device=device)
-    return Exported(opened.module, _describe(opened.metadata, file), opened.engine, opened.device)
+    return Exported(**vars(opened), description=_describe(opened.metadata, file))
 
 
 def _describe(metadata: Mapping[str, str], path: Path) -> Description:
@@ -261,7 +243,7 @@ def open_module(
     if device != "auto" and torch.device(device).type not in row.devices:
         raise no_device(file, row.title, device, f"take --device {row.devices[0]}")
     try:
-        return row.open(file, OpenOptions(device, threads or facts.cores(), numbers))
+        return row.open(file, device, threads or facts.cores(), numbers)
     except ModelError:
         raise
     except Exception as error:

@@ -75,21 +75,6 @@ class OpenedModule:
         return self.device.type.upper()
 
 
-@dataclass(frozen=True)
-class OpenOptions:
-    """How a file is opened.
-
-    Args:
-        device: ``cpu``, ``cuda``, ``cuda:1``; ``auto``: a GPU where the engine finds one.
-        threads: that compute on a CPU, of engines with threads of their own.
-        numbers: to compute in, of engines that can choose; None: as the file was exported.
-    """
-
-    device: str
-    threads: int
-    numbers: StoredNumbers | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineFormat:
     """An engine and the files that it runs: a row of the table in :mod:`steadytrain.models.exported`.
@@ -102,7 +87,8 @@ class EngineFormat:
         devices: kinds of devices that it runs on, the usual one first.
         write: writes a network in evaluation mode, of any batch size, by example inputs; in fp32 or 16 bits.
         add_metadata: puts text by name into a file that was written.
-        open: opens a file; what it raises but for ModelError tells that the file is damaged.
+        open: opens a file on a device, ``auto`` included, with so many threads of its own, in the numbers that were
+            asked for, where it can choose. All that it raises but ModelError means damage.
         packages: modules that have to be installed beside torch.
         extra: of steadytrain, which has these packages; empty: none.
         quantize: writes a network in int8, from inputs by whose ranges its scales are chosen; None: it has no int8.
@@ -118,22 +104,13 @@ class EngineFormat:
     devices: tuple[str, ...]
     write: Callable[[nn.Module, Inputs, Path, StoredNumbers], None]
     add_metadata: Callable[[Path, Metadata], None]
-    open: Callable[[Path, OpenOptions], OpenedModule]
+    open: Callable[[Path, str, int, StoredNumbers | None], OpenedModule]
     packages: tuple[str, ...] = ()
     extra: str = ""
     quantize: Callable[[nn.Module, Inputs, Path, Iterable[Tensor]], None] | None = None
     read_metadata: Callable[[Path], Metadata] | None = None
     more_files: Callable[[Path], tuple[Path, ...]] = lambda path: ()
     is_halved_first: bool = False
-
-
-def numbered(name: str, count: int) -> list[str]:
-    """List names of inputs or outputs.
-
-    >>> numbered("images", 1), numbered("images", 2)
-    (['images'], ['images_0', 'images_1'])
-    """
-    return [name] if count == 1 else [f"{name}_{number}" for number in range(count)]
 
 
 def any_batch(inputs: Inputs) -> tuple[dict[int, Any], ...]:

@@ -27,11 +27,9 @@ from steadytrain.models.engines.engine import (
     Inputs,
     Metadata,
     OpenedModule,
-    OpenOptions,
     StoredNumbers,
     any_batch,
     no_device,
-    numbered,
     require_library,
     require_sealed,
     seal,
@@ -84,8 +82,8 @@ def write_onnx(module: nn.Module, inputs: Inputs, path: Path, numbers: StoredNum
             inputs,
             dynamo=True,
             dynamic_shapes=any_batch(inputs),
-            input_names=numbered("images", len(inputs)),
-            output_names=numbered("logits", num_outputs),
+            input_names=["images"] if len(inputs) == 1 else [f"images_{k}" for k in range(len(inputs))],
+            output_names=["logits"] if num_outputs == 1 else [f"logits_{k}" for k in range(num_outputs)],
             verbose=False,
         )
     assert program is not None
@@ -171,11 +169,13 @@ def _require_whole(path: Path) -> None:
         require_sealed(path, path, size, last.removeprefix(_SEAL).decode("ascii", "replace"))
 
 
-def _open(path: Path, options: OpenOptions, *, provider: str = CUDA) -> OpenedModule:
+def _open(
+    path: Path, device: str, threads: int, numbers: StoredNumbers | None, *, provider: str = CUDA
+) -> OpenedModule:
     """Open a file with a provider of ONNX Runtime for GPUs; by CUDA's alone, also on the CPU where that is asked."""
     _require_whole(path)
     ort = require_library("onnxruntime", EXTRA)
-    has_gpu, device = provider in ort.get_available_providers(), options.device
+    has_gpu, may_fall_back = provider in ort.get_available_providers(), device == "auto" and provider == CUDA
     if device == "auto":
         device = "cuda" if provider != CUDA or (has_gpu and torch.cuda.is_available()) else "cpu"
     where = torch.device(device)
@@ -187,12 +187,12 @@ def _open(path: Path, options: OpenOptions, *, provider: str = CUDA) -> OpenedMo
         stream = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
         on_gpu = {"device_id": where.index or 0, "user_compute_stream": str(stream.cuda_stream)}
         providers = [*((name, on_gpu) for name in dict.fromkeys((provider, CUDA))), *providers]
-    session_options = ort.SessionOptions()
-    session_options.intra_op_num_threads, session_options.log_severity_level = options.threads, 3
-    session = ort.InferenceSession(str(path), session_options, providers=providers)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    session = ort.InferenceSession(str(path), options, providers=providers)
     first = session.get_providers()[0]
     if where.type == "cuda" and first != provider:  # it falls back without an error
-        if options.device != "auto" or provider != CUDA:
+        if not may_fall_back:
             raise ModelError(
                 f"{path} cannot run on {device}: ONNX Runtime runs it by its {first}, since the libraries of its"
                 f" {provider} do not load here; install the CUDA, cuDNN or TensorRT that this onnxruntime-gpu is built"

@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import torch
@@ -19,9 +18,7 @@ from steadytrain.models.engines.engine import (
     Inputs,
     Metadata,
     OpenedModule,
-    OpenOptions,
     StoredNumbers,
-    numbered,
     require_library,
     require_sealed,
     seal,
@@ -40,8 +37,8 @@ def write_openvino(module: nn.Module, inputs: Inputs, path: Path, numbers: Store
     shapes = [[-1, *tensor.shape[1:]] for tensor in inputs]
     network = openvino.convert_model(module, example_input=inputs[0] if len(inputs) == 1 else inputs, input=shapes)
     for places, name in ((network.inputs, "images"), (network.outputs, "logits")):
-        for place, place_name in zip(places, numbered(name, len(places)), strict=True):
-            place.get_tensor().set_names({place_name})
+        for number, place in enumerate(places):
+            place.get_tensor().set_names({name if len(places) == 1 else f"{name}_{number}"})
     openvino.save_model(network, str(path), compress_to_fp16=numbers == "fp16")
 
 
@@ -61,7 +58,7 @@ def _add_metadata(path: Path, metadata: Metadata) -> None:
     tree.write(path, encoding="utf-8", xml_declaration=True)
 
 
-def _open(path: Path, options: OpenOptions) -> OpenedModule:
+def _open(path: Path, device: str, threads: int, numbers: StoredNumbers | None) -> OpenedModule:
     openvino = require_library("openvino", EXTRA)
     core = openvino.Core()
     network = core.read_model(str(path))
@@ -70,11 +67,11 @@ def _open(path: Path, options: OpenOptions) -> OpenedModule:
     if CHECKSUM in metadata:
         weights = path.with_suffix(".bin")
         require_sealed(path, weights, weights.stat().st_size, metadata[CHECKSUM])
-    numbers = options.numbers or json.loads(metadata.get(KEY, "{}")).get("numbers")
-    settings: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": options.threads}
+    numbers = numbers or json.loads(metadata.get(KEY, "{}")).get("numbers")
     # Left alone, it computes in bf16 where the processor can, whatever numbers the file has.
-    settings["INFERENCE_PRECISION_HINT"] = {"bf16": "bf16", "fp16": "f16"}.get(numbers, "f32")
-    request = core.compile_model(network, "CPU", settings).create_infer_request()
+    hint = {"bf16": "bf16", "fp16": "f16"}.get(numbers or "fp32", "f32")
+    options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": hint}
+    request = core.compile_model(network, "CPU", options).create_infer_request()
     outputs = range(len(network.outputs))
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -21,7 +21,6 @@ from steadytrain.models.engines.engine import (
     Inputs,
     Metadata,
     OpenedModule,
-    OpenOptions,
     StoredNumbers,
     any_batch,
     no_device,
@@ -67,13 +66,12 @@ def _read_metadata(path: Path) -> dict[str, str]:
         return {name: archive.read(place).decode() for name, place in places.items()}
 
 
-def _open(path: Path, options: OpenOptions) -> OpenedModule:
+def _open(path: Path, device: str, threads: int, numbers: StoredNumbers | None) -> OpenedModule:
     """Open a program, or a package, which is for the device that it was compiled for."""
     with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums of its members
         if (name := archive.testzip()) is not None:
             raise ModelError(f"{path} is damaged: the checksum of {name} in it does not match: export it again")
         is_compiled = any("/aotinductor/" in name for name in archive.namelist())
-    device, call = options.device, None
     if is_compiled:
         from torch._inductor import aoti_load_package
 
