@@ -137,16 +137,10 @@ def compare(outputs: Tensor, reference: Tensor, labels: Tensor | None = None) ->
 
 @dataclass(frozen=True, kw_only=True)
 class InferencePlan:
-    """The measurements to make.
+    """The measurements to make: engines with their numbers (or why they cannot be had), batch sizes, and so on.
 
-    Args:
-        engines: why an engine with its numbers cannot be had, or nothing, by their pair.
-        device: ``cpu`` or ``cuda``.
-        batches: sizes of a batch, rising.
-        threads: that compute on a CPU.
-        seconds: for each engine and batch size.
-        records: record file or folder with images on which outputs are compared; None: drawn samples.
-        images: of it at most.
+    ``records``: a record file or a folder, so many ``images`` of which outputs are compared on; None: drawn samples.
+    ``seconds``: for each engine and batch size.
     """
 
     engines: Mapping[tuple[str, str], str]

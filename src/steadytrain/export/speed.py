@@ -153,7 +153,7 @@ def bench_inference(
         networks: names as :func:`steadytrain.export.networks.load_network` takes them; none: the field's table.
         plan: of :func:`make_plan`; None: its defaults.
         minutes: begin no network after so long.
-        done: measured before, by name: not measured again.
+        done: measured before, by name.
         say: takes what is being done, in words.
 
     Raises:

@@ -155,7 +155,8 @@ def is_exported(path: str | Path) -> bool:
     >>> is_exported("a.onnx"), is_exported("a.engine"), is_exported("a.safetensors")
     (True, True, False)
     """
-    return Path(path).suffix in (*suffixes(), ".engine")
+    suffix = Path(path).suffix
+    return suffix not in ("", ".safetensors") and suffix in (*suffixes(), ".engine")
 
 
 def engines() -> dict[str, EngineFormat]:
