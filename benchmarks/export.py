@@ -36,7 +36,7 @@ import machine
 from steadytrain.export.export import export_model, open_samples
 from steadytrain.models import read_weights
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
-from steadytrain.models.exported import require_library
+from steadytrain.models.engines.engine import require_library
 from steadytrain.training import Trained, restore
 from steadytrain.training.checkpoints import stage, write_weights
 from steadytrain.training.inference.inference import Files, image_files

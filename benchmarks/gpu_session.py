@@ -4,7 +4,7 @@ Each step (``gpu_steps.py``) runs in a process of its own under its own time lim
 be: the card itself, the sampler beside nvidia-smi, the tests marked ``gpu``, waits for the device in any part of an
 update, updates beside a plain loop of torchvision's network, the ledger beside torch.profiler, the loader with 1 to 16
 threads, verdicts of injected faults, a kill and the same bits, memory that runs out, compile modes, NCCL with a world
-of one, small networks, inference. TensorRT and several GPUs are left out.
+of one, small networks, inference. ONNX Runtime's TensorRT provider and several GPUs are left out.
 
 The JSON is written after each step, so that whatever ends the session keeps what was measured; a table comes last.
 ``--device cpu --quick`` rehearses every step in a few small ones: it proves that the script works, its figures mean

@@ -37,9 +37,11 @@ import numpy as np
 import torch
 
 import machine
+from steadytrain.config.plain import plain
 from steadytrain.data.packing.prepare import prepare
-from steadytrain.export.engines import Worker, WorkerError
-from steadytrain.export.speed import versions
+from steadytrain.export.engines import BenchTask, Worker
+from steadytrain.export.formats import installed_versions
+from steadytrain.export.speed import make_plan
 from steadytrain.machine import facts
 from steadytrain.machine.process import share_cores
 
@@ -53,7 +55,6 @@ MXNET = ("mxnet_module", "mxnet_gluon")
 SLOW = ("mxnet_plain",)
 """Who takes part in the first round only."""
 
-LIMIT = 900.0
 IMAGES = 200
 
 Turn = Callable[[int, float], dict[str, list[float]]]
@@ -96,42 +97,44 @@ def ours(pairs: list[str], folder: str, stack: ExitStack) -> tuple[dict[str, Tur
     errors: dict[str, Any] = {}
     prepare_network("resnet50", folder)
     for pair in pairs:
-        try:
-            worker = stack.enter_context(open_engine("resnet50", folder, pair))
-        except WorkerError as error:
-            errors[pair] = str(error)
+        worker = stack.enter_context(open_engine("resnet50", folder, pair))
+        if worker.error:
+            errors[pair] = worker.error
             continue
-        for batch in BATCHES:
-            worker.ask("warm", limit_seconds=LIMIT, batch_size=batch)
 
         def turn(batch: int, seconds: float, worker: Worker = worker) -> dict[str, list[float]]:
-            return worker.ask("measure", limit_seconds=LIMIT, batch_size=batch, seconds=seconds)
+            worker.ask("begin", batch_size=batch)
+            walls, processors = zip(*worker.ask("measure", seconds=seconds), strict=True)
+            return {"seconds": list(walls), "cpu_seconds": list(processors)}
 
         turns[pair] = turn
     return turns, errors
 
 
+def task_of(name: str, folder: str, records: str | None = None) -> BenchTask:
+    return BenchTask(name, folder, make_plan(device="cpu", records=records, images=IMAGES))
+
+
 def prepare_network(name: str, folder: str, records: str | None = None) -> None:
     """Write a network's weights, its samples and their outputs."""
-    with Worker() as worker:
-        values = {"name": name, "folder": folder, "records": records, "most": IMAGES, "threads": facts.cores()}
-        worker.ask("prepare", limit_seconds=LIMIT, **values)
+    with Worker(task_of(name, folder, records)) as worker:
+        worker.ask("prepare")
+    if worker.error:
+        raise SystemExit(worker.error)
 
 
 def open_engine(name: str, folder: str, pair: str) -> Worker:
-    """Open an engine with a network, its file written first where it is not there. Raises WorkerError."""
+    """Open an engine with a network, its file written first; its ``error`` where that fails."""
     engine, numbers = pair.split()
-    values = {"name": name, "folder": folder, "engine": engine, "numbers": numbers, "threads": facts.cores()}
-    if engine in ("onnxruntime", "openvino"):
-        with Worker() as writer:
-            writer.ask("convert", limit_seconds=LIMIT, **values)
-    worker = Worker()
-    try:
-        worker.ask("open", limit_seconds=LIMIT, device="cpu", **values)
-    except WorkerError:
-        worker.close()
-        raise
+    worker = Worker(task_of(name, folder)._replace(engine=engine, numbers=numbers))
+    worker.ask("open")
     return worker
+
+
+def parity_of(worker: Worker) -> Any:
+    """Compare an engine's outputs with those that were prepared; an error where that fails."""
+    parity = worker.ask("parity")
+    return {"error": worker.error} if worker.error else plain(parity)
 
 
 def compare_outputs(pairs: list[str], data: str, weights: Path, mxnet: str) -> dict[str, Any]:
@@ -151,11 +154,8 @@ def compare_outputs(pairs: list[str], data: str, weights: Path, mxnet: str) -> d
         stored["outputs"] = torch.from_numpy(np.load(path / "outputs.npy"))
         torch.save(stored, path / "reference.pt")
         for pair in pairs:
-            try:
-                with open_engine(name, folder, pair) as worker:
-                    document[pair] = worker.ask("parity", limit_seconds=LIMIT, folder=folder)
-            except WorkerError as error:
-                document[pair] = {"error": str(error)}
+            with open_engine(name, folder, pair) as worker:
+                document[pair] = parity_of(worker)
     return document
 
 
@@ -225,7 +225,7 @@ def main() -> None:
         for pair in asked.engines:
             if pair in turns:
                 with open_engine("resnet50", folder, pair) as worker:
-                    parity[pair] = worker.ask("parity", limit_seconds=LIMIT, folder=folder)
+                    parity[pair] = parity_of(worker)
     document = {
         "rounds": asked.rounds,
         "seconds": asked.seconds,
@@ -233,7 +233,7 @@ def main() -> None:
         "not_measured": errors,
         "parity_with_torch_fp32": parity,
         "parity_with_mxnet": with_mxnet,
-        "engine_packages": versions(),
+        "engine_packages": installed_versions(("torch", "torchvision", "timm", "onnxruntime", "openvino")),
     }
     machine.record("infer", document, save=asked.save)
 

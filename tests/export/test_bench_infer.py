@@ -17,11 +17,10 @@ import torch
 from PIL import Image
 
 from steadytrain.cli import main
-from steadytrain.cli.bench_infer import _write, panels, table
+from steadytrain.cli.bench_infer import _document, _write, panels, table
 from steadytrain.errors import StorageError
-from steadytrain.export.engines import Parity, Worker, compare
-from steadytrain.export.networks import NETWORKS, InceptionBN
-from steadytrain.export.speed import BatchSpeed, EngineSpeed, NetworkSpeed, make_plan
+from steadytrain.export.engines import BatchSpeed, BenchTask, Parity, Worker, compare
+from steadytrain.export.speed import EngineSpeed, NetworkSpeed, make_plan
 from steadytrain.format import rate
 from steadytrain.reports.plots import _mark, page, svg
 
@@ -85,7 +84,7 @@ def test_outputs_are_compared_on_images_without_classes(capsys: pytest.CaptureFi
     for _ in range(2):
         assert main([*command, "--data", str(tmp_path)]) == 0
         [network] = json.loads(capsys.readouterr().out)["networks"]
-        assert network["kind"] == "images" and network["engines"][0]["parity"]["n"] == 3
+        assert network["real"] and network["engines"][0]["parity"]["n"] == 3
 
 
 def test_a_run_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -147,10 +146,10 @@ def test_the_table_says_on_how_many_images_answers_were_right() -> None:
 
 def test_images_of_classes_that_the_network_lacks_are_not_scored() -> None:
     logits = torch.eye(6)[[0, 1, 2, 3]]
-    parity = compare(logits, logits, classes=True, labels=torch.tensor([0, 2, -1, 3]))
+    parity = compare(logits, logits, labels=torch.tensor([0, 2, -1, 3]))
     assert parity.labelled == 3 and parity.right1 == pytest.approx(2 / 3)
-    assert compare(logits, logits, classes=True, labels=torch.full((4,), -1)).right1 is None
-    assert compare(logits[:, :4], logits[:, :4], classes=True, labels=torch.zeros(4, dtype=torch.int64)).right5 is None
+    assert compare(logits, logits, labels=torch.full((4,), -1)).right1 is None
+    assert compare(logits[:, :4], logits[:, :4], labels=torch.zeros(4, dtype=torch.int64)).right5 is None
 
 
 @pytest.mark.peer
@@ -165,9 +164,10 @@ def test_every_engine_gives_mxnets_outputs_for_its_checkpoint_and_photographs(
         (folder := tmp_path / "photographs" / f"{number % 2}").mkdir(parents=True, exist_ok=True)
         shutil.copy(photograph, folder)
     assert main(["pack", str(tmp_path / "photographs"), str(tmp_path / "images")]) == 0
-    subject = {"name": f"squeezenet={next(weights.glob('*.pth'))}", "folder": str(tmp_path), "threads": 2}
-    with Worker() as worker:
-        worker.ask("prepare", limit_seconds=300, records=str(tmp_path / "images.rec"), most=16, **subject)
+    plan = make_plan(device="cpu", records=str(tmp_path / "images.rec"), images=16, threads=2)
+    task = BenchTask(f"squeezenet={next(weights.glob('*.pth'))}", str(tmp_path), plan)
+    with Worker(task) as worker:
+        assert worker.ask("prepare") and not worker.error
     stored = torch.load(tmp_path / "reference.pt", weights_only=True)
     np.save(tmp_path / "images.npy", stored["samples"].numpy())
     program = Path(__file__).parents[2] / "benchmarks" / "peers" / "infer_mxnet.py"
@@ -176,14 +176,11 @@ def test_every_engine_gives_mxnets_outputs_for_its_checkpoint_and_photographs(
     subprocess.run([mxnet_python, str(program), "outputs", *map(str, files)], check=True)
     torch.save({**stored, "outputs": torch.from_numpy(np.load(tmp_path / "outputs.npy"))}, tmp_path / "reference.pt")
     for engine in ("plain", "eager", "channels-last", "onnxruntime", "openvino"):
-        values = {**subject, "engine": engine, "numbers": "fp32"}
-        with Worker() as worker:
-            if engine in ("onnxruntime", "openvino"):
-                worker.ask("convert", limit_seconds=300, **values)
-        with Worker() as worker:
-            worker.ask("open", limit_seconds=300, device="cpu", **values)
-            parity = worker.ask("parity", limit_seconds=300, folder=str(tmp_path))
-        assert (parity["n"], parity["top1"], parity["top5"]) == (16, 1.0, 1.0) and parity["cosine"] > 0.99999, engine
+        with Worker(task._replace(engine=engine)) as worker:
+            worker.ask("open")
+            parity = worker.ask("parity")
+        assert not worker.error, worker.error
+        assert (parity.n, parity.top1, parity.top5) == (16, 1.0, 1.0) and parity.cosine > 0.99999, engine
 
 
 def test_a_crash_and_other_outputs_are_in_the_table(
@@ -213,7 +210,7 @@ def test_a_crash_and_other_outputs_are_in_the_table(
 def test_parity_sees_what_differs(change: object, cosine: float | None, top1: float) -> None:
     logits = torch.arange(40.0).reshape(2, 20) - 10
     assert callable(change)
-    parity = compare(change(logits), logits, classes=True)
+    parity = compare(change(logits), logits)
     assert parity.top1 == top1 and parity.n == 2
     assert parity.cosine == cosine if cosine is not None else parity.cosine < 0.99
 
@@ -280,23 +277,30 @@ def test_each_series_of_a_plot_has_a_mark_of_its_own() -> None:
     assert len({_mark(number, 0, 0) for number in range(32)}) == 32
 
 
-def test_the_built_in_networks_have_the_shapes_of_their_papers() -> None:
-    with torch.inference_mode():
-        assert NETWORKS["dcgan"].make().eval()(NETWORKS["dcgan"].draw(2)).shape == (2, 3, 64, 64)
-        assert InceptionBN().eval()(torch.zeros(1, 3, 224, 224)).shape == (1, 1000)
-    assert round(sum(p.numel() for p in InceptionBN().parameters()) / 1e6, 1) == 11.3
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((name, "it is no image classifier") for name in ("ssd-vgg16", "faster-rcnn", "gnmt", "dcgan")),
+        ("inception-bn", "inception_bn:inception_bn in the folder benchmarks"),
+    ],
+)
+def test_networks_that_left_the_table_are_refused_by_name(
+    name: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "infer", "digits", name, "--engines", "plain", *QUICK]) == 2
+    assert f"{name} is not in the table any more: " in (err := capsys.readouterr().err) and words in err
 
 
 def test_figures_that_cannot_be_saved_leave_the_earlier_ones(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     plan, path = make_plan(device="cpu"), tmp_path / "speeds.json"
-    _write(path, plan, of_networks()[:1])
+    _write(path, _document(plan, of_networks()[:1]))
     before = path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as a disk that is full, or a kill, in the middle
     try:
         with pytest.raises(StorageError, match=r"speeds\.json"):
-            _write(path, plan, of_networks())
+            _write(path, _document(plan, of_networks()))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]

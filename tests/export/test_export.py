@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import json
 import os
 import subprocess
@@ -25,8 +24,12 @@ from steadytrain.cli import main
 from steadytrain.errors import FailedError, InputError, ModelError
 from steadytrain.export import export as exporting
 from steadytrain.export import formats
-from steadytrain.models import Input, exported
-from steadytrain.models.exported import KEY, Description, open_exported, open_module, require_library
+from steadytrain.models import Input
+from steadytrain.models.engines import engine
+from steadytrain.models.engines import onnx as onnx_engine
+from steadytrain.models.engines.engine import KEY, require_library
+from steadytrain.models.engines.onnx import ONNXRUNTIME
+from steadytrain.models.exported import Description, open_exported, open_module
 from steadytrain.training import checkpoints
 
 FORMATS = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".xml": ("openvino",), ".pt2": ()}
@@ -302,7 +305,7 @@ def test_weights_that_are_not_finite_are_named_not_the_engine(
 def small_file(path: Path, metadata: dict[str, str] | None = None) -> Path:
     """A tiny exported network."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).eval()
-    formats.write_torch_export(net, torch.zeros(2, 3, 2, 2), path, metadata=metadata)
+    formats.write_module(net, torch.zeros(2, 3, 2, 2), path, metadata=metadata)
     return path
 
 
@@ -329,11 +332,13 @@ def test_files_that_cannot_be_used_say_so_in_one_line(tmp_path: Path) -> None:
         st.restore(bare, model="resnet20")
     with pytest.raises(ModelError, match=r"tensorrt is not installed here .*: pip install tensorrt"):
         require_library("tensorrt")
+    with pytest.raises(ModelError, match=r"bare\.pt2 is no file for OpenVINO, which runs \.xml"):
+        open_module(bare, engine="openvino")
 
 
 def test_onnx_runtime_is_kept_from_reporting_its_use_to_its_makers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(exported.NO_TELEMETRY, raising=False)
-    monkeypatch.setattr("importlib.import_module", lambda name: os.environ.get(exported.NO_TELEMETRY))
+    monkeypatch.delenv(engine.NO_TELEMETRY, raising=False)
+    monkeypatch.setattr("importlib.import_module", lambda name: os.environ.get(engine.NO_TELEMETRY))
     assert require_library("onnxruntime") == require_library("onnxruntime.quantization") == "1"
     assert require_library("json") is None
 
@@ -342,8 +347,7 @@ def test_onnx_runtime_is_kept_from_reporting_its_use_to_its_makers(monkeypatch: 
 def test_a_flipped_bit_of_the_weights_in_an_exported_file_is_refused(suffix: str, tmp_path: Path) -> None:
     need(suffix)
     path, net = tmp_path / f"net{suffix}", nn.Sequential(nn.Flatten(), nn.Linear(108, 50)).eval()
-    write: Any = {".onnx": formats.write_onnx, ".xml": formats.write_openvino, ".pt2": formats.write_torch_export}
-    write[suffix](net, torch.zeros(2, 3, 6, 6), path, metadata={"name": "net"})
+    formats.write_module(net, torch.zeros(2, 3, 6, 6), path, metadata={"name": "net"})
     assert open_module(path).metadata["name"] == "net"
     weights = path.with_suffix(".bin") if suffix == ".xml" else path
     content = bytearray(weights.read_bytes())
@@ -357,7 +361,7 @@ def test_an_onnx_file_that_another_program_has_changed_is_opened(tmp_path: Path)
     need(".onnx")
     onnx, path = require_library("onnx"), tmp_path / "net.onnx"
     onnx_net(path)
-    formats.add_metadata(path, {"name": "net"})
+    ONNXRUNTIME.add_metadata(path, {"name": "net"})
     network = onnx.load(str(path))
     onnx.checker.check_model(network)
     network.graph.initializer[0].raw_data = bytes(len(network.graph.initializer[0].raw_data))
@@ -369,7 +373,7 @@ def test_an_openvino_file_that_another_program_wrote_anew_is_opened(tmp_path: Pa
     need(".xml")
     openvino, path = require_library("openvino"), tmp_path / "net.xml"
     net = nn.Sequential(nn.Flatten(), nn.Linear(108, 50)).eval()
-    formats.write_openvino(net, torch.zeros(2, 3, 6, 6), path, metadata={"name": "net"})
+    formats.write_module(net, torch.zeros(2, 3, 6, 6), path, metadata={"name": "net"})
     openvino.save_model(openvino.Core().read_model(path), tmp_path / "half.xml", compress_to_fp16=True)
     assert open_module(tmp_path / "half.xml").metadata["name"] == "net"
     weights = path.with_suffix(".bin")
@@ -420,7 +424,7 @@ def test_networks_of_several_inputs_and_outputs_are_exported(tmp_path: Path) -> 
 
     need(".onnx")
     inputs = torch.ones(1, 3), torch.ones(1, 4)
-    formats.write_onnx(Two().eval(), inputs, tmp_path / "two.onnx")
+    formats.write_module(Two().eval(), inputs, tmp_path / "two.onnx")
     total, double = open_module(tmp_path / "two.onnx").module(torch.ones(5, 3), torch.ones(5, 4))
     assert total.tolist() == [[5.0] * 3] * 5 and double.tolist() == [[2.0] * 3] * 5
 
@@ -439,7 +443,7 @@ class Windows(nn.Module):
 def test_attention_of_other_than_four_dimensions_is_exported_to_onnx(tmp_path: Path) -> None:
     need(".onnx")
     net = Windows().eval()
-    formats.write_onnx(net, torch.zeros(2, 3, 4, 4), tmp_path / "net.onnx")
+    formats.write_module(net, torch.zeros(2, 3, 4, 4), tmp_path / "net.onnx")
     opened = open_module(tmp_path / "net.onnx")
     for count in (1, 2, 5):
         images = torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(count))
@@ -452,8 +456,13 @@ def onnx_net(path: Path, *, half: bool = False) -> nn.Module:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
     images = torch.zeros(2, 3, 6, 6)
     written, images = (copy.deepcopy(net).half(), images.half()) if half else (net, images)
-    formats.write_onnx(written, images, path)
+    formats.write_module(written, images, path)
     return net
+
+
+def onnx_file(folder: Path) -> Path:
+    onnx_net(folder / "net.onnx")
+    return folder / "net.onnx"
 
 
 def drawn(count: int, seed: int = 0) -> torch.Tensor:
@@ -492,7 +501,7 @@ def test_outputs_whose_shape_depends_on_the_images_are_never_bound(tmp_path: Pat
             return torch.nonzero(values > 0)
 
     need(".onnx")
-    formats.write_onnx(Positive().eval(), torch.ones(2, 3), tmp_path / "positive.onnx")
+    formats.write_module(Positive().eval(), torch.ones(2, 3), tmp_path / "positive.onnx")
     module = open_module(tmp_path / "positive.onnx").module
     for values in ([[1.0, -1.0, 1.0]], [[-1.0, -1.0, 1.0]], [[1.0, 1.0, 1.0]]):
         assert module(torch.tensor(values)).tolist() == torch.nonzero(torch.tensor(values) > 0).tolist()
@@ -513,7 +522,7 @@ def _pretend_gpu(monkeypatch: pytest.MonkeyPatch, providers: list[str]) -> list[
     names = {"get_available_providers": lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]}
     known = {name: getattr(runtime, name) for name in ("SessionOptions", "RunOptions")}
     fake = SimpleNamespace(InferenceSession=Session, **known, **names)
-    monkeypatch.setattr(exported, "require_library", lambda name: fake)
+    monkeypatch.setattr(onnx_engine, "require_library", lambda name, extra="": fake)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(cuda_stream=4711, device=device))
     return asked
@@ -536,48 +545,25 @@ def test_what_runs_is_what_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert open_module(tmp_path / "net.onnx", device="cuda:1").provider == "CUDA"
 
 
-class Context:
-    """What TensorRT's execution context does: it reads and writes memory at the addresses that it was given."""
-
-    def __init__(self) -> None:
-        self.shapes, self.addresses = dict[str, tuple[int, ...]](), dict[str, int]()
-
-    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        self.shapes[name] = shape
-
-    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return self.shapes["images"][0], 2
-
-    def set_tensor_address(self, name: str, address: int) -> None:
-        self.addresses[name] = address
-
-    def execute_async_v3(self, stream: int) -> None:
-        def at(name: str, kind: type[np.generic], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-            size = int(np.prod(shape)) * np.dtype(kind).itemsize
-            memory: Any = (ctypes.c_char * size).from_address(self.addresses[name])
-            values: np.ndarray[Any, Any] = np.frombuffer(memory, kind).reshape(shape)
-            return values
-
-        images = at("images", np.float16, self.shapes["images"])
-        at("logits", np.float16, self.get_tensor_shape("logits"))[:] = images[:, :2] * 2
-        at("classes", np.int64, self.get_tensor_shape("classes"))[:] = 7
-
-
-def test_an_engine_of_tensorrt_is_asked_in_which_numbers_it_answers() -> None:
-    dtypes = {"images": torch.float16, "logits": torch.float16, "classes": torch.int64}
-    run = exported._bound_context(Context(), ["images"], dtypes, torch.device("cpu"), None)
-    logits, classes = exported.EngineModule(run)(torch.tensor([[0.5, 1.5, 2.0], [3.0, 4.0, 5.0]]))
-    assert logits.dtype == torch.float32 and logits.tolist() == [[1.0, 3.0], [6.0, 8.0]]
-    assert classes.dtype == torch.int64 and classes.tolist() == [[7, 7], [7, 7]]
-    assert exported._TENSORRT["HALF"] is torch.float16 and exported._TENSORRT["INT64"] is torch.int64
-
-
-@pytest.mark.parametrize(("name", "device", "place"), [("m.engine", "cpu", "NVIDIA GPU"), ("m.xml", "cuda:1", "CPU")])
 def test_a_format_for_other_devices_is_refused_before_anything_is_written(
-    name: str, device: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["export", "timm/test_resnet", "-o", str(tmp_path / name), "--device", device]) == 2
-    assert f"{place} (" in capsys.readouterr().err and not [*tmp_path.iterdir()]
+    assert main(["export", "timm/test_resnet", "-o", str(tmp_path / "m.xml"), "--device", "cuda:1"]) == 2
+    assert "is for cpu, and not for --device cuda:1" in capsys.readouterr().err and not [*tmp_path.iterdir()]
+
+
+def test_engines_of_tensorrt_are_refused_with_what_to_take(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It never ran as an engine of ours: ONNX Runtime has it."""
+    (tmp_path / "old.engine").write_bytes(b"an engine")
+    (tmp_path / "old.engine.json").write_text("{}")
+    words = [["export", str(run), "-o", str(tmp_path / "m.engine")], ["predict", str(tmp_path / "old.engine"), "a.png"]]
+    for line in [*words, ["bench", "infer", "mlp", "--engines", "tensorrt"]]:
+        assert main(line) == 2
+        assert "export the run as .onnx, which ONNX Runtime runs on a GPU, also by TensorRT" in capsys.readouterr().err
+    with pytest.raises(ModelError, match="install onnxruntime-gpu"):
+        open_module(onnx_file(tmp_path), engine="onnxruntime-tensorrt", device="auto")
 
 
 def test_the_device_of_an_export_is_the_one_that_is_named(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json as json_module
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,15 +31,15 @@ from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError, ModelError, storage_error, storage_errors
-from steadytrain.format import NONE, count, hide_columns, number, percent, rate, text_table, wrap
+from steadytrain.format import NONE, count, number, percent, rate, text_table, wrap
 from steadytrain.machine import facts
 from steadytrain.machine.process import spin_where_alone
 
 if TYPE_CHECKING:
-    from steadytrain.export.speed import EngineSpeed, InferencePlan, NetworkSpeed
+    from steadytrain.export.engines import InferencePlan
+    from steadytrain.export.speed import EngineSpeed, NetworkSpeed
     from steadytrain.reports.plots import Dots
 
-EngineName = Literal["plain", "eager", "channels-last", "compile", "onnxruntime", "openvino", "tensorrt"]
 NumberFormat = Literal["fp32", "bf16", "fp16", "int8"]
 
 MAX_WIDTH, MAX_IMAGES = 120, 4096
@@ -51,7 +50,7 @@ FORMAT = "steadytrain-inference"
 def bench_infer(
     *networks: str,
     model: Annotated[tuple[str, ...], Parameter(name=("--model", "--network"), consume_multiple=True)] = (),
-    engines: Annotated[tuple[EngineName, ...], Parameter(consume_multiple=True)] = (),
+    engines: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "--batch", "-b"), consume_multiple=True)] = (
         1,
         32,
@@ -79,15 +78,15 @@ def bench_infer(
 
     Each engine runs in its own process, and the engines of a network take turns, so that noise affects all alike. A
     crash or a lack of memory only costs its row. Without names it measures AlexNet, VGG, Inception, ResNet, SqueezeNet,
-    MobileNet, DenseNet, two SSDs, Faster R-CNN, a translation encoder and a DCGAN generator. Weights are random unless
-    you name a file or a run; speed does not depend on them.
+    MobileNet and DenseNet. Weights are random unless you name a file or a run; speed does not depend on them.
 
     Args:
         networks: Names of the table such as resnet50, timm/NAME, built-in nets, pkg.mod:factory, runs, weights files,
             or NAME=FILE for a network with the weights of a file.
         model: The same, behind a flag.
-        engines: One or several. plain is torch without oneDNN (on a GPU: without cuDNN), eager torch as it is.
-            [default: all installed ones except compile, which takes minutes]
+        engines: One or several of plain (torch without oneDNN, on a GPU without cuDNN), eager (torch as it is),
+            channels-last, compile, onnxruntime, onnxruntime-tensorrt and openvino. [default: all installed ones except
+            compile, which takes minutes]
         batch_size: The smallest shows latency, the largest throughput.
         precision: Number formats. [default: fp32, int8, and those that this processor or GPU supports in hardware]
         threads: Compute threads on a CPU. [default: one for each core]
@@ -118,46 +117,35 @@ def bench_infer(
     columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     require_range("--images", images, MAX_IMAGES)
     require_data(data, "--data photos", root=root, labels=labels, **columns)
-    records, labelled = (None, False) if data is None else _pack(data, root, labels, columns)
     spin_where_alone()
     for name in networks:
         _require_licence(name, accepted=accept_licence)
     from steadytrain.export.speed import bench_inference, make_plan
 
-    plan = make_plan(
-        engines=engines,
-        numbers=precision,
-        batches=batch_size,
-        threads=threads,
-        device=device,
-        seconds=seconds,
-        records=records,
-        most=images,
-        labelled=labelled,
-    )
+    options: dict[str, Any] = {"batches": tuple(sorted(set(batch_size))), "seconds": seconds, "images": images}
+    options["records"] = None if data is None else _pack(data, root, labels, columns)
+    options |= {} if threads is None else {"threads": threads}
+    plan = make_plan(engines=engines, numbers=precision, device=device, **options)
     done = {} if save is None else _read(save, plan)
     for name in done:
         note(f"{name}: taken from {save}")
-    speeds = list(done.values())
-
-    def keep(speed: NetworkSpeed) -> None:
-        speeds.append(speed)
-        if save is not None:
-            _write(save, plan, speeds)
-
-    speeds = bench_inference(networks, plan, minutes=minutes, done=done, on_network=keep, say=note)
+    shown = []
+    for speed in bench_inference(networks, plan, minutes=minutes, done=done, say=note):
+        shown.append(speed)
+        if save is not None and speed.engines and done.setdefault(speed.name, speed) is speed:
+            _write(save, _document(plan, done.values()))
     if plot is not None:
-        _draw(plot, speeds)
+        _draw(plot, shown)
     if json:
-        print_json(_document(plan, speeds))
+        print_json(_document(plan, shown))
     else:
-        print_text("\n".join(table(speeds, min(shutil.get_terminal_size().columns, MAX_WIDTH))))
-    return 0 if any(engine.batches for speed in speeds for engine in speed.engines) else 1
+        print_text("\n".join(table(shown, min(shutil.get_terminal_size().columns, MAX_WIDTH))))
+    return 0 if any(speed.measured for speed in shown) else 1
 
 
 def _require_licence(name: str, *, accepted: bool) -> None:
     """Ask before weights of a non-commercial licence are fetched, and print what a licence restricts."""
-    from steadytrain.export.engines import is_pretrained
+    from steadytrain.export.networks import is_pretrained
     from steadytrain.models.registry import licence_note, pretrained_licence
 
     if not is_pretrained(name):
@@ -168,94 +156,63 @@ def _require_licence(name: str, *, accepted: bool) -> None:
             note(f"{name}: {remark}")
 
 
-def _pack(data: str, root: str | None, labels: str | None, columns: dict[str, Any]) -> tuple[Path, bool]:
-    """Pack the images that outputs are compared on, unless they are packed already; False where they have no labels."""
+def _pack(data: str, root: str | None, labels: str | None, columns: dict[str, Any]) -> str:
+    """Pack the images that outputs are compared on, unless they are packed already, or a folder without classes."""
     from steadytrain.data.loader import packed_side
     from steadytrain.data.packing.prepare import prepare
+    from steadytrain.export.export import is_unlabelled
 
-    plain_list = _list_plain_folder(data) if labels is None else None
-    if plain_list is not None:
-        data, root = str(plain_list), data
+    if labels is None and is_unlabelled(data):
+        return data
     with progress_once_known(f"packing {data}", resumes=True) as advance:
-        options: dict[str, Any] = {"only": "val", "shorter_side": packed_side(299), "say": note, "progress": advance}
-        prepared = prepare(data, root=root, labels=labels, **columns, **options)
-    return prepared.only("val"), plain_list is None
+        columns |= {"only": "val", "shorter_side": packed_side(299), "say": note, "progress": advance}
+        return str(prepare(data, root=root, labels=labels, **columns).only("val"))
 
 
-def _list_plain_folder(data: str) -> Path | None:
-    """List the images of a folder without folders of classes, as a ``.lst``: outputs need no labels; None: another."""
-    from steadytrain.data.filenames import is_image
-    from steadytrain.data.recordio.lst import format_line
-    from steadytrain.data.sources.folder import read_entries
-    from steadytrain.data.storage.store import is_uri, local_name
-    from steadytrain.machine.facts import require_cache_folder
-
-    if is_uri(data) or not (folder := Path(local_name(data)).resolve()).is_dir():
-        return None
-    folders, files = read_entries(folder)
-    images = [name for name in files if is_image(name) and name.isprintable()]
-    if folders or not images:
-        return None
-    digest = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
-    path = require_cache_folder() / "lists" / f"{folder.name}-{digest}.lst"
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(format_line(number, number % 2, name) for number, name in enumerate(images)))
-    return path
-
-
-def _document(plan: InferencePlan, speeds: Sequence[NetworkSpeed]) -> dict[str, Any]:
+def _document(plan: InferencePlan, speeds: Iterable[NetworkSpeed]) -> dict[str, Any]:
     """Return all figures, with what they depend on."""
-    from steadytrain.export.speed import versions
+    from steadytrain.export.formats import installed_versions
+    from steadytrain.models.exported import engines
 
-    machine = {name: value for name, value in facts.facts().items() if name not in ("host", "system")}
+    packages = ("torch", "torchvision", "timm", *(name for row in engines().values() for name in row.packages))
     return {
         "format": FORMAT,
         "version": 1,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine,
-        "packages": versions(),
-        "settings": _settings(plan),
+        "machine": {name: value for name, value in facts.facts().items() if name not in ("host", "system")},
+        "packages": installed_versions(packages),
+        "settings": plain(plan) | {"engines": sorted(" ".join(pair) for pair in plan.engines)},
         "networks": [plain(speed) for speed in speeds],
-    }
-
-
-def _settings(plan: InferencePlan) -> dict[str, Any]:
-    return {
-        "engines": sorted(" ".join(pair) for pair in plan.engines),
-        "batches": list(plan.batches),
-        "threads": plan.threads,
-        "device": plan.device,
-        "seconds": plan.seconds,
-        "records": plan.records,
-        **({"images": plan.most} if plan.most != 64 else {}),
     }
 
 
 def _read(path: Path, plan: InferencePlan) -> dict[str, NetworkSpeed]:
     """Read what an earlier command saved, by name. Raises InputError where that was something else."""
-    from steadytrain.export.speed import from_plain
+    import msgspec
+
+    from steadytrain.export.speed import NetworkSpeed
 
     if not path.exists():
         return {}
     try:
         document = json_module.loads(path.read_text(encoding="utf-8"))
-        if document["format"] != FORMAT or document["settings"] != _settings(plan):
+        same = _document(plan, ())["settings"]
+        if document["format"] != FORMAT or {"images": 64} | document["settings"] != same:
             raise InputError(f"{path} holds figures of other settings, or something else: name another file")
-        return {values["name"]: from_plain(values) for values in document["networks"]}
+        return {speed.name: speed for speed in msgspec.convert(document["networks"], list[NetworkSpeed])}
     except OSError as error:
         raise storage_error(error, path) from error
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no file of steady bench infer ({error}): name another file") from error
 
 
-def _write(path: Path, plan: InferencePlan, speeds: Sequence[NetworkSpeed]) -> None:
+def _write(path: Path, document: dict[str, Any]) -> None:
     """Save all figures, whole or not at all. Raises StorageError."""
     from steadytrain.reports.files import write
 
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, json_module.dumps(_document(plan, speeds), indent=2) + "\n", force=True)
+    write(path, json_module.dumps(document, indent=2) + "\n", force=True)
 
 
 def table(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
@@ -269,36 +226,28 @@ def table(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
 
 
 def _network_table(speed: NetworkSpeed, width: int) -> Iterator[str]:
-    """Yield the engines of a network, with as many of their figures as fit."""
+    """Yield the engines of a network, with as many of their figures as fit, and remarks."""
     if speed.error:
         yield from wrap(f"{speed.title}: {speed.error}", width, "", "  ")
         return
-    content = {"images": "images", "tokens": "tokens", "noise": "code"}[speed.kind]
-    shape = " x ".join(map(str, speed.shape))
-    where = count(speed.threads, "thread") if speed.device == "cpu" else speed.device
-    head = f"{speed.title}: {speed.parameters / 1e6:.1f} M parameters, {content} {shape}, {where}"
-    head += f", weights of {speed.weights}" if speed.weights else ", drawn weights"
-    yield from wrap(f"{head}; {speed.remark}" if speed.remark else head, width, "", "  ")
-    measured = [engine for engine in speed.engines if engine.batches]
-    left_out: list[str] = []
-    if measured:
-        lines, left_out = _fit(_columns(speed, measured), width)
-        yield from lines
-    errors: dict[str, list[str]] = {}
+    shape, where = " x ".join(map(str, speed.shape)), speed.device
+    where = count(speed.threads, "thread") if where == "cpu" else where
+    weights = f"weights of {speed.weights}" if speed.weights else "drawn weights"
+    parameters = f"{speed.parameters / 1e6:.1f} M parameters"
+    yield from wrap(f"{speed.title}: {parameters}, images {shape}, {where}, {weights}", width, "", "  ")
+    if speed.measured:
+        yield from _fit(_rows(speed), (0, 0, 0, 0, 1, 0, 2, 5, 3, 4, 6, 1, 2), width)
+    causes: dict[str, list[str]] = {}
+    largest = max((engine.batches[-1].batch_size for engine in speed.measured), default=0)
     for engine in speed.engines:
-        if engine.error:
-            errors.setdefault(engine.error, []).append(_label(engine))
-    remarks = [f"not measured ({', '.join(names)}): {error}" for error, names in errors.items()]
-    remarks += _smaller_batches(measured)
-    scored = {engine.parity.labelled for engine in measured if engine.parity}
-    if most := max(scored, default=0):
-        remarks.append(
-            f"top-1, top-5: right answers on {count(most, 'image')} with labels; same: those of torch in fp32"
-        )
-    if left_out:
-        remarks.append(f"left out at this width: {', '.join(left_out)} (--json or a wider terminal shows all)")
-    for remark in remarks:
-        yield from wrap(remark, width, "", "  ")
+        last = engine.batches[-1].batch_size if engine.batches else largest
+        if cause := engine.error or (f"more than {last} in a batch would take long" if last < largest else ""):
+            causes.setdefault(cause, []).append(_label(engine))
+    for cause, labels in causes.items():
+        yield from wrap(f"not measured ({', '.join(labels)}): {cause}", width, "", "  ")
+    if most := max((engine.parity.labelled for engine in speed.measured if engine.parity), default=0):
+        text = f"top-1, top-5: right answers on {count(most, 'image')} with labels; same: those of torch in fp32"
+        yield from wrap(text, width, "", "  ")
 
 
 def _label(engine: EngineSpeed) -> str:
@@ -306,122 +255,95 @@ def _label(engine: EngineSpeed) -> str:
     return f"{engine.engine} {engine.numbers}{provider}"
 
 
-def _smaller_batches(measured: Sequence[EngineSpeed]) -> list[str]:
-    largest = max((engine.batches[-1].batch_size for engine in measured), default=0)
-    fewer = [engine for engine in measured if engine.batches[-1].batch_size < largest]
-    sizes = sorted({engine.batches[-1].batch_size for engine in fewer})
-    if not fewer:
-        return []
-    names, batches = ", ".join(map(_label, fewer)), ", ".join(map(str, sizes))
-    return [f"in batches of {batches}, because larger ones would take long: {names}"]
-
-
-EngineColumns = dict[str, tuple[int, list[str]]]
-"""Cells by the head of their column, with its importance: 0 always stays."""
-
-
-def _columns(speed: NetworkSpeed, measured: Sequence[EngineSpeed]) -> EngineColumns:
-    """Format the figures of each engine."""
+def _rows(speed: NetworkSpeed) -> list[list[str]]:
+    """Format the figures of each engine below their heads."""
     from steadytrain.export.speed import BASE
 
-    base, sample = speed.speed(BASE), "images" if speed.kind == "images" else "samples"
-    first = measured[0].batches[0].batch_size
-    columns: EngineColumns = {
-        "engine": (0, [engine.engine for engine in measured]),
-        "numbers": (0, [engine.numbers for engine in measured]),
-        "on": (0, [engine.provider or NONE for engine in measured]),
-        f"p50 ms at {first}": (0, [_milliseconds(engine.batches[0].p50_seconds) for engine in measured]),
-        "p99 ms": (1, [_milliseconds(engine.batches[0].p99_seconds) for engine in measured]),
-    }
-    sizes = sorted({size for engine in measured for size in [max(b.batch_size for b in engine.batches)]})
-    columns[f"{sample}/s at {sizes[-1]}"] = (0, [rate(engine.batches[-1].per_second) for engine in measured])
-    if base is not None:
-        most = base.batches[-1].per_second
-        times = [f"{number(engine.batches[-1].per_second / most, 1)}x" for engine in measured]
-        columns["times plain"] = (2, times)
-    columns["memory MB"] = (5, [f"{engine.memory_bytes / 1e6:,.0f}" for engine in measured])
-    if any(engine.parity for engine in measured):
-        columns["cosine"] = (3, [_of(engine, lambda p: f"{p.cosine:.4f}") for engine in measured])
-    if any(engine.parity and engine.parity.top1 is not None for engine in measured):
-        columns["same top-1"] = (4, [_of(engine, lambda p: percent(p.top1)) for engine in measured])
-        columns["same top-5"] = (6, [_of(engine, lambda p: percent(p.top5)) for engine in measured])
-    if any(engine.parity and engine.parity.labelled for engine in measured):
-        columns["top-1"] = (1, [_of(engine, lambda p: percent(p.right1, 2)) for engine in measured])
-        if any(engine.parity and engine.parity.right5 is not None for engine in measured):
-            columns["top-5"] = (2, [_of(engine, lambda p: percent(p.right5, 2)) for engine in measured])
-    return columns
+    measured, base = speed.measured, speed.speed(BASE)
+    base_rate = base.batches[-1].per_second if base else None
+    first, last = (max(engine.batches[at].batch_size for engine in measured) for at in (0, -1))
+    head = ["engine", "numbers", "on", f"p50 ms at {first}", "p99 ms", f"images/s at {last}", "times plain"]
+    rows = [[*head, "memory MB", "cosine", "same top-1", "same top-5", "top-1", "top-5"]]
+    for engine in measured:
+        small, large, parity = engine.batches[0], engine.batches[-1], engine.parity
+        row = [engine.engine, engine.numbers, engine.provider or NONE, _milliseconds(small.p50_seconds)]
+        row += [_milliseconds(small.p99_seconds), rate(large.per_second)]
+        row += [_times(large.per_second, base_rate), f"{engine.memory_bytes / 1e6:,.0f}"]
+        if parity is not None:
+            row += [f"{parity.cosine:.4f}", percent(parity.top1), percent(parity.top5)]
+            row += [percent(parity.right1, 2), percent(parity.right5, 2)]
+        rows.append(row + [NONE] * (len(rows[0]) - len(row)))
+    return rows
 
 
-def _of(engine: EngineSpeed, word: Callable[[Any], str]) -> str:
-    return NONE if engine.parity is None else word(engine.parity)
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:,.0f}" if seconds >= 0.1 else f"{seconds * 1000:.3g}"
-
-
-def _fit(columns: EngineColumns, width: int) -> tuple[list[str], list[str]]:
-    """Lay columns out, without the least important ones that do not fit; their heads come second."""
-    optional = sorted((head for head in reversed(columns) if columns[head][0]), key=lambda head: columns[head][0])
-    left_out = hide_columns({head: cells for head, (_, cells) in columns.items()}, optional, width, in_order=True)
-    shown = [[head, *cells] for head, (_, cells) in columns.items() if head not in left_out]
+def _fit(rows: list[list[str]], ranks: Sequence[int], width: int) -> Iterator[str]:
+    """Lay a table out, without columns of no figures and the least important ones (rank 0 stays) that do not fit."""
+    columns = dict(enumerate(zip(*rows, strict=True)))
+    columns = {place: column for place, column in columns.items() if set(column[1:]) != {NONE}}
+    optional = sorted((place for place in reversed(columns) if ranks[place]), key=lambda place: ranks[place])
+    wide = {place: max(map(len, column)) + 2 for place, column in columns.items()}
+    while optional and sum(wide.values()) - 2 > width:
+        del wide[optional.pop()]
+    shown = [column for place, column in columns.items() if place in wide]
     right = [k for k, (head, *_) in enumerate(shown) if head not in ("engine", "numbers", "on", "network", "fastest")]
-    return text_table(list(zip(*shown, strict=True)), right=right).splitlines(), left_out
+    yield from (line[:width] for line in text_table(list(zip(*shown, strict=True)), right=right).splitlines())
+    if left_out := [column[0] for place, column in columns.items() if place not in wide]:
+        text = f"left out at this width: {', '.join(left_out)} (--json or a wider terminal shows all)"
+        yield from wrap(text, width, "", "  ")
+
+
+def _times(value: float | None, base: float | None) -> str:
+    return f"{number(value / base, 1)}x" if value and base else NONE
+
+
+def _milliseconds(seconds: float | None) -> str:
+    if seconds is None:
+        return NONE
+    return f"{seconds * 1000:,.0f}" if seconds >= 0.1 else f"{seconds * 1000:.3g}"
 
 
 def _summary(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
     """Yield the table of the old articles: each network without and with an optimised engine."""
     from steadytrain.export.speed import BASE, SAME
 
-    rows = [(speed, speed.speed(BASE), speed.fastest(latency=True), speed.fastest(latency=False)) for speed in speeds]
-    rows = [row for row in rows if row[2] is not None]
-    if not rows:
-        return
-    text = (
-        f"plain: torch without its optimised backend; best: the fastest engine whose outputs agree (cosine {SAME} up)"
-    )
-    yield from wrap(text, width, "", "  ")
-    columns: EngineColumns = {"network": (0, []), "plain ms": (2, []), "best ms": (0, []), "times": (1, [])}
-    columns |= {"plain /s": (3, []), "best /s": (0, []), "times ": (1, []), "fastest": (0, [])}
-    for speed, base, quick, wide in rows:
-        assert quick is not None and wide is not None
-        ms, per = (None, None) if base is None else (base.batches[0].p50_seconds, base.batches[-1].per_second)
-        best_ms, best_per = quick.batches[0].p50_seconds, wide.batches[-1].per_second
-        names = _label(quick) if quick is wide else f"{_label(quick)}; {_label(wide)}"
-        cells = [speed.title, _milliseconds(ms) if ms else NONE, _milliseconds(best_ms)]
-        cells += [f"{number(ms / best_ms, 1)}x" if ms else NONE, rate(per), rate(best_per)]
-        cells += [f"{number(best_per / per, 1)}x" if per else NONE, names]
-        for (_, column), cell in zip(columns.values(), cells, strict=True):
-            column.append(cell)
-    lines, left_out = _fit(columns, width)
-    yield from (line[:width] for line in lines)
-    if left_out:
-        yield from wrap(f"left out at this width: {', '.join(map(str.strip, left_out))}", width, "", "  ")
+    rows = [["network", "plain ms", "best ms", "times", "plain /s", "best /s", "times", "fastest"]]
+    for speed in speeds:
+        base, quick, wide = speed.speed(BASE), speed.fastest(latency=True), speed.fastest(latency=False)
+        if quick is not None and wide is not None:
+            ms, per_second = (base.batches[0].p50_seconds, base.batches[-1].per_second) if base else (None, None)
+            best_ms, best_per_second = quick.batches[0].p50_seconds, wide.batches[-1].per_second
+            row = [speed.title, _milliseconds(ms), _milliseconds(best_ms), _times(ms, best_ms), rate(per_second)]
+            row += [rate(best_per_second), _times(best_per_second, per_second)]
+            rows.append([*row, "; ".join(dict.fromkeys((_label(quick), _label(wide))))])
+    if rows[1:]:
+        text = f"best: the fastest engine whose outputs agree (cosine {SAME} up); plain: torch without its backend"
+        yield from wrap(text, width, "", "  ")
+        yield from _fit(rows, (0, 2, 0, 1, 3, 0, 1, 0), width)
 
 
 def panels(speeds: Sequence[NetworkSpeed]) -> list[Dots]:
     """Draw every engine with every network: latency at the smallest batch, samples per second at the largest."""
     from steadytrain.reports.plots import Dots
 
-    shown = [speed for speed in speeds if any(engine.batches for engine in speed.engines)]
-    labels = list(dict.fromkeys(_label(engine) for speed in shown for engine in speed.engines if engine.batches))
+    shown = [speed for speed in speeds if speed.measured]
+    labels = dict.fromkeys(_label(engine) for speed in shown for engine in speed.measured)
 
     def values(take: Callable[[EngineSpeed], float]) -> dict[str, list[float | None]]:
-        by_network = [{_label(engine): take(engine) for engine in speed.engines if engine.batches} for speed in shown]
+        by_network = [{_label(engine): take(engine) for engine in speed.measured} for speed in shown]
         return {label: [figures.get(label) for figures in by_network] for label in labels}
 
     names = [speed.title for speed in shown]
+    most = max(engine.batches[-1].batch_size for speed in shown for engine in speed.measured)
     latency = values(lambda engine: 1000 * engine.batches[0].p50_seconds)
     throughput = values(lambda engine: engine.batches[-1].per_second)
-    sizes = {engine.batches[-1].batch_size for speed in shown for engine in speed.engines if engine.batches}
     return [
         Dots("Latency of one sample (median; left is better)", names, latency, "milliseconds"),
-        Dots(f"Throughput in batches of up to {max(sizes)} (right is better)", names, throughput, "samples per second"),
+        Dots(f"Throughput in batches of up to {most} (right is better)", names, throughput, "samples per second"),
     ]
 
 
 def _draw(path: Path, speeds: Sequence[NetworkSpeed]) -> None:
-    if not any(engine.batches for speed in speeds for engine in speed.engines):
+    if not any(speed.measured for speed in speeds):
         note(f"{path} is not written: nothing was measured")
         return
     machine = facts.facts()

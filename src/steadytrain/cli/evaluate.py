@@ -415,13 +415,13 @@ def _with_scaling(trained: Trained, rgb_mean: str | None, rgb_std: str | None) -
     """Return weights whose images are scaled as MXNet's tools were told."""
     if rgb_mean is None and rgb_std is None:
         return trained
-    from steadytrain.models.exported import SUFFIXES
+    from steadytrain.models.exported import is_exported
 
     input, scaling = trained.input, dict[str, Any]()
     for flag, key, text, above in (("--rgb-mean", "mean", rgb_mean, -1.0), ("--rgb-std", "std", rgb_std, 0.0)):
         if (values := read_colours(flag, text, above=above)) is None:
             continue
-        if trained.path.suffix in SUFFIXES:
+        if is_exported(trained.path):
             raise InputError(f"{flag} is {text}, and {trained.path} scales its images itself: drop it")
         if len(values) not in (1, input.channels):
             raise InputError(f"{flag} has {len(values)} values, and the network takes {input.channels} channels")
@@ -441,12 +441,13 @@ def restore_weights(
     size: str | None = None,
 ) -> Trained:
     """Load weights, once their licence is accepted, and print what the user should know of them."""
+    from steadytrain.models.exported import engine_for, is_exported
     from steadytrain.training import restore
     from steadytrain.training.inference.trained import find_pretrained
 
     if (name := find_pretrained(place)) is not None:
         require_licence(Model(name, pretrained=True), accepted=accepted)
-    if Path(place).suffix == ".pt2":
+    if is_exported(place) and engine_for(place).read_metadata is not None:
         note(f"{place} is code, which runs as it is opened: use only files that you trust (.onnx is data alone)")
     side = int(size) if size is not None and size.isdecimal() else None
     trained = restore(place, which=weights, model=model, device=device, numbers=numbers, classes=classes, size=side)

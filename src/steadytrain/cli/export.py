@@ -49,17 +49,16 @@ def export(
     kept, the exit code is 1. evaluate and predict take exported files.
 
     Args:
-        output: What to write: .onnx, .xml (OpenVINO), .pt2 (torch.export), .engine (TensorRT), .safetensors, or a
-            folder that timm and the Hugging Face hub load.
+        output: What to write: .onnx, .xml (OpenVINO), .pt2 (torch.export), .safetensors, or a folder that timm and the
+            Hugging Face hub load.
         data: Images to check by, with labels where it is a data set (default: the run's validation data, else noise).
         int8: Quantize to 8 bits, calibrated on the run's training images (or --data): .onnx, .xml.
-        fp16: Compute in 16 bits: .onnx, .xml (weights), .pt2, .engine.
-        bf16: Compute in bfloat16: .xml, .pt2, .engine.
+        fp16: Compute in 16 bits: .onnx, .xml (weights), .pt2.
+        bf16: Compute in bfloat16: .xml, .pt2.
         max_loss: Points of top-1 (or mAP) that --int8, --fp16 or --bf16 may cost on the validation images (or --data).
         images: Judge --int8, --fp16 or --bf16 by so many of these, the same share of each class (default: all).
         aot: Compile the .pt2 file for the processor, or for the GPU of --device, by AOTInductor.
-        device: Where the file is written, checked and measured: cpu, cuda or cuda:1; auto: a GPU for .engine, else the
-            CPU.
+        device: Where the file is written, checked and measured: cpu, cuda or cuda:1; auto: the CPU.
         classes: A card (.json) or a text file with the name of each output on a line, for weights without names.
 
     Examples:

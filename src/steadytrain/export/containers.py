@@ -22,22 +22,18 @@ import zipfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-import yaml
+from string import Template
 
 import steadytrain
 from steadytrain.errors import InputError, storage_errors
+from steadytrain.models.exported import engine_for, is_exported
 
 PORT = 8000
 USER = 10001
 GRACE_SECONDS = 20
 STOP_SECONDS = 5
-"""That a pod waits before it stops the server: until no service sends it requests any more."""
-EXTRAS = {".onnx": "export", ".xml": "openvino"}
-"""Extras of steadytrain by the ending of the model's file, beside ``serve``."""
-
-_CHECK = f"import urllib.request as request; request.urlopen('http://127.0.0.1:{PORT}/health', timeout=3)"
+"""Seconds that a pod waits before it stops the server: until no service sends it requests any more."""
+TEXTS = Path(__file__).parent / "texts"
 
 
 def render(
@@ -53,11 +49,22 @@ def render(
         grace_seconds: that the server has for requests at hand when it is stopped.
     """
     name = re.sub(r"[^a-z0-9]+", "-", image.rpartition("/")[2].partition(":")[0].lower())[:43].strip("-") or "steady"
-    name = name if name[0].isalpha() else f"steady-{name}"  # a Service's name begins with a letter
-    manifests = "---\n".join(
-        yaml.safe_dump(manifest, sort_keys=False, width=200) for manifest in _manifests(name, image, grace_seconds)
-    )
-    return {"Dockerfile": _dockerfile(model, wheel, image, words), "kubernetes.yaml": manifests}
+    row = engine_for(model) if is_exported(model) else None
+    files = [model, *(path.name for path in (row.more_files(Path(model)) if row else ()))]
+    values = {
+        "name": name if name[0].isalpha() else f"steady-{name}",  # a Service's name begins with a letter
+        "image": image,
+        "port": PORT,
+        "user": USER,
+        "wheel": wheel,
+        "extras": f"serve,{row.extra}" if row and row.extra else "serve",
+        "files": json.dumps([*files, "/model/"]),
+        "start": json.dumps(["steady", "serve", f"/model/{model}", "--host", "0.0.0.0", "--port", str(PORT), *words]),
+        "stop_seconds": STOP_SECONDS,
+        "end_seconds": math.ceil(STOP_SECONDS + grace_seconds + 5),
+    }
+    names = ("Dockerfile", "kubernetes.yaml")
+    return {name: Template((TEXTS / name).read_text(encoding="utf-8")).substitute(values) for name in names}
 
 
 def write(
@@ -75,7 +82,7 @@ def write(
         raise InputError(f"{model} needs other files beside it: export the model to one file first (steady export)")
     wheel, members = installed_wheel()
     texts = render(model.name, wheel, image=image, words=words, grace_seconds=grace_seconds)
-    sources = [model, *(model.parent / name for name in _more_files(model.name))]
+    sources = [model, *(engine_for(model).more_files(model) if is_exported(model) else ())]
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -122,94 +129,3 @@ def installed_wheel() -> tuple[str, dict[str, bytes]]:
     record = f"{name}.dist-info/RECORD"
     members[record] = "\n".join([*rows, f"{record},,", ""]).encode()
     return f"{name}-{wheel_tag}.whl", members
-
-
-def _more_files(model: str) -> list[str]:
-    """Return the names of files that belong to a model's file: of OpenVINO its weights, of TensorRT its description."""
-    return {".xml": [Path(model).with_suffix(".bin").name], ".engine": [f"{model}.json"]}.get(Path(model).suffix, [])
-
-
-def _dockerfile(model: str, wheel: str, image: str, words: Sequence[str]) -> str:
-    extras = ",".join(["serve", *([EXTRAS[Path(model).suffix]] if Path(model).suffix in EXTRAS else [])])
-    start = ["steady", "serve", f"/model/{model}", "--host", "0.0.0.0", "--port", str(PORT), *words]
-    parts = [model, *_more_files(model), "/model/"]
-    return f"""\
-# docker build -t {image} .
-# docker run --rm --read-only --tmpfs /tmp -p {PORT}:{PORT} {image}
-FROM python:3.12-slim
-
-# Small CPU builds of torch; leave the line out for GPUs.
-ENV PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
-RUN --mount=type=bind,target=/build \\
-    pip install --no-cache-dir --only-binary=:all: "/build/{wheel}[{extras}]"
-
-COPY {json.dumps(parts)}
-ENV HOME=/tmp PYTHONUNBUFFERED=1
-USER {USER}:{USER}
-EXPOSE {PORT}
-STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \\
-    CMD {json.dumps(["python", "-c", _CHECK])}
-ENTRYPOINT {json.dumps(start)}
-"""
-
-
-def _manifests(name: str, image: str, grace_seconds: float) -> list[dict[str, Any]]:
-    labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "steady-serve"}
-    meta = {"name": name, "labels": labels}
-    probes = {
-        # A large model is loaded and tried before the server is ready: two minutes.
-        "startupProbe": {"httpGet": {"path": "/ready", "port": "http"}, "periodSeconds": 2, "failureThreshold": 60},
-        "readinessProbe": {"httpGet": {"path": "/ready", "port": "http"}, "periodSeconds": 5},
-        "livenessProbe": {
-            "httpGet": {"path": "/health", "port": "http"},
-            "periodSeconds": 10,
-            "timeoutSeconds": 5,
-            "failureThreshold": 3,
-        },
-    }
-    container = {
-        "name": "server",
-        "image": image,
-        "ports": [{"name": "http", "containerPort": PORT}],
-        "env": [
-            {
-                "name": "STEADYTRAIN_TOKEN",  # kubectl create secret generic NAME-token --from-literal=token=...
-                "valueFrom": {"secretKeyRef": {"name": f"{name}-token", "key": "token", "optional": True}},
-            }
-        ],
-        **probes,
-        # Batches are computed by as many threads as there are cores: whole ones.
-        "resources": {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"cpu": "2", "memory": "4Gi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(STOP_SECONDS)]}}},
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
-    }
-    pod = {
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": math.ceil(STOP_SECONDS + grace_seconds + 5),
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [container],
-        "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "256Mi"}}],
-    }
-    annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(PORT), "prometheus.io/path": "/metrics"}
-    deployment = {
-        "replicas": 2,
-        "selector": {"matchLabels": labels},
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod},
-    }
-    service = {"selector": labels, "ports": [{"name": "http", "port": 80, "targetPort": "http"}]}
-    return [
-        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": deployment},
-        {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": service},
-    ]

@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -32,11 +31,21 @@ from steadytrain.data.loader import Batch
 from steadytrain.data.sources.find import require_there, source_name
 from steadytrain.data.storage.scratch import temporary_scratch
 from steadytrain.errors import DataError, FailedError, InputError, ModelError, RunError, storage_error
-from steadytrain.export import formats
+from steadytrain.export.formats import installed_versions, write_module
 from steadytrain.export.hub import model_card, timm_config
 from steadytrain.files import replacing
 from steadytrain.format import Say, print_note
-from steadytrain.models.exported import KEY, SUFFIXES, Description, StoredNumbers, open_exported, open_module
+from steadytrain.models.engines.engine import KEY, EngineFormat, StoredNumbers
+from steadytrain.models.engines.torch_export import AOTINDUCTOR
+from steadytrain.models.exported import (
+    Description,
+    engine_for,
+    engines,
+    is_exported,
+    open_exported,
+    open_module,
+    suffixes,
+)
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import open_data
@@ -45,7 +54,8 @@ from steadytrain.training.inference.inference import Files, open_evaluation_data
 from steadytrain.training.inference.trained import Trained, Which, restore
 from steadytrain.training.state import describe_nonfinite
 
-FileKind = Literal["onnx", "xml", "pt2", "engine", "safetensors", "folder"]
+WeightsKind = Literal["safetensors", "folder"]
+"""Exports without an engine: the weights alone, for steadytrain, or for timm and the Hugging Face hub."""
 
 CHECKED = 64
 """Images by which a file is compared with its checkpoint."""
@@ -151,12 +161,12 @@ def export_model(
 
     Args:
         place, which, model, classes: as for :func:`steadytrain.training.restore`.
-        output: what to write: ``.onnx``, ``.xml`` (OpenVINO), ``.pt2`` (torch.export), ``.engine`` (TensorRT),
-            ``.safetensors``, or a folder as timm and the Hugging Face hub have them. A file of that name is replaced.
+        output: what to write: ``.onnx``, ``.xml`` (OpenVINO), ``.pt2`` (torch.export), ``.safetensors``, or a folder as
+            timm and the Hugging Face hub have them. A file of that name is replaced.
         numbers: ``int8``, ``fp16`` or ``bf16`` instead of fp32: kept only where it is faster, and as accurate.
         aot: compile a ``.pt2`` by AOTInductor, for ``device``.
-        device: where the network is written, checked and measured: ``auto`` (a GPU for ``.engine``, else the CPU),
-            ``cpu``, ``cuda``, ``cuda:1``. A :class:`Trained` is where it is already.
+        device: where the network is written, checked and measured: ``auto`` (the CPU), ``cpu``, ``cuda``, ``cuda:1``. A
+            :class:`Trained` is where it is already.
         data: images to check by (a folder, files, a ``.rec``), with labels where it is a data set; None: the run's
             validation data, else noise.
         max_loss: points of top-1 (or mAP) that other numbers may cost.
@@ -181,21 +191,23 @@ def export_model(
     >>> outcome.is_kept, outcome.images, restore(folder / "net.pt2").classes[285]
     (True, '64 images of noise', 'Egyptian cat')
     """
-    path, kind = Path(output), kind_of(output)
-    _require_numbers(path, kind, numbers, aot)
-    if {"engine": "cpu", "xml": "cuda"}.get(kind) == device.partition(":")[0]:
-        other = "an NVIDIA GPU (TensorRT)" if kind == "engine" else "the CPU (OpenVINO)"
-        raise InputError(f"{path} is for {other}, and not for --device {device}: leave it out, or write .onnx or .pt2")
+    path, kind = Path(output), kind_of(output, aot=aot)
+    _require_numbers(path, kind, numbers)
+    devices = kind.devices if isinstance(kind, EngineFormat) else ()
+    if devices and device != "auto" and device.partition(":")[0] not in devices:
+        raise InputError(
+            f"{path} is for {' or '.join(devices)}, and not for --device {device}: leave it out, or write .onnx or .pt2"
+        )
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {path.parent}: make it, or choose another")
     source = place.path if isinstance(place, Trained) else place.directory if isinstance(place, Run) else Path(place)
-    if source.suffix in SUFFIXES:
+    if is_exported(source):
         raise ModelError(f"{source} is an exported file already: export the run or the weights that it is of")
     if isinstance(place, Trained):
         trained = place
     else:
         if device == "auto":
-            device = "cuda" if kind == "engine" else "cpu"
+            device = devices[0] if devices else "cpu"
         trained = restore(place, which=which, model=model, classes=classes, numbers="fp32", device=device)
     if fault := describe_nonfinite(trained.module):
         raise ModelError(
@@ -210,87 +222,59 @@ def export_model(
             " take .onnx, .pt2 or .safetensors"
         )
     with open_samples(trained, data, CHECKED if numbers == "fp32" else images, say=say) as samples:
-        job = _Job(trained, _plain(trained.module), samples, kind, numbers, aot)
-        if kind in ("safetensors", "folder"):
-            return _export_weights(job, path)
+        job = _Job(trained, _plain(trained.module), samples, data)
+        if not isinstance(kind, EngineFormat):
+            return _export_weights(job, path, kind)
         if numbers == "fp32":
-            return _export_exactly(job, path)
-        return _export_faster(job, path, data, max_loss, say)
+            return _export_exactly(job, path, kind)
+        return _export_faster(job, path, kind, numbers, max_loss, say)
 
 
-def kind_of(output: str | Path) -> FileKind:
-    """Return the kind of export that a name's suffix asks for. Raises InputError.
+def kind_of(output: str | Path, *, aot: bool = False) -> EngineFormat | WeightsKind:
+    """Return the engine of the file that a name asks for, or the kind of weights. Raises InputError.
 
-    >>> kind_of("a.onnx"), kind_of("hub/")
-    ('onnx', 'folder')
+    >>> kind_of("a.onnx").engine, kind_of("a.pt2", aot=True).engine, kind_of("hub/")
+    ('onnxruntime', 'aotinductor', 'folder')
     """
     suffix = Path(output).suffix
     if not Path(output).name:
         raise InputError(f"-o {output} has no name: name a file, or a folder that is to be made")
-    kinds: dict[str, FileKind] = {".safetensors": "safetensors", "": "folder", ".onnx": "onnx", ".xml": "xml"}
-    kinds |= {".pt2": "pt2", ".engine": "engine"}
-    if suffix not in kinds:
+    if aot and suffix != AOTINDUCTOR.suffix:
+        raise InputError(f"--aot compiles a {AOTINDUCTOR.suffix} file, and -o is {output}: drop one of them")
+    if suffix in ("", ".safetensors"):
+        return "safetensors" if suffix else "folder"
+    if not is_exported(output):
         raise InputError(
-            f"-o {output} ends in {suffix}: it must end in {', '.join(SUFFIXES)} or .safetensors, or be a folder"
+            f"-o {output} ends in {suffix}: it must end in {', '.join(suffixes())} or .safetensors, or be a folder"
         )
-    return kinds[suffix]
+    return AOTINDUCTOR if aot else engine_for(output)
 
 
 @dataclass(frozen=True)
 class _Job:
-    """An export under way: the model, a plain copy of its network, the images, and what to make of it."""
+    """An export under way: the model, a plain copy of its network, the images to check by, and their source."""
 
     trained: Trained
     module: nn.Module
     samples: CheckedSamples
-    kind: FileKind
-    numbers: StoredNumbers
-    aot: bool
+    data: str | Path | None
 
-    @property
-    def example(self) -> Tensor:
-        """Two images of zeros."""
+    def write(self, path: Path, engine: EngineFormat, numbers: StoredNumbers) -> None:
+        """Write the network, without a description."""
         input = self.trained.input
         assert input.size is not None
-        return torch.zeros(2, input.channels, input.size, input.size, device=self.trained.policy.device)
+        example = torch.zeros(2, input.channels, input.size, input.size, device=self.trained.policy.device)
+        images = partial(_calibration_images, self.trained, self.data)
+        write_module(self.module, example, path, numbers, engine=engine, calibration=images)
 
-    def write(
-        self, path: Path, numbers: StoredNumbers, *, exact: Path | None = None, data: str | Path | None = None
-    ) -> None:
-        """Write the network, without a description; ``exact``: the same file in fp32, where there is one."""
-        half = formats.Half(self.module, numbers) if numbers in ("fp16", "bf16") and self.kind == "pt2" else None
-        module = half or self.module
-        if self.kind == "pt2":
-            (formats.write_aot if self.aot else formats.write_torch_export)(module, self.example, path)
-        elif self.kind == "engine":
-            assert numbers != "int8"
-            formats.write_tensorrt(module, self.example, path, numbers=numbers)
-        elif numbers == "int8":
-            self._quantize(path, data)
-        elif self.kind == "xml":
-            formats.write_openvino(module, self.example, path, fp16=numbers == "fp16")
-        elif numbers == "fp16":
-            assert exact is not None
-            formats.halve_onnx(exact, path)
-        else:
-            formats.write_onnx(module, self.example, path)
-
-    def _quantize(self, path: Path, data: str | Path | None) -> None:
-        images = _calibration_images(self.trained, data)
-        with temporary_scratch() as folder:
-            exact, quantized = folder / "exact.onnx", folder / "quantized.onnx"
-            formats.write_onnx(self.module, self.example, exact)
-            formats.quantize_onnx(exact, path if self.kind == "onnx" else quantized, images)
-            if self.kind == "xml":
-                formats.convert_onnx_to_openvino(quantized, path)
-
-    def open(self, path: Path, numbers: StoredNumbers) -> tuple[nn.Module, str]:
-        """Open a file that was written, and name its engine."""
+    def open(self, path: Path, engine: EngineFormat, numbers: StoredNumbers) -> tuple[nn.Module, ParityRow]:
+        """Open a file that was written, and begin its row of the table."""
         opened = open_module(path, device=str(self.trained.policy.device), numbers=numbers)
-        return opened.module, opened.engine
+        size = sum(file.stat().st_size for file in (path, *engine.more_files(path)))
+        return opened.module, ParityRow(f"{engine.suffix[1:]} {numbers}", opened.engine, size)
 
-    def describe(self, difference: float, numbers: StoredNumbers) -> Description:
-        """Return the description to write into the file."""
+    def describe(self, difference: float, numbers: StoredNumbers = "fp32", packages: Sequence[str] = ()) -> Description:
+        """Return the description to write into the file, with the versions of packages that made it."""
         trained = self.trained
         return Description(
             model=trained.title,
@@ -303,66 +287,66 @@ class _Job:
             licence=trained.licence,
             numbers=numbers,
             difference=difference,
-            provenance=provenance(trained),
+            provenance=provenance(trained, packages),
             is_unnamed=trained.is_unnamed,
         )
 
+    def outcome(self, path: Path, tolerance: float, *rows: ParityRow, reason: str = "") -> Exportation:
+        """Return what was measured; ``reason``: why the file is not kept."""
+        return Exportation(path, not reason, self.samples.what, self.samples.num_checked, tolerance, rows, reason)
 
-def _export_exactly(job: _Job, path: Path) -> Exportation:
+
+def _export_exactly(job: _Job, path: Path, engine: EngineFormat) -> Exportation:
     """Write a file in fp32; keep it if its logits are the checkpoint's."""
     with replacing(path) as part:
-        job.write(part, "fp32")
-        module, engine = job.open(part, "fp32")
-        row, tolerance = _compare(job, module, ParityRow(f"{job.kind} fp32", engine, _bytes(part)))
-        _require_same(path, row, tolerance)
-        assert row.difference is not None
-        formats.add_metadata(part, {KEY: job.describe(row.difference, "fp32").to_json()})
+        job.write(part, engine, "fp32")
+        row, tolerance = _compare(job, *job.open(part, engine, "fp32"), same=path)
+        _describe(job, part, engine, "fp32", row)
         open_exported(part, device=str(job.trained.policy.device))  # as it will be opened: description and all
-    return Exportation(path, True, job.samples.what, job.samples.num_checked, tolerance, (row,))
+    return job.outcome(path, tolerance, row)
 
 
-def _export_faster(job: _Job, path: Path, data: str | Path | None, max_loss: float, say: Say) -> Exportation:
+def _export_faster(
+    job: _Job, path: Path, engine: EngineFormat, numbers: StoredNumbers, max_loss: float, say: Say
+) -> Exportation:
     """Write a file with other numbers; keep it if it is faster than the same in fp32, and about as accurate."""
     with temporary_scratch() as folder:
         exact, other = folder / "exact" / path.name, folder / "other" / path.name
-        exact.parent.mkdir()
-        other.parent.mkdir()
-        job.write(exact, "fp32")
-        job.write(other, job.numbers, exact=exact, data=data)
-        opened: dict[str, tuple[nn.Module, str]] = {
-            "fp32": job.open(exact, "fp32"),
-            job.numbers: job.open(other, job.numbers),
-        }
-        modules = {"checkpoint": job.module, **{numbers: module for numbers, (module, _) in opened.items()}}
-        speeds = measure_speeds(modules, _checked(job)[:BATCH])
-        state_bytes = sum(value.nbytes for value in job.module.state_dict().values())
-        rows = [ParityRow("checkpoint", "torch", state_bytes, median(speeds["checkpoint"]))]
-        tolerance = None
-        for numbers, (module, engine) in opened.items():
-            size = _bytes(exact if numbers == "fp32" else other)
-            row = ParityRow(f"{job.kind} {numbers}", engine, size, median(speeds[numbers]))
-            row, limit = _compare(job, module, row)
-            if numbers == "fp32":
-                tolerance = limit
-                _require_same(path, row, limit)
+        modules, rows = {"checkpoint": job.module}, list[ParityRow]()
+        written: tuple[tuple[StoredNumbers, Path], ...] = (("fp32", exact), (numbers, other))
+        for name, file in written:
+            file.parent.mkdir()
+            job.write(file, engine, name)
+            modules[name], row = job.open(file, engine, name)
+            row, tolerance = _compare(job, modules[name], row, same=path if file is exact else None)
             rows.append(row)
-        seconds = sum(job.samples.count / median(speeds[numbers]) for numbers in opened)
+        speeds = measure_speeds(modules, _checked(job)[:BATCH])
+        rates = {name: median(figures) for name, figures in speeds.items()}
+        rows = [replace(row, images_per_second=rates[name]) for name, row in zip(("fp32", numbers), rows, strict=True)]
+        seconds = job.samples.count / rates["fp32"] + job.samples.count / rates[numbers]
         if seconds > 60:
             say(f"judging by {job.samples.count:,} images: about {seconds / 60:.0f} minutes (--images N takes fewer)")
-        rows[1:] = _judge(job, rows[1:], [module for module, _ in opened.values()])
-        reason = _why_not(job, rows[1], rows[2], speeds, max_loss)
+        rows = _judge(job, rows, [modules["fp32"], modules[numbers]])
+        ratio = median(b / a for a, b in zip(speeds["fp32"], speeds[numbers], strict=True))
+        reason = _why_not(job, rows[0], rows[1], ratio, max_loss)
         if not reason:
-            assert rows[2].difference is not None
-            formats.add_metadata(other, {KEY: job.describe(rows[2].difference, job.numbers).to_json()})
+            _describe(job, other, engine, numbers, rows[1])
             with replacing(path) as part:
                 for file in other.parent.iterdir():
                     shutil.move(file, part.with_name(file.name))
-    return Exportation(path, not reason, job.samples.what, job.samples.num_checked, tolerance, tuple(rows), reason)
+    state_bytes = sum(value.nbytes for value in job.module.state_dict().values())
+    checkpoint = ParityRow("checkpoint", "torch", state_bytes, rates["checkpoint"])
+    return job.outcome(path, tolerance, checkpoint, *rows, reason=reason)
 
 
-def _why_not(job: _Job, exact: ParityRow, other: ParityRow, speeds: Mapping[str, list[float]], max_loss: float) -> str:
-    """Return why a file with other numbers is not kept; empty where it is."""
-    ratio = median(b / a for a, b in zip(speeds["fp32"], speeds[job.numbers], strict=True))
+def _describe(job: _Job, path: Path, engine: EngineFormat, numbers: StoredNumbers, row: ParityRow) -> None:
+    """Put the model's description into a file that was checked."""
+    assert row.difference is not None
+    engine.add_metadata(path, {KEY: job.describe(row.difference, numbers, engine.packages).to_json()})
+
+
+def _why_not(job: _Job, exact: ParityRow, other: ParityRow, ratio: float, max_loss: float) -> str:
+    """Return why a file with other numbers, so many times as fast as fp32, is not kept; empty where it is."""
     if exact.score is not None and other.score is not None:
         lost, of = 100 * (exact.score - other.score), "mAP" if job.trained.is_multi_label else "top-1"
     else:
@@ -376,7 +360,7 @@ def _why_not(job: _Job, exact: ParityRow, other: ParityRow, speeds: Mapping[str,
     return " and ".join(reasons)
 
 
-def _export_weights(job: _Job, path: Path) -> Exportation:
+def _export_weights(job: _Job, path: Path, kind: WeightsKind) -> Exportation:
     """Write weights with their description: a file for steadytrain, or a folder for timm and the Hugging Face hub."""
     trained, module = job.trained, job.module
     is_ours = trained.path.suffix == ".safetensors" and trained.path.is_file()
@@ -394,28 +378,28 @@ def _export_weights(job: _Job, path: Path) -> Exportation:
         about["symbol"] = trained.symbol
     if trained.temperature != 1:
         about["calibration"] = {"temperature": trained.temperature, "data": trained.calibrated_on}
-    if job.kind == "safetensors":
+    if kind == "safetensors":
         named = trained.name if ":" in trained.name and not trained.symbol else None  # a factory is imported by name
         with replacing(path) as part:
             checkpoints.write_weights(part, checkpoints.stage(module.state_dict()), about)
             again = restore(part, model=named, numbers="fp32", device="cpu")
-            row, tolerance = _compare(job, _plain(again.module), ParityRow("safetensors fp32", "torch", _bytes(part)))
-            _require_same(path, row, tolerance)
-        return Exportation(path, True, job.samples.what, job.samples.num_checked, tolerance, (row,))
+            row = ParityRow("safetensors fp32", "torch", part.stat().st_size)
+            row, tolerance = _compare(job, _plain(again.module), row, same=path)
+        return job.outcome(path, tolerance, row)
     _require_free(path)
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir()
         checkpoints.write_weights(part / "model.safetensors", checkpoints.stage(module.state_dict()), about)
-        config = timm_config(job.describe(0.0, "fp32"), module, about["model"]["options"])
+        config = timm_config(job.describe(0.0), module, about["model"]["options"])
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         import timm
 
         loaded = timm.create_model(f"local-dir:{part}", pretrained=True).eval()
-        row, tolerance = _compare(job, loaded, ParityRow("folder fp32", "timm", _bytes(part / "model.safetensors")))
-        _require_same(path, row, tolerance)
-        described = job.describe(row.difference or 0.0, "fp32")
+        row = ParityRow("folder fp32", "timm", (part / "model.safetensors").stat().st_size)
+        row, tolerance = _compare(job, loaded, row, same=path)
+        described = job.describe(row.difference or 0.0)
         (part / "README.md").write_text(model_card(described, _measured(trained), name=path.name), encoding="utf-8")
         shutil.rmtree(path, ignore_errors=True)
         part.rename(path)
@@ -423,7 +407,7 @@ def _export_weights(job: _Job, path: Path) -> Exportation:
         raise storage_error(error, path) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return Exportation(path, True, job.samples.what, job.samples.num_checked, tolerance, (row,))
+    return job.outcome(path, tolerance, row)
 
 
 def _require_free(path: Path) -> None:
@@ -437,20 +421,11 @@ def _require_free(path: Path) -> None:
         )
 
 
-def _require_numbers(path: Path, kind: FileKind, numbers: StoredNumbers, aot: bool) -> None:
+def _require_numbers(path: Path, kind: EngineFormat | WeightsKind, numbers: StoredNumbers) -> None:
     """Refuse numbers that a format has not. Raises InputError."""
-    if aot and kind != "pt2":
-        raise InputError(f"--aot compiles a .pt2 file, and -o is {path}: drop one of them")
-    has: dict[FileKind, tuple[StoredNumbers, ...]] = {
-        "onnx": ("fp32", "fp16", "int8"),
-        "xml": ("fp32", "fp16", "bf16", "int8"),
-        "pt2": ("fp32", "fp16", "bf16"),
-        "engine": ("fp32", "fp16", "bf16"),
-    }
-    if numbers not in has.get(kind, ("fp32",)):
-        others = " or ".join(f".{other}" for other, all_ in has.items() if numbers in all_)
-        why = " (ONNX Runtime has no convolutions in bf16 for processors)" if kind == "onnx" else ""
-        raise InputError(f"{path} cannot be written in {numbers}{why}: take {others}, or drop --{numbers}")
+    if numbers not in (kind.numbers if isinstance(kind, EngineFormat) else ("fp32",)):
+        others = " or ".join(dict.fromkeys(row.suffix for row in engines().values() if numbers in row.numbers))
+        raise InputError(f"{path} cannot be written in {numbers}: take {others}, or drop --{numbers}")
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
@@ -465,9 +440,9 @@ def open_samples(
     Raises:
         DataError: ``data`` cannot be used.
     """
-    opened, is_unlabelled = None, data is not None and _is_unlabelled(data)
+    opened, has_no_labels = None, data is not None and is_unlabelled(data)
     try:
-        if not is_unlabelled:
+        if not has_no_labels:
             opened = open_evaluation_data(trained, data, say=say)
     except DataError as error:
         if data is not None:
@@ -517,7 +492,7 @@ def draw_evenly(numbers: Ints, labels: NDArray[Any], most: int | None) -> Ints:
     return chosen
 
 
-def _is_unlabelled(data: str | Path) -> bool:
+def is_unlabelled(data: str | Path) -> bool:
     """Return whether data are plainly images without labels: one file, or a folder without folders."""
     require_there(source_name(data))
     path = Path(data)
@@ -557,8 +532,11 @@ def _checked(job: _Job) -> Tensor:
 # -- judging -----------------------------------------------------------------------------------------------------------
 
 
-def _compare(job: _Job, module: nn.Module, row: ParityRow) -> tuple[ParityRow, float]:
-    """Compare a file's logits with the checkpoint's, in batches of several sizes; and return what is allowed."""
+def _compare(job: _Job, module: nn.Module, row: ParityRow, *, same: Path | None) -> tuple[ParityRow, float]:
+    """Compare a file's logits with the checkpoint's, in batches of several sizes; and return what is allowed.
+
+    ``same``: the export whose logits must be within that, or it fails (FailedError); None: they may be others.
+    """
     images, sizes = _checked(job), [1, 3, *[BATCH] * (CHECKED // BATCH + 1)]
     ours, theirs = [], []
     with torch.no_grad():
@@ -571,8 +549,13 @@ def _compare(job: _Job, module: nn.Module, row: ParityRow) -> tuple[ParityRow, f
     if actual.shape != expected.shape:
         raise FailedError(f"the {row.format} file gives logits {list(actual.shape)} instead of {list(expected.shape)}")
     five = min(5, expected.shape[1])
-    tolerance = TOLERANCE * max(1.0, float(expected.abs().max()))
-    row = replace(row, n=len(actual), difference=float((actual - expected).abs().max()))
+    tolerance, difference = TOLERANCE * max(1.0, float(expected.abs().max())), float((actual - expected).abs().max())
+    if same is not None and not difference <= tolerance:  # of a NaN neither is true
+        raise FailedError(
+            f"{same} was removed: its logits differ from the checkpoint's by {difference:.3g}, and {tolerance:.3g} is"
+            f" allowed; the engine ({row.engine}) computes this network wrong: take another format"
+        )
+    row = replace(row, n=len(actual), difference=difference)
     return _with_agreement(row, actual.topk(five).indices, expected.topk(five).indices), tolerance
 
 
@@ -618,15 +601,6 @@ def _judge(job: _Job, rows: Sequence[ParityRow], modules: Sequence[nn.Module]) -
     return [judged[0], _with_agreement(judged[1], other, exact)]
 
 
-def _require_same(path: Path, row: ParityRow, tolerance: float) -> None:
-    difference = row.difference
-    if difference is None or not difference <= tolerance:  # of a NaN neither is true
-        raise FailedError(
-            f"{path} was removed: its logits differ from the checkpoint's by {difference:.3g}, and {tolerance:.3g} is"
-            f" allowed; the engine ({row.engine}) computes this network wrong: take another format"
-        )
-
-
 def measure_speeds(modules: Mapping[str, nn.Module], images: Tensor) -> dict[str, list[float]]:
     """Measure images a second of several networks, in turns, so that whatever disturbs the machine disturbs all.
 
@@ -655,7 +629,7 @@ def _plain(module: nn.Module) -> nn.Module:
     return copied.eval().requires_grad_(False)
 
 
-def provenance(trained: Trained) -> dict[str, str]:
+def provenance(trained: Trained, packages: Sequence[str] = ()) -> dict[str, str]:
     """Return where weights come from: run, digests of its recipe and of the weights, versions, date. No paths."""
     about: dict[str, str] = {}
     try:
@@ -668,11 +642,7 @@ def provenance(trained: Trained) -> dict[str, str]:
             about |= {"weights": trained.path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
     else:
         about["weights"] = str(trained.path)
-    for package in ("steadytrain", "torch", "timm", "onnx", "onnxruntime", "openvino"):
-        try:
-            about[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    about |= installed_versions(("steadytrain", "torch", "timm", *packages))
     return about | {"date": datetime.now(UTC).date().isoformat()}
 
 
@@ -686,9 +656,3 @@ def _measured(trained: Trained) -> dict[str, Any]:
     if event is None:
         return {}
     return {"n": event.n, "top1": event.top1, "top5": event.top5, "mean_ap": event.mean_ap, "epoch": event.epoch}
-
-
-def _bytes(path: Path) -> int:
-    """Return the size of a file, with that of the files that belong to it."""
-    weights = [path.with_suffix(".bin")] if path.suffix == ".xml" else []
-    return sum(file.stat().st_size for file in (path, *weights))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from string import Template
 from typing import Any
 
 from steadytrain.format import count, epoch, number, percent, tells_top5
@@ -12,6 +14,7 @@ from steadytrain.models.registry import licence_note
 _HUB_LICENCES = ("apache-2.0", "mit", "bsd-3-clause", "bsd-2-clause", "cc-by-4.0", "cc0-1.0", "cc-by-nc-4.0")
 """Names of licences that the hub knows, among those of timm's weights; any other is ``other`` there."""
 _SHOWN = 20
+_NO_ORIGIN = "It was trained from no other weights."
 
 
 def timm_config(described: Description, module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,54 +67,29 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
     >>> print(model_card(description, {}, name="small").split("\\n\\n")[2])
     `timm/test_vit`, an image classifier with 2 classes, exported by steadytrain.
     """
-    input = described.input
-    licence = described.licence
-    head = [
-        "---",
-        "pipeline_tag: image-classification",
-        "library_name: timm",
-        f"license: {licence if licence in _HUB_LICENCES else 'other'}",
-        *([f"license_name: {licence}"] if licence and licence not in _HUB_LICENCES else []),
-        "tags:",
-        "- image-classification",
-        "- timm",
-        "- transformers",
-        "---",
-    ]
+    input, licence, classes = described.input, described.licence, described.classes
     note = licence_note(licence) if licence else None
-    origin = "It was trained from no other weights."
-    if licence:
-        origin = f"Of its weights, or of those that it was trained from: {licence}."
-    listed = [f"`{each}`" for each in described.classes[:_SHOWN]]
-    num_more = len(described.classes) - _SHOWN
-    body = [
-        f"# {name}",
-        f"`{described.model}`, an image classifier with {count(len(described.classes), 'class', 'classes')}, exported"
-        " by steadytrain.",
-        "## Licence",
-        f"{origin}{f' {note[0].upper()}{note[1:]}.' if note else ''} State here the licence of this model.",
-        "## Accuracy",
-        _accuracy(measured, described),
-        "## Images",
-        f"{input.size} x {input.size} pixels, {'grey' if input.channels == 1 else 'RGB'}: the shorter side is resized"
-        f" ({input.interpolation}, antialiased) to {input.size} / {number(input.crop, 3)}, the centre is taken, values"
-        f" in [0, 1] are normalised by mean {list(input.mean or ())} and standard deviation {list(input.std or ())}.",
-        *(
-            [f"Probabilities are calibrated: divide the logits by {described.temperature:.4g}."]
-            if described.temperature != 1
-            else []
-        ),
-        "## Classes",
-        ", ".join(listed) + (f" and {num_more:,} more (`label_names` in `config.json`)" if num_more > 0 else "") + ".",
-        "## Use",
-        f'```python\nimport timm\n\nmodel = timm.create_model("local-dir:{name}", pretrained=True).eval()\n```',
-        "```python\nfrom transformers import AutoImageProcessor, AutoModelForImageClassification\n\n"
-        f'processor = AutoImageProcessor.from_pretrained("{name}")\n'
-        f'model = AutoModelForImageClassification.from_pretrained("{name}")\n```',
-        "## Provenance",
-        "\n".join(f"- {key}: `{value}`" for key, value in described.provenance.items()),
-    ]
-    return "\n".join(head) + "\n\n" + "\n\n".join(body) + "\n"
+    origin = f"Of its weights, or of those that it was trained from: {licence}."
+    listed, num_more = ", ".join(f"`{each}`" for each in classes[:_SHOWN]), len(classes) - _SHOWN
+    calibration = f"Probabilities are calibrated: divide the logits by {described.temperature:.4g}.\n\n"
+    text = (Path(__file__).parent / "texts" / "model_card.md").read_text(encoding="utf-8")
+    return Template(text).substitute(
+        vars(input),
+        name=name,
+        model=described.model,
+        num_classes=count(len(classes), "class", "classes"),
+        license=licence if licence in _HUB_LICENCES else "other",
+        license_name=f"license_name: {licence}\n" if licence and licence not in _HUB_LICENCES else "",
+        origin=f"{origin if licence else _NO_ORIGIN}{f' {note[0].upper()}{note[1:]}.' if note else ''}",
+        accuracy=_accuracy(measured, described),
+        colours="grey" if input.channels == 1 else "RGB",
+        crop=number(input.crop, 3),
+        mean=list(input.mean or ()),
+        std=list(input.std or ()),
+        calibration=calibration if described.temperature != 1 else "",
+        classes=f"{listed} and {num_more:,} more (`label_names` in `config.json`)" if num_more > 0 else listed,
+        provenance="\n".join(f"- {key}: `{value}`" for key, value in described.provenance.items()),
+    )
 
 
 def _accuracy(measured: Mapping[str, Any], described: Description) -> str:

@@ -151,7 +151,7 @@ def restore(
     if not isinstance(place, Run) and model is None and is_mxnet(place):
         return _restore_mxnet(str(place), _policy(numbers, choose_device(device)), names, size)
     path = weights_file(place.directory if isinstance(place, Run) else Path(place), which)
-    if path.suffix in exported.SUFFIXES:
+    if exported.is_exported(path):
         return _restore_exported(path, model, device, numbers, names)
     if path.is_file():
         require_content(path)
@@ -264,7 +264,8 @@ def find_pretrained(place: str | Path) -> str | None:
         return None
     if is_timms:
         return models.find(name).name
-    if Path(name).suffix in (".safetensors", ".pth", ".th", ".pt", ".bin", ".ckpt", ".tar", *exported.SUFFIXES):
+    is_file = Path(name).suffix in (".safetensors", ".pth", ".th", ".pt", ".bin", ".ckpt", ".tar")
+    if is_file or exported.is_exported(name):
         return None
     try:
         return models.find(name).name

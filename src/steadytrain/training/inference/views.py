@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from steadytrain.config.batches import parse_sizes
 from steadytrain.errors import InputError, ModelError, RunError, did_you_mean, first_line
-from steadytrain.models.exported import SUFFIXES
+from steadytrain.models.exported import is_exported
 from steadytrain.run import Run
 from steadytrain.training.inference.trained import Trained
 
@@ -121,7 +121,7 @@ def with_size(trained: Trained, size: int | Literal["fixres"]) -> Trained:
         size = fixres_size(seen_size, trained.input.crop or 1.0, area)
     if size == trained_size:
         return trained
-    if trained.path.suffix in SUFFIXES:
+    if is_exported(trained.path):
         raise ModelError(
             f"{trained.path} takes images of {trained_size} pixels, as it was exported, not of {size}: leave --size out"
         )

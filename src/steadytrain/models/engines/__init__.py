@@ -1,0 +1,1 @@
+"""Engines that run exported files: a row and a file for each."""
