@@ -163,9 +163,9 @@ def pack(
         request = PackRequest(sources=tuple(sources), **lookup, selection=chosen, settings=stored)
         options: dict[str, Any] = {"request": request, "out": out, "shards": shards, "max_bad": max_bad}
         if starts_ranks:  # rank 0 is gone, which would have printed the summary
-            from steadytrain.data.packing.shard_worker import read_plan
+            from steadytrain.data.packing.shard_worker import ShardPacker
 
-            plan = read_plan(request, out)
+            plan = ShardPacker(**options).read_plan()
         elif ray is not None:
             plan = _pack_on_ray(ray, procs, {**options, "workers": workers or 1})
         else:
@@ -198,18 +198,19 @@ def pack(
 
 def _pack_with_others(world: World, options: dict[str, Any]) -> ShardPlan | None:
     """Pack as one of several processes, of which the first speaks; None for the others."""
-    from steadytrain.data.packing.shard_worker import pack_shards
+    from steadytrain.data.packing.shard_worker import ShardPacker
 
-    options |= {"rank": world.rank, "size": world.size}
+    first = world.rank - world.local_rank
+    options |= {"rank": world.rank, "size": world.size, "local_ranks": range(first, first + world.local_size)}
     if not world.is_first:
 
         def say_outcome(plan: ShardPlan) -> None:  # rank 0 may be gone
             note(f"packed {plan.num_images:,} images into {count(len(plan.shards), 'shard')}")
 
-        pack_shards(**options, on_complete=say_outcome)
+        ShardPacker(**options, on_complete=say_outcome).run()
         return None
     with progress_once_known(f"packing {options['request'].source}", resumes=True) as advance:
-        return pack_shards(**options, progress=advance, say=note)
+        return ShardPacker(**options, progress=advance, say=note).run()
 
 
 def _pack_on_ray(address: str, num_tasks: int | None, options: dict[str, Any]) -> ShardPlan:
