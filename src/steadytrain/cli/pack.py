@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, RepeatedFlag, Root, SplitColumn, require_range
+from steadytrain.cli.options import (
+    MAX_WORKERS,
+    LabelColumn,
+    PathColumn,
+    RepeatedFlag,
+    Root,
+    SplitColumn,
+    ZipNames,
+    require_range,
+)
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
 from steadytrain.format import clean, clock, count, text_table
@@ -47,6 +56,7 @@ def pack(
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
+    zip_names: ZipNames = None,
     identical: Literal["bytes", "pixels"] = "bytes",
     shards: int | None = None,
     shorter_side: int | None = None,
@@ -126,6 +136,7 @@ def pack(
         raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{joined}')")
     lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes, "group": group}
     lookup |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
+    lookup["zip_names"] = zip_names
     selection: dict[str, Any] = {"only": only, "exclude": exclude}
     selection |= {
         "val_fraction": val_fraction,
@@ -297,7 +308,8 @@ def _print_estimate(
         local_sources(sources, note) as places,
         progress("trying", 0, unit="steps") as advance,
     ):
-        named = ColumnNames.of(*(lookup.pop(f"{kind}_column") for kind in ("path", "label", "split")))
+        names = ("path_column", "label_column", "split_column", "zip_names")
+        named = ColumnNames.of(*map(lookup.pop, names))
         lookup |= {"classes": classes, "columns": named}
         listings = find_all(places, **lookup, scratch=scratch, say=note)
         sampled = trial.draw_sample(Selection(**selection).of(listings, note))

@@ -55,6 +55,7 @@ def examine_source(
     path_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     split_column: str | None = None,
+    zip_names: str | None = None,
     decode: bool = True,
     near: bool = False,
     workers: int = 1,
@@ -70,7 +71,7 @@ def examine_source(
             validation images count.
         root: the folder that a ``.lst``'s paths start from.
         labels: a file of labels, for images that lie in no folders of classes.
-        path_column, label_column, split_column: as for :func:`~steadytrain.data.packing.pack.pack`.
+        path_column, label_column, split_column, zip_names: as for :func:`~steadytrain.data.packing.pack.pack`.
         decode: look at the images, too; else at names alone.
         near: find also images that look alike: encoded again, scaled or mirrored.
         workers: processes to decode with; 0 decodes here, where a decoder's crash is a crash.
@@ -90,7 +91,7 @@ def examine_source(
     # By os.path here and below: the names of many files may be longer than a path may be, which pathlib raises.
     shown = " ".join(str(Path(item)) if os.path.exists(item) else item for item in sources)  # noqa: PTH110
     kind, file_type = _describe(sources)
-    columns = ColumnNames.of(path_column, label_column, split_column)
+    columns = ColumnNames.of(path_column, label_column, split_column, zip_names)
 
     def remark(text: str) -> None:
         remarks.append(text)
@@ -112,7 +113,8 @@ def examine_source(
             num_bytes = path.stat().st_size if len(sources) == 1 and path.is_file() else 0
             return Report(path=shown, what=kind, findings=findings, of_files=True, bytes=num_bytes, remedies=remedies)
         if val is not None:
-            others, _ = _list_anyway([str(val)], scratch=scratch / "val", say=remark)
+            only_zip = ColumnNames(zip_names=columns.zip_names)
+            others, _ = _list_anyway([str(val)], columns=only_zip, scratch=scratch / "val", say=remark)
             chosen = [listing for listing in others if listing.split == "val"] or others[:1]
             listings = [replace(listings[0], split="train"), *(replace(part, split="val") for part in chosen)]
         total = sum(map(len, listings))

@@ -154,7 +154,8 @@ def _shown(value: Any) -> str:
 def described(request: PackRequest, shards: int | None) -> dict[str, Any]:
     """Return a request by the names of the command's options, with what else the bytes depend on."""
     options: dict[str, Any] = {"source": list(request.sources)}
-    for name in ("root", "labels", "classes", "group", "path_column", "label_column", "split_column"):
+    places = ("root", "labels", "classes", "group", "path_column", "label_column", "split_column", "zip_names")
+    for name in places:
         value = getattr(request, name)
         options[name] = str(value) if isinstance(value, Path) else value
     return {
