@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -170,7 +171,7 @@ def test_no_single_damage_crashes_it_and_untouched_records_stay_sound(
     at %= len(original.data)
     data = original.without(at, at + cut) if cut else original.with_bytes(at, bytes([value]))
     examined = _examine(tmp_path_factory.getbasetemp() / "damaged.rec", data)
-    spans = zip(examined.headers.offsets[examined.sound], examined.headers.ends[examined.sound], strict=True)
+    spans = (examined.scan.span(row) for row in np.flatnonzero(examined.sound).tolist())
     sound = [data[a:b] for a, b in spans]
     assert all(record in sound for record in original.untouched(at, at + max(cut, 1)))
 
@@ -246,8 +247,8 @@ def test_the_same_image_under_two_labels_is_a_warning_and_under_one_a_note(tmp_p
     original = made_of(*(labelled(n // 2, PNGS[image], id=n) for n, image in enumerate(images)))
     findings = _examine(tmp_path / "b.rec", original.data).report.findings
     assert [(finding.record, finding.detail) for finding in findings.of("conflicting-labels")] == [
-        (0, "record 0 0, record 4 2"),
-        (1, "record 1 0, record 3 1"),
+        (0, "0: record 0, 2: record 4"),
+        (1, "0: record 1, 1: record 3"),
     ]
 
 
@@ -259,7 +260,7 @@ def test_images_in_two_files_of_a_split_are_reported(tmp_path: Path) -> None:
     findings = _examine(tmp_path / "b.rec", file((4, 0), (1, 1), (5, 1), (2, 0)), before=[first]).report.findings
     assert [(finding.record, finding.detail) for finding in findings.of("duplicate")] == [(1, "as record 1 of a.rec")]
     assert [(finding.record, finding.detail) for finding in findings.of("conflicting-labels")] == [
-        (3, "record 3 0, record 2 of a.rec 1")
+        (3, "0: record 3, 1: record 2 of a.rec")
     ]
 
 
@@ -447,7 +448,7 @@ def test_every_kind_that_is_found_is_in_the_table(folder: Path, tmp_path: Path) 
 def test_a_header_that_holds_the_magic_is_read(tmp_path: Path) -> None:
     original = made_of(*(pack_header(1.0, id=0xCED7230A) + png for png in PNGS[:2]))
     examined = _examine(tmp_path / "a.rec", original.data)
-    assert examined.headers.ids.tolist() == [0xCED7230A] * 2
+    assert examined.headers["id"].tolist() == [0xCED7230A] * 2
     assert examined.report.num_sound == 2
 
 
@@ -489,7 +490,7 @@ def test_findings_name_the_files_of_records(tmp_path: Path) -> None:
     [conflict] = findings.of("conflicting-labels")
     copy = [line.split("\t") for line in path.with_suffix(".lst").read_text().splitlines()][24]
     assert (conflict.name, copy[2]) == ("cat/0000.png", "dog/copy.png")
-    assert conflict.detail == "record 0 (cat/0000.png) cat, record 24 (dog/copy.png) dog"
+    assert conflict.detail == "cat: record 0 (cat/0000.png), dog: record 24 (dog/copy.png)"
 
 
 def test_gaps_in_the_numbers_of_classes_are_named(tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ def find(
         if inside and not any(is_ignored(part) for part in place.relative_to(folder).parts):
             raise DataError(f"{error} (the output is inside {source}: write it somewhere else)") from error
         raise
-    named = [pair for pair in asked.columns.options() if pair[0] != "--zip-names"]  # nothing where no zip asks
-    for flag, name in named if not asked.tables else ():
+    of_tables = replace(asked.columns, zip_names="")  # of which nothing is said where no zip needs it
+    for flag, name in of_tables.options() if not asked.tables else ():
         raise DataError(
             f"{flag} {name} names a column of a table (CSV, TSV), and the labels of {source} do not come from one: drop"
             f" {flag}"
