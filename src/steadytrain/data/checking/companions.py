@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.checking.findings import Findings
-from steadytrain.data.checking.record_scan import RecordScan, payload_in
+from steadytrain.data.checking.record_scan import RecordScan
 from steadytrain.data.recordio.card import Card, card_of, card_path
-from steadytrain.data.recordio.damaged import ByteSource
-from steadytrain.data.recordio.framing import unpack
 from steadytrain.data.recordio.lst import RecordList, list_path
 from steadytrain.errors import DataError
 from steadytrain.files import open_text, read_text
@@ -64,38 +62,25 @@ def check_index(index: Index | None, scan: RecordScan, findings: Findings, *, na
         kind = "index-missing" if index is None else "index-unreadable" if index.wrong else "index-empty"
         findings.add(kind, index.wrong if index else "", name=name)
         return []
-    keys, offsets, begins = index.keys, index.offsets, scan.headers["start"]
+    offsets, begins = index.offsets, scan.headers["start"]
     gaps = scan.gaps if len(scan.gaps) else np.zeros((1, 2), np.int64)
     gap = np.searchsorted(gaps[:, 0], offsets, side="right") - 1
     in_gap = (gap >= 0) & (offsets < gaps[gap, 1])  # what an index says of damaged places is no fault of its own
     wrong = np.flatnonzero(~np.isin(offsets, begins) & ~in_gap)
     if len(wrong) > len(offsets) // 2:
         text = f"{len(wrong):,} of its {len(offsets):,} entries begin no record: it is that of another file"
-        findings.add("index-other", text, name=name)
+        findings.add("index-wrong", text, name=name)
         return []
     for row in wrong.tolist():
-        findings.add("index-offset", f"key {keys[row]}", offset=int(offsets[row]))
+        findings.add("index-wrong", f"key {index.keys[row]}: no record begins there", offset=int(offsets[row]))
     for row in np.flatnonzero(scan.readable & ~np.isin(begins, offsets)).tolist():
-        findings.add("index-lacks", **scan.place(row))
-    for row in _repeated(offsets):
-        findings.add("index-repeats", f"key {keys[row]}: its offset appears before", offset=int(offsets[row]))
-    for key, times in Counter(keys).items():
-        if times > 1:
-            findings.add("index-repeats", f"key {key} appears {times} times")
-    ids = dict(zip(begins.tolist(), scan.headers["id"].tolist(), strict=True))
-    pairs = zip(keys, offsets.tolist(), strict=True)
-    if other := [(key, ids[offset]) for key, offset in pairs if offset in ids and key != str(ids[offset])]:
-        text = f"{len(other):,} of {len(keys):,}: key {other[0][0]} for id {other[0][1]}, for one"
-        findings.add("index-keys", text, name=name)
+        findings.add("index-wrong", "the record is not in it", **scan.place(row))
+    for what, column in (("key", index.keys), ("byte", offsets.tolist())):
+        for value, times in Counter(column).items():
+            if times > 1:
+                findings.add("index-wrong", f"{what} {value} is in it {times} times", name=name)
     lost = int(in_gap.sum())
     return [f"the index names {lost:,} record{'s' * (lost != 1)} in the damaged places"] if lost else []
-
-
-def _repeated(values: NDArray[np.int64]) -> list[int]:
-    """Return the places of values that have been there before."""
-    firsts = np.unique(values, return_index=True)[1]
-    places: list[int] = np.setdiff1d(np.arange(len(values)), firsts).tolist()
-    return places
 
 
 def check_list(records: Path, scan: RecordScan, findings: Findings) -> RecordList | None:
@@ -109,43 +94,25 @@ def check_list(records: Path, scan: RecordScan, findings: Findings) -> RecordLis
         findings.add("list-unreadable", str(error).removeprefix(f"cannot read {path}: "), name=path.name)
         return None
     for number, text in listed.wrong.items():
-        findings.add("list-line", f"line {number}: {text}", name=path.name)
-    headers, readable = scan.headers, np.flatnonzero(scan.readable)
-    ids, firsts, times = np.unique(headers["id"][readable], return_index=True, return_counts=True)
-    rows = readable[firsts[times == 1]]  # an id of several records says nothing of either
-    lines = listed.rows_of(headers["id"][rows])
-    if 2 * int((lines >= 0).sum()) < max(len(rows), 1):
-        text = f"{int((lines >= 0).sum()):,} of {len(headers):,} records have an id that it lists: it is of others"
-        findings.add("list-other", text, name=path.name)
+        findings.add("list-differs", f"line {number}: {text}", name=path.name)
+    readable = np.flatnonzero(scan.readable)
+    lines = listed.rows_of(scan.headers["id"][readable])
+    if 2 * int((lines >= 0).sum()) < max(len(readable), 1):
+        text = f"{int((lines >= 0).sum()):,} of {len(readable):,} records have an id that it lists: it is of others"
+        findings.add("list-differs", text, name=path.name)
         return None
-    for row in rows[lines < 0].tolist():
-        findings.add("list-lacks", **scan.place(row))
-    extra = np.flatnonzero(~np.isin(listed.ids, ids.astype(np.int64))).tolist()
-    for kind, places in (("list-extra", extra), ("list-repeats", _repeated(listed.ids))):
-        for line in places:
-            findings.add(kind, f"index {listed.ids[line]}", name=printable(listed.names[line]))
-    _check_labels_of_list(records, scan, listed, rows[lines >= 0], lines[lines >= 0], findings)
+    for row in readable[lines < 0].tolist():
+        findings.add("list-differs", "the record is not in it", **scan.place(row))
+    for line in np.flatnonzero(~np.isin(listed.ids, scan.headers["id"].astype(np.int64))).tolist():
+        findings.add("list-differs", f"no record has id {listed.ids[line]}", name=printable(listed.names[line]))
+    has_one = (lines >= 0) & (scan.headers["width"][readable] == 1)
+    rows, lines = readable[has_one], lines[has_one]
+    for place in np.flatnonzero(~listed.agree(lines, scan.headers["label"][rows, None])).tolist():
+        row, line = int(rows[place]), int(lines[place])
+        there, here = f"{listed.labels_of(line)[0]:g}", f"{scan.headers['label'][row]:g}"
+        text = f"{printable(listed.names[line])}: label {there} there, {here} here"
+        findings.add("list-differs", text, **scan.place(row))
     return listed
-
-
-def _check_labels_of_list(
-    records: Path,
-    scan: RecordScan,
-    listed: RecordList,
-    rows: NDArray[np.int64],
-    lines: NDArray[np.int64],
-    findings: Findings,
-) -> None:
-    """Add records ``rows`` whose labels are not those of their ``lines``; several labels are read from the file."""
-    differs = ~listed.agree(lines, scan.headers["label"][rows, None])
-    with ByteSource(records) as source:
-        for place in np.flatnonzero(differs | (scan.headers["width"][rows] > 1)).tolist():
-            row, line = int(rows[place]), int(lines[place])
-            stored = np.array([unpack(payload_in(source, scan.span(row))).labels], np.float32)
-            if not listed.agree(lines[place : place + 1], stored)[0]:
-                there, here = (", ".join(f"{label:g}" for label in row) for row in (listed.labels_of(line), stored[0]))
-                text = f"{printable(listed.names[line])}: {there} there, {here} here"
-                findings.add("list-label", text, **scan.place(row))
 
 
 def check_card(records: Path, scan: RecordScan, findings: Findings) -> Card | None:
@@ -162,22 +129,19 @@ def check_card(records: Path, scan: RecordScan, findings: Findings) -> Card | No
     if card is None:
         findings.add("card-missing", name=path.name)
         return None
-    stated = [
-        ("card-size", card.bytes, scan.size, "bytes"),
-        ("card-count", card.num_images, len(scan.headers), "images"),
-        ("card-digest", card.digest[:12], scan.digest[:12], "as its sha256"),
-        ("card-digest", card.spots[:12], scan.spots[:12], "as the sha256 of some blocks"),
+    stated: list[tuple[int | str, int | str, str]] = [
+        (card.bytes, scan.size, "bytes"),
+        (card.num_images, len(scan.headers), "images"),
+        (card.digest[:12] or scan.digest[:12], scan.digest[:12], "as its sha256"),
     ]
-    for kind, there, here, what in stated:
-        is_later = kind == "card-digest" and findings.has("card-size", "card-count", "card-digest")
-        if there and there != here and not is_later:
-            texts = [f"{value:,}" if isinstance(value, int) else value for value in (there, here)]
-            findings.add(kind, f"it states {texts[0]} {what}, the file has {texts[1]}", name=path.name)
-    if not findings.has("card-count"):
-        labels = scan.headers["label"][scan.readable & scan.headers["is_finite"]]
-        labels = labels[(labels >= 0) & (labels < len(card.classes))].astype(np.int64)
-        counts = np.bincount(labels, minlength=len(card.classes)).tolist()
-        for class_name, written, count in zip(card.classes, card.counts, counts, strict=True):
-            if written != count:
-                findings.add("card-classes", f"{written:,} images, the file holds {count:,}", name=class_name)
+    for there, here, what in stated:
+        if there != here:
+            findings.add("card-wrong", f"it states {there} {what}, the file has {here}", name=path.name)
+            return card
+    labels = scan.headers["label"][scan.readable & scan.headers["is_finite"]]
+    labels = labels[(labels >= 0) & (labels < len(card.classes))].astype(np.int64)
+    counts = np.bincount(labels, minlength=len(card.classes)).tolist()
+    for class_name, written, count in zip(card.classes, card.counts, counts, strict=True):
+        if written != count:
+            findings.add("card-wrong", f"{written:,} images, the file holds {count:,}", name=class_name)
     return card

@@ -18,7 +18,6 @@ from steadytrain.data.checking.findings import Findings
 from steadytrain.data.checking.images import ImageTally
 from steadytrain.data.images.file_types import LOOK_AT
 from steadytrain.data.images.look import Look, look_at, look_in_children
-from steadytrain.data.recordio.card import digest_of_spots
 from steadytrain.data.recordio.damaged import ByteSource, Gap, Record, whole_records
 from steadytrain.data.recordio.framing import HEADER_BYTES, read_payload, unpack
 from steadytrain.data.recordio.lst import RecordList
@@ -49,7 +48,6 @@ class RecordScan:
         size: of the file, in bytes.
         start: its first bytes.
         digest: its sha256.
-        spots: that of a few blocks of it; see :func:`~steadytrain.data.recordio.card.digest_of_spots`.
         headers: a row for each whole record: where it starts and ends, its id, ``width`` (how many labels; 0 where
             there is no header, or none that can be believed), the first label; whether all labels are numbers, are
             those of objects and boxes, are 0 or 1, and are without a picture, as in sets of faces.
@@ -62,7 +60,6 @@ class RecordScan:
     size: int
     start: bytes
     digest: str
-    spots: str
     headers: NDArray[np.void]
     gaps: NDArray[np.int64]
     sound: NDArray[np.bool_]
@@ -143,7 +140,6 @@ def scan_records(
             size=source.size,
             start=source.read(0, LOOK_AT),
             digest=digest,
-            spots=digest_of_spots(lambda start, end: source.read(start, end - start), source.size),
             headers=np.frombuffer(bytes(walk.rows), _ROW),
             gaps=np.array(walk.gaps, np.int64).reshape(-1, 2),
             sound=np.frombuffer(bytes(walk.sound), np.bool_),
@@ -188,7 +184,7 @@ class _Walk:
             head = payload_in(self.source, (record.start, record.end))
         flag, label, id_, _ = _HEADER.unpack_from(head)
         is_finite, objects, binary, width = math.isfinite(label), False, False, max(flag, 1)
-        faults: list[tuple[str, str]] = [("padding", "")] if record.is_dirty else []
+        faults: list[tuple[str, str]] = []
         if record.length < HEADER_BYTES:
             width = 0
             few = f"{record.length} of {HEADER_BYTES} bytes" if record.length else "an empty record"
@@ -204,7 +200,7 @@ class _Walk:
         if is_bare := width > 0 and flag > 0 and record.length == HEADER_BYTES + 4 * flag:
             faults.append(("no-picture", f"{flag:,} labels"))
         elif width and not is_finite:
-            faults.append(("label-not-finite", f"label {label}" if width == 1 else "in a vector"))
+            faults.append(("label-not-class", f"label {label}" if width == 1 else "not a number, in a vector"))
         known_id = id_ if record.length >= HEADER_BYTES else None
         for kind, detail in faults:
             self.findings.add(kind, detail, offset=record.start, record=number, id=known_id)
