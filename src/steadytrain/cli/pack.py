@@ -35,7 +35,7 @@ from steadytrain.machine.cgroups import cores as usable_cores
 
 if TYPE_CHECKING:
     from steadytrain.data.loader.estimate import Estimate, Sample
-    from steadytrain.data.packing.pack import PackedFile
+    from steadytrain.data.packing.pack import PackedFile, PackRequest
     from steadytrain.data.packing.shard_plan import ShardPlan
 
 MAX_CLASSES = 20
@@ -146,8 +146,20 @@ def pack(
     }
     settings: dict[str, Any] = {"shorter_side": shorter_side, "quality": quality, "encoding": encoding, "grey": grey}
     settings |= {"restart": restart, "mark_kept": mark_kept, "subsampling": subsampling}
+
+    def request() -> PackRequest:
+        from steadytrain.data.images.encode import PackSettings
+        from steadytrain.data.packing.pack import PackRequest
+        from steadytrain.data.recordio.card import read_classes
+        from steadytrain.data.sources.select import Selection
+
+        places = {**lookup, "classes": None if classes is None else read_classes(classes)}
+        chosen, stored = Selection(**selection), PackSettings(**settings)
+        return PackRequest(sources=tuple(sources), **places, selection=chosen, settings=stored)
+
     if estimate:
-        _print_estimate(sources, lookup, selection, settings, workers=workers, json=json)
+        require_range("--workers", workers, MAX_WORKERS)
+        _print_estimate(request(), workers=workers, json=json)
         return 0
     world = world_from_environment(os.environ)
     if procs is not None or ray is not None or world.size > 1:
@@ -164,15 +176,7 @@ def pack(
             code = keep_ranks(sys.orig_argv, procs, restarts=0, independent=True, say=note, on_killed=killed.append)
             if code or 0 not in killed:
                 return code
-        from steadytrain.data.images.encode import PackSettings
-        from steadytrain.data.packing.pack import PackRequest
-        from steadytrain.data.recordio.card import read_classes
-        from steadytrain.data.sources.select import Selection
-
-        lookup["classes"] = None if classes is None else read_classes(classes)
-        chosen, stored = Selection(**selection), PackSettings(**settings)
-        request = PackRequest(sources=tuple(sources), **lookup, selection=chosen, settings=stored)
-        options: dict[str, Any] = {"request": request, "out": out, "shards": shards, "max_bad": max_bad}
+        options: dict[str, Any] = {"request": request(), "out": out, "shards": shards, "max_bad": max_bad}
         if starts_ranks:  # rank 0 is gone, which would have printed the summary
             from steadytrain.data.packing.shard_worker import ShardPacker
 
@@ -278,41 +282,22 @@ def _summary(packed: PackedFile, name: str) -> Iterator[str]:
         yield f"    and {more:,} more; {name.removesuffix('.rec')}.json names them all"
 
 
-def _print_estimate(
-    sources: Sequence[str],
-    lookup: dict[str, Any],
-    selection: dict[str, Any],
-    settings: dict[str, Any],
-    *,
-    workers: int | None,
-    json: bool,
-) -> None:
+def _print_estimate(request: PackRequest, *, workers: int | None, json: bool) -> None:
     """Try some ways of packing on a sample, and print side by side what they would come to; nothing is written."""
-    require_range("--workers", workers, MAX_WORKERS)
     from steadytrain.config import Data
-    from steadytrain.data.images.encode import PackSettings
     from steadytrain.data.loader import SMALL, crop_for
     from steadytrain.data.loader import estimate as trial
-    from steadytrain.data.recordio.card import read_classes
-    from steadytrain.data.sources.columns import ColumnNames
-    from steadytrain.data.sources.find import find_all
-    from steadytrain.data.sources.select import Selection
     from steadytrain.data.storage.scratch import temporary_scratch
     from steadytrain.data.storage.sources import local_sources
     from steadytrain.machine import facts
 
-    subject, chosen = " ".join(sources), PackSettings(**settings)
-    classes = None if lookup["classes"] is None else read_classes(lookup["classes"])
+    subject, chosen = request.source, request.settings
     with (
         temporary_scratch() as scratch,
-        local_sources(sources, note) as places,
+        local_sources(request.sources, note) as places,
         progress("trying", 0, unit="steps") as advance,
     ):
-        names = ("path_column", "label_column", "split_column", "zip_names")
-        named = ColumnNames.of(*map(lookup.pop, names))
-        lookup |= {"classes": classes, "columns": named}
-        listings = find_all(places, **lookup, scratch=scratch, say=note)
-        sampled = trial.draw_sample(Selection(**selection).of(listings, note))
+        sampled = trial.draw_sample(request.listings(places, scratch, note))
         shorter, largest = trial.measure_sides(sampled)
         size = max(1, shorter) if largest <= SMALL else 224
         crop = crop_for(Data(train=subject), size=size, channels=1 if chosen.grey else 3, largest=largest)

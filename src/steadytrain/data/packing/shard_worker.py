@@ -185,10 +185,7 @@ class ShardPacker:
         patience = 0.0 if self.rank == 0 else PLAN_SECONDS if is_near else FAR_PLAN_SECONDS
         while (plan := self.read_plan()) is None:
             if time.monotonic() - began >= patience and self._take("plan"):
-                if self.read_plan() is None:
-                    made = make_plan(self.request, self.stem, self.folder, self.notes, shards=self.shards, say=self.say)
-                    self.folder.write(self.plan_name, made.to_json().encode())
-                    return_free_memory()  # the listing of all images, of which each shard reads its part again
+                self._make_plan()
                 self._drop("plan")
             elif not is_waiting:
                 self.say("another process lists the source: waiting for it")
@@ -197,6 +194,18 @@ class ShardPacker:
                 time.sleep(POLL_SECONDS)
         plan.require_same(asked, self.plan_name)
         return plan
+
+    def _make_plan(self) -> None:
+        """Make the plan, unless another process does meanwhile, whose shards are then in the way."""
+        try:
+            if self.read_plan() is None:
+                plan = make_plan(self.request, self.stem, self.folder, self.notes, shards=self.shards, say=self.say)
+                if self.read_plan() is None:
+                    self.folder.write(self.plan_name, plan.to_json().encode())
+        except DataError:
+            if self.read_plan() is None:
+                raise
+        return_free_memory()  # the listing of all images, of which each shard reads its part again
 
     def _finish(self) -> ShardPlan:
         """Verify all shards and complete the plan, where no other process does."""
