@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from steadytrain.data.recordio.lst import format_line
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.listing import Listing
 from steadytrain.errors import DataError
-from steadytrain.files import replacing
+from steadytrain.files import replace_file
 from steadytrain.format import OnProgress
 from steadytrain.machine.worker_pool import map_in_children
 
@@ -75,11 +74,7 @@ def write_index(examined: Examined, *, force: bool = False) -> Path | None:
         raise DataError(f"{examined.path} holds no image records: there is nothing to index")
     ids, offsets = examined.headers["id"][rows], examined.headers["start"][rows]
     keys = ids.tolist() if len(np.unique(ids)) == len(ids) else range(len(ids))
-    text = "".join(f"{key}\t{offset}\n" for key, offset in zip(keys, offsets.tolist(), strict=True))
-    with replacing(path) as part, part.open("w", encoding="ascii", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    replace_file(path, "".join(f"{key}\t{offset}\n" for key, offset in zip(keys, offsets.tolist(), strict=True)))
     return path
 
 

@@ -124,12 +124,14 @@ class ShardPacker:
         return plan
 
     def _run(self) -> ShardPlan:
-        self.is_resumed = self.read_plan() is not None
+        is_resumed = self.rank == 0 and self.read_plan() is not None
         self.plan = plan = self._join()
         if plan.is_complete:
             self.say(
                 f"{self.plan_name}: all {len(plan.shards):,} shards have been packed; to pack again, remove it first"
             )
+            if self.notes.sizes():  # the process that completed the plan was killed before it removed them
+                self._abort_uploads(may_be_there=True)
             return plan
         self.rejections, self.changed_at = Rejections(self.max_bad, plan.num_listed), time.monotonic()
         self._look_for_done()
@@ -142,7 +144,7 @@ class ShardPacker:
             has_packed = self._pack_some(scratch)
             if len(self.done) == len(plan.shards) or self._require_plan().is_complete:
                 self.progress(plan.num_listed, plan.num_listed)
-                return self._finish()
+                return self._finish(is_resumed)
             if not has_packed:
                 time.sleep(POLL_SECONDS)
 
@@ -207,7 +209,7 @@ class ShardPacker:
                 raise
         return_free_memory()  # the listing of all images, of which each shard reads its part again
 
-    def _finish(self) -> ShardPlan:
+    def _finish(self, is_resumed: bool) -> ShardPlan:
         """Verify all shards and complete the plan, where no other process does."""
         while not (plan := self._require_plan()).is_complete:
             if not self._take("finish"):
@@ -215,11 +217,15 @@ class ShardPacker:
             elif not self._require_plan().is_complete:
                 plan = self._verify()
                 self.folder.write(self.plan_name, plan.to_json().encode())
-                if isinstance(self.folder, StoreFolder):  # whoever is sending a shard still finds the plan complete
-                    names = [self.plan_name, *(name for shard in plan.shards for name in shard.files)]
-                    abort_uploads(self.folder.place.sibling("any"), names, self.say, may_be_there=self.is_resumed)
+                self._abort_uploads(may_be_there=is_resumed)  # whoever sends a shard still finds the plan complete
                 self.on_complete(plan)
         return plan
+
+    def _abort_uploads(self, *, may_be_there: bool) -> None:
+        """Remove what processes that were killed have left of shards in a store, whose work others then did."""
+        if isinstance(self.folder, StoreFolder):
+            names = [self.plan_name, *(name for shard in self.plan.shards for name in shard.files)]
+            abort_uploads(self.folder.place.sibling("any"), names, self.say, may_be_there=may_be_there)
 
     def _verify(self) -> ShardPlan:
         """Require what :func:`~steadytrain.data.packing.pack.pack` requires, of all shards; return the whole plan."""
