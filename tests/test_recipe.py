@@ -76,6 +76,7 @@ OTHER: dict[str, object] = {
     "data.path_column": "file",
     "data.label_column": ["kind"],
     "data.split_column": "fold",
+    "data.zip_names": "gbk",
     "data.repeats": 3,
     "data.grow_size": ["16@0", "32@1"],
     "optim.options": {"batch_scale": 2},

@@ -36,7 +36,7 @@ def test_the_verdict_comes_first_and_the_remedy_last(torn: Path, capsys: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 findings (2 errors): torn.rec: 22 image records"
     assert lines[2] == "  2 classes: 0 12, 1 10"
-    table = lines.index("error: a record begins with a wrong magic number")
+    table = lines.index("error: bytes that are no whole record")
     assert lines[table + 1 : table + 4] == [
         "  these records are lost; a reader stops there",
         "     byte  record   id",
@@ -106,7 +106,7 @@ def test_salvage_writes_what_can_be_used_and_says_what_cannot(torn: Path, capsys
     assert main(["check", "torn.rec", "--salvage", "whole"]) == 1
     error = capsys.readouterr().err
     assert "wrote whole.rec: 22 records; not in it:" in error
-    assert "(id 103): a record begins with a wrong magic number" in error
+    assert "(id 103): bytes that are no whole record" in error
     with Records.open("whole.rec") as records:
         assert records.record_ids.tolist() == [100 + n for n in range(23) if n != 3]
     assert main(["check", "whole.rec"]) == 0

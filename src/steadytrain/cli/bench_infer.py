@@ -22,6 +22,7 @@ from steadytrain.cli.options import (
     PathColumn,
     Root,
     SplitColumn,
+    ZipNames,
     require_data,
     require_range,
     require_seconds,
@@ -66,6 +67,7 @@ def bench_infer(
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
+    zip_names: ZipNames = None,
     images: int = 64,
     seconds: float = 2.0,
     minutes: float | None = None,
@@ -115,6 +117,7 @@ def bench_infer(
     if save is not None and save.suffix.lower() != ".json":
         raise InputError(f"--save is {save}: it must end with .json")
     columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
+    columns["zip_names"] = zip_names
     require_range("--images", images, MAX_IMAGES)
     require_data(data, "--data photos", root=root, labels=labels, **columns)
     spin_where_alone()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, SplitColumn, require_range
+from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, SplitColumn, ZipNames, require_range
 from steadytrain.errors import DataError, InputError
 from steadytrain.format import clean, count, text_table, wrap
 from steadytrain.format import size as bytes_text
@@ -33,6 +33,7 @@ def check(
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
+    zip_names: ZipNames = None,
     no_decode: bool = False,
     near: bool = False,
     index: bool = False,
@@ -84,7 +85,7 @@ def check(
         "most": None if json or salvage else MAX_SHOWN,
     }
     places: dict[str, Any] = {"root": root, "labels": labels, "path_column": path_column}
-    places |= {"label_column": label_column or None, "split_column": split_column}
+    places |= {"label_column": label_column or None, "split_column": split_column, "zip_names": zip_names}
     documents: list[dict[str, Any]] = []
     code = 0
     writes = index or salvage is not None

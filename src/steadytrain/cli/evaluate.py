@@ -26,6 +26,7 @@ from steadytrain.cli.options import (
     Root,
     SplitColumn,
     WhichFlag,
+    ZipNames,
     require_data,
     require_range,
 )
@@ -85,6 +86,7 @@ def evaluate(
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
+    zip_names: ZipNames = None,
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -140,6 +142,7 @@ def evaluate(
     from steadytrain.training.inference.trained import read_class_file
 
     columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
+    columns["zip_names"] = zip_names
     require_data(data, "name them after the run", restrict=restrict, root=root, labels=labels, **columns)
     altered = {"--restrict": restrict, "--size": size, "--tta": tta, "--per-image": per_image}
     altered |= {"--rgb-mean": rgb_mean, "--rgb-std": rgb_std}

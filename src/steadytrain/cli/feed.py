@@ -16,6 +16,7 @@ from steadytrain.cli.options import (
     PathColumn,
     Root,
     SplitColumn,
+    ZipNames,
     require_range,
     require_seconds,
 )
@@ -44,6 +45,7 @@ def feed(
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
+    zip_names: ZipNames = None,
     size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
     augment: Augment = "auto",
     transforms: str | None = None,
@@ -92,7 +94,7 @@ def feed(
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         options: dict[str, Any] = {"only": only, "shorter_side": side, "say": note, "progress": advance}
         options |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
-        prepared = prepare(data, root=root, labels=labels, **options)
+        prepared = prepare(data, root=root, labels=labels, zip_names=zip_names, **options)
     with Records.open(prepared.only(only or "train")) as records:
         records.require_images(note)
         crop = _training_crop(records, size, augment)

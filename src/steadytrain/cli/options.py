@@ -36,6 +36,7 @@ LabelsFlag = Annotated[str | None, Parameter(help=flag_help("data.labels"))]
 PathColumn = Annotated[str | None, Parameter(help=flag_help("data.path_column"))]
 LabelColumn = Annotated[tuple[str, ...], Parameter(consume_multiple=False, help=flag_help("data.label_column"))]
 SplitColumn = Annotated[str | None, Parameter(help=flag_help("data.split_column"))]
+ZipNames = Annotated[str | None, Parameter(help=flag_help("data.zip_names"))]
 DeviceFlag = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")]
 WhichFlag = Annotated[
     Literal["best", "last"],

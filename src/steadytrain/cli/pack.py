@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, RepeatedFlag, Root, SplitColumn, require_range
+from steadytrain.cli.options import (
+    MAX_WORKERS,
+    LabelColumn,
+    PathColumn,
+    RepeatedFlag,
+    Root,
+    SplitColumn,
+    ZipNames,
+    require_range,
+)
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
 from steadytrain.format import clean, clock, count, text_table
@@ -26,7 +35,7 @@ from steadytrain.machine.cgroups import cores as usable_cores
 
 if TYPE_CHECKING:
     from steadytrain.data.loader.estimate import Estimate, Sample
-    from steadytrain.data.packing.pack import PackedFile
+    from steadytrain.data.packing.pack import PackedFile, PackRequest
     from steadytrain.data.packing.shard_plan import ShardPlan
 
 MAX_CLASSES = 20
@@ -47,6 +56,7 @@ def pack(
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
+    zip_names: ZipNames = None,
     identical: Literal["bytes", "pixels"] = "bytes",
     shards: int | None = None,
     shorter_side: int | None = None,
@@ -126,6 +136,7 @@ def pack(
         raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{joined}')")
     lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes, "group": group}
     lookup |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
+    lookup["zip_names"] = zip_names
     selection: dict[str, Any] = {"only": only, "exclude": exclude}
     selection |= {
         "val_fraction": val_fraction,
@@ -135,8 +146,20 @@ def pack(
     }
     settings: dict[str, Any] = {"shorter_side": shorter_side, "quality": quality, "encoding": encoding, "grey": grey}
     settings |= {"restart": restart, "mark_kept": mark_kept, "subsampling": subsampling}
+
+    def request() -> PackRequest:
+        from steadytrain.data.images.encode import PackSettings
+        from steadytrain.data.packing.pack import PackRequest
+        from steadytrain.data.recordio.card import read_classes
+        from steadytrain.data.sources.select import Selection
+
+        places = {**lookup, "classes": None if classes is None else read_classes(classes)}
+        chosen, stored = Selection(**selection), PackSettings(**settings)
+        return PackRequest(sources=tuple(sources), **places, selection=chosen, settings=stored)
+
     if estimate:
-        _print_estimate(sources, lookup, selection, settings, workers=workers, json=json)
+        require_range("--workers", workers, MAX_WORKERS)
+        _print_estimate(request(), workers=workers, json=json)
         return 0
     world = world_from_environment(os.environ)
     if procs is not None or ray is not None or world.size > 1:
@@ -153,19 +176,11 @@ def pack(
             code = keep_ranks(sys.orig_argv, procs, restarts=0, independent=True, say=note, on_killed=killed.append)
             if code or 0 not in killed:
                 return code
-        from steadytrain.data.images.encode import PackSettings
-        from steadytrain.data.packing.pack import PackRequest
-        from steadytrain.data.recordio.card import read_classes
-        from steadytrain.data.sources.select import Selection
-
-        lookup["classes"] = None if classes is None else read_classes(classes)
-        chosen, stored = Selection(**selection), PackSettings(**settings)
-        request = PackRequest(sources=tuple(sources), **lookup, selection=chosen, settings=stored)
-        options: dict[str, Any] = {"request": request, "out": out, "shards": shards, "max_bad": max_bad}
+        options: dict[str, Any] = {"request": request(), "out": out, "shards": shards, "max_bad": max_bad}
         if starts_ranks:  # rank 0 is gone, which would have printed the summary
-            from steadytrain.data.packing.shard_worker import read_plan
+            from steadytrain.data.packing.shard_worker import ShardPacker
 
-            plan = read_plan(request, out)
+            plan = ShardPacker(**options).read_plan()
         elif ray is not None:
             plan = _pack_on_ray(ray, procs, {**options, "workers": workers or 1})
         else:
@@ -198,18 +213,19 @@ def pack(
 
 def _pack_with_others(world: World, options: dict[str, Any]) -> ShardPlan | None:
     """Pack as one of several processes, of which the first speaks; None for the others."""
-    from steadytrain.data.packing.shard_worker import pack_shards
+    from steadytrain.data.packing.shard_worker import ShardPacker
 
-    options |= {"rank": world.rank, "size": world.size}
+    first = world.rank - world.local_rank
+    options |= {"rank": world.rank, "size": world.size, "local_ranks": range(first, first + world.local_size)}
     if not world.is_first:
 
         def say_outcome(plan: ShardPlan) -> None:  # rank 0 may be gone
             note(f"packed {plan.num_images:,} images into {count(len(plan.shards), 'shard')}")
 
-        pack_shards(**options, on_complete=say_outcome)
+        ShardPacker(**options, on_complete=say_outcome).run()
         return None
     with progress_once_known(f"packing {options['request'].source}", resumes=True) as advance:
-        return pack_shards(**options, progress=advance, say=note)
+        return ShardPacker(**options, progress=advance, say=note).run()
 
 
 def _pack_on_ray(address: str, num_tasks: int | None, options: dict[str, Any]) -> ShardPlan:
@@ -266,40 +282,22 @@ def _summary(packed: PackedFile, name: str) -> Iterator[str]:
         yield f"    and {more:,} more; {name.removesuffix('.rec')}.json names them all"
 
 
-def _print_estimate(
-    sources: Sequence[str],
-    lookup: dict[str, Any],
-    selection: dict[str, Any],
-    settings: dict[str, Any],
-    *,
-    workers: int | None,
-    json: bool,
-) -> None:
+def _print_estimate(request: PackRequest, *, workers: int | None, json: bool) -> None:
     """Try some ways of packing on a sample, and print side by side what they would come to; nothing is written."""
-    require_range("--workers", workers, MAX_WORKERS)
     from steadytrain.config import Data
-    from steadytrain.data.images.encode import PackSettings
     from steadytrain.data.loader import SMALL, crop_for
     from steadytrain.data.loader import estimate as trial
-    from steadytrain.data.recordio.card import read_classes
-    from steadytrain.data.sources.columns import ColumnNames
-    from steadytrain.data.sources.find import find_all
-    from steadytrain.data.sources.select import Selection
     from steadytrain.data.storage.scratch import temporary_scratch
     from steadytrain.data.storage.sources import local_sources
     from steadytrain.machine import facts
 
-    subject, chosen = " ".join(sources), PackSettings(**settings)
-    classes = None if lookup["classes"] is None else read_classes(lookup["classes"])
+    subject, chosen = request.source, request.settings
     with (
         temporary_scratch() as scratch,
-        local_sources(sources, note) as places,
+        local_sources(request.sources, note) as places,
         progress("trying", 0, unit="steps") as advance,
     ):
-        named = ColumnNames.of(*(lookup.pop(f"{kind}_column") for kind in ("path", "label", "split")))
-        lookup |= {"classes": classes, "columns": named}
-        listings = find_all(places, **lookup, scratch=scratch, say=note)
-        sampled = trial.draw_sample(Selection(**selection).of(listings, note))
+        sampled = trial.draw_sample(request.listings(places, scratch, note))
         shorter, largest = trial.measure_sides(sampled)
         size = max(1, shorter) if largest <= SMALL else 224
         crop = crop_for(Data(train=subject), size=size, channels=1 if chosen.grey else 3, largest=largest)

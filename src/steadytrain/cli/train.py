@@ -550,7 +550,8 @@ def recipe_for(
     say: Say = note,
 ) -> Recipe:
     """Make the recipe of a command line, as :func:`open_draft` does; no run's batch is kept."""
-    with open_draft(data, options, finetune=finetune, ranks=ranks, on_gpus=on_gpus, keeps_batch=False, say=say) as draft:
+    draft = open_draft(data, options, finetune=finetune, ranks=ranks, on_gpus=on_gpus, keeps_batch=False, say=say)
+    with draft:
         return draft.recipe
 
 

@@ -273,6 +273,13 @@ class Data:
         example="fold",
         flag=Flag(DATA),
     )
+    zip_names: str | None = setting(
+        None,
+        "Code page of the names in a zip that tells none, as old Windows programs wrote them: gbk, cp932, cp1251.",
+        usual="UTF-8, or cp437 for Latin letters",
+        example="gbk",
+        flag=Flag(DATA),
+    )
     order: Literal["global", "blocks"] = setting(
         "global",
         "Order of training images. global shuffles all of them; blocks shuffles blocks and reads each in one go, for"

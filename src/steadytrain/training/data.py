@@ -155,7 +155,7 @@ class OpenedData:
 
 def _what_is_opened(data: Data) -> tuple[object, ...]:
     paths = (data.train, data.val, data.root, data.labels, data.classes)
-    columns = (data.path_column, data.label_column, data.split_column)
+    columns = (data.path_column, data.label_column, data.split_column, data.zip_names)
     return *(None if path is None else str(path) for path in paths), *columns, packed_side(data.size)
 
 
@@ -298,9 +298,9 @@ def _say_unmeasured(
 def _prepare_train(data: Data, prepare: Callable[..., Prepared]) -> Prepared:
     classes = None if data.classes is None else Path(data.classes)
     if _is_val_alone_a_table(data):  # where paths start, and which columns count, is then said of that
-        return prepare(data.train, classes=classes)
+        return prepare(data.train, classes=classes, zip_names=data.zip_names)
     columns = {"path_column": data.path_column, "label_column": data.label_column, "split_column": data.split_column}
-    return prepare(data.train, classes=classes, root=data.root, labels=data.labels, **columns)
+    return prepare(data.train, classes=classes, root=data.root, labels=data.labels, zip_names=data.zip_names, **columns)
 
 
 def _is_val_alone_a_table(data: Data) -> bool:
@@ -314,7 +314,7 @@ def _is_table(source: str | Path | None) -> bool:
 def _prepare_val(data: Data, val: str | Path, train: Records, prepare: Callable[..., Prepared]) -> Prepared:
     """Prepare the validation data, with the classes that were named, else those of the training data."""
     card = record_files(train.path)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
-    options: dict[str, Any] = {"only": "val"}
+    options: dict[str, Any] = {"only": "val", "zip_names": data.zip_names}
     if _is_table(val):  # its paths start where the training data's do, and its columns are called alike
         options |= {"root": data.root, "path_column": data.path_column, "label_column": data.label_column}
         if _is_val_alone_a_table(data) or data.split_column == "none":

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.data.packing.pictures import picture
 
-from steadytrain.data.checking.images import shared
+from steadytrain.data.checking.copies import shared
 from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.images.encode import PackSettings, pack_bytes
 from steadytrain.data.images.look import Fingerprints, duplicates, fingerprint, look_at

@@ -1,10 +1,8 @@
-"""Names in zips of old Windows programs: read as they were written, where that can be told; else a command is given."""
+"""Names in zips of old Windows programs: asked for, with what they may be, and read by the code page that is named."""
 
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 import zipfile
 import zlib
 from pathlib import Path
@@ -12,8 +10,13 @@ from pathlib import Path
 import pytest
 from tests.data.sources.samples import encoded, found
 
-from steadytrain.data.sources.zip_names import readings
+from steadytrain.cli import main
+from steadytrain.config import Data
+from steadytrain.data.packing.pack import pack
+from steadytrain.data.sources.columns import ColumnNames
+from steadytrain.data.sources.find import find
 from steadytrain.errors import DataError
+from steadytrain.training.data import open_data
 
 
 def _zip(path: Path, names: list[str], encoding: str) -> Path:
@@ -29,48 +32,77 @@ def _zip(path: Path, names: list[str], encoding: str) -> Path:
     return path
 
 
-TOLD = {
-    "cp936": ["猫狗", "鸟", "T恤", "黄瓜_霜霉病"],
+ASKED = {
+    "gbk": ["猫狗", "鸟", "T恤", "黄瓜_霜霉病"],
     "cp932": ["ネコ", "犬", "自転車"],
     "cp949": ["고양이", "강아지", "자동차"],
-    "cp950": ["汽車", "飛機", "蘋果"],
+    "big5": ["汽車", "飛機", "蘋果"],
     "cp866": ["Кошка", "собака", "ЁЖ"],
     "cp1251": ["Кошка", "собака", "яблоко"],
     "cp850": ["São Paulo", "Ærø"],
     "cp1252": ["café", "thé"],
-    "cp437": ["Mädchen", "Öl", "señor"],
-    "cp737": ["γάτα", "σκύλος"],
+    "cp1253": ["γάτα", "σκύλος"],
+    "cp874": ["แมว", "สุนัข"],
+    "cp1256": ["قطة", "كلب"],
 }
 
 
-@pytest.mark.parametrize("encoding", TOLD)
-def test_classes_are_called_as_they_were_written(tmp_path: Path, encoding: str) -> None:
-    names = [f"{name}/{number}.png" for number, name in enumerate((*TOLD[encoding], "bee", "cat"))]
+def _folders(names: list[str]) -> list[str]:
+    return [f"{name}/{number}.png" for number, name in enumerate((*names, "bee", "cat"))]
+
+
+@pytest.mark.parametrize("encoding", ASKED)
+def test_the_code_page_is_asked_for_and_then_used(tmp_path: Path, encoding: str) -> None:
+    path = _zip(tmp_path / "a.zip", _folders(ASKED[encoding]), encoding)
+    with pytest.raises(DataError, match=r"does not tell the code page of its names \(.*: name .* --zip-names") as error:
+        found(path, tmp_path / "scratch")
+    is_likely = encoding not in ("cp1253", "cp1256")  # these letters may as well be Russian, or Chinese
+    assert (f"{encoding}: {', '.join(ASKED[encoding][:2])}" in str(error.value)) is is_likely
+    columns = ColumnNames(zip_names=encoding)
+    [listing] = find(str(path), scratch=tmp_path / "scratch", say=lambda _: None, columns=columns)
+    assert listing.classes == tuple(sorted((*ASKED[encoding], "bee", "cat")))
+
+
+def test_latin_letters_are_by_the_standards_code_page(tmp_path: Path) -> None:
+    names = ["Mädchen", "Öl", "señor"]
     messages: list[str] = []
-    [listing] = found(_zip(tmp_path / "a.zip", names, encoding), tmp_path / "scratch", messages)
-    assert listing.classes == tuple(sorted((*TOLD[encoding], "bee", "cat")))
-    [message] = messages
-    assert "does not tell the encoding of its names, which are read as" in message and TOLD[encoding][0] in message
+    [listing] = found(_zip(tmp_path / "a.zip", _folders(names), "cp437"), tmp_path / "scratch", messages)
+    assert listing.classes == tuple(sorted((*names, "bee", "cat")))
+    assert messages == []
 
 
 @pytest.mark.parametrize(
-    ("encoding", "names"),
-    [("cp949", ["개"]), ("cp852", ["łódka", "żaba"]), ("cp1256", ["قطة", "كلب"])],
+    ("name", "problem"),
+    [
+        ("klingon", "--zip-names is klingon, which is no code page"),
+        ("ascii", "by which .* cannot be read: name another"),
+    ],
 )
-def test_names_that_may_mean_several_things_are_asked_about(tmp_path: Path, encoding: str, names: list[str]) -> None:
-    path = _zip(tmp_path / "a.zip", [*(f"{name}/1.png" for name in names), "bee/2.png"], encoding)
-    with pytest.raises(DataError, match=r"does not tell the encoding of its folders' names") as error:
-        found(path, tmp_path / "scratch")
-    command = str(error.value).rpartition("FOLDER: ")[2].replace("python3", sys.executable)
-    words = [encoding if word in ("ENCODING", "cp1251", "gbk") else word for word in command.split()]
-    subprocess.run([*words[:-1], str(tmp_path / "out")], check=True)
-    assert found(tmp_path / "out", tmp_path / "scratch")[0].classes == tuple(sorted([*names, "bee"]))
+def test_a_wrong_code_page_is_refused(tmp_path: Path, name: str, problem: str) -> None:
+    path = _zip(tmp_path / "a.zip", _folders(["Æble"]), "cp1252")
+    with pytest.raises(DataError, match=problem):
+        pack(path, tmp_path / "out", zip_names=name)
 
 
-def test_a_name_that_could_be_utf8_is_read_as_the_others_are(tmp_path: Path) -> None:
-    """The code of a cat in GBK is that of an e with an accent in UTF-8."""
-    path = _zip(tmp_path / "a.zip", ["猫/1.png", "狗/2.png"], "gbk")
-    assert found(path, tmp_path / "scratch")[0].classes == ("狗", "猫")
+def test_each_verb_takes_the_code_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _zip(tmp_path / "a.zip", [f"{name}/{n}.png" for n in range(9) for name in ("猫狗", "鸟")], "gbk")
+    for words in (["check"], ["pack", "--estimate"], ["feed", "--seconds", "0.2"]):
+        assert main([words[0], str(path), *words[1:]]) == 2 - (words == ["check"])
+        assert "猫狗" in "".join(capsys.readouterr())
+        assert main([words[0], str(path), *words[1:], "--zip-names", "gbk"]) in (0, 1)
+        capsys.readouterr()
+    opened = open_data(Data(train=str(path), zip_names="gbk"), seed=0)
+    assert "猫狗" in opened.train.classes
+    opened.close()
+
+
+def test_names_that_are_marked_need_no_code_page(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for number, name in enumerate(("猫/1.png", "狗/2.png")):
+            archive.writestr(name, encoded(number))
+    columns = ColumnNames(zip_names="cp1251")
+    [listing] = find(str(tmp_path / "a.zip"), scratch=tmp_path / "scratch", say=lambda _: None, columns=columns)
+    assert listing.classes == ("狗", "猫")
 
 
 def test_names_of_images_alone_need_no_encoding(tmp_path: Path) -> None:
@@ -92,8 +124,3 @@ def test_the_name_that_a_program_wrote_beside_counts(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     path.write_bytes(path.read_bytes().replace(b"xx/1.png", old))
     assert found(path, tmp_path / "scratch")[0].classes == ("yyy", "猫")
-
-
-def test_ascii_and_empty_names_say_nothing() -> None:
-    assert [reading.encoding for reading in readings([b"\xc3\xa8\xb9\xb7/0.jpg", b"bee/1.jpg"])] == ["gbk"]
-    assert all(reading.names == () for reading in readings([b"bee/1.jpg"]))

@@ -53,15 +53,10 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
     "changing": ("error", "the file is changing while it is read", "this report may be wrong: wait, then check again"),
     # framing
     "cut-short": ("error", "the last record is cut short", "a reader refuses the file, or misses the record"),
-    "wrong-magic": ("error", "a record begins with a wrong magic number", _LOST),
-    "wrong-length": ("error", "a record has a wrong length", _LOST),
-    "stray-bytes": ("error", "bytes outside of any record", _LOST),
-    "broken-parts": ("error", "a record in several parts is broken", _LOST),
-    "padding": ("warning", "padding that is not zero", "readers skip it; something wrote over it"),
+    "damaged-frame": ("error", "bytes that are no whole record", _LOST),
     # headers
     "no-header": ("error", "records too short for an image header", _REFUSED),
     "label-overrun": ("error", "label counts beyond the record", _REFUSED),
-    "label-not-finite": ("error", "labels that are not numbers", "they are read as label vectors and refused"),
     "label-not-class": ("error", "labels that are not class numbers", "they are read as label vectors and refused"),
     "label-unknown": ("error", "labels that the card's classes do not include", _REFUSED),
     "label-width": ("error", "records with a different number of labels", _REFUSED),
@@ -101,30 +96,14 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
     "index-missing": ("note", "no index", "the records are found by scanning; MXNet cannot shuffle"),
     "index-empty": ("warning", "the index is empty", "the records are found by scanning; MXNet cannot read it"),
     "index-unreadable": ("error", "the index is unreadable", _REFUSED),
-    "index-other": ("error", "the index belongs to another file", _REFUSED),
-    "index-offset": ("error", "index entries that point to no record", _REFUSED),
-    "index-lacks": ("error", "records missing from the index", "training refuses the file; MXNet misses them"),
-    "index-repeats": (
-        "error",
-        "duplicate index entries",
-        "duplicate offsets are refused; a duplicate key finds one record",
-    ),
-    "index-keys": ("note", "index keys that differ from the records' ids", "readers here use only the offsets"),
+    "index-wrong": ("error", "the index does not fit the records", "training refuses the file; MXNet misses records"),
     # the card
     "card-missing": ("note", "no card", "classes are named by their numbers"),
     "card-unreadable": ("error", "the card cannot be read", _REFUSED),
-    "card-size": ("error", "the card states another size", _REFUSED),
-    "card-digest": ("error", "the card states another digest", "the file has changed since it was packed"),
-    "card-count": ("error", "the card states another number of images", _REFUSED),
-    "card-classes": ("error", "the card states other classes", "the class names may be wrong"),
+    "card-wrong": ("error", "the card does not fit the records", _REFUSED),
     # the list of files
     "list-unreadable": ("warning", "the list cannot be read", _UNNAMED),
-    "list-other": ("warning", "the list belongs to another file", _UNNAMED),
-    "list-line": ("warning", "lines of the list that are not index, label and path", "MXNet skips them"),
-    "list-lacks": ("warning", "records missing from the list", _UNNAMED),
-    "list-extra": ("warning", "images of the list without a record", "they are not trained on"),
-    "list-repeats": ("warning", "duplicate indices in the list", "the file of a record is ambiguous"),
-    "list-label": ("warning", "labels that differ from the list's", "MXNet's path_imglist goes by the list"),
+    "list-differs": ("warning", "the list does not fit the records", "MXNet's path_imglist goes by the list"),
     # the set
     "conflicting-labels": ("warning", "the same image in several classes", "no model can be right on all of them"),
     "leak": ("warning", "validation images that are also in the training set", "the measured accuracy is too high"),
@@ -324,11 +303,11 @@ Remedies = tuple[tuple[str, str], ...]  # commands and advice, each with what it
 IMAGE_FAULTS = ("no-image", "damaged-image", "truncated-image", "unusable-image")
 
 _LEAK = "accuracy is then measured on unseen images"
-_FRAMING = ("cut-short", "wrong-magic", "wrong-length", "stray-bytes", "broken-parts")
-_RECORDS = ("no-header", "label-overrun", "label-not-finite", "label-not-class", "label-unknown", "label-width")
-_INDEX = tuple(kind for kind in KINDS if kind.startswith("index-") and kind != "index-keys")
-_LIST = tuple(kind for kind in KINDS if kind.startswith("list-"))
-_CARD = ("card-unreadable", "card-size", "card-digest", "card-count", "card-classes")
+_FRAMING = ("cut-short", "damaged-frame")
+_RECORDS = ("no-header", "label-overrun", "label-not-class", "label-unknown", "label-width")
+_INDEX = tuple(kind for kind in KINDS if kind.startswith("index-"))
+_LIST = ("list-unreadable", "list-differs")
+_CARD = ("card-unreadable", "card-wrong")
 
 
 def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> Remedies:

@@ -1,4 +1,4 @@
-"""Collect looks at images: what is odd about them, which are alike, how full classes are.
+"""Collect looks at images: what is odd about them, how full classes are.
 
 Both kinds of check, of record files and of sources, go by this.
 """
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from steadytrain.data.checking.findings import Findings, few_to_measure
-from steadytrain.data.images.look import FINGERPRINT_BYTES, Fingerprints, Look, duplicates
-from steadytrain.data.images.near import Alike, Hashes, find_alike
+from steadytrain.data.images.look import FINGERPRINT_BYTES, Fingerprints, Look
+from steadytrain.data.images.near import Hashes
 from steadytrain.data.images.statistics import DeepImages
 
 SMALL = 10  # images of a class
@@ -62,36 +62,6 @@ class ImageTally:
         """Add that images of 16 bits use few of them, when all have been seen."""
         if remark := self._deep.remark():
             self.findings.add("few-levels", remark)
-
-
-def shared(ours: Fingerprints, theirs: Fingerprints) -> list[tuple[int, int]]:
-    """Numbers of images that are in both sets: for each of ``theirs`` the first of ``ours``, in the order of theirs.
-
-    >>> prints = np.frombuffer(b"".join(bytes([n]) * 16 for n in (1, 2, 1, 3, 1)), np.uint8).reshape(-1, 16)
-    >>> shared(prints[:2], prints[2:])
-    [(0, 0), (0, 2)]
-    """
-    n = len(ours)
-    pairs = [
-        (group[0], number - n)
-        for group in duplicates(np.concatenate([ours, theirs]))
-        if group[0] < n
-        for number in group
-        if number >= n
-    ]
-    return sorted(pairs, key=lambda pair: pair[1])
-
-
-def alike(
-    prints: Fingerprints, hashes: Hashes, other_prints: Fingerprints | None = None, other_hashes: Hashes | None = None
-) -> list[Alike]:
-    """Images that look like an earlier one, or like one of another set, and are not the same as that.
-
-    Nothing where no perceptual hashes were made.
-    """
-    pairs = find_alike(hashes, other_hashes)
-    others = prints if other_prints is None else other_prints
-    return [pair for pair in pairs if (prints[pair.row] != others[pair.like]).any()]
 
 
 def check_classes(

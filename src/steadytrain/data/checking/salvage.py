@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.checking.findings import KINDS
-from steadytrain.data.checking.records import Bounds, Examined, image_in, payload_in
+from steadytrain.data.checking.record_scan import Bounds, image_in, payload_in
+from steadytrain.data.checking.records import Examined
 from steadytrain.data.images.decode import BadImageError, flatten, format_of, load, read_header
 from steadytrain.data.images.encode import PackedImage
 from steadytrain.data.images.statistics import PixelCount
@@ -27,7 +27,7 @@ from steadytrain.data.recordio.lst import format_line
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.listing import Listing
 from steadytrain.errors import DataError
-from steadytrain.files import replacing
+from steadytrain.files import replace_file
 from steadytrain.format import OnProgress
 from steadytrain.machine.worker_pool import map_in_children
 
@@ -69,16 +69,12 @@ def write_index(examined: Examined, *, force: bool = False) -> Path | None:
     path = index_path(examined.path)
     if examined.has_good_index and examined.index is not None and not force:
         return None
-    rows = np.flatnonzero(examined.headers.readable)
+    rows = np.flatnonzero(examined.scan.readable)
     if not len(rows):
         raise DataError(f"{examined.path} holds no image records: there is nothing to index")
-    ids, offsets = examined.headers.ids[rows], examined.headers.offsets[rows]
+    ids, offsets = examined.headers["id"][rows], examined.headers["start"][rows]
     keys = ids.tolist() if len(np.unique(ids)) == len(ids) else range(len(ids))
-    text = "".join(f"{key}\t{offset}\n" for key, offset in zip(keys, offsets.tolist(), strict=True))
-    with replacing(path) as part, part.open("w", encoding="ascii", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    replace_file(path, "".join(f"{key}\t{offset}\n" for key, offset in zip(keys, offsets.tolist(), strict=True)))
     return path
 
 
@@ -104,7 +100,7 @@ def salvage(
     if not len(rows):
         raise DataError(f"nothing of {examined.path} can be salvaged: it has no sound record")
     headers, keys = examined.headers, examined.index.key_of() if examined.index else {}
-    spans: list[Bounds] = list(zip(headers.offsets[rows].tolist(), headers.ends[rows].tolist(), strict=True))
+    spans: list[Bounds] = headers[["start", "end"]][rows].tolist()
     tally = Tally(_list_records(examined, rows))
     tally.rejected += _lost(examined)
     keeps, lines = keeps_list(out, tally.listing), Names()
@@ -121,7 +117,7 @@ def salvage(
             for part in answers:
                 for result in part.results:
                     number = tally.num_seen
-                    span, id_ = spans[number], int(headers.ids[rows[number]])
+                    span, id_ = spans[number], int(headers["id"][rows[number]])
                     payload = payload_in(source, span)
                     writer.write(payload, keys.get(span[0], id_))
                     lines.append(format_line(id_, unpack(payload).labels, tally.listing.names[number]))
@@ -139,8 +135,8 @@ def salvage(
 
 def _list_records(examined: Examined, rows: NDArray[np.int64]) -> Listing:
     """List some records as images to be packed."""
-    headers, old = examined.headers, examined.card
-    labels, ids, width = headers.labels[rows], headers.ids[rows], int(headers.widths[rows].max())
+    headers, old = examined.headers[rows], examined.card
+    labels, ids, width = headers["label"], headers["id"], int(headers["width"].max())
     by_class = examined.classes and np.array_equal(ids, np.arange(len(rows))) and np.all(np.diff(labels) >= 0)
     return Listing(
         split="",
@@ -148,7 +144,7 @@ def _list_records(examined: Examined, rows: NDArray[np.int64]) -> Listing:
         classes=examined.classes,
         names=Names(examined.scan.name(row) or f"{examined.path.name}[{row}]" for row in rows.tolist()),
         labels=labels if width == 1 else np.broadcast_to(labels[:, None], (len(rows), width)),
-        sizes=headers.ends[rows] - headers.offsets[rows],
+        sizes=headers["end"] - headers["start"],
         times=np.zeros(len(rows), np.int64),
         ids=None if by_class else ids.astype(np.int64),
         label_names=old.label_names if old and len(old.label_names) == width else (),
@@ -192,5 +188,5 @@ def _lost(examined: Examined) -> list[Rejected]:
                 places.append(Rejected(f"byte {finding.offset:,}{id_}", reason))
     for row, why in sorted(records.items()):
         name = examined.scan.name(row)
-        places.append(Rejected(f"record {row} (id {examined.headers.ids[row]}{f', {name}' if name else ''})", why))
+        places.append(Rejected(f"record {row} (id {examined.headers['id'][row]}{f', {name}' if name else ''})", why))
     return places

@@ -9,17 +9,19 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from steadytrain.config import Data
+from steadytrain.data.checking.copies import ImageSet, find_alike_images, find_copies
 from steadytrain.data.checking.findings import IMAGE_FAULTS, Findings, Report, remedies_for_source
-from steadytrain.data.checking.images import ImageTally, alike, check_classes
+from steadytrain.data.checking.images import ImageTally, check_classes
 from steadytrain.data.filenames import is_ignored, is_image, repeated
 from steadytrain.data.images.file_types import LOOK_AT, FileType, recognise
-from steadytrain.data.images.look import Look, duplicates, look_in_children
+from steadytrain.data.images.look import Look, look_in_children
 from steadytrain.data.packing.pack import default_max_bad
 from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
 from steadytrain.data.sources.columns import ColumnNames
@@ -55,6 +57,7 @@ def examine_source(
     path_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     split_column: str | None = None,
+    zip_names: str | None = None,
     decode: bool = True,
     near: bool = False,
     workers: int = 1,
@@ -70,7 +73,7 @@ def examine_source(
             validation images count.
         root: the folder that a ``.lst``'s paths start from.
         labels: a file of labels, for images that lie in no folders of classes.
-        path_column, label_column, split_column: as for :func:`~steadytrain.data.packing.pack.pack`.
+        path_column, label_column, split_column, zip_names: as for :func:`~steadytrain.data.packing.pack.pack`.
         decode: look at the images, too; else at names alone.
         near: find also images that look alike: encoded again, scaled or mirrored.
         workers: processes to decode with; 0 decodes here, where a decoder's crash is a crash.
@@ -90,7 +93,7 @@ def examine_source(
     # By os.path here and below: the names of many files may be longer than a path may be, which pathlib raises.
     shown = " ".join(str(Path(item)) if os.path.exists(item) else item for item in sources)  # noqa: PTH110
     kind, file_type = _describe(sources)
-    columns = ColumnNames.of(path_column, label_column, split_column)
+    columns = ColumnNames.of(path_column, label_column, split_column, zip_names)
 
     def remark(text: str) -> None:
         remarks.append(text)
@@ -112,7 +115,8 @@ def examine_source(
             num_bytes = path.stat().st_size if len(sources) == 1 and path.is_file() else 0
             return Report(path=shown, what=kind, findings=findings, of_files=True, bytes=num_bytes, remedies=remedies)
         if val is not None:
-            others, _ = _list_anyway([str(val)], scratch=scratch / "val", say=remark)
+            only_zip = ColumnNames(zip_names=columns.zip_names)
+            others, _ = _list_anyway([str(val)], columns=only_zip, scratch=scratch / "val", say=remark)
             chosen = [listing for listing in others if listing.split == "val"] or others[:1]
             listings = [replace(listings[0], split="train"), *(replace(part, split="val") for part in chosen)]
         total = sum(map(len, listings))
@@ -325,43 +329,30 @@ def _look(
             progress(done, total)
 
 
-def _find_duplicates(listings: Sequence[Listing], images: ImageTally, findings: Findings) -> None:
+def _find_duplicates(listings: Sequence[Listing], tally: ImageTally, findings: Findings) -> None:
     """Add images that are there more than once, and those that look alike: in one split, in two, in two classes."""
     starts = np.cumsum([0, *map(len, listings)])
 
-    def place_of(row: int) -> tuple[str, str, str]:
-        """Name, split and class of an image."""
+    def locate(row: int) -> tuple[Listing, int]:
         number = int(np.searchsorted(starts, row, side="right")) - 1
-        listing, at = listings[number], row - int(starts[number])
-        name, label = printable(listing.names[at]), listing.labels[at]
-        if listing.labels.ndim > 1:
-            has = [listing.label_names[k] for k in np.flatnonzero(label).tolist()] if listing.label_names else []
-            return name, listing.split, " and ".join(has) or "no label"
-        return name, listing.split, listing.classes[int(label)] if listing.classes else ""
+        return listings[number], row - int(starts[number])
 
-    for group in duplicates(images.prints):
-        places = [place_of(row) for row in group]
-        first, first_split, _ = places[0]
-        for name, split, _ in places[1:]:
-            kind = "leak" if first_split == "train" and split != "train" else "duplicate"
-            findings.add(kind, f"as {first}", name=name)
-        by_class = {class_name: name for name, _, class_name in reversed(places)}
-        if len(by_class) > 1:
-            listed = ", ".join(f"{class_name}: {name}" for class_name, name in sorted(by_class.items())[:4])
-            findings.add("conflicting-labels", listed + ", ..." * (len(by_class) > 4), name=first)
-    prints, hashes = images.prints, images.hashes
-    for number in range(len(listings)):
-        part, train = slice(starts[number], starts[number + 1]), slice(0, starts[1])
-        inside = [(pair, starts[number]) for pair in alike(prints[part], hashes[part])]
-        leaks = number and listings[0].split == "train"
-        across = alike(prints[part], hashes[part], prints[train], hashes[train]) if leaks else []
-        for pair, start in [*((pair, 0) for pair in across), *inside]:
-            name, split, class_name = place_of(int(starts[number]) + pair.row)
-            like, its_split, its_class = place_of(int(start) + pair.like)
-            mirrored = ", mirrored" * pair.is_mirrored
-            detail = f"like {like}{mirrored}"
-            kind = "near-leak" if split != its_split else "near-duplicate"
-            if class_name != its_class:
-                kind = "near-conflict" if split == its_split else kind
-                detail = f"{class_name}, like {like} of {its_class}{mirrored}"
-            findings.add(kind, detail, name=name)
+    def name_of(row: int) -> str:
+        listing, at = locate(row)
+        return printable(listing.names[at])
+
+    def class_of(row: int) -> str:
+        listing, at = locate(row)
+        label = listing.labels[at]
+        if listing.labels.ndim > 1:
+            names = listing.label_names
+            return " and ".join(names[k] for k in np.flatnonzero(label).tolist() if names) or "no label"
+        return listing.classes[int(label)] if listing.classes else ""
+
+    images = ImageSet(tally.prints, tally.hashes, lambda row: {"name": name_of(row)}, name_of, class_of)
+    find_copies(images, findings, lambda row: locate(row)[0].split)
+    parts = [images.part(start, stop) for start, stop in pairwise(starts.tolist())]
+    for number, part in enumerate(parts):
+        find_alike_images(part, part, findings)
+        if number and listings[0].split == "train":
+            find_alike_images(part, parts[0], findings, kind="near-leak")

@@ -80,6 +80,7 @@ class PackRequest:
     path_column: str | None = None
     label_column: tuple[str, ...] = ()
     split_column: str | None = None
+    zip_names: str | None = None
     selection: Selection = field(default_factory=Selection)
     settings: PackSettings = field(default_factory=PackSettings)
 
@@ -99,7 +100,7 @@ class PackRequest:
     def listings(self, places: Sequence[str], scratch: Path, say: Callable[[str], None]) -> list[Listing]:
         """List the sources, which lie at ``places`` on this disk; one listing, or one for each split."""
         lookup: dict[str, Any] = {"root": self.root, "labels": self.labels, "classes": self.classes}
-        columns = ColumnNames.of(self.path_column, self.label_column, self.split_column)
+        columns = ColumnNames.of(self.path_column, self.label_column, self.split_column, self.zip_names)
         lookup |= {"group": self.group, "columns": columns}
         return self.selection.of(find_all(places, **lookup, scratch=scratch, say=say), say)
 
@@ -120,6 +121,7 @@ def pack(
     path_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     split_column: str | None = None,
+    zip_names: str | None = None,
     identical: Identical = "bytes",
     shards: int | None = None,
     shorter_side: int | None = None,
@@ -154,6 +156,7 @@ def pack(
         group: a table's column: images that share its value (a patient, a video) stay on one side of the split.
         path_column, label_column, split_column: the table's columns of paths, labels (several make label vectors) and
             splits, by their names or by their numbers from 1 on; None finds them.
+        zip_names: the code page of the names in a zip that tells none, such as ``gbk``.
         identical: what images have to share to stay on one side of it: ``bytes``, or ``pixels``, for which each is
             decoded once more.
         shards: files to write for each split, ``OUT-00000-of-00004.rec`` and so on; None: one, by its plain name.
@@ -199,6 +202,7 @@ def pack(
         path_column=path_column,
         label_column=(label_column,) if isinstance(label_column, str) else tuple(label_column or ()),
         split_column=split_column,
+        zip_names=zip_names,
         selection=selection,
         settings=settings,
     )

@@ -79,6 +79,7 @@ def prepare(
     path_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     split_column: str | None = None,
+    zip_names: str | None = None,
     trained_column: str = "",
     trainable: bool = False,
     only: Literal["val"] | None = None,
@@ -98,7 +99,7 @@ def prepare(
             takes; of a source that is split ``train`` and ``val`` are used.
         root, labels: as for :func:`~steadytrain.data.packing.pack.pack`.
         classes: the class list to use, in its order: names, or the path of a card that has them.
-        path_column, label_column, split_column: as for :func:`~steadytrain.data.packing.pack.pack`.
+        path_column, label_column, split_column, zip_names: as for :func:`~steadytrain.data.packing.pack.pack`.
         trained_column: of the training set's table, for a table that validates: its labels are in this one.
         trainable: refuse labels that nothing can be trained on, before anything is packed.
         only: of a source that is split, pack no more than this part, unless a copy of all is there already.
@@ -121,9 +122,10 @@ def prepare(
     else:
         class_list = classes if classes is None or isinstance(classes, tuple) else tuple(classes)
     source = local_name(str(source))
-    columns = replace(ColumnNames.of(path_column, label_column, split_column), trained=trained_column)
+    columns = replace(ColumnNames.of(path_column, label_column, split_column, zip_names), trained=trained_column)
     with contextlib.ExitStack() as stack:
-        prepared = _as_records(source, {"--root": root, "--labels": labels, **dict(columns.options())}, say)
+        asked = {"--root": root, "--labels": labels, **dict(replace(columns, zip_names="").options())}
+        prepared = _as_records(source, asked, say)
         if prepared is None:
             [source] = stack.enter_context(local_sources([source], say))
             prepared = _Request(

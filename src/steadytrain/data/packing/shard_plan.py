@@ -1,8 +1,8 @@
 """The plan by which several processes pack one source: which images go into which record file, in which order.
 
-It is made once, by one of them, and follows from the source and the settings alone. ``OUT.plan.json`` beside the output
-says what is to be packed and into which files; what each file is made of lies in a file of its own in a hidden folder,
-so that a worker reads no more than the shards that it packs: a million images are 100 MB of names and places.
+It is made once, and follows from the source and the settings alone. ``OUT.plan.json`` beside the output says what is to
+be packed and into which files; what each file is made of lies in a file of its own in a hidden folder, so that a
+process reads no more than the shards that it packs: a million images are 100 MB of names and places.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ import hashlib
 import io
 import json
 import os
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from itertools import groupby
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +21,14 @@ import numpy as np
 import PIL
 import simplejpeg
 
-from steadytrain.data.arrays import Ints
-from steadytrain.data.filenames import is_pattern
 from steadytrain.data.names import Names
 from steadytrain.data.packing.pack import LAYOUT, PackRequest, assign_files, remark_on_split
 from steadytrain.data.packing.shared_folder import THREADS, SharedFolder
-from steadytrain.data.sources.folder import ANNOTATIONS, build_tree, list_tree
-from steadytrain.data.sources.layout import flat_splits
-from steadytrain.data.sources.listing import FileList, Listing, Piece, Pieces, PixelShape, stat_file
-from steadytrain.data.sources.select import END_BYTES
+from steadytrain.data.packing.store_images import folder_in_store, list_in_store
+from steadytrain.data.sources.listing import Listing, Piece, Pieces, PixelShape, stat_file
 from steadytrain.data.storage.remote_file import remote_file_of
+from steadytrain.data.storage.scratch import temporary_scratch
 from steadytrain.data.storage.sources import local_sources
-from steadytrain.data.storage.store import NoObjectError, ObjectFacts, ObjectPlace, Store, is_uri
 from steadytrain.errors import DataError
 from steadytrain.format import Say
 
@@ -43,7 +36,9 @@ KIND, VERSION = "steadytrain.shards", 1
 SHARD_BYTES = 256 << 20  # of a source that go into a shard, and
 SHARD_IMAGES = 16_384  # images, where nothing else is asked for
 
-_SUFFIXES = (".rec", ".idx", ".json", ".lst")
+SUFFIXES = (".idx", ".lst", ".json", ".rec")
+"""Endings of the files of a shard, in the order in which they appear."""
+
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
@@ -67,6 +62,11 @@ class PlannedShard:
     bytes: int = 0
     digest: str = ""
 
+    @property
+    def files(self) -> list[str]:
+        """Names of its files, the records last."""
+        return [f"{Path(self.file).stem}{suffix}" for suffix in SUFFIXES]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShardPlan:
@@ -76,7 +76,7 @@ class ShardPlan:
         request: what was asked for, by the names of the command's options, and what else the bytes depend on.
         source: the folder in a store that images are fetched from; empty where they lie in files.
         root: of names, as in a listing.
-        classes, label_names: of all shards.
+        classes, label_names, label_column: of all shards.
         counts: images of each class that were listed, by split.
         shards: in the order of the images.
         num_rejected: images that were left out; the shards' cards name them.
@@ -88,6 +88,7 @@ class ShardPlan:
     root: str = ""
     classes: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
+    label_column: str = ""
     counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     shards: tuple[PlannedShard, ...] = ()
     num_rejected: int = 0
@@ -102,12 +103,6 @@ class ShardPlan:
     def num_images(self) -> int:
         """Images that were packed, once the plan is complete."""
         return sum(shard.num_images for shard in self.shards)
-
-    @property
-    def name(self) -> str:
-        """A digest of what is planned, without what came of it."""
-        planned = [(shard.file, shard.num_listed, shard.listing) for shard in self.shards]
-        return hashlib.sha256(json.dumps([self.request, planned], sort_keys=True).encode()).hexdigest()[:12]
 
     def to_json(self) -> str:
         """Return indented JSON, the form of ``OUT.plan.json``."""
@@ -135,17 +130,17 @@ class ShardPlan:
         asked = json.loads(json.dumps(request))
         for name in [*asked, *self.request]:
             planned, wanted = self.request.get(name), asked.get(name)
-            if planned != wanted:
-                option = f"--{name.replace('_', '-')}" if name not in (*_LIBRARIES, "layout", "source") else name
-                remedy = (
-                    f"install {name} {planned} here"
-                    if name in _LIBRARIES
-                    else "give the same options, or choose another name than OUT"
-                )
-                raise DataError(
-                    f"{where} is the plan of another packing ({option} was {_shown(planned)} there, and is"
-                    f" {_shown(wanted)} here): {remedy}. To pack again, remove that file"
-                )
+            if planned == wanted:
+                continue
+            option, remedy = f"--{name.replace('_', '-')}", "give the same options, or choose another name than OUT"
+            if name in _LIBRARIES:
+                option, remedy = name, f"install {name} {planned} here"
+            elif name in ("layout", "source"):
+                option = name
+            raise DataError(
+                f"{where} is the plan of another packing ({option} was {_shown(planned)} there, and is"
+                f" {_shown(wanted)} here): {remedy}. To pack again, remove that file"
+            )
 
 
 _LIBRARIES = {"Pillow": PIL.__version__, "simplejpeg": simplejpeg.__version__}
@@ -159,7 +154,8 @@ def _shown(value: Any) -> str:
 def described(request: PackRequest, shards: int | None) -> dict[str, Any]:
     """Return a request by the names of the command's options, with what else the bytes depend on."""
     options: dict[str, Any] = {"source": list(request.sources)}
-    for name in ("root", "labels", "classes", "group", "path_column", "label_column", "split_column"):
+    places = ("root", "labels", "classes", "group", "path_column", "label_column", "split_column", "zip_names")
+    for name in places:
         value = getattr(request, name)
         options[name] = str(value) if isinstance(value, Path) else value
     return {
@@ -173,15 +169,7 @@ def described(request: PackRequest, shards: int | None) -> dict[str, Any]:
 
 
 def make_plan(
-    request: PackRequest,
-    stem: str,
-    out: SharedFolder,
-    state: SharedFolder,
-    *,
-    shards: int | None,
-    scratch: Path,
-    on_disk: Path | None,
-    say: Say,
+    request: PackRequest, stem: str, out: SharedFolder, notes: SharedFolder, *, shards: int | None, say: Say
 ) -> ShardPlan:
     """List a source, divide it into shards, and write what each is made of; the plan itself is for the caller to write.
 
@@ -189,10 +177,8 @@ def make_plan(
         request: what to pack.
         stem: of the record files' names.
         out: the folder that they are for.
-        state: takes the listings.
+        notes: takes the listings.
         shards: of each split; None: as many as :data:`SHARD_BYTES` and :data:`SHARD_IMAGES` come to.
-        scratch: a folder to decompress into.
-        on_disk: where ``out`` is, if it is a folder on a disk.
         say: takes remarks, a line each.
 
     Raises:
@@ -200,191 +186,53 @@ def make_plan(
     """
     if packed := [source for source in request.sources if source.lower().endswith(_COMPRESSED)]:
         raise _compressed(packed[0])
-    folder = _folder_in_store(request)
-    with local_sources([] if folder else request.sources, say) as places:
-        if folder:
-            listings = _list_in_store(request, folder, say)
-        else:
-            listings = request.listings(places, scratch, say)
-        files = [
-            pair
-            for listing in listings
-            for pair in assign_files([listing], (on_disk or Path()) / f"{stem}.rec", shards or _default_shards(listing))
-        ]
-        for _, parts in groupby((listing for _, listing in files), key=lambda listing: listing.split):
-            remark_on_split(list(parts), say)
-        existing = out.names()
-        for path, _ in files:
-            if taken := [f"{path.stem}{suffix}" for suffix in _SUFFIXES if f"{path.stem}{suffix}" in existing]:
-                raise DataError(
-                    f"{', '.join(taken)} exist{'s' * (len(taken) == 1)} already, and no {stem}.plan.json of this"
-                    " packing: remove them, or choose another name than OUT"
-                )
+    folder = folder_in_store(request)
+    with temporary_scratch() as scratch, local_sources([] if folder else request.sources, say) as places:
+        listings = list_in_store(request, folder, say) if folder else request.listings(places, scratch, say)
         uris = _uris(listings, scratch)
+        files: list[tuple[Path, Listing]] = []
+        for listing in listings:
+            parts = assign_files([listing], Path(f"{stem}.rec"), shards or _default_shards(listing))
+            remark_on_split([part for _, part in parts], say)
+            files += parts
 
-        def write(number: int) -> PlannedShard:
+        def plan_shard(number: int) -> PlannedShard:
             path, listing = files[number]
             content = _to_bytes(listing, uris)
             name = f"{number:05}-{hashlib.sha256(content).hexdigest()[:12]}.npz"
-            state.write(name, content)
+            notes.write(name, content)
             return PlannedShard(file=path.name, split=listing.split, num_listed=len(listing), listing=name)
 
+        _require_free([path.stem for path, _ in files], out, stem)
         with ThreadPoolExecutor(THREADS, "storage") as pool:
-            planned = tuple(pool.map(write, range(len(files))))
+            planned = tuple(pool.map(plan_shard, range(len(files))))
     return ShardPlan(
         request=described(request, shards),
         source=folder,
         root="" if all(listing.pieces is not None for listing in listings) else os.fspath(listings[0].root),
         classes=listings[0].classes,
         label_names=listings[0].label_names,
+        label_column=listings[0].label_column,
         counts={listing.split: listing.counts() for listing in listings},
         shards=planned,
     )
+
+
+def _require_free(stems: Sequence[str], out: SharedFolder, stem: str) -> None:
+    """Require that no file of a shard is there, whose names begin with ``stems``. Raises DataError."""
+    existing = out.sizes()
+    for shard_stem in stems:
+        if taken := [name for suffix in SUFFIXES if (name := f"{shard_stem}{suffix}") in existing]:
+            raise DataError(
+                f"{', '.join(taken)} exist{'s' * (len(taken) == 1)} already, and no {stem}.plan.json of this"
+                " packing: remove them, or choose another name than OUT"
+            )
 
 
 def _default_shards(listing: Listing) -> int:
     """Return the number of shards where none is asked for: by bytes and images alone, not by who packs."""
     num_bytes = int(listing.sizes.clip(0).sum())
     return max(1, -(-num_bytes // SHARD_BYTES), -(-len(listing) // SHARD_IMAGES))
-
-
-# -- folders of images in a store ------------------------------------------------------------------------------------
-
-
-def _folder_in_store(request: PackRequest) -> str:
-    """Return the URI of a source that is a folder of objects; empty for any other."""
-    for source in request.sources:
-        if not is_uri(source) or is_pattern(source):
-            continue
-        is_folder = source.endswith("/")
-        if not is_folder:
-            place = ObjectPlace.parse(source)
-            try:
-                Store(place).stat(place)
-            except NoObjectError:
-                is_folder = True
-        if is_folder:
-            if len(request.sources) > 1:
-                raise DataError(f"{source} is a folder in a store, which several processes pack alone: drop the others")
-            return source.rstrip("/") + "/"
-    return ""
-
-
-def _list_in_store(request: PackRequest, uri: str, say: Say) -> list[Listing]:
-    """List the images below a prefix, in folders of classes or of splits, as if they lay on a disk; fetch none."""
-    place, selection = ObjectPlace.folder(uri), request.selection
-    files = Store(place).list_all(place, _to_columns)
-    if not len(files.names):
-        raise NoObjectError(f"there is no object {place}, and nothing below it")
-    loose = next((name for name in files.names if "/" not in name or name.endswith(f"/{ANNOTATIONS}")), None)
-    if request.labels is not None or request.root is not None or loose is not None:
-        problem = f"{uri}{loose} is in no class folder" if loose else "--labels and --root name files beside it"
-        raise DataError(
-            f"{problem}: several processes read folders of classes, archives and record files from a store. Pack {uri}"
-            " with one process, or from a disk that all of them see"
-        )
-    is_split = selection.val_fraction is not None or selection.train_per_class is not None
-    if is_split and selection.identical == "pixels":
-        raise DataError(
-            f"--identical pixels decodes all images of {uri} before they are split, which one process does for"
-            " all: give --identical bytes, pack with one process, or put the images into folders train and val"
-        )
-    root = Path(place.name or place.base.rpartition("/")[2])
-    top = build_tree(files, strip=False)
-    folders = [name for names in flat_splits(top.look(files)).values() for name in names]
-    if len(folders) > 1:
-        raise DataError(
-            f"the images in {uri} lie in no folders of classes ({', '.join(folders)} are splits): pack {uri} with one"
-            " process, which reads the tables beside them, or from a disk that all of them see"
-        )
-    listings = list_tree(top, files, root=root, classes=request.classes)
-
-    def read(listing: Listing, rows: Sequence[int], whole: bool) -> Iterator[memoryview]:
-        starts = np.zeros(len(rows), np.int64) if whole else np.maximum(listing.sizes[rows] - END_BYTES, 0)
-        yield from _fetch_images(listing, uri, rows, starts, lambda name, *_: _changed_while_listed(name))
-
-    if is_split:
-        say(f"comparing images of equal size in {uri}, so that duplicates stay on one side of the split")
-    return selection.of(listings, say, read)
-
-
-def _to_columns(objects: Iterator[tuple[str, ObjectFacts]]) -> FileList:
-    """Put objects into columns, sorted by name: of a million, 45 bytes each stay and not 500."""
-    names, sizes, versions = Names(), array("q"), array("q")
-    before, is_sorted = "", True
-    for name, facts in objects:
-        names.append(name)
-        sizes.append(facts.size)
-        versions.append(_version(facts))
-        before, is_sorted = name, is_sorted and before <= name
-    order = np.arange(len(names)) if is_sorted else np.array(sorted(range(len(names)), key=names.__getitem__))
-    return FileList(names if is_sorted else names.take(order), np.asarray(sizes)[order], np.asarray(versions)[order])
-
-
-def _version(facts: ObjectFacts) -> int:
-    """Return a number that changes with an object's content: it stands in for the time of a file."""
-    text = facts.etag or facts.modified
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
-
-
-def fetch_listing(listing: Listing, uri: str, blob: Path, plan_name: str) -> Listing:
-    """Fetch the images of a listing from the folder at ``uri`` into one file; return where each lies in it.
-
-    Raises:
-        DataError: one is not there any more, or is another one.
-        StorageError: the store does not answer, or the disk is full.
-    """
-    offsets = np.concatenate([[0], np.cumsum(listing.sizes)[:-1]]).astype(np.int64)
-    rows, starts = range(len(listing)), np.zeros(len(listing), np.int64)
-    with blob.open("wb") as file:
-        for data in _fetch_images(listing, uri, rows, starts, partial(_changed, plan_name=plan_name)):
-            file.write(data)
-    pieces = Pieces((str(blob),), np.zeros(len(listing), np.int32), offsets, listing.sizes)
-    return replace(listing, pieces=pieces)
-
-
-def _fetch_images(
-    listing: Listing, uri: str, rows: Sequence[int], starts: Ints, changed: Callable[[str, int, int], DataError]
-) -> Iterator[memoryview]:
-    """Fetch some images of a listing from the folder at ``uri``, each from a byte on; yield them in order.
-
-    Args:
-        rows: their numbers.
-        starts: int64[n], the first byte that is wanted of each.
-        changed: makes the error where one is not what was listed, of its URI, its bytes then and now (-1: gone).
-    """
-    place = ObjectPlace.folder(uri)
-    store = Store(place)
-
-    def fetch(row: int, start: int) -> memoryview:
-        name, size = listing.names[row], int(listing.sizes[row])
-        try:
-            data, facts = store.read(ObjectPlace(place.base, place.key + name), *((start, size) if start else ()))
-        except NoObjectError:
-            if size:
-                raise changed(f"{uri}{name}", size, -1) from None
-            return memoryview(b"")  # of an empty object there is no byte to ask for
-        if (facts.size, _version(facts)) != (size, listing.times[row]):
-            raise changed(f"{uri}{name}", size, facts.size)
-        return data
-
-    with ThreadPoolExecutor(THREADS, "storage") as pool:
-        for first, end in _blocks(listing.sizes[rows] - starts):
-            yield from pool.map(fetch, rows[first:end], starts[first:end].tolist())
-
-
-def _blocks(sizes: Ints) -> Iterator[tuple[int, int]]:
-    """Divide images into portions of a thousand or of 16 MB, which are fetched at a time: yield first and end of each.
-
-    Args:
-        sizes: int64[n], bytes of each.
-    """
-    first, size = 0, 0
-    for end, num_bytes in enumerate(sizes.tolist(), start=1):
-        size += num_bytes
-        if end - first >= 1024 or size >= 16 << 20 or end == len(sizes):
-            yield first, end
-            first, size = end, 0
 
 
 # -- listings as files -----------------------------------------------------------------------------------------------
@@ -454,7 +302,7 @@ def read_listing(
         paths = tuple(map(where, named))
         for name, path, size in zip(named, paths, table["path_sizes"].tolist(), strict=True):
             if (new_size := stat_file(path)[0]) != size:
-                raise _changed(name, size, new_size, plan_name)
+                raise changed(name, size, new_size, plan_name)
         pixels = None
         if "pixels" in table:
             height, width, channels, is_planar = table["pixels"].tolist()
@@ -472,22 +320,18 @@ def read_listing(
         ids=table.get("ids"),
         pieces=pieces,
         label_names=plan.label_names,
+        label_column=plan.label_column,
     )
     if pieces is None and not plan.source:
         for place, size in zip(listing.places(0, len(listing)), listing.sizes.tolist(), strict=True):
             assert not isinstance(place, Piece)
             if (new_size := stat_file(place)[0]) != size:
-                raise _changed(place, size, new_size, plan_name)
+                raise changed(place, size, new_size, plan_name)
     return listing
 
 
-def _changed_while_listed(uri: str) -> DataError:
-    return DataError(
-        f"{uri} was changed while its folder was listed: run the same command again when nothing writes there"
-    )
-
-
-def _changed(path: str, size: int, new_size: int, plan_name: str) -> DataError:
+def changed(path: str, size: int, new_size: int, plan_name: str) -> DataError:
+    """Make the error about a file or an object of ``new_size`` bytes now, -1 for none, that had ``size``."""
     state = "was written again since" if new_size == size else f"has {new_size:,} now"
     state = "is not there now" if new_size < 0 else state
     return DataError(

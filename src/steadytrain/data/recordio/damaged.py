@@ -31,6 +31,9 @@ _MAGIC = struct.pack("<I", MAGIC)
 _ANYWHERE = re.compile(re.escape(_MAGIC))
 _FRAME = struct.Struct("<II")
 _HEAD_BYTES = 8 + HEADER_BYTES
+DAMAGED = "damaged-frame"
+"""Kind of finding about bytes that are no whole record, but for a last one that is cut short."""
+
 _LEAST, _MOST = 1 << 16, 1 << 20  # bytes read at a time: few at first, then more
 
 
@@ -143,7 +146,6 @@ class Record(NamedTuple):
         length: bytes of payload.
         cflag: of its first part, 0 for a record in one part.
         head: 24 bytes behind the frame: an image header, where the first part is as long.
-        is_dirty: its padding is not zeros.
     """
 
     start: int
@@ -151,7 +153,6 @@ class Record(NamedTuple):
     length: int
     cflag: int
     head: bytes
-    is_dirty: bool
 
 
 def whole_records(source: ByteSource) -> Iterator[Record | Gap]:
@@ -171,12 +172,12 @@ def whole_records(source: ByteSource) -> Iterator[Record | Gap]:
         if step.cflag == 0:
             yield step
         elif step.cflag > 1 and not parts:
-            yield Gap(step.start, at, "broken-parts", "its beginning is missing")
+            yield Gap(step.start, at, DAMAGED, "a record in parts: its beginning is missing")
         else:
             parts.append(step)
         if step.cflag == 3 and parts:
             length = sum(part.length for part in parts) + 4 * (len(parts) - 1)
-            yield parts[0]._replace(end=at, length=length, is_dirty=step.is_dirty)
+            yield parts[0]._replace(end=at, length=length)
             parts.clear()
     if parts:
         yield _broken_parts(parts, parts[-1].end)
@@ -185,7 +186,7 @@ def whole_records(source: ByteSource) -> Iterator[Record | Gap]:
 def _broken_parts(parts: list[Record], end: int) -> Gap:
     first = parts[0]
     id_ = int.from_bytes(first.head[8:16], "little") if first.length >= HEADER_BYTES else None
-    return Gap(first.start, end, "broken-parts", "its end is missing", id_)
+    return Gap(first.start, end, DAMAGED, "a record in parts: its end is missing", id_)
 
 
 def _part_or_gap(source: ByteSource, at: int) -> Record | Gap:
@@ -194,9 +195,7 @@ def _part_or_gap(source: ByteSource, at: int) -> Record | Gap:
     if end is None or not _is_believed(source, at, end):
         return _gap(source, at, head)
     word = int.from_bytes(head[4:8], "little")
-    length = word & MAX_PAYLOAD
-    is_dirty = length % 4 != 0 and any(source.read(at + 8 + length, -length % 4))
-    return Record(at, end, length, word >> 29, head[8:].ljust(HEADER_BYTES, b"\0"), is_dirty)
+    return Record(at, end, word & MAX_PAYLOAD, word >> 29, head[8:].ljust(HEADER_BYTES, b"\0"))
 
 
 def _is_believed(source: ByteSource, at: int, end: int) -> bool:
@@ -234,15 +233,11 @@ def _gap(source: ByteSource, at: int, head: bytes) -> Gap:
         return Gap(at, end, "cut-short", f"needs {announced - at:,} bytes, {end - at:,} are there", id_)
     if announced is not None:
         begins = f"the next one begins at byte {end:,}" if end < source.size else "no other begins behind it"
-        return Gap(at, end, "wrong-length", f"would end at byte {announced:,}, but {begins}", id_)
-    if head[:4] == _MAGIC[: len(head)] and len(head) < 8:
-        return Gap(at, end, "cut-short", f"only {len(head)} bytes of it are there")
+        return Gap(at, end, DAMAGED, f"would end at byte {announced:,}, but {begins}", id_)
     if _announced_end(_MAGIC + head[4:8], at) == end:
-        return Gap(at, end, "wrong-magic", f"{head[:4].hex(' ')} stands where {_MAGIC.hex(' ')} should", id_)
-    if head[:4] == _MAGIC and int.from_bytes(head[4:8], "little") >> 29 > 3:
-        return Gap(at, end, "wrong-length", "its frame is damaged", id_)
+        return Gap(at, end, DAMAGED, f"{head[:4].hex(' ')} stands where {_MAGIC.hex(' ')} should", id_)
     zeros = " (zeros)" if not any(source.read(at, min(end - at, _MOST))) else ""
-    return Gap(at, end, "stray-bytes", f"{end - at:,} byte{'s' * (end - at > 1)}{zeros}, up to byte {end:,}")
+    return Gap(at, end, DAMAGED, f"{end - at:,} byte{'s' * (end - at > 1)}{zeros}, up to byte {end:,}")
 
 
 def _resume(source: ByteSource, at: int, stop: int) -> int:

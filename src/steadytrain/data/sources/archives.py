@@ -14,7 +14,6 @@ import io
 import lzma
 import posixpath
 import re
-import shlex
 import shutil
 import stat
 import struct
@@ -36,10 +35,10 @@ from steadytrain.data.images.file_types import LOOK_AT, recognise
 from steadytrain.data.names import Names
 from steadytrain.data.sources.listing import MOST_RATIO, FileList, Pieces
 from steadytrain.data.sources.rows import is_json_lines
-from steadytrain.data.sources.zip_names import readings
+from steadytrain.data.sources.zip_names import are_plain, ask_for_code_page, decode
 from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError, storage_error
-from steadytrain.format import Say, count, few, printable
+from steadytrain.format import Say, count, printable
 
 FREE_OF_RATIO = 256 << 20  # bytes out that any file may have
 
@@ -71,10 +70,11 @@ class SourceFile:
     stored_at: Path  # where the bytes are: ``path``, or the decompressed copy in the scratch folder
     kind: str  # tar, zip, rec, idx, parquet, arrow, list (MXNet's), text, or empty where it is none of them
     time: int  # ns, when ``path`` was last changed
+    zip_names: str = ""  # the code page of a zip's names, where the user has named it
 
 
-def open_source(path: Path, scratch: Path, say: Say) -> SourceFile:
-    """Recognise a file, and decompress it where it is compressed.
+def open_source(path: Path, scratch: Path, say: Say, zip_names: str = "") -> SourceFile:
+    """Recognise a file, and decompress it where it is compressed; ``zip_names``: the code page of a zip's names.
 
     Raises:
         DataError: it cannot be read, is empty, of a kind that is refused with a remedy, damaged, or a bomb.
@@ -85,16 +85,18 @@ def open_source(path: Path, scratch: Path, say: Say) -> SourceFile:
     if compression := _compression(start):
         stored_at = unpack(path, _decompressed(path, compression), scratch, say, path.stat().st_size)
         start = _read_start(stored_at, path)
-    return SourceFile(path, stored_at, _kind(start, path, stored_at.stat().st_size), path.stat().st_mtime_ns)
+    kind = _kind(start, path, stored_at.stat().st_size)
+    return SourceFile(path, stored_at, kind, path.stat().st_mtime_ns, zip_names)
 
 
-def open_sources(paths: Sequence[Path], scratch: Path, say: Say) -> list[SourceFile]:
+def open_sources(paths: Sequence[Path], scratch: Path, say: Say, zip_names: str = "") -> list[SourceFile]:
     """Open several files; that some are decompressed is said once."""
     compressed = [path for path in paths if is_compressed(path)]
     if len(compressed) > 1:
         first = compressed[0].name
         say(f"decompressing {len(compressed):,} files once ({first}, ...), so that every image can be reached")
-    return [open_source(path, scratch, say if len(compressed) == 1 else lambda _: None) for path in paths]
+    say = say if len(compressed) == 1 else lambda _: None
+    return [open_source(path, scratch, say, zip_names) for path in paths]
 
 
 def is_compressed(path: Path) -> bool:
@@ -228,7 +230,7 @@ def read_archives(archives: Sequence[SourceFile], say: Say, *, by_stem: bool = F
     def walk(archive: SourceFile) -> Iterator[Member]:
         with open_patiently(archive.stored_at) as file:
             of = str(archive.path)
-            members = walk_tar(file, of) if archive.kind == "tar" else walk_zip(file, of, say)
+            members = walk_tar(file, of) if archive.kind == "tar" else walk_zip(file, of, archive.zip_names)
             yield from _move_under(_stem(archive.path.name), members) if by_stem else members
 
     if by_stem:
@@ -470,12 +472,12 @@ def _tar_member(info: tarfile.TarInfo) -> Member:
     return Member(name, info.offset_data, size, size, kind=kind, target=target)
 
 
-def walk_zip(file: BinaryIO, of: str, say: Say = lambda _: None) -> Iterator[Member]:
+def walk_zip(file: BinaryIO, of: str, zip_names: str = "") -> Iterator[Member]:
     """Every member of a zip, which messages call ``of``: stored and deflated ones, zip64 included.
 
     Raises:
-        DataError: damaged, cut short, in several volumes, encrypted, images packed by another method, or folders whose
-            names are in an encoding that cannot be told.
+        DataError: damaged, cut short, in several volumes, encrypted, images packed by another method, or names of
+            folders by a code page that nothing tells, ``zip_names`` neither.
     """
     size = file.seek(0, 2)
     try:
@@ -487,9 +489,9 @@ def walk_zip(file: BinaryIO, of: str, say: Say = lambda _: None) -> Iterator[Mem
             error_text = f"is damaged ({error}): copy or download it again"
         raise DataError(f"{of} {error_text}") from error
     total = 0
-    encoding = _encoding_of_names(archive.infolist(), of, say)
+    code_page = _code_page(archive.infolist(), of, zip_names)
     for info in archive.infolist():
-        name, kind = _zip_name(info, encoding), "file"
+        name, kind = _zip_name(info, code_page), "file"
         mode = info.external_attr >> 16 if info.create_system in (3, 19) else 0  # Unix, macOS
         if name.endswith("/") or stat.S_ISDIR(mode):
             kind = "folder"
@@ -539,11 +541,11 @@ def _zip_content(file: BinaryIO, info: zipfile.ZipInfo) -> int:
     return info.header_offset + 30 + int(name + extra)
 
 
-def _zip_name(info: zipfile.ZipInfo, encoding: str) -> str:
-    """A member's name; ``encoding`` is that of names that are not marked as UTF-8."""
+def _zip_name(info: zipfile.ZipInfo, code_page: str) -> str:
+    """A member's name; ``code_page`` is that of names that are not marked as UTF-8."""
     name = _unicode_name(info) or info.orig_filename
     if (data := _unmarked_name(info)) is not None:
-        name = data.decode(encoding, "replace")
+        name = decode(data, code_page)
     name = name.partition("\0")[0]
     # Old Windows programs; elsewhere a backslash is a letter like any other.
     return name.replace("\\", "/") if info.create_system == 0 and "/" not in name else name
@@ -576,31 +578,16 @@ def _unicode_name(info: zipfile.ZipInfo) -> str:
     return ""
 
 
-def _encoding_of_names(infos: Sequence[zipfile.ZipInfo], of: str, say: Say) -> str:
-    """The encoding of names that are not marked as UTF-8, which they are all the same where they can be (macOS).
+def _code_page(infos: Sequence[zipfile.ZipInfo], of: str, named: str) -> str:
+    """Return the code page of names that are not marked as UTF-8; ``named`` by the user, if it is not empty.
 
     Raises:
-        DataError: folders have such names, and it is not clear.
+        DataError: folders have such names, none is named, and they are neither UTF-8 (macOS) nor the standard's.
     """
     names = [name for info in infos if (name := _unmarked_name(info)) is not None]
-    if not names or _are_utf8(names):
-        return "utf-8"
-    possible = readings(names)
+    if named or not names or _are_utf8(names):
+        return named or "utf-8"
     has_folders = not all(name.rpartition(b"/")[0].isascii() for name in names)
-    command = f"python3 -m zipfile --metadata-encoding {{}} -e {shlex.quote(of)} FOLDER"
-    if len(possible) == 1:
-        encoding, words = possible[0].encoding, few(possible[0].names, 3)
-        if has_folders:
-            say(
-                f"{of} does not tell the encoding of its names, which are read as {encoding} ({words}); if they are"
-                f" wrong: {command.format('ENCODING')}, then give FOLDER"
-            )
-        return encoding
-    if not has_folders:
-        return "cp437"  # names of files alone, which are shown and no more
-    listed = "; ".join(f"{reading.encoding}: {few(reading.names, 3)}" for reading in possible)
-    raise DataError(
-        f"{of} does not tell the encoding of its folders' names, which are not UTF-8"
-        f" ({listed or 'nor of another encoding that is known here'}): unpack it by the right one, and give FOLDER:"
-        f" {command.format(possible[0].encoding if possible else 'ENCODING')}"
-    )
+    if has_folders and not are_plain(names):
+        raise ask_for_code_page(names, of)
+    return "cp437"  # or names of files alone, which are shown and no more

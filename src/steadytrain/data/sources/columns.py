@@ -16,6 +16,7 @@ from pathlib import Path
 from steadytrain.data.filenames import SPLITS, folder_splits, is_image, is_wrapper, split_words
 from steadytrain.data.recordio.lst import require_exact
 from steadytrain.data.sources.labels import is_number, whole_number
+from steadytrain.data.sources.zip_names import require_code_page
 from steadytrain.errors import DataError, did_you_mean
 from steadytrain.format import Say, few
 
@@ -56,7 +57,7 @@ _MEANINGS = {**SPLITS, "none": "none"}
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """The columns of a table that the user has named, by their names or by their numbers from 1 on.
+    """What the user says of a source: columns of a table, by names or numbers from 1 on, and names in a zip.
 
     Args:
         path, split: None finds the column, if there is one. The split's may have the meanings of its values behind it
@@ -64,12 +65,14 @@ class ColumnNames:
         labels: empty finds them; several columns make label vectors.
         trained: the label's column of the training set's table, for the table of another split; the user does not name
             it, and no other column counts unless it is called like a label's.
+        zip_names: the code page of the names in a zip; empty where the zip tells it.
     """
 
     path: str | None = None
     labels: tuple[str, ...] = ()
     split: str | None = None
     trained: str = ""
+    zip_names: str = ""
 
     def split_meanings(self) -> tuple[str | None, dict[str, str]]:
         """Return the name of the split's column, and what its values mean in the user's words."""
@@ -82,15 +85,19 @@ class ColumnNames:
         return name, {value.strip(): _MEANINGS[split] for value, split in meanings.items()}
 
     @staticmethod
-    def of(path: str | None, labels: str | Sequence[str] | None, split: str | None) -> ColumnNames:
+    def of(
+        path: str | None, labels: str | Sequence[str] | None, split: str | None, zip_names: str | None = None
+    ) -> ColumnNames:
         """Take the labels' column, or several."""
         names = (labels,) if isinstance(labels, str) else tuple(labels or ())
-        return ColumnNames(path=path, labels=names, split=split)
+        require_code_page(zip_names or "utf-8")
+        return ColumnNames(path=path, labels=names, split=split, zip_names=zip_names or "")
 
     def options(self) -> tuple[tuple[str, str], ...]:
         """The options that were given, with their values."""
         pairs = [("--path-column", self.path), *(("--label-column", name) for name in self.labels)]
-        return tuple((flag, name) for flag, name in [*pairs, ("--split-column", self.split)] if name is not None)
+        pairs += [("--split-column", self.split), ("--zip-names", self.zip_names or None)]
+        return tuple((flag, name) for flag, name in pairs if name is not None)
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,8 @@ def find(
         labels: a file of labels, for images that lie in no folders of classes.
         classes: the class list and its order; None takes what is found.
         group: the name of a table's column that says what each image belongs to.
-        columns: the columns of a table that hold paths, labels and splits, where the user has named them.
+        columns: the columns of a table that hold paths, labels and splits, and the code page of a zip's names, where
+            the user has named them.
         scratch: a folder to decompress into. It may not exist yet; whoever gave it removes it when nothing is read from
             the listings any more.
         say: takes remarks, a line each.
@@ -122,7 +123,8 @@ def find(
         if inside and not any(is_ignored(part) for part in place.relative_to(folder).parts):
             raise DataError(f"{error} (the output is inside {source}: write it somewhere else)") from error
         raise
-    for flag, name in asked.columns.options() if not asked.tables else ():
+    of_tables = replace(asked.columns, zip_names="")  # of which nothing is said where no zip needs it
+    for flag, name in of_tables.options() if not asked.tables else ():
         raise DataError(
             f"{flag} {name} names a column of a table (CSV, TSV), and the labels of {source} do not come from one: drop"
             f" {flag}"
@@ -259,7 +261,7 @@ class _Source:
             raise DataError(f"{self.source} names {listed}: give one folder with a folder of images for each class")
         if len(paths) == 1:
             return self._list_file(paths[0])
-        files = open_sources(paths, self.scratch, self.say)
+        files = self._open(paths)
         kinds = {file.kind for file in files}
         if kinds <= {"tar", "zip"}:
             return self._list_archives(files, path.parent)
@@ -270,6 +272,9 @@ class _Source:
         raise DataError(
             f"{self.source} names files of several kinds ({few([path.name for path in paths])}): give each alone"
         )
+
+    def _open(self, paths: Sequence[Path]) -> list[SourceFile]:
+        return open_sources(paths, self.scratch, self.say, self.columns.zip_names)
 
     def _refuse(self, option: str, path: Path | str) -> None:
         if (self.root if option == "--root" else self.labels) is not None:
@@ -282,7 +287,7 @@ class _Source:
         if path.suffix.lower() == ".lst" and not is_of_paths(path):
             file = SourceFile(path, path, "list", 0)
         else:
-            file = open_source(path, self.scratch, self.say)
+            file = self._open([path])[0]
         if file.kind not in ("list", "text"):
             self._refuse("--root", path)
         if file.kind in ("tar", "zip"):
@@ -352,7 +357,7 @@ class _Source:
                     f" (unzip {shlex.quote(str(path / packed[0]))} -d {shlex.quote(str(path))}), and remove the archive"
                 )
             beside = [name for name in entries if name.lower().endswith(TABLES) and not name.lower().endswith(".lst")]
-            return self._list_archives(open_sources(archives, self.scratch, self.say), path, beside=beside)
+            return self._list_archives(self._open(archives), path, beside=beside)
         records = [name for name in entries if name.lower().endswith(".rec")]
         if records and not has_folders:
             raise DataError(f"{path} holds record files: give {path / records[0]}, or all of them as '{path}/*.rec'")
@@ -519,7 +524,7 @@ class _Source:
             classes = self.classes or (listings[0].classes if listings else None)
             part = replace(self, classes=classes, labels=truth)
             if not path.is_dir():
-                listing = part._list_archives([open_source(path, self.scratch, self.say)], path)[0]
+                listing = part._list_archives(self._open([path]), path)[0]
             elif truth is not None:
                 listing = part._label(path, truth)[0]
             else:

@@ -72,12 +72,13 @@ class Unpacked:
         path_column: str | None = None,
         label_column: str | Sequence[str] | None = None,
         split_column: str | None = None,
+        zip_names: str | None = None,
         say: Say = print_note,
     ) -> Unpacked:
         """List a source; labels and classes are those that packing gives.
 
         Args:
-            source, root, labels, classes, path_column, label_column, split_column: as for
+            source, root, labels, classes, path_column, label_column, split_column, zip_names: as for
                 :func:`~steadytrain.data.packing.pack.pack`.
             split: which part of a source that is split; one that is not is its training part.
             say: takes a line each for what a user should know.
@@ -90,7 +91,7 @@ class Unpacked:
             scratch = stack.enter_context(_scratch())
             sources = stack.enter_context(local_sources([str(source)], say))
             lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes}
-            columns = ColumnNames.of(path_column, label_column, split_column)
+            columns = ColumnNames.of(path_column, label_column, split_column, zip_names)
             listings = find_all(sources, **lookup, columns=columns, scratch=scratch, say=say)
             parts = {listing.split or "train": listing for listing in listings}
             if split not in parts:

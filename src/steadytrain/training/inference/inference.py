@@ -203,6 +203,7 @@ def open_evaluation_data(
     path_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     split_column: str | None = None,
+    zip_names: str | None = None,
     say: Say = print_note,
     progress: OnProgress | None = None,
 ) -> EvaluationData:
@@ -211,7 +212,7 @@ def open_evaluation_data(
     Args:
         trained: the model.
         data: as for :func:`evaluate`.
-        root, labels, path_column, label_column, split_column, say, progress: as for
+        root, labels, path_column, label_column, split_column, zip_names, say, progress: as for
             :func:`steadytrain.data.packing.prepare.prepare`.
         classes: the model's class by that of the data, for those that are not matched by name.
 
@@ -234,7 +235,7 @@ def open_evaluation_data(
         return EvaluationData(sets.val, sets.val_ids, batch_size=run.recipe.batch_size)
     data = source_name(data)
     mapping = classes or {}
-    options: dict[str, Any] = {"root": root, "labels": labels, "say": say, "progress": progress}
+    options: dict[str, Any] = {"root": root, "labels": labels, "zip_names": zip_names, "say": say, "progress": progress}
     options |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     if trained.is_multi_label:
         return _open_labels(trained, data, mapping, **options)

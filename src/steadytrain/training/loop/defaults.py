@@ -308,7 +308,7 @@ def _advice(recipe: Recipe, facts: _Facts) -> str:
     words = ["steady", "finetune", str(data.train)]
     for flag, value in (("val", data.val), ("root", data.root), ("labels", data.labels), ("classes", data.classes)):
         words += [] if value is None else [f"--{flag}", str(value)]
-    columns = ColumnNames.of(data.path_column, data.label_column, data.split_column)
+    columns = ColumnNames.of(data.path_column, data.label_column, data.split_column, data.zip_names)
     words += [word for option in columns.options() for word in option]
     few = f"{per_class:,.0f} images a class are few to train from scratch"
     return f"{few}; fine-tuning does better: {shlex.join(words)}"

@@ -1,0 +1,166 @@
+"""A folder of images in a store as a source of several packing processes: listed, then fetched shard by shard."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from steadytrain.data.arrays import Ints
+from steadytrain.data.filenames import is_pattern
+from steadytrain.data.names import Names
+from steadytrain.data.packing.pack import PackRequest
+from steadytrain.data.packing.shared_folder import THREADS
+from steadytrain.data.sources.folder import ANNOTATIONS, build_tree, list_tree
+from steadytrain.data.sources.layout import flat_splits
+from steadytrain.data.sources.listing import FileList, Listing, Pieces
+from steadytrain.data.sources.select import END_BYTES
+from steadytrain.data.storage.store import NoObjectError, ObjectFacts, ObjectPlace, Store, is_uri
+from steadytrain.errors import DataError
+from steadytrain.format import Say
+
+Changed = Callable[[str, int, int], DataError]
+"""Makes the error about an object that is not what was listed: of its URI, its bytes then and now (-1: gone)."""
+
+_FETCHED_IMAGES, _FETCHED_BYTES = 1024, 16 << 20
+"""Images and bytes that are held in memory at a time, at most but for the last image."""
+
+
+def folder_in_store(request: PackRequest) -> str:
+    """Return the URI of a source that is a folder of objects; empty for any other."""
+    for source in request.sources:
+        if not is_uri(source) or is_pattern(source) or not _is_folder(source):
+            continue
+        if len(request.sources) > 1:
+            raise DataError(f"{source} is a folder in a store, which several processes pack alone: drop the others")
+        return source.rstrip("/") + "/"
+    return ""
+
+
+def _is_folder(uri: str) -> bool:
+    if uri.endswith("/"):
+        return True
+    place = ObjectPlace.parse(uri)
+    try:
+        Store(place).stat(place)
+    except NoObjectError:
+        return True
+    return False
+
+
+def list_in_store(request: PackRequest, uri: str, say: Say) -> list[Listing]:
+    """List the images below a prefix, in folders of classes or of splits, as if they lay on a disk; fetch none."""
+    place, selection = ObjectPlace.folder(uri), request.selection
+    files = Store(place).list_all(place, _to_columns)
+    if not len(files.names):
+        raise NoObjectError(f"there is no object {place}, and nothing below it")
+    is_split = selection.val_fraction is not None or selection.train_per_class is not None
+    if is_split and selection.identical == "pixels":
+        raise DataError(
+            f"--identical pixels decodes all images of {uri} before they are split, which one process does for"
+            " all: give --identical bytes, pack with one process, or put the images into folders train and val"
+        )
+    top = build_tree(files, strip=False)
+    loose = next((name for name in files.names if "/" not in name or name.endswith(f"/{ANNOTATIONS}")), None)
+    splits = [name for names in flat_splits(top.look(files)).values() for name in names]
+    problem = ""
+    if loose is not None:
+        problem = f"{uri}{loose} is in no class folder"
+    elif request.labels is not None or request.root is not None:
+        problem = "--labels and --root name files beside it"
+    elif len(splits) > 1:
+        problem = f"the images in {uri} lie in no folders of classes ({', '.join(splits)} are splits)"
+    if problem:
+        raise DataError(
+            f"{problem}: several processes read folders of classes, archives and record files from a store. Pack {uri}"
+            " with one process, or from a disk that all of them see"
+        )
+    root = Path(place.name or place.base.rpartition("/")[2])
+    listings = list_tree(top, files, root=root, classes=request.classes)
+
+    def changed(name: str, *_: int) -> DataError:
+        return DataError(
+            f"{name} was changed while its folder was listed: run the same command again when nothing writes there"
+        )
+
+    def read(listing: Listing, rows: Sequence[int], whole: bool) -> Iterator[memoryview]:
+        starts = np.zeros(len(rows), np.int64) if whole else np.maximum(listing.sizes[rows] - END_BYTES, 0)
+        yield from _fetch_images(listing, uri, rows, starts, changed)
+
+    if is_split:
+        say(f"comparing images of equal size in {uri}, so that duplicates stay on one side of the split")
+    return selection.of(listings, say, read)
+
+
+def _to_columns(objects: Iterator[tuple[str, ObjectFacts]]) -> FileList:
+    """Put objects into columns, sorted by name: of a million, 45 bytes each stay and not 500."""
+    names, sizes, versions = Names(), array("q"), array("q")
+    before, is_sorted = "", True  # as S3's always are
+    for name, facts in objects:
+        names.append(name)
+        sizes.append(facts.size)
+        versions.append(_version(facts))
+        before, is_sorted = name, is_sorted and before <= name
+    order = np.arange(len(names)) if is_sorted else np.array(sorted(range(len(names)), key=names.__getitem__))
+    return FileList(names if is_sorted else names.take(order), np.asarray(sizes)[order], np.asarray(versions)[order])
+
+
+def _version(facts: ObjectFacts) -> int:
+    """Return a number that changes with an object's content: it stands in for the time of a file."""
+    text = facts.etag or facts.modified
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
+
+
+def fetch_images(listing: Listing, uri: str, blob: Path, changed: Changed) -> Listing:
+    """Fetch the images of a listing from the folder at ``uri`` into one file; return where each lies in it.
+
+    Raises:
+        DataError: one is not there any more, or is another one; as ``changed`` makes it.
+        StorageError: the store does not answer, or the disk is full.
+    """
+    offsets = np.concatenate([[0], np.cumsum(listing.sizes)[:-1]]).astype(np.int64)
+    rows, starts = range(len(listing)), np.zeros(len(listing), np.int64)
+    with blob.open("wb") as file:
+        for data in _fetch_images(listing, uri, rows, starts, changed):
+            file.write(data)
+    pieces = Pieces((str(blob),), np.zeros(len(listing), np.int32), offsets, listing.sizes)
+    return replace(listing, pieces=pieces)
+
+
+def _fetch_images(
+    listing: Listing, uri: str, rows: Sequence[int], starts: Ints, changed: Changed
+) -> Iterator[memoryview]:
+    """Fetch the images ``rows`` of a listing, each from its byte of ``starts`` (int64[n]) on; yield them in order."""
+    place = ObjectPlace.folder(uri)
+    store = Store(place)
+
+    def fetch(row: int, start: int) -> memoryview:
+        name, size = listing.names[row], int(listing.sizes[row])
+        try:
+            data, facts = store.read(ObjectPlace(place.base, place.key + name), *((start, size) if start else ()))
+        except NoObjectError:
+            if size:
+                raise changed(f"{uri}{name}", size, -1) from None
+            return memoryview(b"")  # of an empty object there is no byte to ask for
+        if (facts.size, _version(facts)) != (size, listing.times[row]):
+            raise changed(f"{uri}{name}", size, facts.size)
+        return data
+
+    with ThreadPoolExecutor(THREADS, "storage") as pool:
+        for first, end in _blocks(listing.sizes[rows] - starts):
+            yield from pool.map(fetch, rows[first:end], starts[first:end].tolist())
+
+
+def _blocks(sizes: Ints) -> Iterator[tuple[int, int]]:
+    """Divide images of so many bytes (int64[n]) into blocks that are fetched at a time: yield first and end of each."""
+    first, size = 0, 0
+    for end, num_bytes in enumerate(sizes.tolist(), start=1):
+        size += num_bytes
+        if end - first >= _FETCHED_IMAGES or size >= _FETCHED_BYTES or end == len(sizes):
+            yield first, end
+            first, size = end, 0
