@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.reports.runs import Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.events import DeviceStats, EpochTrained, Event, FeedStats, MachineStats

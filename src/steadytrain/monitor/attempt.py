@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 from steadytrain.config.batches import Batches
 from steadytrain.events import (
@@ -25,7 +24,7 @@ from steadytrain.events import (
     ThreadStats,
 )
 from steadytrain.monitor.evidence import BESIDE, Company, Grant, PartTimes
-from steadytrain.monitor.samples import MAX_KEPT, STAGES, STORED, Evenly, feed_difference
+from steadytrain.monitor.samples import MAX_KEPT, STAGES, Evenly, feed_difference
 
 PARTS = ("transfer", "host", "forward", "backward", "update", "optimizer", "communication", "logging")
 STRETCHES = 5  # that an attempt is divided into, to see whether its updates take longer and longer
@@ -87,7 +86,7 @@ class InputWait:
     have made more, and the wait comes from elsewhere: ``input_other``.
     """
 
-    unsettled: list[Mark] = field(default_factory=list, metadata={STORED: False})
+    unsettled: list[Mark] = field(default_factory=list)
     _settled: Stages = NO_STAGES
     _pending: float = 0.0
     _base: FeedStats | None = None
@@ -197,11 +196,6 @@ class Attempt:
         self.marks = [origin, base]
         self._clock = self.began
         self._tail = _empty_tail()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take up a stored state: marks whose wait is not divided for good are those of the wait again."""
-        vars(self).update(state)
-        self._waits.unsettled = [mark for mark in self.marks if mark.pending is not None]
 
     @cached_property
     def batches(self) -> Batches | None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 
+import msgspec
+
 from steadytrain.config.batches import Batches
 from steadytrain.events import Logged
 
@@ -23,8 +25,7 @@ MOST_EPOCHS = 100_000
 _drawn = attrgetter("loss", "top1", "images_per_second", "wait_share")
 
 
-@dataclass(frozen=True)
-class LogSpan:
+class LogSpan(msgspec.Struct, frozen=True):
     """A stretch of ``steps`` after ``first``, up to ``step``: their images, seconds, and the means of its log lines."""
 
     first: int

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from steadytrain.events import DeviceStats, Evaluated, Event, FeedStats, Logged, MachineStats
 from steadytrain.intervals import wilson
@@ -48,12 +49,11 @@ TAKEN_BACK = ("train", "val", "rate")
 """Series of which a restart takes back the rows after its step, their third column."""
 
 
-@dataclass(frozen=True)
-class ChartPoint:
+class ChartPoint(msgspec.Struct, frozen=True):
     """One row of a live chart: ``series`` is ``train``, ``val``, ``rate``, ``feed``, ``machine`` or ``device-0``, ...
 
     A row begins with the seconds of the run's own wall time. Shares are fractions, processors in cores, what is not
-    known or not finite is None.
+    known or not finite is None. :func:`six_digits` of each value are enough to draw.
     """
 
     series: str
@@ -74,7 +74,7 @@ def points_of(
     """
 
     def point(series: str, *values: float | None) -> ChartPoint:
-        return ChartPoint(series, (round(seconds, 3), *map(six_digits, values)))
+        return ChartPoint(series, (seconds, *[v if v is None or math.isfinite(v) else None for v in values]))
 
     match event:
         case Logged():

@@ -100,7 +100,8 @@ def loop_time(evidence: Evidence) -> LoopTime | None:
     if threads is None:
         return None
     updating = [threads.loop[bucket] for bucket in (*COMPUTING, *BATCHES) if bucket in threads.loop]
-    total, ran, queued = (sum(b.get(name, 0.0) for b in updating) for name in ("seconds", "ran", "queued"))
+    total = sum(at["seconds"] for at in updating)
+    ran, queued = sum(at.get("ran", 0.0) for at in updating), sum(at.get("queued", 0.0) for at in updating)
     computing = sum(threads.loop[bucket]["seconds"] for bucket in COMPUTING if bucket in threads.loop)
     if computing <= 0 or passes <= 0:
         return None

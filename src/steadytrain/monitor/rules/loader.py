@@ -217,7 +217,7 @@ def _disk_neighbours(machine: MachineStats | None) -> tuple[list[tuple[str, floa
     """Return other processes that use disks, with the bytes per second of each, and the bytes per second of the run."""
     if machine is None:
         return [], 0.0
-    rates = [(name_process(process), process.get("disk_bytes", 0.0)) for process in machine.other_processes]
+    rates = [(name_process(process), process.get("disk_bytes") or 0.0) for process in machine.other_processes]
     own_rate = (machine.disk_read_bytes or 0.0) + (machine.disk_write_bytes or 0.0)
     return [(name, moved) for name, moved in rates if moved > 0], own_rate
 

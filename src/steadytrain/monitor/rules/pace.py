@@ -237,7 +237,7 @@ class Pace:
         return self.loop * (self.step - step) / self.step if self.step > 0 else 0.0
 
     def saved_by_updates(self, share: float) -> float:
-        """Share of the wall time that is saved if updates take ``share`` of it less: batches come no sooner for that."""
+        """Share of the wall time saved if updates take ``share`` of it less: batches come no sooner for that."""
         if self.is_by_loop or self.is_unexplained:
             return share
         return min(share, self.saved(min(self.step, self.busy / self.threads)))
@@ -346,7 +346,7 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
     if feed is None or (feed.images <= 0 and other is not None):
         feed = other
     thread, threads = loop_time(evidence), evidence.newest(ThreadStats)
-    fed = (threads.feed if threads is not None else None) or {}
+    fed = threads.feed if threads is not None else None
     return Pace(
         loop=loop,
         step=step,
@@ -357,6 +357,6 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
         cores=evidence.cores,
         compute_threads=evidence.compute_threads if evidence.on_cpu else 0,
         queued=None if thread is None else thread.queued / thread.passes,
-        feed_queued=fed.get("queued", 0.0) / fed["ran"] if fed.get("ran") else 0.0,
+        feed_queued=fed["queued"] / fed["ran"] if fed and fed.get("ran") else 0.0,
         others=sum(rivals(evidence).values()),
     )

@@ -88,7 +88,7 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
             if (at := threads.loop.get(bucket)) and at["seconds"] > 0:
                 queued += evidence.ledger.share(bucket) * min(1.0, at.get("queued", 0.0) / at["seconds"])
         stolen_share = bound * steal / max(steal + machine.cpu + machine.ranks, 1e-9)
-        late = (threads.feed or {}).get("queued", 0.0) / max(threads.seconds, 1e-9)
+        late = (threads.feed["queued"] if threads.feed else 0.0) / max(threads.seconds, 1e-9)
         fed = clip(late * pace.step / pace.busy) if pace.busy > 0 else 0.0
         share = clip(queued + (stolen_share + pace.exposed * fed * part if is_full else 0.0))
         figures += (f"the training thread waited for a core {percent(waited)} of the time",)

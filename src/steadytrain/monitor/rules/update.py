@@ -145,9 +145,11 @@ def _held_up(evidence: Evidence) -> Iterator[str]:
     threads, measured = evidence.newest(ThreadStats), evidence.newest(StepMeasured)
     if threads is None or (measured is not None and measured.syncs):  # then it waits for the GPU as well
         return
-    forward = threads.loop.get("forward", {})
-    away = 1 - (forward.get("ran", 0.0) + forward.get("queued", 0.0)) / max(forward.get("seconds", 0.0), 1e-9)
-    if "ran" in forward and away >= HELD_UP:
+    forward = threads.loop.get("forward")
+    if forward is None or "ran" not in forward:
+        return
+    away = 1 - (forward["ran"] + forward.get("queued", 0.0)) / max(forward["seconds"], 1e-9)
+    if away >= HELD_UP:
         others = "the loader's threads" if threads.feed else "other threads"  # those of this process alone
         yield f"the training thread waits {percent(away)} of a forward pass for the interpreter's lock ({others})"
 
