@@ -102,7 +102,7 @@ def encode(event: Event) -> bytes:
         line = _encoder.encode(event)
         if b"null" not in line or all(type(value) is not float or math.isfinite(value) for value in astuple(event)):
             return b'{"v":%d,%b\n' % (VERSION, line[1:])
-    except UnicodeEncodeError:  # a file name that is no UTF-8 holds lone surrogates: escaped, they are JSON
+    except (UnicodeEncodeError, TypeError):  # lone surrogates of a file name that is no UTF-8; a subclass of str, say
         pass
     text = json.dumps(event.to_dict(), ensure_ascii=False, separators=(",", ":"))
     return f"{text}\n".encode("utf-8", "backslashreplace")
