@@ -392,8 +392,9 @@ class Run:
             if generation != self._reader.generation:  # the log was replaced, or is gone
                 generation = self._reader.generation
                 vars(self._progress).update(vars(RunProgress()))
-            for event in chunk:
-                self._progress.take(event)
+            for event, following in itertools.zip_longest(chunk, chunk[1:]):
+                if not (type(event) is type(following) is Step and event.attempt == following.attempt):
+                    self._progress.take(event)  # of updates in a row the newest says it all
         return replace(self._progress)
 
     @contextlib.contextmanager

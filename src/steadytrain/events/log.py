@@ -29,7 +29,7 @@ KINDS: dict[str, type[Event]] = {
     for name, kind in vars(schema).items()
     if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, Unknown, Unreadable)
 }
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16  # what is read at once, and its events, stay in a processor's cache
 _HEAD_BYTES = 256
 _MOST_LINE_BYTES = 32 << 20  # of an event: of a million classes, say
 _encoder = msgspec.json.Encoder()
@@ -230,7 +230,7 @@ class LogReader:
             yield from chunk
 
     def chunks(self) -> Iterator[list[Event]]:
-        """Yield the events since the last call in lists of some thousand; stopping between two lists loses nothing.
+        """Yield the events since the last call in lists of some hundred; stopping between two lists loses nothing.
 
         Raises:
             RunError: the file is there and cannot be read.

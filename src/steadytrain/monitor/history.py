@@ -60,8 +60,8 @@ from steadytrain.monitor.ledger import (
     slices,
 )
 from steadytrain.monitor.lines import LogLines
-from steadytrain.monitor.samples import FIRST, LATER, START, Evenly, RunSamples, StepTimes
-from steadytrain.monitor.series import DRAWN, MAX_POINTS, TAKEN_BACK, ChartPoint, points_of, thin_rows
+from steadytrain.monitor.samples import FIRST, LATER, SAMPLED, START, Evenly, RunSamples, StepTimes
+from steadytrain.monitor.series import DRAWN, MAX_POINTS, TAKEN_BACK, ChartPoint, points_of, thin_points
 
 MAX_RECENT = 2000
 MAX_RATES = 8000
@@ -308,9 +308,16 @@ class RunHistory:
             return
         attempt = self.attempts[-1]
         attempt.take(event)
+        if isinstance(event, SAMPLED):
+            self.samples.take(event, self._phase)
+
+    @property
+    def _phase(self) -> int:
+        """The phase that the newest attempt is in."""
+        attempt = self.attempts[-1]
         is_warm, length = attempt.updates > WARM_UPDATES, attempt.num_train
         is_first = not length or attempt.position <= length + attempt.batch_size
-        self.samples.take(event, START if not is_warm else FIRST if is_first else LATER)
+        return START if not is_warm else FIRST if is_first else LATER
 
     def _draw(self, event: Event, feed: FeedStats | None) -> None:
         """Add an event's points to the live charts; of a series of too many the extremes of each stretch stay."""
@@ -321,15 +328,7 @@ class RunHistory:
             self.points.append(point)
             self._num_points[point.series] = number = self._num_points.get(point.series, 0) + 1
             if number > MAX_POINTS:
-                rows = iter(thin_rows(point.series, [p.row for p in self.points if p.series == point.series]))
-                row, kept = next(rows, None), list[ChartPoint]()
-                for other in self.points:
-                    if other.series != point.series:
-                        kept.append(other)
-                    elif other.row is row:
-                        kept.append(other)
-                        row = next(rows, None)
-                self._show(kept)
+                self._show(thin_points(self.points))
 
     def _show(self, points: list[ChartPoint]) -> None:
         if len(points) < len(self.points):

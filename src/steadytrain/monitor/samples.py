@@ -40,6 +40,7 @@ STAGES = ("read_seconds", "decode_seconds", "augment_seconds", "batch_seconds")
 COUNTED = (*STAGES, "blocked_seconds", "images", "bytes", "asked", "starved")
 # Phases of a run: before an attempt's feed and model are warm; in the first pass over the data; after it.
 START, FIRST, LATER = range(3)
+SAMPLED = (FeedStats, MachineStats, DeviceStats, Evaluated, Saved, ServerStats)
 MAX_STEPS = 4096
 SCARCE = 0.1  # of the memory: where so little was left, a process was killed for want of it
 MAX_SLOWEST = 32
@@ -110,20 +111,20 @@ class Mean(Generic[Sampled]):
         if isinstance(pressure := values.pop("pressure", None), Mapping):
             values |= {f"pressure.{name}": share for name, share in pressure.items()}
         self._add_processes(values.pop("other_processes"), max(0.0, sample.seconds))
+        weight = max(0.0, sample.seconds)
         for name, value in values.items():
-            before = self._values.get(name)
+            if value is None or name in NEWEST:
+                continue
             if isinstance(value, (list, tuple)):
                 items = self._lists.setdefault(name, [])
                 items += [item for item in value if item not in items]
-            elif not isinstance(value, (int, float)) or name in NEWEST:
-                continue
             elif name in EXTREMES:
+                before = self._values.get(name)
                 self._values[name] = value if before is None else EXTREMES[name](before, value)
             elif name in SUMMED:
-                self._values[name] = (before or 0.0) + value
+                self._values[name] = self._values.get(name, 0.0) + value
             else:
-                weight = max(0.0, sample.seconds)
-                self._values[name] = (before or 0.0) + value * weight
+                self._values[name] = self._values.get(name, 0.0) + value * weight
                 self._weights[name] = self._weights.get(name, 0.0) + weight
 
     def _add_processes(self, processes: Sequence[Mapping[str, Any]], seconds: float) -> None:
