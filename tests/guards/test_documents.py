@@ -20,7 +20,7 @@ from steadytrain.config.plain import leaves
 from steadytrain.config.reference import flag_help, recipe_keys
 from steadytrain.errors import SteadyError
 from steadytrain.events import KINDS, Event
-from steadytrain.monitor.rules.diagnose import EXPLAINS
+from steadytrain.monitor.rules import rules
 from steadytrain.monitor.rules.pace import STAGES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -68,7 +68,7 @@ def test_the_defaults_in_the_help_are_the_defaults(verb: str) -> None:
 
 def plain_hint(hint: str) -> str:
     """The annotation of a field without its limits, and tables whose keys the row names as mappings."""
-    words = {"Count": "int", "Positive": "int", "Finite": "float", "Time": "float"}
+    words = {"Whole": "int", "Positive": "int", "Finite": "float", "Time": "float"}
     hint = re.sub(r"Annotated\[(\w+), [^]]*\]", r"\1", hint.replace('"', "'"))
     hint = re.sub("|".join(words), lambda found: words[found[0]], hint)
     return re.sub(r"\w+Keys", "Mapping[str, Any]", hint)
@@ -178,7 +178,11 @@ def test_messages_to_look_up_are_those_of_the_commands() -> None:
 
 def test_every_cause_and_every_kind_of_error_can_be_looked_up() -> None:
     """What a verdict or an error names has a section of the page, which ``steady help NAME`` prints."""
-    causes = {*re.findall(r"name=\"([a-z_]+)\"", _sources("monitor")), *STAGES, *EXPLAINS}
+    causes = {
+        *re.findall(r"name=\"([a-z_]+)\"", _sources("monitor")),
+        *STAGES,
+        *(name for rule in rules() for name in rule.explains),
+    }
     causes -= {"read", "batch", "unknown"}  # told as storage and as gather; watched too briefly
     assert causes - set(topics()) == set()
     kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, SteadyError)}

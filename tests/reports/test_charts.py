@@ -6,9 +6,9 @@ import json
 import math
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-import pytest
 from msgspec.structs import replace
 from tests.reports.runs import Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 

@@ -28,7 +28,7 @@ LAST_TIME = 253_000_000_000.0
 MOST_DEPTH = 12
 """Tables and lists within each other; the deepest of ours has four."""
 
-Count = Annotated[int, Meta(ge=0, lt=MOST)]
+Whole = Annotated[int, Meta(ge=0, lt=MOST)]
 Finite = Annotated[float, Meta(gt=-MOST, lt=MOST)]
 """A number of seconds, bytes or images a second. What a diverged run measured is a bare ``float``, NaN included."""
 Positive = Annotated[int, Meta(gt=0, lt=MOST)]
@@ -41,13 +41,13 @@ class DataKeys(TypedDict):
 
     train: NotRequired[str]
     val: NotRequired[str | None]
-    num_train: NotRequired[Count]
-    num_val: NotRequired[Count | None]
+    num_train: NotRequired[Whole]
+    num_val: NotRequired[Whole | None]
     classes: NotRequired[Sequence[str]]
-    channels: NotRequired[Count]
-    largest_side: NotRequired[Count]
+    channels: NotRequired[Whole]
+    largest_side: NotRequired[Whole]
     restart_markers: NotRequired[bool]
-    num_rejected: NotRequired[Count]
+    num_rejected: NotRequired[Whole]
     rejected: NotRequired[Sequence[tuple[str, str]]]
 
 
@@ -55,25 +55,25 @@ class ModelKeys(TypedDict):
     """Keys of ``Started.model`` that readers compute with."""
 
     name: NotRequired[str]
-    parameters: NotRequired[Count]
-    trainable: NotRequired[Count]
-    size: NotRequired[Count]
+    parameters: NotRequired[Whole]
+    trainable: NotRequired[Whole]
+    size: NotRequired[Whole]
 
 
 class MachineKeys(TypedDict):
     """Keys of ``Started.machine`` that readers compute with."""
 
     device: NotRequired[str]
-    compute_threads: NotRequired[Count | None]
-    cores: NotRequired[Count]
+    compute_threads: NotRequired[Whole | None]
+    cores: NotRequired[Whole]
     host: NotRequired[str]
     precision: NotRequired[str]
-    ranks: NotRequired[Count]
-    images_per_rank: NotRequired[Sequence[Count] | None]
+    ranks: NotRequired[Whole]
+    images_per_rank: NotRequired[Sequence[Whole] | None]
     hosts: NotRequired[Sequence[str] | None]
     servers: NotRequired[Sequence[str] | None]
-    micro_batches: NotRequired[Count | None]
-    out_of_memory_kills: NotRequired[Count | None]
+    micro_batches: NotRequired[Whole | None]
+    out_of_memory_kills: NotRequired[Whole | None]
 
 
 class PriceKeys(TypedDict):
@@ -122,7 +122,7 @@ class OtherThreadKeys(TypedDict):
 class OtherProcessKeys(TypedDict):
     """An entry of ``other_processes``."""
 
-    pid: NotRequired[Count]
+    pid: NotRequired[Whole]
     name: NotRequired[str]
     user: NotRequired[str | None]
     cores: NotRequired[Finite]
@@ -158,8 +158,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="kind
     """
 
     time: Time = 0.0
-    attempt: Count = 0
-    rank: Count = 0
+    attempt: Whole = 0
+    rank: Whole = 0
 
     @property
     def kind(self) -> str:
@@ -219,17 +219,17 @@ class Started(Event, frozen=True, kw_only=True):
     """
 
     digest: str
-    step: Count
-    steps: Count
+    step: Whole
+    steps: Whole
     steps_per_epoch: Annotated[float, Meta(ge=0, lt=MOST)]
     batch_size: Positive
-    growth: Sequence[tuple[Count, Count, Positive]] = ()
+    growth: Sequence[tuple[Whole, Whole, Positive]] = ()
     data: Mapping[str, Any] = {}
     model: Mapping[str, Any] = {}
     machine: Mapping[str, Any] = {}
     startup: Mapping[str, Finite] = {}
     startup_waits: Mapping[str, Finite] = {}
-    startup_disk_bytes: Count | None = None
+    startup_disk_bytes: Whole | None = None
     began: Time = 0.0
     price: Mapping[str, Any] | None = None
 
@@ -266,11 +266,11 @@ class Resumed(Event, frozen=True, kw_only=True):
     before this attempt. ``ranks_before`` trained until then, ``ranks`` do now.
     """
 
-    step: Count
-    images_repeated: Count
+    step: Whole
+    images_repeated: Whole
     seconds_away: Finite
-    ranks_before: Count
-    ranks: Count
+    ranks_before: Whole
+    ranks: Whole
 
 
 class ProbeProgress(Event, frozen=True, kw_only=True):
@@ -282,14 +282,14 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
     images that were left out.
     """
 
-    step: Count
-    images: Count
-    total: Count
+    step: Whole
+    images: Whole
+    total: Whole
     seconds: Finite = 0.0
     wait_seconds: Finite = 0.0
     feed: Mapping[str, Finite | None] = {}
     fit_seconds: Finite | None = None
-    features: Count | None = None
+    features: Whole | None = None
     penalty: Finite | None = None
     top1: float | None = None
 
@@ -335,9 +335,9 @@ class Step(Event, frozen=True, kw_only=True):
     ``seconds`` since the end of the step before; ``wait_seconds`` of those spent waiting for the feed.
     """
 
-    step: Count
-    position: Count
-    n: Count
+    step: Whole
+    position: Whole
+    n: Whole
     seconds: Finite
     wait_seconds: Finite
     lr: Finite
@@ -349,7 +349,7 @@ class Logged(Event, frozen=True, kw_only=True):
     ``images_per_second`` counts only the seconds of steps since the line before.
     """
 
-    step: Count
+    step: Whole
     epoch: Finite
     loss: float
     top1: float
@@ -366,9 +366,9 @@ class EpochTrained(Event, frozen=True, kw_only=True):
     in :class:`Logged`. A run that stops within an epoch tells of it so far, and again when it has ended.
     """
 
-    step: Count
-    epoch: Count
-    n: Count
+    step: Whole
+    epoch: Whole
+    n: Whole
     loss: float
     top1: float
     images_per_second: float
@@ -381,9 +381,9 @@ class Evaluated(Event, frozen=True, kw_only=True):
     which every label is right, and ``top5`` is None.
     """
 
-    step: Count
+    step: Whole
     epoch: Finite
-    n: Count
+    n: Whole
     loss: float
     top1: float
     top5: float | None
@@ -404,9 +404,9 @@ class Saved(Event, frozen=True, kw_only=True):
     ``paused_seconds`` of them; in the others a thread wrote it, of which ``cpu_seconds`` were a processor's.
     """
 
-    step: Count
+    step: Whole
     path: str
-    bytes: Count
+    bytes: Whole
     seconds: Finite
     paused_seconds: Finite | None = None
     cpu_seconds: Finite | None = None
@@ -427,14 +427,14 @@ class Noticed(Event, frozen=True, kw_only=True):
     """A warning that belongs to the run, such as a damaged checkpoint."""
 
     message: str
-    step: Count = 0
+    step: Whole = 0
 
 
 class Halved(Noticed, frozen=True, kw_only=True):
     """Memory ran out: from here on ``images`` go through the network at a time, ``during`` updates or evaluations."""
 
     during: str = "update"
-    images: Count = 1
+    images: Whole = 1
 
 
 class Failed(Event, frozen=True, kw_only=True):
@@ -442,7 +442,7 @@ class Failed(Event, frozen=True, kw_only=True):
 
     error: str
     message: str
-    step: Count = 0
+    step: Whole = 0
 
 
 class Ended(Event, frozen=True, kw_only=True):
@@ -453,9 +453,9 @@ class Ended(Event, frozen=True, kw_only=True):
     """
 
     status: Literal["finished", "interrupted", "preempted"]
-    step: Count
+    step: Whole
     seconds: Finite
-    images: Count
+    images: Whole
 
     @property
     def words(self) -> str:
@@ -507,15 +507,15 @@ class Accounted(Event, frozen=True, kw_only=True):
     waits for the host, are in ``host``. ``compute_threads``: that PyTorch computes with at this moment, on a processor.
     """
 
-    step: Count
-    images: Count
+    step: Whole
+    images: Whole
     wall_seconds: Finite
     seconds: Mapping[str, Finite]
     update_cpu_seconds: Finite | None = None
     exchange_seconds: Finite | None = None
-    warmup_images: Count | None = None
+    warmup_images: Whole | None = None
     launching_measured: Sequence[str] = ()
-    compute_threads: Count | None = None
+    compute_threads: Whole | None = None
 
 
 class FeedStats(Event, frozen=True, kw_only=True):
@@ -528,23 +528,23 @@ class FeedStats(Event, frozen=True, kw_only=True):
     the batches when it wants them, from images that are kept, and the threads have ended.
     """
 
-    step: Count
-    images: Count
-    bytes: Count
-    kept_bytes: Count = 0
-    shared_bytes: Count = 0
-    device_bytes: Count = 0
+    step: Whole
+    images: Whole
+    bytes: Whole
+    kept_bytes: Whole = 0
+    shared_bytes: Whole = 0
+    device_bytes: Whole = 0
     read_seconds: Finite
     decode_seconds: Finite
     augment_seconds: Finite = 0.0
     batch_seconds: Finite
     blocked_seconds: Finite
     cpu_seconds: Finite | None = None
-    threads: Count
-    asked: Count = 0
-    starved: Count = 0
+    threads: Whole
+    asked: Whole = 0
+    starved: Whole = 0
     ready: Finite = 0.0
-    depth: Count = 0
+    depth: Whole = 0
     by_loop: bool = False
 
 
@@ -556,18 +556,18 @@ class ServerStats(Event, frozen=True, kw_only=True):
     ``update_seconds`` of those for its own update, ``pushed_bytes`` and ``pulled_bytes``.
     """
 
-    step: Count
+    step: Whole
     seconds: Finite
-    pushes: Count
+    pushes: Whole
     staleness: Finite
-    staleness_max: Count
+    staleness_max: Whole
     servers: Sequence[ServerCallKeys] = ()
 
 
 class FeedPlaced(Event, frozen=True, kw_only=True):
     """The place of the loader's threads: ``threads`` of the training process or a ``process`` of their own; and why."""
 
-    step: Count
+    step: Whole
     place: str
     reason: str
 
@@ -588,8 +588,8 @@ class MachineStats(Event, frozen=True, kw_only=True):
     """
 
     seconds: Finite
-    cores: Count
-    machine_cores: Count
+    cores: Whole
+    machine_cores: Whole
     quota: Finite = 0.0
     cpu: Finite | None = None
     children: Finite | None = None
@@ -601,13 +601,13 @@ class MachineStats(Event, frozen=True, kw_only=True):
     steal: Finite | None = None
     throttled_seconds: Finite | None = None
     pressure: Mapping[str, Finite] = {}
-    threads: Count | None = None
+    threads: Whole | None = None
     involuntary_switches: Finite | None = None
     minor_faults: Finite | None = None
     major_faults: Finite | None = None
-    memory_bytes: Count | None = None
-    memory_limit_bytes: Count | None = None
-    available_bytes: Count | None = None
+    memory_bytes: Whole | None = None
+    memory_limit_bytes: Whole | None = None
+    available_bytes: Whole | None = None
     swap_bytes: Finite | None = None
     disk_read_bytes: Finite | None = None
     disk_write_bytes: Finite | None = None
@@ -634,9 +634,9 @@ class ThreadStats(Event, frozen=True, kw_only=True):
     all together. ``others``: Python threads that are not ours and use a processor: ``name``, ``ran`` and ``place``.
     """
 
-    step: Count
+    step: Whole
     seconds: Finite
-    looks: Count
+    looks: Whole
     cost_seconds: Finite
     lock_seconds: Finite
     loop: Mapping[str, BucketKeys] = {}
@@ -656,13 +656,13 @@ class DeviceStats(Event, frozen=True, kw_only=True):
     """
 
     seconds: Finite
-    index: Count
+    index: Whole
     name: str
     utilisation: Finite | None = None
     sm_active: Finite | None = None
     tensor_active: Finite | None = None
-    memory_bytes: Count | None = None
-    memory_total_bytes: Count | None = None
+    memory_bytes: Whole | None = None
+    memory_total_bytes: Whole | None = None
     power_watts: Finite | None = None
     power_limit_watts: Finite | None = None
     power_most_watts: Finite | None = None
@@ -671,7 +671,7 @@ class DeviceStats(Event, frozen=True, kw_only=True):
     clock_limit_hertz: Finite | None = None
     temperature: Finite | None = None
     throttled: Sequence[str] = ()
-    processes: Count | None = None
+    processes: Whole | None = None
     other_processes: Sequence[OtherProcessKeys] = ()
     missing: Sequence[str] = ()
 
@@ -686,12 +686,12 @@ class StepMeasured(Event, frozen=True, kw_only=True):
     ``peak_flops``: per second, of a large matrix product here, in the run's precision. ``seconds``: what it all took.
     """
 
-    step: Count
-    batch_size: Count
-    other_batch_size: Count
+    step: Whole
+    batch_size: Whole
+    other_batch_size: Whole
     passes: Mapping[str, Finite]
     fixed_seconds: Finite
-    operations: Count | None = None
+    operations: Whole | None = None
     syncs: Sequence[str] = ()
     forward_flops: Finite | None = None
     peak_flops: Finite | None = None
@@ -706,12 +706,12 @@ class Compiled(Event, frozen=True, kw_only=True):
     of a forward and a backward pass with ``images`` images over all ranks, by torch's own kernels and by that code.
     """
 
-    step: Count
+    step: Whole
     mode: str
     seconds: Finite
-    graphs: Count
+    graphs: Whole
     breaks: Sequence[str]
-    images: Count
+    images: Whole
     eager_seconds: Finite
     compiled_seconds: Finite
 
@@ -734,7 +734,7 @@ class Ceilings(Event, frozen=True, kw_only=True):
     ``seconds``: how long each was measured; the state of the run is what it was.
     """
 
-    step: Count
+    step: Whole
     feed_images_per_second: Finite
     compute_images_per_second: Finite
     both_images_per_second: Finite
@@ -748,7 +748,7 @@ class Stalled(Event, frozen=True, kw_only=True):
     the stacks of all threads.
     """
 
-    step: Count
+    step: Whole
     what: str
     seconds: Finite
     expected_seconds: Finite

@@ -161,7 +161,7 @@ class Mean(Generic[Sampled]):
             weight = self._weights.get(name, 1.0)
             mean = value / weight if weight > 0 else 0.0
             if name in hints:
-                changes[name] = round(mean) if "Count" in hints[name] else mean
+                changes[name] = round(mean) if "Whole" in hints[name] else mean
             else:
                 pressure[name.partition(".")[2]] = mean
         if pressure:

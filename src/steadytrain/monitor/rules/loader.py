@@ -11,7 +11,7 @@ from steadytrain.events import MachineStats
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import INPUT
-from steadytrain.monitor.rules.cause import LEAST, NAMED, Cause, clip, name_process
+from steadytrain.monitor.rules.cause import LEAST, NAMED, Cause, VerdictRule, clip, name_process
 from steadytrain.monitor.rules.pace import STAGES, WAITS, Pace, gap_share, paces, probe_pace
 
 DOING = {
@@ -288,3 +288,6 @@ def _feed_figures(pace: Pace) -> tuple[str, ...]:
     if feed.asked:
         figures.append(f"{feed.starved} of {feed.asked} requests for a batch had to wait")
     return tuple(figures)
+
+
+RULES = (VerdictRule("feed", feed, explains={"storage": ("epoch_gap", "waiting")}), VerdictRule("epoch_gap", epoch_gap))

@@ -13,7 +13,7 @@ from steadytrain.events import Compiled, StepMeasured, ThreadStats
 from steadytrain.format import count, duration, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import COMPUTE, PASSES
-from steadytrain.monitor.rules.cause import LEAST, TRUSTED, Cause, clip
+from steadytrain.monitor.rules.cause import LEAST, TRUSTED, Cause, VerdictRule, clip
 from steadytrain.monitor.rules.host import disturbed, loop_time, slower_stretch, steadiest_part
 from steadytrain.monitor.rules.pace import Pace, mean_pace
 
@@ -342,3 +342,11 @@ def _larger_batch(evidence: Evidence, fixed: float, pace: Pace) -> tuple[int, st
     if larger <= batch:
         return batch, ""
     return larger, f"--batch-size {larger}, with a learning rate to match (--lr)"
+
+
+RULES = (
+    VerdictRule("growth", growth, slows={"growth": "updates"}),
+    VerdictRule("fixed_costs", fixed_costs, explains={"batch_size": ("launch", "optimizer", "logging")}),
+    VerdictRule("precision", precision),
+    VerdictRule("sync", sync, explains={"sync": ("launch", "batch_size")}),
+)
