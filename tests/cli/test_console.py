@@ -11,10 +11,10 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.cli.terminal import on_terminal, unstyled
 
 from steadytrain.cli.console import Console, note, progress

@@ -12,10 +12,10 @@ import sys
 import time
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.cli.terminal import on_terminal, unstyled
 from tests.reports.measured_runs import Attempt, line, measured
 from tests.reports.runs import logged, recipe, started

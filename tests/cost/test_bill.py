@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from tests.forked import stand_at, start
 from tests.reports.runs import Clock, course, finished, recipe, restarted, started, write
 
@@ -215,7 +216,7 @@ def test_at_the_break_even_spot_costs_what_on_demand_does() -> None:
 def test_another_gpu_scales_what_is_computed_and_nothing_else(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "a", recipe())
     begun = started(steps=60)
-    begun = replace(begun, machine={**begun.machine, "device": "Tesla K80", "precision": "fp32"})
+    begun = structs.replace(begun, machine={**begun.machine, "device": "Tesla K80", "precision": "fp32"})
     write(run, [begun, *course(0, 60, total=60)], Clock(), end=True)
     history = read_history(run)
     computing = history.ledger().share("update", "evaluation", "forward", "backward", "optimizer")
@@ -231,7 +232,7 @@ def test_another_gpu_scales_what_is_computed_and_nothing_else(tmp_path: Path) ->
 
 def test_a_log_that_was_edited_by_hand_ends_no_bill(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "a", recipe())
-    strange = replace(started(), price={"per_hour": "much"}, machine={"hosts": "one", "ranks": None})
+    strange = structs.replace(started(), price={"per_hour": "much"}, machine={"hosts": "one", "ranks": None})
     write(run, [strange], Clock())
     with pytest.raises(RunError, match=r"no start of the run can be read in its event log \(1 line damaged\)"):
         read_history(run)

@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import nn
 
 from steadytrain.config import Budget, Data, Model, Parallel, Recipe
@@ -426,7 +427,7 @@ def _train(host: Host, clock: Clock, training: Training, case: Case, events: lis
         with host.at("logging"):
             host.spend(50e-6)
         if event is not None:
-            events.append(replace(event, attempt=1, time=host.now, rank=case.rank))
+            events.append(structs.replace(event, attempt=1, time=host.now, rank=case.rank))
         clock.to("host")
 
     state: Any = SimpleNamespace(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
+from msgspec import structs
 from tests.fake_cuda.device_clock import (
     CASES,
     RANKS,
@@ -81,7 +82,9 @@ def test_a_run_whose_host_is_ahead_is_never_held(simulated: dict[str, Simulated]
 
 def test_exchanges_that_nothing_hides_are_what_the_verdict_names(simulated: dict[str, Simulated]) -> None:
     first = once(simulated, "exposed exchange")
-    second = replace(first, case=replace(RANKS, rank=1), events=[replace(event, rank=1) for event in first.events])
+    second = replace(
+        first, case=replace(RANKS, rank=1), events=[structs.replace(event, rank=1) for event in first.events]
+    )
     cause = verdict(first, second).causes[0]
     assert cause.name == "communication" and cause.share == pytest.approx(first.true["communication"], abs=0.02)
 
@@ -123,7 +126,7 @@ def test_gaps_that_a_measured_pass_shows_as_well_are_counted_once(simulated: dic
     seen = once(simulated, "host-bound eager")
     passes = {"full": 0.010, "other": 0.009}
     event = StepMeasured(step=20, batch_size=64, other_batch_size=16, passes=passes, fixed_seconds=0.007)
-    measured = replace(event, attempt=1, time=seen.events[-2].time)
+    measured = structs.replace(event, attempt=1, time=seen.events[-2].time)
     assert replace(seen, events=[*seen.events[:-1], measured, seen.events[-1]]).off <= 0.02
 
 

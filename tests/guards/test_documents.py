@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from steadytrain.config.plain import leaves
 from steadytrain.config.reference import flag_help, recipe_keys
 from steadytrain.errors import SteadyError
 from steadytrain.events import KINDS, Event
-from steadytrain.monitor.rules.diagnose import EXPLAINS
+from steadytrain.monitor.rules import rules
 from steadytrain.monitor.rules.pace import STAGES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -67,13 +66,26 @@ def test_the_defaults_in_the_help_are_the_defaults(verb: str) -> None:
         assert f"[default: {expected}" in flag_help(FLAGS[flag][0], verb)
 
 
+def plain_hint(hint: str) -> str:
+    """The annotation of a field without its limits, and tables whose keys the row names as mappings."""
+    words = {"Whole": "int", "Positive": "int", "Finite": "float", "Time": "float"}
+    hint = re.sub(r"Annotated\[(\w+), [^]]*\]", r"\1", hint.replace('"', "'"))
+    hint = re.sub("|".join(words), lambda found: words[found[0]], hint)
+    return re.sub(r"\w+Keys", "Mapping[str, Any]", hint)
+
+
 @pytest.mark.parametrize("kind", [Event, *KINDS.values()])
 def test_every_field_of_every_event_is_on_the_page(kind: type[Event]) -> None:
     section = re.search(rf"^## {kind.__name__}\n(.*?)(?=^## |\Z)", (DOCS / "events.md").read_text(), re.M | re.S)
     assert section, f"docs/events.md has no section {kind.__name__}"
     rows = re.findall(r"^\| `(\w+)` \| ((?:[^|\\]|\\\|)+) \|", section[1], re.M)
-    common = set() if kind is Event else {field.name for field in fields(Event)}
-    lines = [(field.name, str(field.type).replace('"', "'")) for field in fields(kind) if field.name not in common]
+    common = {} if kind is Event else Event.__annotations__
+    hints = {
+        name: hint
+        for parent in reversed(kind.__mro__)
+        for name, hint in vars(parent).get("__annotations__", {}).items()
+    }
+    lines = [(name, plain_hint(hint)) for name, hint in hints.items() if name not in common]
     assert [(name, hint.replace("\\|", "|").strip()) for name, hint in rows] == lines
 
 
@@ -166,7 +178,11 @@ def test_messages_to_look_up_are_those_of_the_commands() -> None:
 
 def test_every_cause_and_every_kind_of_error_can_be_looked_up() -> None:
     """What a verdict or an error names has a section of the page, which ``steady help NAME`` prints."""
-    causes = {*re.findall(r"name=\"([a-z_]+)\"", _sources("monitor")), *STAGES, *EXPLAINS}
+    causes = {
+        *re.findall(r"name=\"([a-z_]+)\"", _sources("monitor")),
+        *STAGES,
+        *(name for rule in rules() for name in rule.explains),
+    }
     causes -= {"read", "batch", "unknown"}  # told as storage and as gather; watched too briefly
     assert causes - set(topics()) == set()
     kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, SteadyError)}

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.machine.nvml_scenes import STRANGER
 from tests.monitor.rules.made import on_gpu, started
 
-from steadytrain.config.plain import build
 from steadytrain.events import DeviceStats
 from steadytrain.monitor import Cause, diagnose
 from steadytrain.monitor.rules import find_causes
@@ -59,12 +59,7 @@ def old_scenes(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
 
 def stats(scene: list[dict[str, Any]]) -> tuple[DeviceStats, ...]:
     """The samples of the GPUs in a scene."""
-    fields = DeviceStats.__dataclass_fields__
-    return tuple(
-        build(DeviceStats, {name: value for name, value in event.items() if name in fields})
-        for event in scene
-        if event["kind"] == "DeviceStats"
-    )
+    return tuple(msgspec.convert(event, DeviceStats) for event in scene if event["kind"] == "DeviceStats")
 
 
 def causes(scene: list[dict[str, Any]]) -> list[Cause]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from tests.monitor.recorder import Recorder
 
 from steadytrain.events import FeedStats, Saved, Started

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from tests.monitor.recorder import BATCH, NUM_TRAIN, RECIPE, Recorder
 
 from steadytrain.errors import RunError

@@ -25,8 +25,8 @@ from steadytrain.events import (
     StepMeasured,
     from_json,
 )
-from steadytrain.monitor import ledger, read_history
-from steadytrain.monitor.history import RunHistory, goodput
+from steadytrain.monitor import goodput, ledger, read_history
+from steadytrain.monitor.history import RunHistory
 from steadytrain.monitor.ledger import BUCKETS, STEADY, Ledger
 from steadytrain.run import Run
 

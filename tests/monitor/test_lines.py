@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 from tests.reports.runs import BEGAN, logged, recipe, started, step
 
 from steadytrain.events import Accounted, Event, Logged, MachineStats

@@ -12,9 +12,10 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
 from tests.reports.runs import BATCH, NUM_TRAIN, STEPS_PER_EPOCH, evaluated, recipe, started
 
 from steadytrain.events import Accounted, DeviceStats, Ended, Event, FeedStats, Logged, MachineStats, Saved, Step

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace
 from tests.reports.runs import evaluated, started
 
 from steadytrain.events import Accounted, Event, MachineStats, ProbeProgress, Saved, ThreadStats

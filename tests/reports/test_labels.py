@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.reports.runs import Clock, course, evaluated, finished, recipe, started, write
 
 from steadytrain.data.results.predictions import LABELS_HEAD, read_label_predictions

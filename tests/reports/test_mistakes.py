@@ -7,11 +7,11 @@ import io
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image
 from tests.reports.runs import Clock, course, finished, recipe, started, write
 

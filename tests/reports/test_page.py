@@ -9,12 +9,12 @@ import itertools
 import json
 import math
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.reports.runs import Clock, course, evaluated, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.events import Failed

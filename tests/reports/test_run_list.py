@@ -7,10 +7,10 @@ import os
 import platform
 import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.reports.runs import Clock, course, finished, recipe, started, write
 
 from steadytrain.cli import main

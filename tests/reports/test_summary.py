@@ -8,12 +8,12 @@ import platform
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.reports.runs import BATCH, BEGAN, Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.cli.render import event_line, event_words

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from tests.reports.runs import Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.cli import main
@@ -140,7 +141,7 @@ def _on_gpus(folder: Path, ranks: int, seconds: float, top1: float, seed: int = 
     """A run on GPUs of which samples say how busy they were."""
     run = Run.create(folder, recipe(seed=seed))
     machine = {**started().machine, "device": "cuda", "ranks": ranks, "images_per_rank": [128 // ranks] * ranks}
-    events: list[Event] = [replace(started(steps=40), machine=machine)]
+    events: list[Event] = [structs.replace(started(steps=40), machine=machine)]
     for number in range(1, 41):
         events.append(step(number, seconds=seconds))
         if number % 10 == 0:
@@ -160,7 +161,7 @@ def test_runs_are_compared_by_devices_in_every_format(
         _on_gpus(tmp_path / "eight" / f"seed-{seed}", 8, 0.0625 / 0.96, top1, seed)
     failed = Run.create(tmp_path / "full", recipe())
     failure = Failed(error="FailedError", message="the memory of the GPU is not enough for batch_size=128")
-    write(failed, [replace(started(), machine={**started().machine, "device": "cuda"}), failure], Clock())
+    write(failed, [structs.replace(started(), machine={**started().machine, "device": "cuda"}), failure], Clock())
     folders = [tmp_path / name for name in ("one", "eight", "full")]
     heads, one, eight, full = speed_table([account.summary for account in report_accounts(find_all(folders).runs)])
     assert heads[:6] == ["run", "outcome", "device", "devices", "model", "batch/device"]
@@ -246,5 +247,5 @@ def test_the_batch_of_each_rank_is_shown(tmp_path: Path) -> None:
     for shares, words in (([8, 8], " (8 on each of 2 ranks)"), ([3, 3, 6], " (3 to 6 on each of 3 ranks)"), (None, "")):
         run = Run.create(tmp_path / f"run-{words}", recipe())
         machine = {"ranks": 2, "images_per_rank": shares} if shares else {}
-        write(run, [replace(started(), machine=machine), *map(step, range(1, 41)), logged(40)], Clock())
+        write(run, [structs.replace(started(), machine=machine), *map(step, range(1, 41)), logged(40)], Clock())
         assert facts(summarise(run))["batch size"] == f"{started().batch_size}{words}"

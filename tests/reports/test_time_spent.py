@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.reports.runs import Clock, finished, recipe, restarted, started, step, write
 
 from steadytrain.format import NONE
@@ -114,8 +115,7 @@ def test_overall_counts_images_once_and_the_time_of_both(tmp_path: Path) -> None
 
 def test_the_wall_time_begins_with_the_process(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
-    begun = started()
-    began = type(begun)(**{**vars(begun), "startup": {"process": 3.0, "model": 1.0}})
+    began = replace(started(), startup={"process": 3.0, "model": 1.0})
     write(run, [began, *map(step, range(1, 41))], Clock())
     assert Account.of(run).summary.speed.seconds == pytest.approx(4.0 + 40 * 0.25)
 

@@ -7,10 +7,10 @@ import platform
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.reports.measured_runs import line, measured
 from tests.reports.runs import BEGAN, course, evaluated, logged, recipe, started, step
 

@@ -150,10 +150,10 @@ def test_two_ranks_rank_all_images_for_the_average_precision_of_labels(labels_re
 
 def test_each_rank_has_a_log_of_its_own_and_the_steps_are_the_same(whole: Path) -> None:
     first, second = of_kind(whole, events.Step), of_kind(whole, events.Step, rank=1)
-    assert [vars(e)["step"] for e in first] == [vars(e)["step"] for e in second] == list(range(1, 41))
+    assert [e.step for e in first] == [e.step for e in second] == list(range(1, 41))
     assert {e.rank for e in second} == {1}
     means = [
-        [vars(e)[name] for e in of_kind(whole, events.EpochTrained, rank) for name in ("epoch", "n", "loss", "top1")]
+        [getattr(e, name) for e in of_kind(whole, events.EpochTrained, rank) for name in ("epoch", "n", "loss", "top1")]
         for rank in (0, 1)
     ]
     assert means[0] == means[1] and means[0][:2] == [1, 320]

@@ -30,6 +30,8 @@ from typing import (
     is_typeddict,
 )
 
+import msgspec
+
 from steadytrain.errors import InputError, RecipeError, did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,9 +55,11 @@ _WORDS = {
 
 
 def plain(value: Any) -> Any:
-    """Turn dataclasses and mappings into dictionaries and tuples into lists, all the way down."""
+    """Turn dataclasses, structs and mappings into dictionaries and tuples into lists, all the way down."""
     if is_dataclass(value) and not isinstance(value, type):
         return {name: plain(getattr(value, name)) for name in _plain_names(type(value))}
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, tuple | list) else value

@@ -1,17 +1,39 @@
-"""The kinds of events, each a frozen dataclass whose fields are the JSON fields of its line."""
+"""The kinds of events: each a frozen struct whose fields are the JSON fields of its line, and whose annotations are
+the check of it.
+
+A log may be damaged, edited or a stranger's. What is decoded by an annotation holds it: a number is one that can be
+computed and printed with, and a table has its keys.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NotRequired, TypedDict
+from itertools import pairwise
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import msgspec
+from msgspec import Meta
 
 from steadytrain.config.batches import Batches, BatchStage
 from steadytrain.format import clock, count, duration, number
 
 VERSION = 1
-SHAPE = "shape"
-"""Metadata of a field: the type that its values must have in a file, where the annotation says less."""
+
+MOST = 10**18
+"""Numbers beyond it are no seconds, bytes, images or rates."""
+
+LAST_TIME = 253_000_000_000.0
+"""Seconds since 1970 that a calendar has a date for: the year 9987."""
+
+MOST_DEPTH = 12
+"""Tables and lists within each other; the deepest of ours has four."""
+
+Whole = Annotated[int, Meta(ge=0, lt=MOST)]
+Finite = Annotated[float, Meta(gt=-MOST, lt=MOST)]
+"""A number of seconds, bytes or images a second. What a diverged run measured is a bare ``float``, NaN included."""
+Positive = Annotated[int, Meta(gt=0, lt=MOST)]
+Time = Annotated[float, Meta(ge=0, le=LAST_TIME)]
+"""Seconds since 1970."""
 
 
 class DataKeys(TypedDict):
@@ -19,13 +41,13 @@ class DataKeys(TypedDict):
 
     train: NotRequired[str]
     val: NotRequired[str | None]
-    num_train: NotRequired[int]
-    num_val: NotRequired[int | None]
+    num_train: NotRequired[Whole]
+    num_val: NotRequired[Whole | None]
     classes: NotRequired[Sequence[str]]
-    channels: NotRequired[int]
-    largest_side: NotRequired[int]
+    channels: NotRequired[Whole]
+    largest_side: NotRequired[Whole]
     restart_markers: NotRequired[bool]
-    num_rejected: NotRequired[int]
+    num_rejected: NotRequired[Whole]
     rejected: NotRequired[Sequence[tuple[str, str]]]
 
 
@@ -33,51 +55,51 @@ class ModelKeys(TypedDict):
     """Keys of ``Started.model`` that readers compute with."""
 
     name: NotRequired[str]
-    parameters: NotRequired[int]
-    trainable: NotRequired[int]
-    size: NotRequired[int]
+    parameters: NotRequired[Whole]
+    trainable: NotRequired[Whole]
+    size: NotRequired[Whole]
 
 
 class MachineKeys(TypedDict):
     """Keys of ``Started.machine`` that readers compute with."""
 
     device: NotRequired[str]
-    compute_threads: NotRequired[int | None]
-    cores: NotRequired[int]
+    compute_threads: NotRequired[Whole | None]
+    cores: NotRequired[Whole]
     host: NotRequired[str]
     precision: NotRequired[str]
-    ranks: NotRequired[int]
-    images_per_rank: NotRequired[Sequence[int] | None]
+    ranks: NotRequired[Whole]
+    images_per_rank: NotRequired[Sequence[Whole] | None]
     hosts: NotRequired[Sequence[str] | None]
     servers: NotRequired[Sequence[str] | None]
-    micro_batches: NotRequired[int | None]
-    out_of_memory_kills: NotRequired[int | None]
+    micro_batches: NotRequired[Whole | None]
+    out_of_memory_kills: NotRequired[Whole | None]
 
 
 class PriceKeys(TypedDict):
     """Keys of ``Started.price``."""
 
-    per_hour: float
+    per_hour: Finite
     currency: str
     name: NotRequired[str]
     date: NotRequired[str]
-    spent: float
+    spent: Finite
 
 
 class RanKeys(TypedDict):
     """Seconds of threads on a processor, and ready to run without one."""
 
-    ran: float
-    queued: float
+    ran: Finite
+    queued: Finite
 
 
 class BucketKeys(TypedDict):
     """A value of ``ThreadStats.loop``."""
 
-    seconds: float
-    ran: NotRequired[float]
-    queued: NotRequired[float]
-    stopped: NotRequired[float]
+    seconds: Finite
+    ran: NotRequired[Finite]
+    queued: NotRequired[Finite]
+    stopped: NotRequired[Finite]
 
 
 class ThreadPlaceKeys(TypedDict):
@@ -85,7 +107,7 @@ class ThreadPlaceKeys(TypedDict):
 
     bucket: str
     what: str
-    seconds: float
+    seconds: Finite
     place: str
 
 
@@ -93,41 +115,51 @@ class OtherThreadKeys(TypedDict):
     """An entry of ``ThreadStats.others``."""
 
     name: str
-    ran: float
+    ran: Finite
     place: str
 
 
 class OtherProcessKeys(TypedDict):
     """An entry of ``other_processes``."""
 
-    pid: NotRequired[int]
+    pid: NotRequired[Whole]
     name: NotRequired[str]
     user: NotRequired[str | None]
-    cores: NotRequired[float]
-    disk_bytes: NotRequired[float | None]
-    memory_bytes: NotRequired[float | None]
+    cores: NotRequired[Finite]
+    disk_bytes: NotRequired[Finite | None]
+    memory_bytes: NotRequired[Finite | None]
 
 
 class ServerCallKeys(TypedDict):
     """An entry of ``ServerStats.servers``."""
 
-    seconds: float
-    update_seconds: float
-    pushed_bytes: float
-    pulled_bytes: float
+    seconds: Finite
+    update_seconds: Finite
+    pushed_bytes: Finite
+    pulled_bytes: Finite
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
+def is_plain(value: object, depth: int = MOST_DEPTH) -> bool:
+    """Return whether a value is JSON of a sane depth whose numbers are finite."""
+    if isinstance(value, str | bool | None):
+        return True
+    if isinstance(value, int | float):
+        return -MOST < value < MOST
+    if not depth or not isinstance(value, dict | list | tuple):
+        return False
+    return all(is_plain(item, depth - 1) for item in (value.values() if isinstance(value, dict) else value))
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="kind"):
     """The base of every event: its time, the attempt and the rank.
 
     ``attempt`` counts the starts of the run: 1, after one restart 2, ...; 0 marks measurements made while nobody
     trained.
     """
 
-    time: float = 0.0
-    attempt: int = 0
-    rank: int = 0
+    time: Time = 0.0
+    attempt: Whole = 0
+    rank: Whole = 0
 
     @property
     def kind(self) -> str:
@@ -136,11 +168,10 @@ class Event:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of this event's line."""
-        return {"v": VERSION, "kind": self.kind, **vars(self)}
+        return {"v": VERSION, "kind": self.kind, **msgspec.structs.asdict(self)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unknown(Event):
+class Unknown(Event, frozen=True, kw_only=True):
     """An event of a kind that this version does not know; ``document`` is its whole JSON object."""
 
     name: str
@@ -154,13 +185,11 @@ class Unknown(Event):
         return dict(self.document)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unreadable(Event):
+class Unreadable(Event, frozen=True, kw_only=True):
     """A line in the middle of a log that is no JSON object; never written."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Started(Event):
+class Started(Event, frozen=True, kw_only=True):
     """The beginning of an attempt. ``steps`` is the run's total; ``step`` where this attempt goes on from (0 at first).
 
     ``batch_size``: images of the first update, by which ``steps_per_epoch`` is counted; ``growth``: where they become
@@ -190,19 +219,19 @@ class Started(Event):
     """
 
     digest: str
-    step: int
-    steps: int
-    steps_per_epoch: float
-    batch_size: int
-    growth: Sequence[Sequence[int]] = field(default_factory=list, metadata={SHAPE: Sequence[tuple[int, int, int]]})
-    data: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: DataKeys})
-    model: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: ModelKeys})
-    machine: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: MachineKeys})
-    startup: Mapping[str, float] = field(default_factory=dict)
-    startup_waits: Mapping[str, float] = field(default_factory=dict)
-    startup_disk_bytes: int | None = None
-    began: float = 0.0
-    price: Mapping[str, Any] | None = field(default=None, metadata={SHAPE: PriceKeys | None})
+    step: Whole
+    steps: Whole
+    steps_per_epoch: Annotated[float, Meta(ge=0, lt=MOST)]
+    batch_size: Positive
+    growth: Sequence[tuple[Whole, Whole, Positive]] = ()
+    data: Mapping[str, Any] = {}
+    model: Mapping[str, Any] = {}
+    machine: Mapping[str, Any] = {}
+    startup: Mapping[str, Finite] = {}
+    startup_waits: Mapping[str, Finite] = {}
+    startup_disk_bytes: Whole | None = None
+    began: Time = 0.0
+    price: Mapping[str, Any] | None = None
 
     @property
     def is_multi_label(self) -> bool:
@@ -215,24 +244,36 @@ class Started(Event):
         grown = [BatchStage(*row) for row in self.growth]
         return Batches((BatchStage(0, 0, self.batch_size), *grown), self.steps)
 
+    @property
+    def is_sound(self) -> bool:
+        """Return whether its tables hold what readers compute with, and the stages of its batch follow each other."""
+        tables = [(self.data, DataKeys), (self.model, ModelKeys), (self.machine, MachineKeys)]
+        tables += [] if self.price is None else [(self.price, PriceKeys)]
+        try:
+            for table, keys in tables:
+                msgspec.convert(table, keys)
+        except msgspec.ValidationError:
+            return False
+        rows = [(0, 0, self.batch_size), *self.growth]
+        rising = all(row[0] <= other[0] and row[1] <= other[1] for row, other in pairwise(rows))
+        return rising and all(is_plain(table) for table, _ in tables)
 
-@dataclass(frozen=True, kw_only=True)
-class Resumed(Event):
+
+class Resumed(Event, frozen=True, kw_only=True):
     """The cost of going on where an earlier attempt ended, from the checkpoint of ``step``.
 
     ``images_repeated`` were trained on after it and are trained on again; ``seconds_away`` passed since the last event
     before this attempt. ``ranks_before`` trained until then, ``ranks`` do now.
     """
 
-    step: int
-    images_repeated: int
-    seconds_away: float
-    ranks_before: int
-    ranks: int
+    step: Whole
+    images_repeated: Whole
+    seconds_away: Finite
+    ranks_before: Whole
+    ranks: Whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeProgress(Event):
+class ProbeProgress(Event, frozen=True, kw_only=True):
     """The progress of a probe, which fits the classifier to features of the frozen network before the first update.
 
     ``images`` of ``total``, those of all passes, have gone through the network in ``seconds``, of which the loop waited
@@ -241,15 +282,15 @@ class ProbeProgress(Event):
     images that were left out.
     """
 
-    step: int
-    images: int
-    total: int
-    seconds: float = 0.0
-    wait_seconds: float = 0.0
-    feed: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: Mapping[str, float | None]})
-    fit_seconds: float | None = None
-    features: int | None = None
-    penalty: float | None = None
+    step: Whole
+    images: Whole
+    total: Whole
+    seconds: Finite = 0.0
+    wait_seconds: Finite = 0.0
+    feed: Mapping[str, Finite | None] = {}
+    fit_seconds: Finite | None = None
+    features: Whole | None = None
+    penalty: Finite | None = None
     top1: float | None = None
 
     @property
@@ -287,31 +328,29 @@ class ProbeProgress(Event):
         return self.images / max(1, self.total), self.words + left
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step(Event):
+class Step(Event, frozen=True, kw_only=True):
     """One update, host facts only (no device value, which would have to be waited for).
 
     ``step`` counts from 1; ``position`` samples were consumed so far; ``n`` of them in this update;
     ``seconds`` since the end of the step before; ``wait_seconds`` of those spent waiting for the feed.
     """
 
-    step: int
-    position: int
-    n: int
-    seconds: float
-    wait_seconds: float
-    lr: float
+    step: Whole
+    position: Whole
+    n: Whole
+    seconds: Finite
+    wait_seconds: Finite
+    lr: Finite
 
 
-@dataclass(frozen=True, kw_only=True)
-class Logged(Event):
+class Logged(Event, frozen=True, kw_only=True):
     """Device values averaged since the line before, and rates.
 
     ``images_per_second`` counts only the seconds of steps since the line before.
     """
 
-    step: int
-    epoch: float
+    step: Whole
+    epoch: Finite
     loss: float
     top1: float
     lr: float
@@ -320,37 +359,35 @@ class Logged(Event):
     grad_norm: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpochTrained(Event):
+class EpochTrained(Event, frozen=True, kw_only=True):
     """Device values averaged over the ``n`` images of the updates of one epoch, counted from 1, up to ``step``.
 
     An update belongs to the epoch of its first image. ``images_per_second``: over the steps since the event before, as
     in :class:`Logged`. A run that stops within an epoch tells of it so far, and again when it has ended.
     """
 
-    step: int
-    epoch: int
-    n: int
+    step: Whole
+    epoch: Whole
+    n: Whole
     loss: float
     top1: float
     images_per_second: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluated(Event):
+class Evaluated(Event, frozen=True, kw_only=True):
     """One pass over a whole data set: ``n`` is its exact size. ``weights``: ``model`` or ``ema``.
 
     ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
     which every label is right, and ``top5`` is None.
     """
 
-    step: int
-    epoch: float
-    n: int
+    step: Whole
+    epoch: Finite
+    n: Whole
     loss: float
     top1: float
     top5: float | None
-    seconds: float
+    seconds: Finite
     weights: str = "model"
     mean_ap: float | None = None
 
@@ -360,21 +397,20 @@ class Evaluated(Event):
         return self.top1 if self.mean_ap is None else self.mean_ap
 
 
-@dataclass(frozen=True, kw_only=True)
-class Saved(Event):
+class Saved(Event, frozen=True, kw_only=True):
     """A checkpoint on disk, whole and checksummed.
 
     It was asked for at ``began``, in seconds since 1970, and on the disk ``seconds`` later. Training paused for
     ``paused_seconds`` of them; in the others a thread wrote it, of which ``cpu_seconds`` were a processor's.
     """
 
-    step: int
+    step: Whole
     path: str
-    bytes: int
-    seconds: float
-    paused_seconds: float | None = None
-    cpu_seconds: float | None = None
-    began: float = 0.0
+    bytes: Whole
+    seconds: Finite
+    paused_seconds: Finite | None = None
+    cpu_seconds: Finite | None = None
+    began: Finite = 0.0
 
     @property
     def pause(self) -> float:
@@ -387,33 +423,29 @@ class Saved(Event):
         return self.pause + (self.cpu_seconds or 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Noticed(Event):
+class Noticed(Event, frozen=True, kw_only=True):
     """A warning that belongs to the run, such as a damaged checkpoint."""
 
     message: str
-    step: int = 0
+    step: Whole = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Halved(Noticed):
+class Halved(Noticed, frozen=True, kw_only=True):
     """Memory ran out: from here on ``images`` go through the network at a time, ``during`` updates or evaluations."""
 
     during: str = "update"
-    images: int = 1
+    images: Whole = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failed(Event):
+class Failed(Event, frozen=True, kw_only=True):
     """The end of an attempt by an error."""
 
     error: str
     message: str
-    step: int = 0
+    step: Whole = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ended(Event):
+class Ended(Event, frozen=True, kw_only=True):
     """The good end of an attempt: ``finished``, or ``interrupted`` or ``preempted`` after saving.
 
     An interruption that did not wait for saving has the ``step`` of the newest checkpoint (0: none), and no images.
@@ -421,9 +453,9 @@ class Ended(Event):
     """
 
     status: Literal["finished", "interrupted", "preempted"]
-    step: int
-    seconds: float
-    images: int
+    step: Whole
+    seconds: Finite
+    images: Whole
 
     @property
     def words(self) -> str:
@@ -463,8 +495,7 @@ UPDATING = ("warmup", "input", "transfer", "host", "forward", "backward", "updat
 """Of these, what updates are made of, the waits for their batches included."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Accounted(Event):
+class Accounted(Event, frozen=True, kw_only=True):
     """The ledger of the attempt so far: ``seconds`` by bucket add up to ``wall_seconds``.
 
     Written every few seconds and when the attempt ends, after ``images`` were trained on. ``seconds``: a bucket of
@@ -476,19 +507,18 @@ class Accounted(Event):
     waits for the host, are in ``host``. ``compute_threads``: that PyTorch computes with at this moment, on a processor.
     """
 
-    step: int
-    images: int
-    wall_seconds: float
-    seconds: Mapping[str, float]
-    update_cpu_seconds: float | None = None
-    exchange_seconds: float | None = None
-    warmup_images: int | None = None
-    launching_measured: Sequence[str] = field(default_factory=list)
-    compute_threads: int | None = None
+    step: Whole
+    images: Whole
+    wall_seconds: Finite
+    seconds: Mapping[str, Finite]
+    update_cpu_seconds: Finite | None = None
+    exchange_seconds: Finite | None = None
+    warmup_images: Whole | None = None
+    launching_measured: Sequence[str] = ()
+    compute_threads: Whole | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class FeedStats(Event):
+class FeedStats(Event, frozen=True, kw_only=True):
     """Busy seconds of each stage and waiting seconds, summed over the feed's threads since it started.
 
     ``decode`` without, ``augment`` is cutting, resizing and mirroring; ``cpu_seconds`` of all busy ones the threads
@@ -498,28 +528,27 @@ class FeedStats(Event):
     the batches when it wants them, from images that are kept, and the threads have ended.
     """
 
-    step: int
-    images: int
-    bytes: int
-    kept_bytes: int = 0
-    shared_bytes: int = 0
-    device_bytes: int = 0
-    read_seconds: float
-    decode_seconds: float
-    augment_seconds: float = 0.0
-    batch_seconds: float
-    blocked_seconds: float
-    cpu_seconds: float | None = None
-    threads: int
-    asked: int = 0
-    starved: int = 0
-    ready: float = 0.0
-    depth: int = 0
+    step: Whole
+    images: Whole
+    bytes: Whole
+    kept_bytes: Whole = 0
+    shared_bytes: Whole = 0
+    device_bytes: Whole = 0
+    read_seconds: Finite
+    decode_seconds: Finite
+    augment_seconds: Finite = 0.0
+    batch_seconds: Finite
+    blocked_seconds: Finite
+    cpu_seconds: Finite | None = None
+    threads: Whole
+    asked: Whole = 0
+    starved: Whole = 0
+    ready: Finite = 0.0
+    depth: Whole = 0
     by_loop: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerStats(Event):
+class ServerStats(Event, frozen=True, kw_only=True):
     """Exchange of a worker of the asynchronous engine with its servers since the event before.
 
     Of its ``pushes`` in ``seconds``: the mean ``staleness``, in updates that were made between the pull of the weights
@@ -527,25 +556,23 @@ class ServerStats(Event):
     ``update_seconds`` of those for its own update, ``pushed_bytes`` and ``pulled_bytes``.
     """
 
-    step: int
-    seconds: float
-    pushes: int
-    staleness: float
-    staleness_max: int
-    servers: Sequence[Mapping[str, float]] = field(default=(), metadata={SHAPE: Sequence[ServerCallKeys]})
+    step: Whole
+    seconds: Finite
+    pushes: Whole
+    staleness: Finite
+    staleness_max: Whole
+    servers: Sequence[ServerCallKeys] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class FeedPlaced(Event):
+class FeedPlaced(Event, frozen=True, kw_only=True):
     """The place of the loader's threads: ``threads`` of the training process or a ``process`` of their own; and why."""
 
-    step: int
+    step: Whole
     place: str
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class MachineStats(Event):
+class MachineStats(Event, frozen=True, kw_only=True):
     """Activity of the machine and of this process in the ``seconds`` before; None where the machine does not tell.
 
     Processor time is in cores: 1.5 is one and a half processors busy all the time. ``cpu``: this process and its
@@ -560,39 +587,38 @@ class MachineStats(Event):
     machine's processors took in the interval (RAPL), whoever used them. ``missing``: what is not measurable here.
     """
 
-    seconds: float
-    cores: int
-    machine_cores: int
-    quota: float = 0.0
-    cpu: float | None = None
-    children: float | None = None
-    system_share: float | None = None
-    ranks: float = 0.0
-    others: float | None = None
-    idle: float | None = None
-    iowait: float | None = None
-    steal: float | None = None
-    throttled_seconds: float | None = None
-    pressure: Mapping[str, float] = field(default_factory=dict)
-    threads: int | None = None
-    involuntary_switches: float | None = None
-    minor_faults: float | None = None
-    major_faults: float | None = None
-    memory_bytes: int | None = None
-    memory_limit_bytes: int | None = None
-    available_bytes: int | None = None
-    swap_bytes: float | None = None
-    disk_read_bytes: float | None = None
-    disk_write_bytes: float | None = None
-    disk_busy: float | None = None
-    network_bytes: float | None = None
-    energy_joules: float | None = None
-    other_processes: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[OtherProcessKeys]})
+    seconds: Finite
+    cores: Whole
+    machine_cores: Whole
+    quota: Finite = 0.0
+    cpu: Finite | None = None
+    children: Finite | None = None
+    system_share: Finite | None = None
+    ranks: Finite = 0.0
+    others: Finite | None = None
+    idle: Finite | None = None
+    iowait: Finite | None = None
+    steal: Finite | None = None
+    throttled_seconds: Finite | None = None
+    pressure: Mapping[str, Finite] = {}
+    threads: Whole | None = None
+    involuntary_switches: Finite | None = None
+    minor_faults: Finite | None = None
+    major_faults: Finite | None = None
+    memory_bytes: Whole | None = None
+    memory_limit_bytes: Whole | None = None
+    available_bytes: Whole | None = None
+    swap_bytes: Finite | None = None
+    disk_read_bytes: Finite | None = None
+    disk_write_bytes: Finite | None = None
+    disk_busy: Finite | None = None
+    network_bytes: Finite | None = None
+    energy_joules: Finite | None = None
+    other_processes: Sequence[OtherProcessKeys] = ()
     missing: Sequence[str] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThreadStats(Event):
+class ThreadStats(Event, frozen=True, kw_only=True):
     """Activity of this process's threads, by samples since the attempt began; every figure is cumulative.
 
     ``seconds`` were covered by ``looks`` looks, which took ``cost_seconds`` of processor time and waited
@@ -608,20 +634,19 @@ class ThreadStats(Event):
     all together. ``others``: Python threads that are not ours and use a processor: ``name``, ``ran`` and ``place``.
     """
 
-    step: int
-    seconds: float
-    looks: int
-    cost_seconds: float
-    lock_seconds: float
-    loop: Mapping[str, Mapping[str, float]] = field(default_factory=dict, metadata={SHAPE: Mapping[str, BucketKeys]})
-    places: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[ThreadPlaceKeys]})
-    compute: Mapping[str, float] | None = field(default=None, metadata={SHAPE: RanKeys | None})
-    feed: Mapping[str, float] | None = field(default=None, metadata={SHAPE: RanKeys | None})
-    others: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[OtherThreadKeys]})
+    step: Whole
+    seconds: Finite
+    looks: Whole
+    cost_seconds: Finite
+    lock_seconds: Finite
+    loop: Mapping[str, BucketKeys] = {}
+    places: Sequence[ThreadPlaceKeys] = ()
+    compute: RanKeys | None = None
+    feed: RanKeys | None = None
+    others: Sequence[OtherThreadKeys] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceStats(Event):
+class DeviceStats(Event, frozen=True, kw_only=True):
     """Activity of one GPU in the ``seconds`` before; None where its driver does not tell (``missing`` names it).
 
     ``utilisation``: share of the time in which any kernel ran; ``sm_active`` and ``tensor_active``: of the
@@ -630,29 +655,28 @@ class DeviceStats(Event):
     them at most, those that hold most of its memory first: ``pid``, ``name``, ``user`` and ``memory_bytes`` of each.
     """
 
-    seconds: float
-    index: int
+    seconds: Finite
+    index: Whole
     name: str
-    utilisation: float | None = None
-    sm_active: float | None = None
-    tensor_active: float | None = None
-    memory_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    power_most_watts: float | None = None
-    energy_joules: float | None = None
-    clock_hertz: float | None = None
-    clock_limit_hertz: float | None = None
-    temperature: float | None = None
+    utilisation: Finite | None = None
+    sm_active: Finite | None = None
+    tensor_active: Finite | None = None
+    memory_bytes: Whole | None = None
+    memory_total_bytes: Whole | None = None
+    power_watts: Finite | None = None
+    power_limit_watts: Finite | None = None
+    power_most_watts: Finite | None = None
+    energy_joules: Finite | None = None
+    clock_hertz: Finite | None = None
+    clock_limit_hertz: Finite | None = None
+    temperature: Finite | None = None
     throttled: Sequence[str] = ()
-    processes: int | None = None
-    other_processes: Sequence[Mapping[str, Any]] = field(default=(), metadata={SHAPE: Sequence[OtherProcessKeys]})
+    processes: Whole | None = None
+    other_processes: Sequence[OtherProcessKeys] = ()
     missing: Sequence[str] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepMeasured(Event):
+class StepMeasured(Event, frozen=True, kw_only=True):
     """The parts of a step, measured on the run's own model by passes whose gradients are thrown away.
 
     ``passes``: name -> seconds of a forward and a backward pass: ``full`` with the run's batch, ``other`` with
@@ -662,20 +686,19 @@ class StepMeasured(Event):
     ``peak_flops``: per second, of a large matrix product here, in the run's precision. ``seconds``: what it all took.
     """
 
-    step: int
-    batch_size: int
-    other_batch_size: int
-    passes: Mapping[str, float]
-    fixed_seconds: float
-    operations: int | None = None
+    step: Whole
+    batch_size: Whole
+    other_batch_size: Whole
+    passes: Mapping[str, Finite]
+    fixed_seconds: Finite
+    operations: Whole | None = None
     syncs: Sequence[str] = ()
-    forward_flops: float | None = None
-    peak_flops: float | None = None
-    seconds: float | None = None
+    forward_flops: Finite | None = None
+    peak_flops: Finite | None = None
+    seconds: Finite | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compiled(Event):
+class Compiled(Event, frozen=True, kw_only=True):
     """Compilation of the run's network before the first update: its cost and its gain.
 
     ``mode``: of ``torch.compile``; ``seconds``: until it ran at its own speed; ``graphs``: pieces that were compiled;
@@ -683,14 +706,14 @@ class Compiled(Event):
     of a forward and a backward pass with ``images`` images over all ranks, by torch's own kernels and by that code.
     """
 
-    step: int
+    step: Whole
     mode: str
-    seconds: float
-    graphs: int
+    seconds: Finite
+    graphs: Whole
     breaks: Sequence[str]
-    images: int
-    eager_seconds: float
-    compiled_seconds: float
+    images: Whole
+    eager_seconds: Finite
+    compiled_seconds: Finite
 
     @property
     def images_until_paid(self) -> int | None:
@@ -705,31 +728,29 @@ class Compiled(Event):
         return round(self.seconds / gain * self.images) if gain > 0 else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ceilings(Event):
+class Ceilings(Event, frozen=True, kw_only=True):
     """The headroom probe: images per second of the feed alone, of updates alone on batches in memory, of both.
 
     ``seconds``: how long each was measured; the state of the run is what it was.
     """
 
-    step: int
-    feed_images_per_second: float
-    compute_images_per_second: float
-    both_images_per_second: float
-    seconds: float
+    step: Whole
+    feed_images_per_second: Finite
+    compute_images_per_second: Finite
+    both_images_per_second: Finite
+    seconds: Finite
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stalled(Event):
+class Stalled(Event, frozen=True, kw_only=True):
     """A stall: no progress for ``seconds``, where ``expected_seconds`` are usual.
 
     ``what``: ``step``, ``feed`` or ``rank``; ``culprit``: in words; ``stacks``: the file in the run's folder that has
     the stacks of all threads.
     """
 
-    step: int
+    step: Whole
     what: str
-    seconds: float
-    expected_seconds: float
+    seconds: Finite
+    expected_seconds: Finite
     culprit: str
     stacks: str

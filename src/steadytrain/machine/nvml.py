@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -478,7 +478,7 @@ class _SampledGpu:
                 }
                 for process in largest[:_MOST_NAMED]
             ),
-            missing=tuple(field.name for field in fields(DeviceStats) if field.name in unknown),
+            missing=tuple(name for name in DeviceStats.__struct_fields__ if name in unknown),
             **values,
         )
 

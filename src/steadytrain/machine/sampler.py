@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from steadytrain.errors import SteadyError
@@ -44,8 +45,8 @@ _REMEDIES = {
     "mismatch": "restart the machine, as its driver was updated",
     "not installed": "pip install nvidia-ml-py",
 }
-_FIELDS = frozenset(field.name for field in fields(MachineStats))
-_OPTIONAL = frozenset(name for name in _FIELDS if MachineStats.__dataclass_fields__[name].default is None)
+_FIELDS = frozenset(MachineStats.__struct_fields__)
+_OPTIONAL = frozenset(field.name for field in msgspec.structs.fields(MachineStats) if field.default is None)
 
 
 @contextmanager
@@ -327,7 +328,7 @@ def busiest_between(
     seconds: float,
     *,
     disk_bytes: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
-) -> tuple[dict[str, Any], ...]:
+) -> tuple[Any, ...]:
     """Name the processes that used most cores between two readings, and those that used disks most.
 
     Each has ``pid``, ``name``, ``user``, ``cores``, and where it used a disk ``disk_bytes``, per second. Those that

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 from steadytrain.config.batches import Batches
 from steadytrain.events import (
@@ -25,7 +24,7 @@ from steadytrain.events import (
     ThreadStats,
 )
 from steadytrain.monitor.evidence import BESIDE, Company, Grant, PartTimes
-from steadytrain.monitor.samples import MAX_KEPT, STAGES, STORED, Evenly, feed_difference
+from steadytrain.monitor.samples import MAX_KEPT, STAGES, Evenly, feed_difference
 
 PARTS = ("transfer", "host", "forward", "backward", "update", "optimizer", "communication", "logging")
 STRETCHES = 5  # that an attempt is divided into, to see whether its updates take longer and longer
@@ -87,7 +86,7 @@ class InputWait:
     have made more, and the wait comes from elsewhere: ``input_other``.
     """
 
-    unsettled: list[Mark] = field(default_factory=list, metadata={STORED: False})
+    unsettled: list[Mark] = field(default_factory=list)
     _settled: Stages = NO_STAGES
     _pending: float = 0.0
     _base: FeedStats | None = None
@@ -197,11 +196,6 @@ class Attempt:
         self.marks = [origin, base]
         self._clock = self.began
         self._tail = _empty_tail()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take up a stored state: marks whose wait is not divided for good are those of the wait again."""
-        vars(self).update(state)
-        self._waits.unsettled = [mark for mark in self.marks if mark.pending is not None]
 
     @cached_property
     def batches(self) -> Batches | None:
@@ -432,7 +426,7 @@ class Attempt:
 
     def _take_account(self, event: Accounted) -> None:
         before = self.marks[-1]
-        if not math.isfinite(event.wall_seconds) or (self._is_accounted and event.wall_seconds < before.wall):
+        if self._is_accounted and event.wall_seconds < before.wall:
             return
         if not self._is_accounted:  # the account covers the start, too
             self.marks = [Mark(0.0, event.time - event.wall_seconds, self.first_step, 0, {})]
@@ -448,21 +442,21 @@ class Attempt:
         else:
             seconds["other"] += wall - total
         mark = Mark(event.wall_seconds, event.time, event.step, event.images, seconds)
-        if isinstance(event.update_cpu_seconds, (int, float)):
+        if event.update_cpu_seconds is not None:
             mark.update_cpu = max(0.0, event.update_cpu_seconds)
-        if isinstance(event.exchange_seconds, (int, float)):
+        if event.exchange_seconds is not None:
             self.exchange = max(0.0, event.exchange_seconds)
-        if isinstance(event.warmup_images, int):
-            self.warmup_images = max(0, event.warmup_images)
-        if isinstance(event.launching_measured, (list, tuple)):
-            self.launching_measured = event.launching_measured
+        if event.warmup_images is not None:
+            self.warmup_images = event.warmup_images
+        self.launching_measured = event.launching_measured
         self._few_marks.add(self.marks, mark)
         if len(self._waits.unsettled) > 2 * len(self.marks) + MAX_KEPT:  # no figures of a feed ever come
             self._waits.unsettled = [mark for mark in self.marks if mark.pending is not None]
         self._waits.add_wait(mark, seconds.get("input", 0.0) - before.seconds.get("input", 0.0))
         self._clock, self._tail = event.time, _empty_tail()
-        late = {step: wall for step, wall in self._late.items() if wall > mark.wall}
-        self.saved.update(dict.fromkeys(late, mark.wall))  # a clock that was set forward
+        for step, wall in self._late.items():
+            if wall > mark.wall:  # a clock that was set forward
+                self.saved[step] = mark.wall
         self._late.clear()
 
     def _complete(self, event: Ended) -> None:
@@ -485,5 +479,4 @@ def _empty_tail() -> dict[str, float]:
 
 
 def _positive(seconds: Mapping[str, float]) -> dict[str, float]:
-    known = {name: value for name, value in seconds.items() if isinstance(value, (int, float))}
-    return {name: float(value) for name, value in known.items() if value > 0 and math.isfinite(value)}
+    return {name: value for name, value in seconds.items() if value > 0}

@@ -14,9 +14,11 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
+
+from msgspec.structs import asdict, replace
 
 from steadytrain.config import Recipe
 from steadytrain.errors import RunError
@@ -42,59 +44,81 @@ from steadytrain.events import (
     StepMeasured,
     Unreadable,
 )
+from steadytrain.format import epoch as epoch_words
+from steadytrain.intervals import Interval, wilson
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.evidence import E, Evidence, RankShares, Stretch
-from steadytrain.monitor.figures import RunReach, RunScore
-from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, STEADY, Ledger, Slice, empty, merge_slices, slices
+from steadytrain.monitor.ledger import (
+    INPUT,
+    SHORTEST_SLICE,
+    STEADY,
+    Interruption,
+    Ledger,
+    Slice,
+    empty,
+    merge_slices,
+    slices,
+)
 from steadytrain.monitor.lines import LogLines
-from steadytrain.monitor.samples import FIRST, LATER, START, STORED, Evenly, RunSamples, StepTimes
-from steadytrain.monitor.series import DRAWN, MAX_POINTS, TAKEN_BACK, ChartPoint, points_of, thin_rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interruption:
-    """The end of an attempt that another one followed, and the seconds that it cost.
-
-    Args:
-        attempt: its number.
-        how: in a word or some: saved and stopped, interrupted, failed, killed.
-        step: updates done when it ended.
-        again_seconds: of its work after the checkpoint that the next attempt went on from: done again.
-        start_seconds: of the next attempt, from its process's start to usual updates.
-        away_seconds: between the two.
-    """
-
-    attempt: int
-    how: str
-    step: int
-    again_seconds: float
-    start_seconds: float
-    away_seconds: float
-
-    @property
-    def paid_seconds(self) -> float:
-        """Paid seconds in which the run did not get further."""
-        return self.again_seconds + self.start_seconds
-
-    @property
-    def seconds(self) -> float:
-        """All that the interruption cost, the time without a machine included."""
-        return self.paid_seconds + self.away_seconds
-
-
-def goodput(interruptions: Sequence[Interruption], ledger: Ledger) -> float | None:
-    """Return the share of a run's time, pauses included, that interruptions did not cost; None before it has begun.
-
-    >>> cost = Interruption(attempt=1, how="killed", step=9, again_seconds=2.0, start_seconds=3.0, away_seconds=5.0)
-    >>> goodput([cost], Ledger(wall_seconds=95.0, away_seconds=5.0, seconds=empty(), steps=1, images=1))
-    0.9
-    """
-    total = ledger.wall_seconds + ledger.away_seconds
-    return max(0.0, 1 - sum(cost.seconds for cost in interruptions) / total) if total > 0 else None
-
+from steadytrain.monitor.samples import FIRST, LATER, SAMPLED, START, Evenly, RunSamples, StepTimes
+from steadytrain.monitor.series import DRAWN, MAX_POINTS, TAKEN_BACK, ChartPoint, points_of, thin_points
 
 MAX_RECENT = 2000
 MAX_RATES = 8000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReach:
+    """Progress of a run: updates that count, and passes over the data; ``steps`` and ``epochs`` are the whole run's.
+
+    ``share``: of the run's images that it has come to. All are 0 where a log does not tell them.
+    """
+
+    step: int = 0
+    steps: int = 0
+    epoch: float = 0.0
+    epochs: float = 0.0
+    share: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunScore:
+    """One evaluation; ``top1_95``: the 95 % confidence interval of ``top1`` over the ``n`` images.
+
+    Where an image may have several labels, ``mean_ap`` is the main number, ``top1`` the images with every label right.
+    """
+
+    step: int
+    epoch: float
+    n: int
+    loss: float | None
+    top1: float
+    top1_95: Interval
+    top5: float | None
+    seconds: float
+    weights: str
+    mean_ap: float | None = None
+
+    @property
+    def value(self) -> float:
+        """The main number: top-1; of several labels, mAP."""
+        return self.top1 if self.mean_ap is None else self.mean_ap
+
+    @property
+    def when(self) -> str:
+        """Say when it was made: after a probe, or at which epoch."""
+        return f"at epoch {epoch_words(self.epoch)}" if self.epoch else "by the probe"
+
+    @property
+    def interval(self) -> Interval | None:
+        """The 95 % confidence interval of the main number; None for mAP, or where it or ``n`` is not known."""
+        return self.top1_95 if self.mean_ap is None and math.isfinite(self.top1) and self.n > 0 else None
+
+    @staticmethod
+    def of(event: Evaluated) -> RunScore:
+        """Return the score that an event holds."""
+        values = {name: value for name, value in asdict(event).items() if name in RunScore.__dataclass_fields__}
+        return RunScore(**values, top1_95=wilson(event.top1, event.n))
 
 
 @dataclass(eq=False, repr=False)
@@ -128,7 +152,7 @@ class RunHistory:
         unreadable: lines of the logs, of any rank, that are no events.
     """
 
-    recipe: Recipe = field(metadata={STORED: False})
+    recipe: Recipe
     rank: int = 0
     attempts: list[Attempt] = field(default_factory=list)
     away_seconds: float = 0.0
@@ -156,7 +180,11 @@ class RunHistory:
     _few_rates: Evenly = field(default_factory=lambda: Evenly(MAX_RATES))
     _others: dict[int, RunHistory] = field(default_factory=dict)
     _unreadable: int = 0
-    _joined: list[RunHistory] = field(default_factory=list, metadata={STORED: False})
+    _joined: list[RunHistory] = field(default_factory=list)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is stored of it: all but its recipe and the histories of other logs."""
+        return {**vars(self), "recipe": None, "_joined": []}
 
     @property
     def logged(self) -> list[Logged]:
@@ -178,54 +206,62 @@ class RunHistory:
         """Show the other ranks of histories that were folded from the logs of those."""
         self._joined = list(others)
 
-    def take_all(self, events: Iterable[Event]) -> None:
-        """Fold in events in their order: updates of the newest attempt, which most are, many at once."""
-        steps = list[Step]()
-        for event in events:
-            if type(event) is Step and self._is_next(event):
-                steps.append(event)
-                continue
-            if steps:
-                self._take_steps(steps)
-                steps = []
-            self.take(event)
-        if steps:
-            self._take_steps(steps)
-
     def take(self, event: Event) -> None:
         """Fold in one event; every kind at least moves the clock."""
+        self.take_all([event])
+
+    def take_all(self, events: Iterable[Event]) -> None:
+        """Fold in events in their order: updates of the newest attempt, which most are, many at once."""
+        attempt = self.attempts[-1].number if self.attempts else None
+        between, steps = list[Step](), list[Step]()  # updates since the fact before, and since the newest start
+        for event in events:
+            if type(event) is Step and event.attempt == attempt and event.rank == self.rank:
+                between.append(event)
+                continue
+            if between:
+                steps += self._take_between(between)
+                between = []
+            if steps and (event.attempt != attempt or _is_elsewhere(event, steps[-1].step)):
+                self._take_rates(steps)
+                steps = []
+            self._take_other(event)
+            attempt = self.attempts[-1].number if self.attempts else None
+        steps += self._take_between(between)
+        if steps:
+            self._take_rates(steps)
+
+    def _take_other(self, event: Event) -> None:
+        """Fold in what is no update of the newest attempt."""
         if isinstance(event, Unreadable):
             self._unreadable += 1
         elif event.rank != self.rank:
             if event.rank not in self._others:
                 self._others[event.rank] = RunHistory(self.recipe, event.rank)
             self._others[event.rank].take(event)
-        elif isinstance(event, Step) and self._is_next(event):
-            self._take_steps([event])
         else:
             feed = self.newest(FeedStats)
             self._take_fact(event)
             if isinstance(event, DRAWN) and not self.rank and self.attempts:
                 self._draw(event, feed)
 
-    def _is_next(self, event: Step) -> bool:
-        """Return whether an update is one of this rank's newest attempt."""
-        return event.rank == self.rank and bool(self.attempts) and event.attempt == self.attempts[-1].number
+    def _take_between(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """Fold in updates of the newest attempt that nothing comes between; :meth:`_take_rates` has to follow."""
+        if steps:
+            self.attempts[-1].take_steps(steps)
+            self.recent.extend(steps)
+            self.stalled = None
+        return steps
 
-    def _take_steps(self, steps: Sequence[Step]) -> None:
-        """Fold in updates of the newest attempt."""
-        attempt, before = self.attempts[-1], self.rates[-1].step if self.rates else None
+    def _take_rates(self, steps: Sequence[Step]) -> None:
+        """Take what curves and times show of updates of the newest attempt."""
         self.last_time = max(self.last_time, *[event.time for event in steps])
-        self.recent.extend(steps)
-        self.stalled = None
-        rates = list[Step]()
+        before, rates = self.rates[-1].step if self.rates else None, list[Step]()
         for event in steps:
             if event.step != before:
                 rates.append(event)
                 before = event.step
         self._few_rates.extend(self.rates, rates)
-        attempt.take_steps(steps)
-        last_warm = attempt.first_step + WARM_UPDATES
+        last_warm = self.attempts[-1].first_step + WARM_UPDATES
         self.step_times.extend([event for event in steps if event.step > last_warm])
 
     def _take_fact(self, event: Event) -> None:
@@ -244,9 +280,9 @@ class RunHistory:
             self._newest[type(event)] = event
         match event:
             case Step():
+                self._take_rate(event)
                 self.recent.append(event)
                 self.stalled = None
-                self._take_rate(event)
             case Logged():
                 started = self.attempts[-1].started
                 may_thin = started is not None and bool(started.digest) and started.steps_per_epoch > 0
@@ -272,9 +308,16 @@ class RunHistory:
             return
         attempt = self.attempts[-1]
         attempt.take(event)
+        if isinstance(event, SAMPLED):
+            self.samples.take(event, self._phase)
+
+    @property
+    def _phase(self) -> int:
+        """The phase that the newest attempt is in."""
+        attempt = self.attempts[-1]
         is_warm, length = attempt.updates > WARM_UPDATES, attempt.num_train
         is_first = not length or attempt.position <= length + attempt.batch_size
-        self.samples.take(event, START if not is_warm else FIRST if is_first else LATER)
+        return START if not is_warm else FIRST if is_first else LATER
 
     def _draw(self, event: Event, feed: FeedStats | None) -> None:
         """Add an event's points to the live charts; of a series of too many the extremes of each stretch stay."""
@@ -285,15 +328,7 @@ class RunHistory:
             self.points.append(point)
             self._num_points[point.series] = number = self._num_points.get(point.series, 0) + 1
             if number > MAX_POINTS:
-                rows = iter(thin_rows(point.series, [p.row for p in self.points if p.series == point.series]))
-                row, kept = next(rows, None), list[ChartPoint]()
-                for other in self.points:
-                    if other.series != point.series:
-                        kept.append(other)
-                    elif other.row is row:
-                        kept.append(other)
-                        row = next(rows, None)
-                self._show(kept)
+                self._show(thin_points(self.points))
 
     def _show(self, points: list[ChartPoint]) -> None:
         if len(points) < len(self.points):
@@ -324,9 +359,8 @@ class RunHistory:
         self.stalled = self.ended = None
 
     def _take_rate(self, event: Step | Logged) -> None:
-        if self.rates and event.step == self.rates[-1].step:
-            return
-        self._few_rates.add(self.rates, event)
+        if not any(newest and newest[-1].step == event.step for newest in (self.rates, self.recent)):
+            self._few_rates.add(self.rates, event)
 
     @property
     def started(self) -> Started | None:
@@ -606,6 +640,11 @@ class RunHistory:
                     seconds["host"] += seconds[name] * part
                     seconds[name] *= 1 - part
         return seconds
+
+
+def _is_elsewhere(event: Event, step: int) -> bool:
+    """Return whether an event goes on from, or has the rates of, another update than the newest."""
+    return isinstance(event, Started | Logged) and event.step != step
 
 
 def _warmup_images(attempt: Attempt) -> int:

@@ -7,23 +7,31 @@ Nothing is written into the run's folder, and what is stored can be deleted at a
 
 from __future__ import annotations
 
-import gc
 import hashlib
+import io
 import json
 import os
+import pickle
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from steadytrain.config.batches import Batches, BatchStage
 from steadytrain.errors import RunError, SteadyError
-from steadytrain.events import Failed, LogReader
+from steadytrain.events import KINDS, Failed, LogReader, Unknown, Unreadable
 from steadytrain.files import replace_file
 from steadytrain.format import count
 from steadytrain.machine.facts import cache_folder
+from steadytrain.monitor.attempt import Attempt, InputWait, Mark
+from steadytrain.monitor.evidence import Company
 from steadytrain.monitor.history import RunHistory
 from steadytrain.monitor.ledger import Ledger
-from steadytrain.monitor.stored import pack, unpack
+from steadytrain.monitor.lines import LogLines, LogSpan
+from steadytrain.monitor.samples import Evenly, Mean, RunSamples, StepTimes
+from steadytrain.monitor.series import ChartPoint
 from steadytrain.run import Run
 
 LEAST_BYTES = 4 << 20
@@ -90,15 +98,14 @@ class LogHistory:
     def _restore(self) -> bool:
         """Go on from the stored history, if there is one of this log and nothing of it was changed."""
         path, log = self._path(), self._run.log_path(self._rank)
-        with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
+        with suppress(*_UNUSABLE):
             if path is None or log.stat().st_size < LEAST_BYTES or path.stat().st_size > MOST_STORED_BYTES:
                 return False
             head, _, state = path.read_bytes().partition(b"\n")
             code, offset, digest, whole = json.loads(head)
             if code != _code() or whole != hashlib.sha256(state).hexdigest():
                 return False
-            with _no_garbage():
-                history = unpack(RunHistory, json.loads(state))
+            history = _Unpickler(io.BytesIO(state)).load()
             for each in history.ranks.values():
                 each.recipe = self._run.recipe
             if self._reader.go_on(offset, digest):
@@ -111,33 +118,38 @@ class LogHistory:
         if (path := self._path()) is None:
             return
         self._stored = self._reader.offset
-        state = json.dumps(pack(self.history), separators=(",", ":"))
+        state = pickle.dumps(self.history, protocol=5)
         if len(state) > MOST_STORED_BYTES:
             return
+        head = json.dumps([_code(), self._stored, self._reader.digest, hashlib.sha256(state).hexdigest()])
         with suppress(SteadyError, OSError):
-            head = [_code(), self._stored, self._reader.digest, hashlib.sha256(state.encode()).hexdigest()]
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, f"{json.dumps(head)}\n{state}")
-            others = sorted(path.parent.glob("*.json"), key=lambda other: other.stat().st_mtime)
+            replace_file(path, head.encode() + b"\n" + state)
+            others = sorted(path.parent.glob("*.history"), key=lambda other: other.stat().st_mtime)
             for old in others[:-MAX_STORED]:
                 old.unlink()
 
     def _path(self) -> Path | None:
         folder, log = cache_folder(), self._run.log_path(self._rank)
         name = hashlib.sha256(os.fsencode(log.resolve())).hexdigest()[:24]
-        return folder / "histories" / f"{name}.json" if folder else None
+        return folder / "histories" / f"{name}.history" if folder else None
 
 
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Make many objects that all stay: to search them for garbage meanwhile takes as long as to make them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+_STORED: tuple[Any, ...] = (
+    *(RunHistory, Attempt, Mark, InputWait, Company, LogLines, LogSpan, ChartPoint),
+    *(RunSamples, Mean, StepTimes, Evenly, Batches, BatchStage, deque),
+    *(Unknown, *KINDS.values(), Unreadable().__reduce__()[0]),
+)
+_NAMES = {(kind.__module__, kind.__qualname__): kind for kind in _STORED}
+_UNUSABLE = (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RecursionError, pickle.PickleError)
+"""What a stored history raises that is damaged, or of something else."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads a history, and nothing but what histories are made of: no other code runs, whoever wrote the file."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _NAMES[module, name]
 
 
 @cache

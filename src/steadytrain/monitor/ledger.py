@@ -85,6 +85,48 @@ class Ledger:
         return {bucket: self.share(bucket) for bucket in BUCKETS}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Interruption:
+    """The end of an attempt that another one followed, and the seconds that it cost.
+
+    Args:
+        attempt: its number.
+        how: in a word or some: saved and stopped, interrupted, failed, killed.
+        step: updates done when it ended.
+        again_seconds: of its work after the checkpoint that the next attempt went on from: done again.
+        start_seconds: of the next attempt, from its process's start to usual updates.
+        away_seconds: between the two.
+    """
+
+    attempt: int
+    how: str
+    step: int
+    again_seconds: float
+    start_seconds: float
+    away_seconds: float
+
+    @property
+    def paid_seconds(self) -> float:
+        """Paid seconds in which the run did not get further."""
+        return self.again_seconds + self.start_seconds
+
+    @property
+    def seconds(self) -> float:
+        """All that the interruption cost, the time without a machine included."""
+        return self.paid_seconds + self.away_seconds
+
+
+def goodput(interruptions: Sequence[Interruption], ledger: Ledger) -> float | None:
+    """Return the share of a run's time, pauses included, that interruptions did not cost; None before it has begun.
+
+    >>> cost = Interruption(attempt=1, how="killed", step=9, again_seconds=2.0, start_seconds=3.0, away_seconds=5.0)
+    >>> goodput([cost], Ledger(wall_seconds=95.0, away_seconds=5.0, seconds=empty(), steps=1, images=1))
+    0.9
+    """
+    total = ledger.wall_seconds + ledger.away_seconds
+    return max(0.0, 1 - sum(cost.seconds for cost in interruptions) / total) if total > 0 else None
+
+
 def empty() -> dict[str, float]:
     """Return zero seconds for every bucket."""
     return dict.fromkeys(BUCKETS, 0.0)

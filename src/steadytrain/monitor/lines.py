@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 
+import msgspec
+
 from steadytrain.config.batches import Batches
 from steadytrain.events import Logged
 
@@ -23,8 +25,7 @@ MOST_EPOCHS = 100_000
 _drawn = attrgetter("loss", "top1", "images_per_second", "wait_share")
 
 
-@dataclass(frozen=True)
-class LogSpan:
+class LogSpan(msgspec.Struct, frozen=True):
     """A stretch of ``steps`` after ``first``, up to ``step``: their images, seconds, and the means of its log lines."""
 
     first: int
@@ -130,14 +131,15 @@ class LogLines:
     def _join(self, epoch_of: Callable[[int], int]) -> None:
         """Join older neighbours of one epoch, or beyond those reported, to a 2048th of all updates at most."""
         most = self.spans[-1].step / (MAX_LINES // 4)
-        joined = list[LogSpan]()
+        joined, epoch = list[LogSpan](), 0  # the epoch in which the newest of them begins
         for span in self.spans[:-RECENT_LINES]:
             before = joined[-1] if joined else None
             if before is not None and before.step == span.first and before.steps + span.steps <= most:
-                epoch = epoch_of(before.first + 1)
+                epoch = epoch or epoch_of(before.first + 1)
                 if epoch > MOST_EPOCHS or epoch == epoch_of(span.step):
                     joined[-1] = before.join(span)
                     continue
             joined.append(span)
+            epoch = 0
         self.spans = joined + self.spans[-RECENT_LINES:]
         self._most_spans = max(MAX_LINES, 2 * len(self.spans))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from steadytrain.events import DeviceStats, Evaluated, Event, FeedStats, Logged, MachineStats
 from steadytrain.intervals import wilson
@@ -48,12 +50,11 @@ TAKEN_BACK = ("train", "val", "rate")
 """Series of which a restart takes back the rows after its step, their third column."""
 
 
-@dataclass(frozen=True)
-class ChartPoint:
+class ChartPoint(msgspec.Struct, frozen=True):
     """One row of a live chart: ``series`` is ``train``, ``val``, ``rate``, ``feed``, ``machine`` or ``device-0``, ...
 
     A row begins with the seconds of the run's own wall time. Shares are fractions, processors in cores, what is not
-    known or not finite is None.
+    known or not finite is None. :func:`six_digits` of each value are enough to draw.
     """
 
     series: str
@@ -73,20 +74,17 @@ def points_of(
         feed_before: the ``FeedStats`` before this one.
     """
 
-    def point(series: str, *values: float | None) -> ChartPoint:
-        return ChartPoint(series, (round(seconds, 3), *map(six_digits, values)))
-
     match event:
         case Logged():
             overall = images / seconds if seconds > 0 else None
             return [
-                point("train", event.epoch, event.step, event.loss, None if is_multi_label else event.top1),
-                point("rate", event.epoch, event.step, event.images_per_second, overall),
+                _point(seconds, "train", event.epoch, event.step, event.loss, None if is_multi_label else event.top1),
+                _point(seconds, "rate", event.epoch, event.step, event.images_per_second, overall),
             ]
         case Evaluated():
             interval = wilson(event.top1, event.n)
             low, high = (None, None) if event.mean_ap is not None else (interval.low, interval.high)
-            return [point("val", event.epoch, event.step, event.loss, event.score, low, high)]
+            return [_point(seconds, "val", event.epoch, event.step, event.loss, event.score, low, high)]
         case FeedStats():  # its figures are sums since the feed was made
             before = feed_before
             if before is not None and (before.attempt != event.attempt or before.asked > event.asked):
@@ -96,12 +94,16 @@ def points_of(
                 return []
             ready = (event.ready * event.asked - (before.ready * before.asked if before else 0.0)) / requests
             starved = (event.starved - (before.starved if before else 0)) / requests
-            return [point("feed", max(0.0, ready), event.depth, min(1.0, max(0.0, starved)))]
+            return [_point(seconds, "feed", max(0.0, ready), event.depth, min(1.0, max(0.0, starved)))]
         case MachineStats():
-            return [point("machine", *(read(event) for read in MACHINE.values()))]
+            return [_point(seconds, "machine", *(read(event) for read in MACHINE.values()))]
         case DeviceStats():
-            return [point(f"device-{event.index}", *(read(event) for read in DEVICE.values()))]
+            return [_point(seconds, f"device-{event.index}", *(read(event) for read in DEVICE.values()))]
     return []
+
+
+def _point(seconds: float, series: str, *values: float | None) -> ChartPoint:
+    return ChartPoint(series, (seconds, *[v if v is None or math.isfinite(v) else None for v in values]))
 
 
 def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:
@@ -129,10 +131,18 @@ def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:
     return sorted(indices)
 
 
-def thin_rows(series: str, rows: Sequence[ChartRow]) -> list[ChartRow]:
-    """Return half of :data:`MAX_POINTS` rows: of each stretch those least and greatest in its :data:`THINNED_BY`."""
-    column = THINNED_BY.get(series, 1)
-    return [rows[i] for i in thin([row[column] for row in rows], MAX_POINTS // 2)]
+def thin_points(points: Sequence[ChartPoint]) -> list[ChartPoint]:
+    """Keep half of :data:`MAX_POINTS` of each series that has nearly as many: the extremes of each stretch."""
+    by_series = defaultdict[str, list[ChartPoint]](list)
+    for point in points:
+        by_series[point.series].append(point)
+    dropped = set[int]()
+    for series, rows in by_series.items():
+        if len(rows) > 0.9 * MAX_POINTS:
+            column = THINNED_BY.get(series, 1)
+            kept = thin([point.row[column] for point in rows], MAX_POINTS // 2)
+            dropped |= set(map(id, rows)) - {id(rows[i]) for i in kept}
+    return [point for point in points if id(point) not in dropped]
 
 
 def _share(part: float | None, total: float | None) -> float | None:

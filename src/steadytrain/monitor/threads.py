@@ -259,13 +259,14 @@ class LoopWatch:
         """Return all samples so far, as an event."""
         ranked = sorted(self._places.items(), key=lambda item: -item[1])[:MAX_TOLD]
         others = sorted(self._others.items(), key=lambda item: -item[1]["ran"])[:3]
+        loop: Any = {name: {key: round(total, 3) for key, total in at.items()} for name, at in self._buckets.items()}
         return ThreadStats(
             step=self.progress.step,
             seconds=round(self.seconds, 3),
             looks=self._looks,
             cost_seconds=round(self._cost, 4),
             lock_seconds=round(self._lock_seconds, 4),
-            loop={bucket: {key: round(total, 3) for key, total in t.items()} for bucket, t in self._buckets.items()},
+            loop=loop,
             places=tuple(
                 {"bucket": bucket, "what": activity, "place": place, "seconds": round(seconds, 3)}
                 for (bucket, activity, place), seconds in ranked

@@ -31,11 +31,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
+
+from msgspec.structs import replace
 
 from steadytrain.errors import RankLostError, StalledError, SteadyError
 from steadytrain.events import Event, EventLog, Failed, Noticed, Stalled

@@ -35,7 +35,7 @@ from steadytrain.events import DeviceStats
 from steadytrain.format import NONE, duration, money, number, percent, rate, size, whole_number
 from steadytrain.machine.process import return_free_memory
 from steadytrain.machine.web_server import LimitedServer, ServerLimits
-from steadytrain.monitor.series import COLUMNS, MAX_POINTS, THINNED_BY, ChartPoint, ChartRow
+from steadytrain.monitor.series import COLUMNS, MAX_POINTS, THINNED_BY, ChartPoint, ChartRow, six_digits
 from steadytrain.reports.charts import LIVE_CHARTS, TEMPLATES, LiveChart
 from steadytrain.reports.page import packed_plotly, probe_heroes, render, script
 from steadytrain.reports.run_list import DAMAGED, RunRow, list_runs, row_words
@@ -352,7 +352,7 @@ def _new_points(viewer: Viewer, view: View, place: tuple[int, int] | None) -> st
     rows: dict[str, list[ChartRow]] = {}
     is_new = place is None or place[0] != view.generation or place[1] > view.count
     for point in view.points[0 if is_new or place is None else place[1] : view.count]:
-        rows.setdefault(point.series, []).append(point.row)
+        rows.setdefault(point.series, []).append(tuple(map(six_digits, point.row)))
     if is_new:
         return _message("all", _json(rows), name)
     return _message("more", _json(rows), name) if rows else ""

@@ -20,7 +20,7 @@ from steadytrain.events import EpochTrained, Logged, ProbeProgress, Started
 from steadytrain.interop.logs import LogRun
 from steadytrain.intervals import Spread, spread
 from steadytrain.monitor import Interruption, Ledger, RunHistory, goodput, read_history
-from steadytrain.monitor.figures import RunReach, RunScore
+from steadytrain.monitor.history import RunReach, RunScore
 from steadytrain.monitor.lines import MOST_EPOCHS
 from steadytrain.monitor.samples import FIRST, LATER, START
 from steadytrain.reports.status import Status, current_bill, outcome, signs

@@ -30,7 +30,7 @@ from steadytrain.format import (
     text_table,
 )
 from steadytrain.intervals import Interval, Spread
-from steadytrain.monitor.figures import RunScore
+from steadytrain.monitor.history import RunScore
 from steadytrain.reports.mistakes import class_figures, class_rows, label_rows
 from steadytrain.reports.summary import Account, Epoch, Repeats, Summary, find_repeats, median_known
 from steadytrain.reports.time_spent import rows, to_dict

@@ -34,7 +34,7 @@ from steadytrain.events import EpochTrained, Evaluated, Event, Logged, LogReader
 from steadytrain.files import lock, lock_at_once
 from steadytrain.format import clean
 from steadytrain.monitor import diagnose
-from steadytrain.run import PROGRESS_KINDS, Run, RunProgress
+from steadytrain.run import Run, RunProgress
 
 GROUP = "steadytrain.trackers"
 LOOK_SECONDS = 2.0
@@ -324,6 +324,10 @@ def main() -> None:
     os._exit(0)
 
 
+SENT = (Logged, EpochTrained, Evaluated)
+"""Events whose numbers are curves."""
+
+
 def scalars_of(event: Event) -> dict[str, float]:
     """Return the numbers of an event that are curves; empty for most kinds.
 
@@ -436,21 +440,24 @@ def _looks(run: Run, follow: bool, progress: RunProgress, ended: threading.Event
 
     The process that trains it may make several attempts, with a pause between: only ``ended`` says that it is the last.
     """
-    reader = LogReader(run.log_path(), only=(*PROGRESS_KINDS, Logged, EpochTrained))
+    reader = LogReader(run.log_path())
     told = ended is not None
     ended = ended or threading.Event()
     idle_since = time.monotonic()
     while True:
         is_last = ended.is_set() or not follow
         is_held = run.is_held()  # before the look: nothing is written after the last one
-        events = list(reader.read())
-        for event in events:
+        events, is_new = list[Event](), False
+        for event in reader.read():
             progress.take(event)
+            is_new = True
+            if isinstance(event, SENT):
+                events.append(event)
         yield events
         is_over = progress.started is not None and not progress.is_open
-        if is_last or (is_over and not is_held and not events and not told):
+        if is_last or (is_over and not is_held and not is_new and not told):
             return
-        if is_held or events or told:
+        if is_held or is_new or told:
             idle_since = time.monotonic()
         elif time.monotonic() - idle_since > IDLE_SECONDS:
             return

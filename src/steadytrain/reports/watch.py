@@ -23,9 +23,9 @@ from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats, Logged, MachineStats, ProbeProgress, Stalled, Started
 from steadytrain.format import duration, epoch, time_of_day
 from steadytrain.monitor import Diagnosis, Ledger, RunHistory, diagnose
-from steadytrain.monitor.figures import RunReach, RunScore
+from steadytrain.monitor.history import RunReach, RunScore
 from steadytrain.monitor.history_reader import LogHistory
-from steadytrain.monitor.series import COLUMNS
+from steadytrain.monitor.series import six_digits
 from steadytrain.reports.status import Signs, current_bill, signs, time_left
 from steadytrain.reports.tables import finite
 from steadytrain.reports.time_spent import BUCKETS_SHOWN
@@ -229,8 +229,8 @@ def snapshot(watch: Watch, *, price: Price | None = None) -> RunSnapshot:
     if history.started is None:
         return RunSnapshot(moment=now, run=run, signs=seen, seconds=seconds, cost=cost)
     ledger, best = history.ledger(), history.best
-    newest = next((point.row for point in reversed(history.points) if point.series == "feed"), None)
-    queue = dict(zip(COLUMNS["feed"], newest, strict=True)) if newest else None
+    newest = next((point.row for point in reversed(history.points) if point.series == "feed"), ())
+    queue = [six_digits(value) or 0.0 for value in newest]
     return RunSnapshot(
         moment=now,
         run=run,
@@ -251,7 +251,7 @@ def snapshot(watch: Watch, *, price: Price | None = None) -> RunSnapshot:
         remaining_seconds=left,
         cost=cost,
         ledger=ledger,
-        feed=FeedQueue(**{name: queue[name] or 0.0 for name in ("ready", "depth", "starved")}) if queue else None,
+        feed=FeedQueue(ready=queue[1], depth=queue[2], starved=queue[3]) if queue else None,
         machine=history.newest(MachineStats),
         devices=tuple(history.devices[index] for index in sorted(history.devices)),
         diagnosis=watch.diagnosis,

@@ -31,9 +31,11 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
+
+import msgspec
 
 from steadytrain.events import BUCKETS, UPDATING, Accounted
 from steadytrain.machine.sampler import pause
@@ -384,7 +386,7 @@ class DeviceClock(Clock):
 
     def account(self) -> Accounted:
         known = [part for part in self._split if part in self._work and self._work[part].count]
-        return replace(super().account(), launching_measured=sorted(bucket for _, bucket in known))
+        return msgspec.structs.replace(super().account(), launching_measured=sorted(bucket for _, bucket in known))
 
     def accounted_seconds(self) -> float:
         return self._known - self.began

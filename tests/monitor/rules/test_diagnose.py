@@ -18,8 +18,8 @@ from steadytrain.events import Ceilings, ThreadStats
 from steadytrain.monitor import Cause, Evidence, diagnose
 from steadytrain.monitor.evidence import Stretch
 from steadytrain.monitor.ledger import BUCKETS
-from steadytrain.monitor.rules import LEAST, find_causes
-from steadytrain.monitor.rules.diagnose import SLOWS_UPDATES, order
+from steadytrain.monitor.rules import LEAST, find_causes, rules
+from steadytrain.monitor.rules.diagnose import order
 from steadytrain.reports.verdict import ceiling_line
 from steadytrain.run import Run
 
@@ -265,6 +265,7 @@ def test_no_cause_says_what_its_own_figures_contradict(evidence: Evidence) -> No
         if cause.sentence.startswith("The loop waits") and evidence.first.shares is None:
             waited = evidence.ledger.share(*(name for name in BUCKETS if name.startswith(("input", "epoch"))))
             assert cause.share <= waited + LEAST / 3 + 1e-9 or "storage" in cause.name, text
-    slowed = [cause.share for cause in diagnosis.causes if cause.name in SLOWS_UPDATES and cause.share >= LEAST]
+    slows = {name for rule in rules() for name in rule.slows}
+    slowed = [cause.share for cause in diagnosis.causes if cause.name in slows and cause.share >= LEAST]
     if diagnosis.ceiling is not None and slowed and diagnosis.ceiling.limit == "compute":
         assert diagnosis.ceiling.near <= 1 - max(slowed) + 0.05 + 1e-9, "what was lost is no part of what it reaches"

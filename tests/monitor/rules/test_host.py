@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from tests.monitor.rules.made import (
     changed,
     evidence,
@@ -146,11 +147,11 @@ def test_whoever_launches_operations_on_a_gpu_keeps_the_lock_and_is_no_code_of_o
     looks = threads(("forward", "holds", NET, 20.0), ("forward", "holds", "", 10.0), ran=64.0)
     causes = diagnose(on_gpu(ledger=ledger(forward=2.0, backward=4.0, host=40.0), threads=looks)).causes
     assert causes[0].name == "launch" and "host_code" not in {cause.name for cause in causes}
-    held = replace(looks, loop={"forward": {"seconds": 10.0, "ran": 4.0, "queued": 0.0}})
+    held = structs.replace(looks, loop={"forward": {"seconds": 10.0, "ran": 4.0, "queued": 0.0}})
     first_cause = diagnose(on_gpu(ledger=ledger(forward=2.0, backward=4.0, host=40.0), threads=held)).causes[0]
     assert any("waits 60 % of a forward pass for the interpreter's lock" in fact for fact in first_cause.evidence)
     assert any(fact.endswith("(other threads)") for fact in first_cause.evidence), "no loader's thread was seen here"
-    fed = replace(held, feed={"ran": 5.0, "queued": 0.0})
+    fed = structs.replace(held, feed={"ran": 5.0, "queued": 0.0})
     first_cause = diagnose(on_gpu(ledger=ledger(forward=2.0, backward=4.0, host=40.0), threads=fed)).causes[0]
     assert any(fact.endswith("(the loader's threads)") for fact in first_cause.evidence)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from tests.monitor.rules.made import (
     BATCH,
     changed,
@@ -171,7 +172,7 @@ def test_reading_the_data_before_the_first_update_is_storage() -> None:
     cause = find("storage_start", evidence(ledger=held, started=began))
     assert cause is not None and cause.share == pytest.approx(8.8 / 18) and not cause.is_usual
     assert "18.0 MB from a disk, 2.0 MB per second" in cause.sentence
-    packing = replace(began, startup_disk_bytes=4096)
+    packing = structs.replace(began, startup_disk_bytes=4096)
     assert find("storage_start", evidence(ledger=held, started=packing)) is None, "other processes were at work"
 
 
@@ -237,7 +238,7 @@ def test_a_start_that_waits_is_no_usual_one() -> None:
     cause = find("startup", evidence(ledger=held, started=began))
     assert cause is not None and not cause.is_usual and cause.share == pytest.approx(2.9 / 12)
     assert cause.sentence.startswith("Building the model waited 2.90 s")
-    cause = find("startup", evidence(ledger=held, started=replace(began, startup_waits={"model": 0.1})))
+    cause = find("startup", evidence(ledger=held, started=structs.replace(began, startup_waits={"model": 0.1})))
     assert cause is not None and cause.is_usual
 
 
@@ -247,7 +248,7 @@ def test_a_gpu_that_loads_its_kernels_waits_for_no_disk_or_lock() -> None:
     cause = find("startup", evidence(ledger=held, started=began))
     assert cause is not None and cause.is_usual and "because the run is short" in cause.sentence
     assert "device: 3.00 s" in cause.evidence
-    slow = replace(began, startup_waits={"model": 2.9})
+    slow = structs.replace(began, startup_waits={"model": 2.9})
     cause = find("startup", evidence(ledger=held, started=slow))
     assert cause is not None and cause.sentence.startswith("Building the model waited 2.90 s")
 

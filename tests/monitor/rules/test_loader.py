@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 from tests.monitor.rules.made import changed, evidence, feed, find, ledger, machine, started, threads, times
 
 from steadytrain.monitor import Evidence
@@ -22,7 +21,7 @@ def test_one_thread_that_decodes_beside_an_idle_core_is_too_few() -> None:
 
 def test_what_the_loop_makes_itself_is_no_matter_of_threads() -> None:
     # 65 s of updates and 35 s of making batches, one after the other: a second thread has nothing to do.
-    changed = replace(feed(seconds=35.0, augment=25.0, batch=10.0), by_loop=True, starved=0)
+    changed = structs.replace(feed(seconds=35.0, augment=25.0, batch=10.0), by_loop=True, starved=0)
     facts = evidence(ledger=ledger(input_decode=35.0), feed=changed, machine=machine(cpu=1.0, idle=1.0))
     assert find("threads", facts) is None and find("waiting", facts) is None
     cut, gathered = find("augment", facts), find("gather", facts)
@@ -234,7 +233,7 @@ def test_who_uses_the_disks_beside_the_run_is_named() -> None:
     editor = {"pid": 77, "name": "vim", "user": "ann", "cores": 0.1, "disk_bytes": 1e6}
     facts = slow()
     assert facts.machine is not None
-    cause = find("storage", changed(facts, machine=replace(facts.machine, other_processes=(backup, editor))))
+    cause = find("storage", changed(facts, machine=structs.replace(facts.machine, other_processes=(backup, editor))))
     assert cause is not None
     assert cause.sentence.endswith("rsync (pid 12, user root) uses the disks of this machine as well.")
     assert "rsync (pid 12, user root) reads and writes 90.0 MB per second" in cause.evidence

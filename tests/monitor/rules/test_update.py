@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from tests.monitor.rules.made import (
     IMAGES,
     UPDATES,
@@ -67,7 +68,7 @@ def test_a_batch_so_small_that_one_thread_computes_it_leaves_cores_idle() -> Non
         recipe=recipe(batch_size=8),
         started=started(compute_threads=1, threads_seconds={"1": 0.047, "2": 0.05}),
         ledger=ledger(forward=15.0, backward=25.0, host=20.0),
-        measured=replace(
+        measured=structs.replace(
             measured(full=0.047, fixed=0.015, batch_size=8, passes={"other threads=2": 0.095}), other_batch_size=32
         ),
     )

@@ -104,7 +104,7 @@ class Exchanged:
     pushes: int = 0
     staleness: int = 0
     staleness_max: int = 0
-    servers: list[dict[str, float]] = field(default_factory=list)
+    servers: list[Any] = field(default_factory=list)
 
     def add(
         self,

@@ -1,10 +1,12 @@
-"""One cause of lost time, as every rule returns it."""
+"""A rule of the verdict, and the causes of lost time that it returns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from steadytrain.monitor.evidence import Evidence
 
 LEAST = 0.03  # a cause that takes a smaller share of the wall time is not worth a person's time
 NAMED = 0.2  # of what others take: a process that takes so much is named in the sentence
@@ -41,6 +43,30 @@ class Cause:
     def __post_init__(self) -> None:
         assert 0 <= self.share <= 1, f"{self.name}: a share of {self.share}"
         assert 0 <= self.saves <= 1, f"{self.name}: saves {self.saves}"
+
+
+OF_FEED = ("threads", "decode", "augment", "gather", "waiting", "epoch_gap")
+"""Causes in the loader."""
+OF_UPDATES = ("launch", "batch_size", "optimizer", "allocator")
+"""Causes in what calls the parts of an update."""
+
+
+@dataclass(frozen=True)
+class VerdictRule:
+    """A rule of the verdict: a row of the table in its file.
+
+    Args:
+        name: of the rule.
+        find: finds its causes in the evidence, by nothing else.
+        explains: of its causes, those that others may follow from: the names of these others.
+        slows: of its causes, those by which ``updates`` take longer than computing alone would, or ``all``: the
+            loader's threads do as well, so that they do not show what it would do alone.
+    """
+
+    name: str
+    find: Callable[[Evidence], Iterator[Cause]]
+    explains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    slows: Mapping[str, Literal["updates", "all"]] = field(default_factory=dict)
 
 
 def name_process(process: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from steadytrain.events import DeviceStats
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import BUCKETS, COMPUTE, PASSES
-from steadytrain.monitor.rules.cause import LEAST, Cause, clip, name_process
+from steadytrain.monitor.rules.cause import LEAST, Cause, VerdictRule, clip, name_process
 
 STANDS_OUT = 0.5  # a rank is late where it waits for the others less than this part of what they wait
 MORE = 1.2  # a rank has more to do than the others where it gets so many times their images
@@ -151,3 +151,14 @@ def ranks(evidence: Evidence) -> Iterator[Cause]:
         change=f"steady doctor --json on rank {late}'s machine, and steady doctor --against it on another's",
         saves=share,
     )
+
+
+RULES = (
+    VerdictRule(
+        "gpu",
+        gpu,
+        explains={"device_throttled": ("precision",)},
+        slows={"device_throttled": "updates", "device_shared": "updates"},
+    ),
+    VerdictRule("ranks", ranks, explains={"straggler": ("communication",)}),
+)

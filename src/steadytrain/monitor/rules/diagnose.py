@@ -22,46 +22,11 @@ from steadytrain.format import count, duration, number, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.history_reader import read_history
 from steadytrain.monitor.ledger import INPUT, PASSES, STEADY, Ledger
-from steadytrain.monitor.rules import LEAST, Cause, find_causes
+from steadytrain.monitor.rules import LEAST, Cause, find_causes, rules
 from steadytrain.monitor.rules.cause import clip
 from steadytrain.monitor.rules.host import EXPLAINED, slower_stretch
 from steadytrain.monitor.rules.pace import mean_pace
 from steadytrain.run import Run
-
-SLOWS_UPDATES = frozenset(
-    {
-        "noisy_neighbour",
-        "quota",
-        "affinity",
-        "oversubscription",
-        "compute_threads",
-        "memory",
-        "allocator",
-        "model_waits",
-    }
-    | {"host_code", "busy_thread", "growth", "unexplained", "device_throttled", "device_shared"}
-)
-"""Causes by which updates take longer than computing them alone would."""
-SLOWS_ALL = SLOWS_UPDATES & {"noisy_neighbour", "quota", "affinity", "oversubscription", "memory", "busy_thread"}
-"""Those that slow the loader's threads as well, so that they do not tell what it would do alone."""
-_FEED = ("threads", "decode", "augment", "gather", "waiting", "epoch_gap")
-_UPDATE = ("launch", "batch_size", "optimizer", "allocator")
-EXPLAINS: dict[str, tuple[str, ...]] = {
-    "affinity": (*_FEED, *_UPDATE, "noisy_neighbour", "oversubscription", "evaluation", "straggler"),
-    "quota": (*_FEED, *_UPDATE, "noisy_neighbour", "oversubscription", "evaluation", "straggler"),
-    "noisy_neighbour": (*_FEED, *_UPDATE, "evaluation", "straggler", "communication"),
-    "oversubscription": (*_FEED, *_UPDATE, "evaluation"),
-    "memory": (*_FEED, *_UPDATE, "storage", "allocator", "evaluation"),
-    "batch_size": ("launch", "optimizer", "logging"),
-    "model_waits": ("launch", "batch_size", "sync", "growth"),
-    "host_code": ("launch", "batch_size", "growth"),
-    "sync": ("launch", "batch_size"),
-    "busy_thread": (*_FEED, *_UPDATE, "noisy_neighbour", "evaluation"),
-    "device_throttled": ("precision",),
-    "storage": ("epoch_gap", "waiting"),
-    "straggler": ("communication",),
-}
-"""A cause, and those that may be no more than what it does to the rest."""
 
 MOST_SLOWED = 0.95  # of the computing: what a cause took of it, at most
 NEAR = 0.75  # of its ceiling: a run that stays below it has something that holds it back
@@ -191,8 +156,10 @@ def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
         is_first = cause.name == "unexplained" and cause.share >= (1 - EXPLAINED) / EXPLAINED * most
         return cause.is_usual, not is_first, -cause.share
 
+    followers = {name: others for rule in rules() for name, others in rule.explains.items()}
+
     def explains(root: Cause, cause: Cause) -> bool:
-        return cause.name in EXPLAINS.get(root.name, ()) and root.share >= ROOT * cause.share
+        return cause.name in followers.get(root.name, ()) and root.share >= ROOT * cause.share
 
     ranked = sorted(causes, key=lambda cause: (rank(cause), cause.name))
     ordered, explained = list[Cause](), list[Cause]()
@@ -225,14 +192,15 @@ def ceiling(evidence: Evidence, causes: Sequence[Cause] = ()) -> Ceiling | None:
     else:
         ledger = evidence.ledger
         computing, updating = ledger.share(*PASSES, "optimizer"), ledger.share(*STEADY) - ledger.share(*INPUT)
-        slowed = max((c for c in causes if c.name in SLOWS_UPDATES and c.share >= LEAST), key=_share, default=None)
+        slows = {name: what for rule in rules() for name, what in rule.slows.items()}
+        slowed = max((c for c in causes if c.name in slows and c.share >= LEAST), key=_share, default=None)
         computing = computing or updating  # where nothing timed the parts of an update
         left = computing
         if slowed is not None:
             left, without = max(computing - slowed.share, (1 - MOST_SLOWED) * computing), slowed.name
         part = left / updating if computing > 0 and updating > 0 else 1.0
         compute = pace.batch_size / (pace.update * part)
-        if pace.busy > 0 and without not in SLOWS_ALL:
+        if pace.busy > 0 and slows.get(without) != "all":
             feed = pace.batch_size * pace.threads / pace.busy
     mfu = None
     if measured is not None and measured.forward_flops and measured.peak_flops:

@@ -18,7 +18,16 @@ from steadytrain.events import Ceilings, StepMeasured, ThreadStats
 from steadytrain.format import count, duration, percent
 from steadytrain.monitor.evidence import BESIDE, Evidence, PartTimes
 from steadytrain.monitor.ledger import PASSES
-from steadytrain.monitor.rules.cause import LEAST, REDUCE_THREAD, STOP_OTHERS, Cause, clip
+from steadytrain.monitor.rules.cause import (
+    LEAST,
+    OF_FEED,
+    OF_UPDATES,
+    REDUCE_THREAD,
+    STOP_OTHERS,
+    Cause,
+    VerdictRule,
+    clip,
+)
 
 COMPUTING = ("transfer", "host", "forward", "backward", "optimizer", "update")
 BATCHES = ("input", "epoch_gap", "communication")
@@ -100,7 +109,8 @@ def loop_time(evidence: Evidence) -> LoopTime | None:
     if threads is None:
         return None
     updating = [threads.loop[bucket] for bucket in (*COMPUTING, *BATCHES) if bucket in threads.loop]
-    total, ran, queued = (sum(b.get(name, 0.0) for b in updating) for name in ("seconds", "ran", "queued"))
+    total = sum(at["seconds"] for at in updating)
+    ran, queued = sum(at.get("ran", 0.0) for at in updating), sum(at.get("queued", 0.0) for at in updating)
     computing = sum(threads.loop[bucket]["seconds"] for bucket in COMPUTING if bucket in threads.loop)
     if computing <= 0 or passes <= 0:
         return None
@@ -407,3 +417,17 @@ def _references(evidence: Evidence) -> Iterator[tuple[str, float]]:
         yield "alone before the run", alone * int(machine.get("micro_batches", 1) or 1) + optimizer
     if evidence.updates.fast > 0:
         yield "the fastest quarter", evidence.updates.fast
+
+
+RULES = (
+    VerdictRule(
+        "host_code",
+        host_code,
+        explains={
+            "model_waits": ("launch", "batch_size", "sync", "growth"),
+            "host_code": ("launch", "batch_size", "growth"),
+            "busy_thread": (*OF_FEED, *OF_UPDATES, "noisy_neighbour", "evaluation"),
+        },
+        slows={"model_waits": "updates", "host_code": "updates", "busy_thread": "all", "unexplained": "updates"},
+    ),
+)

@@ -11,7 +11,7 @@ from steadytrain.events import Compiled, ProbeProgress, ThreadStats
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import INPUT, STEADY
-from steadytrain.monitor.rules.cause import LEAST, Cause, clip
+from steadytrain.monitor.rules.cause import LEAST, Cause, VerdictRule, clip
 from steadytrain.monitor.rules.loader import nearer_words
 from steadytrain.monitor.rules.pace import is_throttled, mean_pace
 
@@ -341,3 +341,15 @@ def compilation(evidence: Evidence) -> Iterator[Cause]:
         sentence=f"The network is recompiled throughout the run: {percent(share)} of the time.",
         evidence=(f"an update takes {duration(middle)}, but one in twenty {duration(slow)} or more",),
     )
+
+
+RULES = (
+    VerdictRule("evaluations", evaluations),
+    VerdictRule("checkpoints", checkpoints),
+    VerdictRule("log_lines", log_lines),
+    VerdictRule("lost_work", lost_work),
+    VerdictRule("stops", stops),
+    VerdictRule("starts", starts),
+    VerdictRule("probe", probe),
+    VerdictRule("compilation", compilation),
+)

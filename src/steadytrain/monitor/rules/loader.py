@@ -11,7 +11,7 @@ from steadytrain.events import MachineStats
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import INPUT
-from steadytrain.monitor.rules.cause import LEAST, NAMED, Cause, clip, name_process
+from steadytrain.monitor.rules.cause import LEAST, NAMED, Cause, VerdictRule, clip, name_process
 from steadytrain.monitor.rules.pace import STAGES, WAITS, Pace, gap_share, paces, probe_pace
 
 DOING = {
@@ -217,7 +217,7 @@ def _disk_neighbours(machine: MachineStats | None) -> tuple[list[tuple[str, floa
     """Return other processes that use disks, with the bytes per second of each, and the bytes per second of the run."""
     if machine is None:
         return [], 0.0
-    rates = [(name_process(process), process.get("disk_bytes", 0.0)) for process in machine.other_processes]
+    rates = [(name_process(process), process.get("disk_bytes") or 0.0) for process in machine.other_processes]
     own_rate = (machine.disk_read_bytes or 0.0) + (machine.disk_write_bytes or 0.0)
     return [(name, moved) for name, moved in rates if moved > 0], own_rate
 
@@ -288,3 +288,6 @@ def _feed_figures(pace: Pace) -> tuple[str, ...]:
     if feed.asked:
         figures.append(f"{feed.starved} of {feed.asked} requests for a batch had to wait")
     return tuple(figures)
+
+
+RULES = (VerdictRule("feed", feed, explains={"storage": ("epoch_gap", "waiting")}), VerdictRule("epoch_gap", epoch_gap))

@@ -346,7 +346,7 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
     if feed is None or (feed.images <= 0 and other is not None):
         feed = other
     thread, threads = loop_time(evidence), evidence.newest(ThreadStats)
-    fed = (threads.feed if threads is not None else None) or {}
+    fed = threads.feed if threads is not None else None
     return Pace(
         loop=loop,
         step=step,
@@ -357,6 +357,6 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
         cores=evidence.cores,
         compute_threads=evidence.compute_threads if evidence.on_cpu else 0,
         queued=None if thread is None else thread.queued / thread.passes,
-        feed_queued=fed.get("queued", 0.0) / fed["ran"] if fed.get("ran") else 0.0,
+        feed_queued=fed["queued"] / fed["ran"] if fed and fed.get("ran") else 0.0,
         others=sum(rivals(evidence).values()),
     )

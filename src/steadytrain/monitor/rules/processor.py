@@ -8,7 +8,18 @@ from steadytrain.events import MachineStats, StepMeasured, ThreadStats
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import PASSES
-from steadytrain.monitor.rules.cause import LEAST, NAMED, STOP_OTHERS, TRUSTED, Cause, clip, name_process
+from steadytrain.monitor.rules.cause import (
+    LEAST,
+    NAMED,
+    OF_FEED,
+    OF_UPDATES,
+    STOP_OTHERS,
+    TRUSTED,
+    Cause,
+    VerdictRule,
+    clip,
+    name_process,
+)
 from steadytrain.monitor.rules.host import disturbed, loop_time, rivals
 from steadytrain.monitor.rules.pace import IDLE, is_limited_by_quota, mean_pace, probe_pace
 from steadytrain.monitor.rules.update import growth
@@ -88,7 +99,7 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
             if (at := threads.loop.get(bucket)) and at["seconds"] > 0:
                 queued += evidence.ledger.share(bucket) * min(1.0, at.get("queued", 0.0) / at["seconds"])
         stolen_share = bound * steal / max(steal + machine.cpu + machine.ranks, 1e-9)
-        late = (threads.feed or {}).get("queued", 0.0) / max(threads.seconds, 1e-9)
+        late = (threads.feed["queued"] if threads.feed else 0.0) / max(threads.seconds, 1e-9)
         fed = clip(late * pace.step / pace.busy) if pace.busy > 0 else 0.0
         share = clip(queued + (stolen_share + pace.exposed * fed * part if is_full else 0.0))
         figures += (f"the training thread waited for a core {percent(waited)} of the time",)
@@ -305,3 +316,30 @@ def _time_left(before: int, after: int) -> float:
     (1.0, 0.6)
     """
     return (1 - PARALLEL + PARALLEL / after) / (1 - PARALLEL + PARALLEL / before)
+
+
+_SHORT = (*OF_FEED, *OF_UPDATES, "noisy_neighbour", "oversubscription", "evaluation", "straggler")
+RULES = (
+    VerdictRule(
+        "cores",
+        cores,
+        explains={
+            "affinity": _SHORT,
+            "quota": _SHORT,
+            "noisy_neighbour": (*OF_FEED, *OF_UPDATES, "evaluation", "straggler", "communication"),
+        },
+        slows={"affinity": "all", "quota": "all", "noisy_neighbour": "all"},
+    ),
+    VerdictRule(
+        "compute_threads",
+        compute_threads,
+        explains={"oversubscription": (*OF_FEED, *OF_UPDATES, "evaluation")},
+        slows={"oversubscription": "all", "compute_threads": "updates"},
+    ),
+    VerdictRule(
+        "memory",
+        memory,
+        explains={"memory": (*OF_FEED, *OF_UPDATES, "storage", "allocator", "evaluation")},
+        slows={"memory": "all", "allocator": "updates"},
+    ),
+)

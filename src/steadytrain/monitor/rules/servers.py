@@ -8,7 +8,7 @@ from statistics import median
 from steadytrain.events import ServerStats
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
-from steadytrain.monitor.rules.cause import LEAST, Cause, clip
+from steadytrain.monitor.rules.cause import LEAST, Cause, VerdictRule, clip
 
 STANDS_OUT = 2.0  # a server is slow where its calls take so many times those of the others
 
@@ -67,3 +67,6 @@ def rates(stats: ServerStats) -> tuple[str, ...]:
         f" {size(pushed / seconds)}/s out and {size(pulled / seconds)}/s in",
         f"a push has missed {stats.staleness:.1f} updates on average, {stats.staleness_max} at most",
     )
+
+
+RULES = (VerdictRule("servers", servers),)

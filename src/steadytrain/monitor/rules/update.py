@@ -13,7 +13,7 @@ from steadytrain.events import Compiled, StepMeasured, ThreadStats
 from steadytrain.format import count, duration, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import COMPUTE, PASSES
-from steadytrain.monitor.rules.cause import LEAST, TRUSTED, Cause, clip
+from steadytrain.monitor.rules.cause import LEAST, TRUSTED, Cause, VerdictRule, clip
 from steadytrain.monitor.rules.host import disturbed, loop_time, slower_stretch, steadiest_part
 from steadytrain.monitor.rules.pace import Pace, mean_pace
 
@@ -145,9 +145,11 @@ def _held_up(evidence: Evidence) -> Iterator[str]:
     threads, measured = evidence.newest(ThreadStats), evidence.newest(StepMeasured)
     if threads is None or (measured is not None and measured.syncs):  # then it waits for the GPU as well
         return
-    forward = threads.loop.get("forward", {})
-    away = 1 - (forward.get("ran", 0.0) + forward.get("queued", 0.0)) / max(forward.get("seconds", 0.0), 1e-9)
-    if "ran" in forward and away >= HELD_UP:
+    forward = threads.loop.get("forward")
+    if forward is None or "ran" not in forward:
+        return
+    away = 1 - (forward["ran"] + forward.get("queued", 0.0)) / max(forward["seconds"], 1e-9)
+    if away >= HELD_UP:
         others = "the loader's threads" if threads.feed else "other threads"  # those of this process alone
         yield f"the training thread waits {percent(away)} of a forward pass for the interpreter's lock ({others})"
 
@@ -340,3 +342,11 @@ def _larger_batch(evidence: Evidence, fixed: float, pace: Pace) -> tuple[int, st
     if larger <= batch:
         return batch, ""
     return larger, f"--batch-size {larger}, with a learning rate to match (--lr)"
+
+
+RULES = (
+    VerdictRule("growth", growth, slows={"growth": "updates"}),
+    VerdictRule("fixed_costs", fixed_costs, explains={"batch_size": ("launch", "optimizer", "logging")}),
+    VerdictRule("precision", precision),
+    VerdictRule("sync", sync, explains={"sync": ("launch", "batch_size")}),
+)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,7 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
             for parameter in (*parameters, *masters):
                 parameter.copy_(value.view_as(parameter))
     seconds = time.perf_counter() - began
-    yield replace(progress, fit_seconds=seconds, features=values.shape[1], penalty=penalty, top1=top1)
+    yield msgspec.structs.replace(progress, fit_seconds=seconds, features=values.shape[1], penalty=penalty, top1=top1)
 
 
 def find_linear(built: Built) -> nn.Linear | nn.Conv2d:
@@ -149,7 +149,7 @@ def compute_features(
         caught.append((inputs[0].detach(), output.detach()))
 
     def progress() -> ProbeProgress:
-        return replace(
+        return msgspec.structs.replace(
             before,
             images=before.images + min(n, batches * stride),
             seconds=before.seconds + time.perf_counter() - began,

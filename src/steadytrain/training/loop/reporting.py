@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from steadytrain.events import EpochTrained, Event, FeedStats, Logged
 from steadytrain.training.session.session import Session

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from steadytrain.config import Recipe, schedules
@@ -29,7 +30,7 @@ from steadytrain.errors import CheckpointError, RunError, SteadyError
 from steadytrain.events import Compiled, Event, EventLog, FeedPlaced, Halved, Noticed, Saved
 from steadytrain.models import Built, Input, first_epochs
 from steadytrain.optim import set_lr, set_momentum
-from steadytrain.run import PROGRESS_KINDS, Run
+from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.clock import Clock
 from steadytrain.training.compute.compile import RecordedWork, compile_update, record_update
@@ -180,7 +181,8 @@ def open_session(
             began=process_began,
             price=None if price is None else _price_and_spent(price, earlier),
         )
-        started = replace(started, digest=run.recipe.digest)  # whatever numbers this attempt computes in
+        # Whatever numbers this attempt computes in.
+        started = msgspec.structs.replace(started, digest=run.recipe.digest)
         session = Session(
             run=run,
             recipe=recipe,
@@ -194,7 +196,7 @@ def open_session(
             consensus=_consensus(group, state.engine),
             feed=work.feed,
             validation=work.validation,
-            saver=Saver(run, work.writer, replace(started, attempt=log.attempt), earlier, began),
+            saver=Saver(run, work.writer, msgspec.structs.replace(started, attempt=log.attempt), earlier, began),
             clock=work.clock,
             laps=Laps(),
             started=started,
@@ -418,7 +420,7 @@ def _images_at_once(run: Run, group: Group | None) -> int | None:
     """Return how many images the memory had room for in updates before, on the rank with the least; None: for all."""
     if group is None:
         return run.progress().images_at_once
-    halved = [event.images for event in run.events(group.world.rank, only=(Halved,)) if isinstance(event, Halved)]
+    halved = [event.images for event in run.events(group.world.rank) if isinstance(event, Halved)]
     return min(filter(None, group.all_gather_json(min(halved, default=None))), default=None)
 
 
@@ -452,10 +454,8 @@ def _agree_on_passes(update: Update, state: State, group: Group) -> None:
 
 def _seconds_before(run: Run, recipe: Recipe) -> float:
     """Seconds of all attempts before this one, as their events tell; 0 where the recipe sets no time."""
-    times: dict[int, list[float]] = {}
-    for event in run.events(only=PROGRESS_KINDS) if recipe.budget.minutes else ():
-        times.setdefault(event.attempt, []).append(event.time)
-    return sum(seen[-1] - seen[0] for attempt, seen in times.items() if attempt)
+    spans = run.progress().spans if recipe.budget.minutes else {}
+    return sum(newest - started.time for started, newest in spans.values())
 
 
 def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:
