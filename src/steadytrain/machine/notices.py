@@ -172,17 +172,17 @@ def ask_aws(service: MetadataService) -> Ask:
         return text if status == 200 else None
 
     def ask() -> list[MachineNotice]:
-        found = []
+        notices = []
         if (text := get("spot/instance-action")) is not None:
             action = _json(text, "spot/instance-action")
             verb = {"stop": "stopped", "hibernate": "hibernated"}.get(str(action.get("action")), "terminated")
             when = str(action.get("time"))
-            found.append(MachineNotice(id=f"spot {when}", what=f"aws: this machine is {verb}", deadline=_time(when)))
+            notices.append(MachineNotice(id=f"spot {when}", what=f"aws: this machine is {verb}", deadline=_time(when)))
         if (text := get("events/recommendations/rebalance")) is not None:
             when = str(_json(text, "rebalance").get("noticeTime"))
             what = "aws: this machine has a higher risk than others to be taken away (rebalance recommendation)"
-            found.append(MachineNotice(id=f"rebalance {when}", what=what, takes="perhaps"))
-        return found
+            notices.append(MachineNotice(id=f"rebalance {when}", what=what, takes="perhaps"))
+        return notices
 
     return ask
 
@@ -196,20 +196,20 @@ def ask_gcp(service: MetadataService) -> Ask:
         return service.read(folder, path, headers, timeout)
 
     def ask() -> list[MachineNotice]:
-        found = []
+        notices = []
         if get("preempted") == "TRUE" or (
             get(f"preempted?wait_for_change=true&timeout_sec={POLL_SECONDS:.0f}", POLL_SECONDS + _TIMEOUT) == "TRUE"
         ):
             seen["preempted"] = seen["preempted"] or time.time()
             deadline = seen["preempted"] + WARNING_SECONDS["gcp"]
-            found.append(MachineNotice(id="preempted", what="gcp: this machine is preempted", deadline=deadline))
+            notices.append(MachineNotice(id="preempted", what="gcp: this machine is preempted", deadline=deadline))
         event = get("maintenance-event")
         if event.startswith(("TERMINATE", "SHUTDOWN")):
-            found.append(MachineNotice(id=event, what="gcp: this machine is stopped for maintenance of its host"))
+            notices.append(MachineNotice(id=event, what="gcp: this machine is stopped for maintenance of its host"))
         elif event.startswith("MIGRATE"):
             what = "gcp: this machine moves to another host, and may be slow for a while"
-            found.append(MachineNotice(id=event, what=what, takes="nothing"))
-        return found
+            notices.append(MachineNotice(id=event, what=what, takes="nothing"))
+        return notices
 
     return ask
 
@@ -230,7 +230,7 @@ def ask_azure(service: MetadataService) -> Ask:
         text = get("scheduledevents?api-version=2020-07-01", _FIRST_TIMEOUT if is_first else _TIMEOUT)
         events = _json(text, "scheduledevents").get("Events", ())
         is_first = False
-        found = []
+        notices = []
         for event in events if isinstance(events, list) else ():
             if not isinstance(event, dict) or name not in (event.get("Resources") or ()):
                 continue
@@ -240,8 +240,8 @@ def ask_azure(service: MetadataService) -> Ask:
             what = f"azure: this machine is {_AZURE.get(kind, 'paused for some seconds')}"
             takes = "all" if kind in _AZURE else "nothing"
             deadline = _time(event.get("NotBefore")) or (time.time() if event.get("EventStatus") == "Started" else None)
-            found.append(MachineNotice(id=str(event.get("EventId")), what=what, deadline=deadline, takes=takes))
-        return found
+            notices.append(MachineNotice(id=str(event.get("EventId")), what=what, deadline=deadline, takes=takes))
+        return notices
 
     return ask
 

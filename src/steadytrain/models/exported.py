@@ -330,10 +330,10 @@ def _digest(path: Path, size: int) -> str:
 def _require_sealed(path: Path, weights: Path, size: int, text: str) -> None:
     """Refuse weights of the size that was sealed, but other bytes: a program that writes them anew keeps the text."""
     sealed, _, written = text.partition(" ")
-    if sealed == f"{size:020}" and (found := _digest(weights, size)) != written:
+    if sealed == f"{size:020}" and (actual := _digest(weights, size)) != written:
         raise ModelError(
-            f"{path} is damaged: its weights have the SHA-256 {found[:12]}..., and were written with {written[:12]}...:"
-            " export it again"
+            f"{path} is damaged: its weights have the SHA-256 {actual[:12]}..., and were written with {written[:12]}"
+            "...: export it again"
         )
 
 

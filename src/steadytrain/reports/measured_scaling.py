@@ -65,8 +65,8 @@ def compare_runs(places: Sequence[str]) -> ScalingComparison:
         for summary in (account.summary for account in accounts(find_all([path]).runs)):
             devices = summary.setup.devices if stated is None else stated
             if devices is None:
-                said = f"{path} does not say how many devices it is of"
-                raise InputError(f"{said}: write it behind the name, such as {path}@8")
+                problem = f"{path} does not say how many devices it is of"
+                raise InputError(f"{problem}: write it behind the name, such as {path}@8")
             if summary.speed.images_per_second is None:
                 raise InputError(f"{summary.directory} says nothing of images/s: there is nothing to compare")
             measured.append((devices, summary.speed.images_per_second, summary))

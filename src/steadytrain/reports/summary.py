@@ -217,12 +217,12 @@ def find_repeats(runs: Sequence[Summary], *, same_devices: bool = False) -> list
 def _repeats(group: Sequence[Summary]) -> Repeats:
     folders = [Path(run.directory).resolve() for run in group]
     is_own = len({folder.parent for folder in folders}) == 1 and all(f.name.startswith(REPEAT) for f in folders)
-    own = group[0].name.rpartition("/")[0] or folders[0].parent.name
+    parent = group[0].name.rpartition("/")[0] or folders[0].parent.name
     done = [run for run in group if run.course.status == "finished"]
     best = [score for run in done if (score := run.quality.best)]
     last = [score for run in done if (score := run.quality.last)]
     return Repeats(
-        name=own if is_own else ", ".join(run.name for run in group),
+        name=parent if is_own else ", ".join(run.name for run in group),
         runs=tuple(run.name for run in group),
         seeds=tuple(run.setup.seed for run in group if run.setup.seed is not None),
         finished=len(done),

@@ -268,9 +268,9 @@ def send(run: Run, names: str, *, follow: bool = False, ended: threading.Event |
         InputError: an unknown name, or a package that is not installed.
         FailedError: a service failed; the others were served.
     """
-    found = find_trackers(names)
-    begins = {name: load() for name, load in found.items()}
-    sendings = [_Sending(run, name) for name in found]
+    trackers = find_trackers(names)
+    begins = {name: load() for name, load in trackers.items()}
+    sendings = [_Sending(run, name) for name in trackers]
     progress = RunProgress()
     with ExitStack() as stack:
         for sending in sendings:
@@ -418,8 +418,8 @@ class _Sending:
     def _sent(self) -> dict[str, Any]:
         """Return what was sent before; empty where that is unknown or unreadable."""
         with suppress(ValueError, RecursionError, TypeError, LookupError, OverflowError):
-            found = json.loads(self._file.read())
-            return {"id": str(found["id"]), "time": float(found["time"]), "step": int(found["step"])}
+            record = json.loads(self._file.read())
+            return {"id": str(record["id"]), "time": float(record["time"]), "step": int(record["step"])}
         return {}
 
     def _remember(self) -> None:
@@ -435,7 +435,7 @@ def _looks(run: Run, follow: bool, progress: RunProgress, ended: threading.Event
     The process that trains it may make several attempts, with a pause between: only ``ended`` says that it is the last.
     """
     reader = LogReader(run.log_path(), only=(*PROGRESS_KINDS, Logged, EpochTrained))
-    told = ended is not None
+    knows_end = ended is not None
     ended = ended or threading.Event()
     idle_since = time.monotonic()
     while True:
@@ -446,9 +446,9 @@ def _looks(run: Run, follow: bool, progress: RunProgress, ended: threading.Event
             progress.take(event)
         yield events
         is_over = progress.started is not None and not progress.is_open
-        if is_last or (is_over and not is_held and not events and not told):
+        if is_last or (is_over and not is_held and not events and not knows_end):
             return
-        if is_held or events or told:
+        if is_held or events or knows_end:
             idle_since = time.monotonic()
         elif time.monotonic() - idle_since > IDLE_SECONDS:
             return

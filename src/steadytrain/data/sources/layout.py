@@ -75,9 +75,10 @@ def class_splits(look: FolderLook, where: Path, classes: Sequence[str] | None = 
     # A class may be called "train": splits hold folders, and "train" stands beside another split or alone.
     if "train" not in hold_folders or (len(splits) == 1 and len(named) < len(folders)):
         inner, twice = {}, ""
-    for part, found in {"": inner, inner.get("train", ""): {}}.items():  # of train/A the classes may be alike, too
-        is_told = not found and classes is not None and {*look(part).folders} <= {*classes}
-        if alike := [] if is_told else _alike_folders(_below(look, part), found):
+    # of train/A the classes may be alike, too
+    for part, taken in {"": inner, inner.get("train", ""): {}}.items():
+        is_told = not taken and classes is not None and {*look(part).folders} <= {*classes}
+        if alike := [] if is_told else _alike_folders(_below(look, part), taken):
             raise DataError(_words_for_alike(look, where, [f"{part}/{path}".lstrip("/") for path in alike], base))
     if twice:
         raise DataError(twice)

@@ -38,7 +38,7 @@ _CELL = re.compile(r"((large_)?list<\w+: )?(\w*string\w*|u?int\d+|bool)\b.*|floa
 
 def find_files(folder: Path) -> list[Path]:
     """Find the Parquet and Arrow files in a folder; none where a folder in it holds images alone, or more of them."""
-    found: list[Path] = []
+    files: list[Path] = []
     waiting = [folder]
     while waiting:
         place = waiting.pop()
@@ -47,10 +47,10 @@ def find_files(folder: Path) -> list[Path]:
         tables = [name for name in tables if f"{name.rpartition('.')[0]}.tar" not in names]  # which it tells of
         if (tables or place != folder) and sum(map(is_image, names)) > len(tables):
             return []
-        found += [place / name for name in tables]
+        files += [place / name for name in tables]
         inner = [place / name for name in reversed(folders) if name.casefold() not in NO_CLASSES]
         waiting += [path for path in inner if not path.is_symlink()]  # which may lead in a circle
-    return found
+    return files
 
 
 def group_files(paths: Sequence[Path], root: Path, say: Say) -> dict[str, list[Path]]:
