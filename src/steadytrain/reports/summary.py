@@ -34,14 +34,16 @@ MOST_EPOCHS_A_LINE = 1_000
 class RunSetup:
     """The recipe, data and machine of a run; None where a log does not tell.
 
-    ``repeats_digest``: of the recipe without its ``seed``. ``data_set``: tells the images that were trained and
-    evaluated on apart from others, by their digests where known. ``device``: the name of its ``devices``.
+    ``repeats_digest``: of the recipe without its ``seed``. ``size``: pixels of an image's side. ``data_set``: tells the
+    images that were trained and evaluated on apart from others, by their digests where known. ``device``: the name of
+    its ``devices``.
     """
 
     digest: str
     seed: int | None
     repeats_digest: str
     model: str
+    size: int | None
     batch_size: int | None
     lr: float | None
     parameters: int | None
@@ -392,6 +394,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             seed=recipe.seed,
             repeats_digest=recipe.with_(seed=0).digest,
             model=str(started.model.get("name") or recipe.model.name),
+            size=int_or_none(started.model.get("size")) or recipe.data.size,
             batch_size=started.batch_size,
             lr=recipe.optim.scaled_lr(recipe.batch_size),
             parameters=int_or_none(started.model.get("parameters")),
