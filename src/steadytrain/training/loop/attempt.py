@@ -15,7 +15,7 @@ import torch
 from steadytrain.data.storage.runs import FolderUpload, require_same_run, upload_words
 from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.process_group import Group
-from steadytrain.errors import DivergedError, FailedError, RankLostError, StalledError, SteadyError
+from steadytrain.errors import DivergedError, FailedError, RankLostError, StalledError, SteadyError, StorageError
 from steadytrain.events import (
     Ended,
     EventLog,
@@ -133,7 +133,10 @@ def _attempt(
                 ) as session,
             ):
                 start.close()
-                look.attach(session.clock)
+                clock = session.clock
+                look.attach(clock)
+                if isinstance(stop, StopRequest):
+                    stop.is_probing = lambda: clock.bucket == "probe"
                 cursor, first = session.state.cursor, session.state.cursor.position
                 stops = looks.enter_context(stopping(session, stop, group, since or session.started.began))
                 monitors = _start_monitors(session, log, group, stops, relatives=_relatives(group, cluster))
@@ -157,6 +160,8 @@ def _attempt(
             raise
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
+            if session is not None and isinstance(error, StorageError):
+                error.exit_code = StorageError.exit_code  # the place was good when training began
             if group is not None and not isinstance(error, DivergedError):  # which all ranks raise together
                 events = () if session is None else session.outbox
                 if isinstance(error, RankLostError) and any(isinstance(event, Halved) for event in events):
