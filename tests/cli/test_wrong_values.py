@@ -115,6 +115,8 @@ def test_a_place_that_cannot_be_written_to_is_a_users_mistake(files: Path, comma
         ("fetch mnist --shorter-side=-1", "--shorter-side is -1; it must be from 1"),
         ("pack photos out --seed=-1", "--seed is -1; it must be from 0"),
         ("replay run --step 1 --model nonsense", "--model is nonsense, and what was trained is mlp: name that"),
+        ("launch --on ssh --hosts hosts --dry-run --env=1.5 train photos.rec", "--env is '1.5'; it must be a variable"),
+        ("launch --on ssh --hosts hosts --dry-run --sync=s3://a train photos.rec", "ssh.sync is 's3://a'; it must be"),
         ("diagnose run --probe --model nonsense", "--model is nonsense, and what was trained is mlp: name that"),
     ],
 )
@@ -122,6 +124,16 @@ def test_what_is_wrong_is_refused_before_anything_is_made(files: Path, command: 
     verb, *words = shlex.split(command)
     outcome = run_one(verb, "", "", words, files)
     assert outcome.code == 2 and not outcome.left and message in outcome.message, outcome
+
+
+@pytest.mark.parametrize(
+    "command", ["bench train --model nonsense --seconds 0.1", "bench infer nonsense --engines eager"]
+)
+def test_what_cannot_be_measured_for_a_name_that_is_none_is_a_users_mistake(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*shlex.split(command), "--device", "cpu"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("steady: there is no model 'nonsense'")
 
 
 @pytest.mark.slow

@@ -152,7 +152,18 @@ def bench_infer(
         print_json(_document(plan, speeds))
     else:
         print_text("\n".join(table(speeds, min(shutil.get_terminal_size().columns, MAX_WIDTH))))
-    return 0 if any(engine.batches for speed in speeds for engine in speed.engines) else 1
+    is_measured = any(engine.batches for speed in speeds for engine in speed.engines)
+    return 0 if is_measured else _code_of_nothing(networks)
+
+
+def _code_of_nothing(networks: Sequence[str]) -> int:
+    """Return the exit code where nothing was measured. Raises ModelError where no name is that of anything."""
+    from steadytrain.export.networks import NETWORKS
+    from steadytrain.models.registry import find
+
+    if networks and not any(name.partition("=")[0] in NETWORKS or Path(name).exists() for name in networks):
+        find(networks[0].partition("=")[0], allow_import=True)
+    return 1
 
 
 def _require_licence(name: str, *, accepted: bool) -> None:

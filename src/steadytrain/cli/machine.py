@@ -458,6 +458,8 @@ def bench(
             for done, setting in enumerate(settings, 1):
                 rows.append(_bench_in_subprocess(words, setting))
                 advance(done, len(settings))
+    if all(row.get("exit_code") == InputError.exit_code for row in rows):  # the command's mistake, not a combination's
+        raise InputError(rows[0]["error"])
     if json:
         print_json({"rows": rows})
     else:
@@ -478,7 +480,7 @@ def _bench_in_subprocess(words: Sequence[str], setting: Mapping[str, Any]) -> di
     elif ended.code == -9:
         row = {"error": cause_of_death(ended.code)}
     else:
-        row = {"error": ended.last_line or f"exited with code {ended.code}"}
+        row = {"error": ended.last_line or f"exited with code {ended.code}", "exit_code": ended.code}
     return {**setting, "graph": setting["graph"] == "yes", "recompute": setting["recompute"] == "yes", **row}
 
 

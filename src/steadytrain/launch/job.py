@@ -304,7 +304,8 @@ class Job:
         _require(
             bool(is_name), "name", self.name, "at most 40 lower-case letters, digits and dashes, starting with a letter"
         )
-        _require(self.ssh.sync is None or bool(self.ssh.sync.strip()), "ssh.sync", self.ssh.sync, "a folder's name")
+        sync = self.ssh.sync
+        _require(sync is None or (bool(sync.strip()) and "://" not in sync), "ssh.sync", sync, "a folder's name")
         seconds, options = self.slurm.signal_seconds, self.slurm.options
         _require(1 <= seconds <= 65535, "slurm.signal_seconds", seconds, "1 to 65535")
         _require(all("\n" not in word for word in options), "slurm.options", options, "a single line")
