@@ -21,7 +21,7 @@ from steadytrain.errors import DataError
 from steadytrain.format import few
 
 TABLES = (".csv", ".tsv", ".lst", ".jsonl", ".ndjson", ".manifest")
-TOOLS_TABLES = ("metadata.csv", "metadata.jsonl", "_classes.csv")
+TOOLS_TABLES = ("metadata.csv", "metadata.jsonl", "metadata.parquet", "_classes.csv")
 """Tables that Hugging Face's and Roboflow's tools put into the folder of the images, the best first."""
 
 _MOST_LEVELS = 8  # that images are looked for below a folder
@@ -298,7 +298,7 @@ def _best(names: Sequence[str], split: str, where: str) -> str:
     ranks: dict[str, int] = {}
     for name in names:
         path = Path(name)
-        if path.suffix.casefold() in TABLES and not holds_no_labels(path.stem):
+        if (name.casefold() in TOOLS_TABLES or path.suffix.casefold() in TABLES) and not holds_no_labels(path.stem):
             words = split_words(path.stem)[1]
             if name.casefold() in TOOLS_TABLES:
                 ranks[name] = TOOLS_TABLES.index(name.casefold()) - len(TOOLS_TABLES)
