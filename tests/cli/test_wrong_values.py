@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from tests.cli.wrong_values import BASES, arguments_of, commands, load, make_files, run_all, run_one
 
-from steadytrain.cli import VERBS, main
+from steadytrain.cli import VERBS, app, main
 from steadytrain.cli.options import read_table
 
 EMPTY = {"--note", "--transforms"}
@@ -51,6 +51,12 @@ def test_no_flag_takes_nothing_for_a_value(
                     not value or argument.hint is bool or f"{argument.name} is {value!r}" in lines[0]
                 ), lines
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_flag_that_takes_several_values_takes_one_at_least(verb: str) -> None:
+    for argument in app()[verb].assemble_argument_collection(parse_docstring=False):
+        assert argument.parameter.consume_multiple is None or argument.parameter.consume_multiple[0], argument.name
 
 
 @pytest.mark.parametrize("verb", ["watch", "cost", "diagnose", "report", "check"])

@@ -50,14 +50,14 @@ FORMAT = "steadytrain-inference"
 
 def bench_infer(
     *networks: str,
-    model: Annotated[tuple[str, ...], Parameter(name=("--model", "--network"), consume_multiple=True)] = (),
-    engines: Annotated[tuple[EngineName, ...], Parameter(consume_multiple=True)] = (),
-    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "--batch", "-b"), consume_multiple=True)] = (
+    model: Annotated[tuple[str, ...], Parameter(name=("--model", "--network"), consume_multiple=1)] = (),
+    engines: Annotated[tuple[EngineName, ...], Parameter(consume_multiple=1)] = (),
+    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "--batch", "-b"), consume_multiple=1)] = (
         1,
         32,
     ),
     precision: Annotated[
-        tuple[NumberFormat, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=True)
+        tuple[NumberFormat, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=1)
     ] = (),
     threads: int | None = None,
     device: DeviceFlag = "auto",

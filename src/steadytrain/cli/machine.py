@@ -371,22 +371,22 @@ def bench(
     /,
     *,
     model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None,
-    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=True)] = (32,),
-    precision: Annotated[tuple[Numbers, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=True)] = (
+    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=1)] = (32,),
+    precision: Annotated[tuple[Numbers, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=1)] = (
         "fp32",
     ),
-    layout: Annotated[tuple[Layout, ...], Parameter(consume_multiple=True)] = ("channels-last",),
-    compile: Annotated[tuple[CompileMode, ...], Parameter(consume_multiple=True)] = ("none",),
-    graph: Annotated[tuple[YesNo, ...], Parameter(consume_multiple=True)] = ("no",),
+    layout: Annotated[tuple[Layout, ...], Parameter(consume_multiple=1)] = ("channels-last",),
+    compile: Annotated[tuple[CompileMode, ...], Parameter(consume_multiple=1)] = ("none",),
+    graph: Annotated[tuple[YesNo, ...], Parameter(consume_multiple=1)] = ("no",),
     recompute: Annotated[
-        tuple[YesNo, ...], Parameter(name=("--recompute", "--grad-checkpointing"), consume_multiple=True)
+        tuple[YesNo, ...], Parameter(name=("--recompute", "--grad-checkpointing"), consume_multiple=1)
     ] = ("no",),
     size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
     channels: Literal[1, 3] = 3,
     classes: Annotated[int, Parameter(name=("--classes", "--num-classes"))] = 1000,
     optimizer: str = "sgd",
     device: DeviceFlag = "auto",
-    threads: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (),
+    threads: Annotated[tuple[int, ...], Parameter(consume_multiple=1)] = (),
     seconds: float = 3.0,
     plot: Path | None = None,
     json: Json = False,
