@@ -425,6 +425,8 @@ def bench(
     if model is None:
         raise InputError("name the network to measure, such as steady bench resnet20")
     require_seconds(seconds)
+    if plot is not None and plot.suffix.lower() != ".html":
+        raise InputError(f"--plot is {plot}; it must end in .html")
     for name, value, most in (("--size", size, 4096), ("--channels", channels, 1024), ("--classes", classes, 10**6)):
         require_range(name, value, most)
     names = ("batch_size", "precision", "layout", "compile", "graph", "recompute", "threads")
