@@ -134,13 +134,18 @@ def test_what_is_wrong_is_refused_before_anything_is_made(files: Path, command: 
 
 
 @pytest.mark.parametrize(
-    "command", ["bench train --model nonsense --seconds 0.1", "bench infer nonsense --engines eager"]
+    ("command", "what"),
+    [
+        ("bench train --model nonsense --seconds 0.1", "model 'nonsense'"),
+        ("bench infer nonsense --engines eager", "model 'nonsense'"),
+        ("scale nonsense --model mlp --size 8 --classes 3 --batch-size 4 --link 10GbE", "file or folder nonsense"),
+    ],
 )
-def test_what_cannot_be_measured_for_a_name_that_is_none_is_a_users_mistake(
-    command: str, capsys: pytest.CaptureFixture[str]
+def test_what_a_process_cannot_measure_for_a_wrong_name_is_a_users_mistake(
+    command: str, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*shlex.split(command), "--device", "cpu"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("steady: there is no model 'nonsense'")
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"steady: there is no {what}")
 
 
 @pytest.mark.slow

@@ -120,10 +120,11 @@ def _ask_ranks(recipe: Recipe, request: Request, ranks: int, say: Callable[[str]
 
 
 def _run_verb(words: Sequence[str]) -> dict[str, Any]:
-    """Run another verb in a process of its own and return its document. Raises FailedError."""
+    """Run another verb in a process of its own and return its document. Raises InputError or FailedError, as it did."""
     ended = run_steady(words)
     if ended.code:
-        raise FailedError(ended.last_line or f"{words[0]} ended with {ended.code}")
+        kind = InputError if ended.code == InputError.exit_code else FailedError
+        raise kind(ended.last_line or f"{words[0]} ended with {ended.code}")
     document: dict[str, Any] = json.loads(ended.output)
     return document
 
