@@ -10,7 +10,7 @@
     │   └── RunError                 a run folder: another recipe, in use, not a run
     └── FailedError (RuntimeError)   exit code 1: it was good when it started
         ├── TooManyBadError          more unreadable images than allowed
-        ├── StorageError             disk full, not writable, gone
+        ├── StorageError             disk full, gone; exit code 2 where a place to write to cannot be one
         ├── CheckpointError          nothing intact to resume from
         ├── FeedError                a feed thread could not go on
         ├── DivergedError            the loss is no number any more
@@ -124,8 +124,16 @@ def did_you_mean(value: str, choices: Iterable[str], *, cutoff: float = 0.6) -> 
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
+WRONG_PLACES = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+)
+"""What the system says of a path that a command was given and cannot use: the user's mistake, not a disk's failure."""
+
+
 def storage_error(error: OSError, path: Path) -> StorageError:
     """Describe in the user's words what an ``OSError`` on ``path`` means and what to do about it.
+
+    Its exit code is that of a user's mistake for :data:`WRONG_PLACES`.
 
     >>> str(storage_error(OSError(errno.ENOSPC, "x"), Path("a/b")))
     'the disk is full at a/b: free some space or choose another folder and run the same command again'
@@ -137,9 +145,16 @@ def storage_error(error: OSError, path: Path) -> StorageError:
         problem = f"{path} is not writable ({error.strerror}): choose another folder or change its permissions"
     elif error.errno == errno.ENOENT and (gone := [p for p in path.parents if not os.path.lexists(p)]):
         problem = f"cannot write {path}: there is no folder {gone[-1]} any more, or yet: put it there"
+    elif error.errno in WRONG_PLACES:
+        is_taken = error.errno == errno.EEXIST
+        why = "it is no folder, and one is needed" if is_taken else error.strerror
+        problem = f"cannot write {path} ({why}): choose another place"
     else:
         problem = f"cannot write {path} ({error.strerror or error}): fix that"
-    return StorageError(f"{problem} and run the same command again")
+    failure = StorageError(f"{problem} and run the same command again")
+    if error.errno in WRONG_PLACES:
+        failure.exit_code = InputError.exit_code
+    return failure
 
 
 @contextmanager

@@ -228,6 +228,14 @@ def test_a_missing_image_is_named_once(run: Path, tmp_path: Path, capsys: pytest
     ]
 
 
+def test_images_none_of_which_is_there_are_a_users_mistake(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cat.png").write_bytes(b"")
+    assert main(["predict", str(run), str(tmp_path / "cet.png"), str(tmp_path / "no.png")]) == 2
+    assert f"there is no file or folder {tmp_path / 'cet.png'}. Did you mean cat.png?" in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_every_odd_image_has_classes_or_one_reason_as_packing_gives_it(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from tests.cli.wrong_values import BASES, arguments_of, commands, load, make_files, run_all
+from tests.cli.wrong_values import BASES, arguments_of, commands, load, make_files, run_all, run_one
 
-from steadytrain.cli import VERBS, main
+from steadytrain.cli import VERBS, app, main
+from steadytrain.cli.options import read_table
 
 EMPTY = {"--note", "--transforms"}
 """An empty note removes the old one; and no transforms are none."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wrong") / "files"
+    make_files(folder)
+    return folder
 
 
 def test_every_verb_has_a_command_to_try_values_in() -> None:
@@ -44,6 +53,12 @@ def test_no_flag_takes_nothing_for_a_value(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_flag_that_takes_several_values_takes_one_at_least(verb: str) -> None:
+    for argument in app()[verb].assemble_argument_collection(parse_docstring=False):
+        assert argument.parameter.consume_multiple is None or argument.parameter.consume_multiple[0], argument.name
+
+
 @pytest.mark.parametrize("verb", ["watch", "cost", "diagnose", "report", "check"])
 def test_an_empty_name_is_not_the_folder_that_one_is_in(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, ""]) == 2
@@ -64,10 +79,73 @@ def test_flags_about_data_need_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--root is about data, and none are named: --data photos" in capsys.readouterr().err
 
 
-def test_a_key_that_comes_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "recipe.json").write_text('{"optim": {"lr": 0.1, "lr": 0.2}}')
-    assert main(["train", "a.rec", "--recipe", str(tmp_path / "recipe.json")]) == 2
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("recipe.json", '{"optim": {"lr": 0.1, "lr": 0.2}}'),
+        ("recipe.yaml", "optim:\n  lr: 0.1\n  lr: 0.2\n"),
+        ("recipe.yml", "optim: {lr: 0.1, lr: 0.2}"),
+    ],
+)
+def test_a_key_that_comes_twice_is_refused(
+    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert main(["train", "a.rec", "--recipe", str(tmp_path / name)]) == 2
     assert "the key 'lr' comes twice" in capsys.readouterr().err
+
+
+def test_what_an_anchor_of_yaml_brings_may_be_overruled(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: {x: &x {<<: &y {lr: 0.1}, lr: 0.2}}\nb: {<<: *x, lr: 0.3}\n")
+    assert read_table(tmp_path / "a.yaml") == {"a": {"x": {"lr": 0.2}}, "b": {"lr": 0.3}}
+
+
+@pytest.mark.parametrize("place", ["text.txt", "text.txt/x", "loop", "locked", "x" * 300, "s3://bucket/a"])
+@pytest.mark.parametrize(
+    "command", ["replay run --step 1 -o", "fetch mnist -o", "serve run --write", "train photos.rec --epochs 1 --run"]
+)
+def test_a_place_that_cannot_be_written_to_is_a_users_mistake(files: Path, command: str, place: str) -> None:
+    if place.startswith("s3") and "train" in command:
+        pytest.skip("a run may be sent there")
+    words = [*shlex.split(command), place]
+    outcome = run_one(words[0], words[-2], place, words[1:], files)
+    assert outcome.code == 2 and not outcome.left, outcome
+    assert place[:40] in outcome.message, outcome.message
+    assert re.search("(choose|name) another|is no path|is an address", outcome.message), outcome.message
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("fetch mnist --mirror nonsense", "--mirror nonsense is no web address"),
+        ("fetch mnist --shorter-side=-1", "--shorter-side is -1; it must be from 1"),
+        ("pack photos out --seed=-1", "--seed is -1; it must be from 0"),
+        ("replay run --step 1 --model nonsense", "--model is nonsense, and what was trained is mlp: name that"),
+        ("bench train --model mlp --plot text.txt", "--plot is text.txt; it must end in .html"),
+        ("launch --on ssh --hosts hosts --dry-run --env=1.5 train photos.rec", "--env is '1.5'; it must be a variable"),
+        ("launch --on ssh --hosts hosts --dry-run --sync=s3://a train photos.rec", "ssh.sync is 's3://a'; it must be"),
+        ("diagnose run --probe --model nonsense", "--model is nonsense, and what was trained is mlp: name that"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_is_made(files: Path, command: str, message: str) -> None:
+    verb, *words = shlex.split(command)
+    outcome = run_one(verb, "", "", words, files)
+    assert outcome.code == 2 and not outcome.left and message in outcome.message, outcome
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("bench train --model nonsense --seconds 0.1", "model 'nonsense'"),
+        ("bench infer nonsense --engines eager", "model 'nonsense'"),
+        ("scale nonsense --model mlp --size 8 --classes 3 --batch-size 4 --link 10GbE", "file or folder nonsense"),
+    ],
+)
+def test_what_a_process_cannot_measure_for_a_wrong_name_is_a_users_mistake(
+    command: str, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*shlex.split(command), "--device", "cpu"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"steady: there is no {what}")
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Wrong values for every flag and argument of every verb, as the command line itself defines them.
 
-usage: python -m tests.cli.wrong_values [VERB ...] [--flag FLAG ...] [--jobs 2] [--work FOLDER]
+usage: python -m tests.cli.wrong_values [VERB ...] [--flag=FLAG ...] [--jobs 2] [--work FOLDER]
 
 Each command is a small sound one (``BASES``) with one value exchanged, run in a process forked from this one, in a
 folder of its own with the files that ``make_files`` writes. It may take ``SECONDS``, and has no network. A fault is a
@@ -363,7 +363,7 @@ def report() -> int:
     """Run what the command line asks for; print the faults, and the counts by kind."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("verbs", nargs="*")
-    parser.add_argument("--flag", nargs="*", default=[])
+    parser.add_argument("--flag", action="append", default=[])
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "wrong-values")
     asked = parser.parse_args()

@@ -88,7 +88,7 @@ def test_outputs_are_compared_on_images_without_classes(capsys: pytest.CaptureFi
 
 
 def test_a_run_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["bench", "infer", str(tmp_path / "a"), "--engines", "plain", *QUICK]) == 1
+    assert main(["bench", "infer", str(tmp_path / "a"), "--engines", "plain", *QUICK]) == 2
     words = " ".join(capsys.readouterr().out.split())
     assert words.startswith(f"{tmp_path / 'a'}: there is no such file or folder: name a run, a weights file or a")
 

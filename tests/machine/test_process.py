@@ -307,6 +307,16 @@ def test_a_request_is_answered_while_an_operation_runs_and_a_second_one_ends_it(
     assert child.wait() == 130
 
 
+def test_a_request_within_a_probe_says_that_nothing_of_it_is_saved() -> None:
+    said: list[str] = []
+    with stop_requests(said.append) as stop:
+        stop.is_probing = lambda: True
+        signal.raise_signal(signal.SIGINT)
+        while not said:
+            time.sleep(0.01)
+    assert said == ["SIGINT: ending the probe, of which nothing is saved, and stopping; a second Ctrl-C stops at once"]
+
+
 def test_while_there_is_nothing_to_save_the_first_interrupt_is_not_held_back() -> None:
     with pytest.raises(KeyboardInterrupt), stop_requests() as stop:
         stop.saves = False

@@ -21,8 +21,17 @@ from steadytrain.format import NONE
 from steadytrain.monitor import Interruption
 from steadytrain.reports import accounts as report_accounts
 from steadytrain.reports.files import find_all
-from steadytrain.reports.summary import Account, summarise
-from steadytrain.reports.tables import comma_separated, epoch_table, facts, markdown, speed_table, to_json, to_text
+from steadytrain.reports.summary import Account, Summary, summarise
+from steadytrain.reports.tables import (
+    comma_separated,
+    efficiencies,
+    epoch_table,
+    facts,
+    markdown,
+    speed_table,
+    to_json,
+    to_text,
+)
 from steadytrain.run import Run
 
 
@@ -183,6 +192,27 @@ def test_runs_are_compared_by_devices_in_every_format(
     assert runs[1]["efficiency"] == pytest.approx(0.96, abs=0.01) and runs[0]["device_use"]["least"] == 0.65
     assert main(["scale", words[0], str(tmp_path / "eight" / "seed-0")]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[-2:] == ["96", "%"]
+
+
+def test_only_comparable_runs_have_an_efficiency(tmp_path: Path) -> None:
+    def run(name: str, devices: int, batch: int, size: int, rate: float) -> Summary:
+        summary = summarise(finished(tmp_path, name))
+        setup = replace(summary.setup, devices=devices, batch_size=batch, size=size)
+        return replace(summary, setup=setup, speed=replace(summary.speed, images_per_second=rate))
+
+    one, weak, strong = run("one", 1, 32, 224, 100), run("weak", 8, 256, 224, 760), run("strong", 8, 32, 224, 600)
+    assert efficiencies([one, weak, strong]) == {"one": 1.0, "weak": pytest.approx(0.95), "strong": pytest.approx(0.75)}
+    other_size, other_batch = run("large", 8, 256, 320, 400), run("other", 8, 64, 224, 700)
+    assert efficiencies([one, other_size, other_batch]) == {}
+    two = run("two", 2, 256, 224, 190)  # comparable with eight devices alone, which are so with one
+    assert efficiencies([one, weak, two])["weak"] == pytest.approx(0.95)
+
+
+def test_short_epochs_have_digits(tmp_path: Path) -> None:
+    runs = [summarise(finished(tmp_path, name)) for name in ("a", "b")]
+    runs = [replace(run, speed=replace(run.speed, median_seconds_per_epoch=0.0431)) for run in runs]
+    heads, first, _ = speed_table(runs)
+    assert first[heads.index("s/epoch")] == "0.0431"
 
 
 def test_columns_without_figures_are_left_out(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from steadytrain.cli import main
 
-LAUNCHER = '''
+LAUNCHER = """
 from dataclasses import dataclass
 
 from steadytrain.launch import Command, Job, Launcher, Plan, PlanStage
@@ -26,7 +26,7 @@ def render(job: Job) -> Plan:
 
 
 LAUNCHER = Launcher(render=render, takes={"minutes"}, options=(Grid,), names=("sge",))
-'''
+"""
 
 
 @pytest.fixture(autouse=True)

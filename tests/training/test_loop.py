@@ -276,7 +276,7 @@ def test_a_batch_larger_than_the_data_is_filled_from_the_next_epochs(recipe: Rec
 
 def test_an_interrupted_run_is_told_so_and_goes_on_from_its_newest_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
     for name, at, why in (
-        ("early", 3, "stopped by the user before the first checkpoint: the same command starts from the beginning"),
+        ("early", 3, "stopped by the user before anything was saved: the same command starts from the beginning"),
         ("later", 17, "stopped by the user, saved at step 10: the same command resumes it"),
     ):
         run, asked = Run.create(tmp_path / name, recipe), iter(range(100))

@@ -14,7 +14,9 @@ from steadytrain import events
 from steadytrain.config import Recipe
 from steadytrain.data.packing.pack import pack
 from steadytrain.errors import ModelError, RecipeError, RunError
-from steadytrain.monitor import ledger
+from steadytrain.machine.process import StopRequest
+from steadytrain.monitor import diagnose, ledger
+from steadytrain.reports.verdict import verdict_text
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, evaluate, steps, train
 from steadytrain.training.finetuning.linear_probe import fit_classifier, minimize
@@ -175,8 +177,25 @@ def test_a_probe_that_is_stopped_leaves_how_far_it_came(recipe: Recipe, start: P
         told.extend([event] if isinstance(event, events.ProbeProgress) else [])
     assert isinstance(event, events.Ended) and event.status == "interrupted" and not any(run.checkpoints.glob("step-*"))
     assert all(isinstance(e, events.ProbeProgress) and e.fit_seconds is None for e in told)
+    assert "checkpoint" not in verdict_text(diagnose(run), "run")
     train(run)
-    assert run.finished() is not None
+    assert run.finished() is not None and ledger(run).seconds["lost"] > 0
+    assert "checkpoint" not in verdict_text(diagnose(run), "run").partition("time:")[0]
+
+
+def test_a_request_within_a_probe_knows_that_nothing_of_it_is_saved(
+    recipe: Recipe, start: Path, tmp_path: Path
+) -> None:
+    answers: list[bool] = []
+
+    class Asked(StopRequest):
+        def __call__(self) -> str | None:
+            answers.append(self.is_probing())
+            return super().__call__()
+
+    both = recipe.with_({"model.weights": str(start), "model.train": "probe+full", "budget.epochs": 1})
+    kinds = {type(event): len(answers) for event in steps(Run.create(tmp_path / "run", both), stop=Asked())}
+    assert any(answers[: kinds[events.ProbeProgress]]) and not any(answers[kinds[events.ProbeProgress] :])
 
 
 def test_training_goes_on_from_a_probe(recipe: Recipe, start: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
 from steadytrain.cli.worded_errors import examples, is_assignment, worded_errors
-from steadytrain.errors import FailedError, InputError, SteadyError, storage_error
+from steadytrain.errors import WRONG_PLACES, FailedError, InputError, SteadyError, storage_error
 from steadytrain.format import fold
 from steadytrain.machine.process import SIGINT_ALONE, TO_END, interrupted_once, share_cores
 
@@ -104,7 +104,7 @@ def _build_app(verbs: Iterable[str]) -> App:
     from cyclopts import UNSET, App, CoercionError, Parameter, convert
 
     def convert_exactly(kind: Any, tokens: Sequence[Any]) -> Any:
-        """Convert as cyclopts does, but refuse what it takes: an empty text, 1.5 for a whole number, nan."""
+        """Convert as cyclopts does, but refuse what it takes: an empty text, 1.5 for a whole number, nan, a URI."""
         kinds = get_args(kind) or (kind,)
         for token in tokens:
             is_refused = not token.value and token.implicit_value is UNSET
@@ -112,6 +112,8 @@ def _build_app(verbs: Iterable[str]) -> App:
                 is_refused |= float in kinds and not math.isfinite(float(token.value))
             if is_refused or (int in kinds and float not in kinds and "." in token.value):
                 raise CoercionError(token=token, target_type=kind)
+            if Path in kinds and "://" in token.value:  # a path would lose one of the slashes
+                raise CoercionError(f"{token.value} is an address; a path on this machine is needed", token=token)
         return convert(kind, tokens)
 
     command = App(
@@ -238,7 +240,7 @@ def _code_of(words: Sequence[str]) -> int:
             return _fail(f"{name[:60]}... is no path: of {len(name):,} characters no name of a file may be", 2)
         if problem := _system_words(error):
             return _fail(problem, 1)
-        if error.errno in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP) and error.filename:
+        if error.errno in WRONG_PLACES and error.filename:
             return _fail(f"cannot use {error.filename} ({error.strerror}): name another, or change its permissions", 2)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise

@@ -34,22 +34,22 @@ def bench(
     /,
     *,
     model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None,
-    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=True)] = (32,),
-    precision: Annotated[tuple[Numbers, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=True)] = (
+    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=1)] = (32,),
+    precision: Annotated[tuple[Numbers, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=1)] = (
         "fp32",
     ),
-    layout: Annotated[tuple[Layout, ...], Parameter(consume_multiple=True)] = ("channels-last",),
-    compile: Annotated[tuple[CompileMode, ...], Parameter(consume_multiple=True)] = ("none",),
-    graph: Annotated[tuple[YesNo, ...], Parameter(consume_multiple=True)] = ("no",),
+    layout: Annotated[tuple[Layout, ...], Parameter(consume_multiple=1)] = ("channels-last",),
+    compile: Annotated[tuple[CompileMode, ...], Parameter(consume_multiple=1)] = ("none",),
+    graph: Annotated[tuple[YesNo, ...], Parameter(consume_multiple=1)] = ("no",),
     recompute: Annotated[
-        tuple[YesNo, ...], Parameter(name=("--recompute", "--grad-checkpointing"), consume_multiple=True)
+        tuple[YesNo, ...], Parameter(name=("--recompute", "--grad-checkpointing"), consume_multiple=1)
     ] = ("no",),
     size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
     channels: Literal[1, 3] = 3,
     classes: Annotated[int, Parameter(name=("--classes", "--num-classes"))] = 1000,
     optimizer: str = "sgd",
     device: DeviceFlag = "auto",
-    threads: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (),
+    threads: Annotated[tuple[int, ...], Parameter(consume_multiple=1)] = (),
     seconds: float = 3.0,
     plot: Path | None = None,
     json: Json = False,
@@ -88,6 +88,8 @@ def bench(
     if model is None:
         raise InputError("name the network to measure, such as steady bench resnet20")
     require_seconds(seconds)
+    if plot is not None and plot.suffix.lower() != ".html":
+        raise InputError(f"--plot is {plot}; it must end in .html")
     for name, value, most in (("--size", size, 4096), ("--channels", channels, 1024), ("--classes", classes, 10**6)):
         require_range(name, value, most)
     names = ("batch_size", "precision", "layout", "compile", "graph", "recompute", "threads")
@@ -121,6 +123,8 @@ def bench(
             for done, setting in enumerate(settings, 1):
                 rows.append(_bench_in_subprocess(words, setting))
                 advance(done, len(settings))
+    if all(row.get("exit_code") == InputError.exit_code for row in rows):  # the command's mistake, not a combination's
+        raise InputError(rows[0]["error"])
     if json:
         print_json({"rows": rows})
     else:
@@ -141,7 +145,7 @@ def _bench_in_subprocess(words: Sequence[str], setting: Mapping[str, Any]) -> di
     elif ended.code == -9:
         row = {"error": cause_of_death(ended.code)}
     else:
-        row = {"error": ended.last_line or f"exited with code {ended.code}"}
+        row = {"error": ended.last_line or f"exited with code {ended.code}", "exit_code": ended.code}
     return {**setting, "graph": setting["graph"] == "yes", "recompute": setting["recompute"] == "yes", **row}
 
 

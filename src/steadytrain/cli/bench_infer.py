@@ -50,15 +50,13 @@ FORMAT = "steadytrain-inference"
 
 def bench_infer(
     *networks: str,
-    model: Annotated[tuple[str, ...], Parameter(name=("--model", "--network"), consume_multiple=True)] = (),
-    engines: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
-    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "--batch", "-b"), consume_multiple=True)] = (
+    model: Annotated[tuple[str, ...], Parameter(name=("--model", "--network"), consume_multiple=1)] = (),
+    engines: Annotated[tuple[str, ...], Parameter(consume_multiple=1)] = (),
+    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "--batch", "-b"), consume_multiple=1)] = (
         1,
         32,
     ),
-    precision: Annotated[
-        tuple[NumberFormat, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=True)
-    ] = (),
+    precision: Annotated[tuple[NumberFormat, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=1)] = (),
     threads: int | None = None,
     device: DeviceFlag = "auto",
     data: str | None = None,
@@ -143,7 +141,16 @@ def bench_infer(
         print_json(_document(plan, shown))
     else:
         print_text("\n".join(table(shown, min(shutil.get_terminal_size().columns, MAX_WIDTH))))
-    return 0 if any(speed.measured for speed in shown) else 1
+    return 0 if any(speed.measured for speed in shown) else _code_of_nothing(networks)
+
+
+def _code_of_nothing(networks: Sequence[str]) -> int:
+    """Return the exit code where nothing was measured. Raises ModelError where no name is that of anything."""
+    from steadytrain.models.registry import find
+
+    if networks and not any(Path(name).exists() for name in networks):
+        find(networks[0].partition("=")[0], allow_import=True)
+    return 1
 
 
 def _require_licence(name: str, *, accepted: bool) -> None:

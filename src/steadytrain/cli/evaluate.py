@@ -32,8 +32,9 @@ from steadytrain.cli.options import (
 )
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
+from steadytrain.data.filenames import is_pattern
 from steadytrain.errors import InputError
-from steadytrain.files import replacing
+from steadytrain.files import near_name, replacing
 from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5, text_table
 
 if TYPE_CHECKING:
@@ -322,6 +323,8 @@ def predict(
     places = [place for image in images for place in (_read_input() if str(image) == "-" else [image])]
     with Files(places) as files:
         trained = restore_weights(place, weights, model, device, accepted=accept_licence, classes=classes, size=size)
+        if not any(str(image) == "-" or is_pattern(str(image)) or image.exists() for image in images):
+            raise InputError(f"there is no file or folder {images[0]}.{near_name(str(images[0]))}")
         trained, _ = with_input(trained, size, tta)
         above = _threshold(trained, threshold)
         is_text = csv is None and not json

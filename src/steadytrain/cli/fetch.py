@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import shutil
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -24,7 +25,7 @@ def fetch(
     name: str | None = None,
     /,
     *,
-    output: Annotated[str | None, Parameter(name=["--output", "-o"])] = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     mirror: RepeatedFlag = (),
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     shorter_side: int | None = None,

@@ -238,7 +238,7 @@ def job_for(command: tuple[str, ...], on: str | None, file: Path | None, values:
     if command or "words" not in table:
         table["words"] = command
     for key, value in values.items():
-        *outer, last = key.split(".")
+        *outer, last = key.split(".", 1 if key.startswith("env.") else -1)  # no variable's name has a dot
         inner = table
         for name in outer:
             inner = inner.setdefault(name, {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json as json_module
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, cached_property
@@ -20,7 +20,7 @@ from cyclopts.validators import Number
 
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes
-from steadytrain.config.plain import hints_of, leaves, parse_json
+from steadytrain.config.plain import hints_of, leaves, parse_json, table_of
 from steadytrain.config.recipe import ASIDE, recipe_settings
 from steadytrain.config.reference import flag_help
 from steadytrain.config.settings import GROUPS, MODEL, OPTIMIZER, OUTPUT, RANKS, SPEED, Flag
@@ -263,8 +263,8 @@ def read_table(path: Path, what: str = "a recipe") -> dict[str, Any]:
     readers: dict[str, Callable[[str], Any]] = {
         ".toml": tomllib.loads,
         ".json": parse_json,
-        ".yaml": yaml.safe_load,
-        ".yml": yaml.safe_load,
+        ".yaml": _parse_yaml,
+        ".yml": _parse_yaml,
     }
     if path.suffix not in readers:
         near = did_you_mean(path.suffix, readers)
@@ -279,6 +279,19 @@ def read_table(path: Path, what: str = "a recipe") -> dict[str, Any]:
         raise RecipeError(f"{path} holds {type(values).__name__}; {what} is a table of keys and values")
     _require_few(values, path)
     return values
+
+
+def _parse_yaml(text: str) -> Any:
+    """Read YAML as :func:`parse_json` reads JSON."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            table_of([(key.value, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)])
+            return node
+
+    return yaml.load(text, Loader)  # a safe loader
 
 
 def _require_few(values: dict[str, Any], path: Path) -> None:
@@ -350,6 +363,13 @@ def require_data(data: str | None, remedy: str, **flags: object) -> None:
     """Refuse flags that are about data where none are named; ``remedy``: how they are. Raises InputError."""
     if data is None and (name := next((name for name, value in flags.items() if value), None)):
         raise InputError(f"--{name.replace('_', '-')} is about data, and none are named: {remedy}")
+
+
+def require_run_model(model: str | None, run_models: Sequence[str]) -> None:
+    """Refuse a ``--model`` that no run has: it would allow nothing to be imported. Raises InputError."""
+    if model is not None and model not in run_models:
+        models = " or ".join(dict.fromkeys(run_models))
+        raise InputError(f"--model is {model}, and what was trained is {models}: name that, or leave it out")
 
 
 def require_alone(verb: str) -> None:

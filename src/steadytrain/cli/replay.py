@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.options import Json
+from steadytrain.cli.options import Json, require_run_model
 from steadytrain.run import Run
 
 
@@ -40,8 +40,8 @@ def replay(
     from steadytrain.training.loop.replay import replay as replay_run
 
     opened = Run.open(run)
-    allow_import = model is not None and model == opened.recipe.model.name
-    found = replay_run(opened, step, output=output, allow_import=allow_import, say=note)
+    require_run_model(model, [opened.recipe.model.name])
+    found = replay_run(opened, step, output=output, allow_import=model is not None, say=note)
     folder = output or opened.directory / "replay" / f"step-{found.step:08d}"
     if json:
         print_json({**asdict(found), "folder": str(folder)})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter, convert
 
 from steadytrain.cli.console import confirmed, note, print_json, print_text
-from steadytrain.cli.options import Json
+from steadytrain.cli.options import Json, require_run_model
 from steadytrain.cli.watch import serve_page
 from steadytrain.config.plain import plain
 from steadytrain.errors import FailedError, InputError, SteadyError
@@ -341,6 +341,7 @@ def diagnose(
     if probe:
         from steadytrain.machine.process import spin_where_alone
 
+        require_run_model(model, [run.recipe.model.name for run in selection.runs])
         spin_where_alone()
         from steadytrain.cli.render import event_words
         from steadytrain.training.profile.probe import SECONDS, probe_run

@@ -39,7 +39,7 @@ def sweep(
     data: TrainingData = None,
     /,
     *,
-    over: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    over: Annotated[tuple[str, ...], Parameter(consume_multiple=1)] = (),
     seeds: int | None = None,
     halving: bool = False,
     search: int | None = None,

@@ -76,14 +76,15 @@ def shorten(value: object) -> str:
 
 def parse_json(text: str | bytes | bytearray) -> Any:
     """Read JSON. Raises ValueError where it is none, or where one of its tables has a key twice."""
+    return json.loads(text, object_pairs_hook=table_of)
 
-    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(values := dict(pairs)) < len(pairs):
-            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-            raise ValueError(f"the key {shorten(twice)} comes twice")
-        return values
 
-    return json.loads(text, object_pairs_hook=table)
+def table_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a table of keys and values. Raises ValueError where a key comes twice."""
+    if len(values := dict(pairs)) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {shorten(twice)} comes twice")
+    return values
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

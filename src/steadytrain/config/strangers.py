@@ -73,7 +73,7 @@ def elsewhere_words(values: Mapping[str, object], locate: Callable[[str], Path] 
     >>> elsewhere_words({"data.train": "photos", "data.val": "s3://bucket/val.rec", "model.weights": "/w.pth"})
     'reading what the recipe file names outside of this folder: model.weights /w.pth, data.val s3://bucket/val.rec'
     """
-    here = Path.cwd().resolve()
+    folder = Path.cwd().resolve()
     named = {key: str(value) for key in _READ_KEYS if (value := values.get(key)) is not None}
     if not named.get("model.name", "").startswith(_MXNET):
         named.pop("model.name", None)
@@ -81,7 +81,7 @@ def elsewhere_words(values: Mapping[str, object], locate: Callable[[str], Path] 
         f"{key} {text}"
         for key, text in named.items()
         if any(
-            "://" in word or not Path(os.path.realpath(locate(word))).is_relative_to(here)
+            "://" in word or not Path(os.path.realpath(locate(word))).is_relative_to(folder)
             for word in text.removeprefix(_MXNET).split(",")
         )
     ]

@@ -139,12 +139,12 @@ def refuse_link(path: Path, remedy: str = "remove the link, or put there what it
 def count_names(path: Path) -> int:
     """Count the names of a file, its hard links; 0 where there is none. Raises RunError for a pipe or a socket."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return 0
-    if (kind := kind_of_file(found.st_mode)) in ("a pipe", "a socket"):
+    if (kind := kind_of_file(status.st_mode)) in ("a pipe", "a socket"):
         raise RunError(f"{path} is {kind}, not a file: remove it, and run the same command again")
-    return 1 if kind else found.st_nlink
+    return 1 if kind else status.st_nlink
 
 
 def repair(path: Path) -> int:

@@ -54,7 +54,8 @@ class Ssh:
 
     def __post_init__(self) -> None:
         check_types(self, "ssh")
-        require(self.sync is None or bool(self.sync.strip()), "ssh.sync", self.sync, "a folder's name")
+        is_folder = self.sync is None or (bool(self.sync.strip()) and "://" not in self.sync)
+        require(is_folder, "ssh.sync", self.sync, "a folder's name")
         require_lines("ssh", sync=self.sync)
 
 

@@ -388,6 +388,7 @@ class StopRequest:
         signal: the name of the signal, or None.
         heard: the same, known at once, while one operation of the main thread takes long.
         saves: whether there is something to save: until there is, SIGINT interrupts at once.
+        is_probing: returns whether the work of now ends without being saved, as that of a probe does.
         last_words: called before the process is ended from outside of the main thread.
     """
 
@@ -395,6 +396,7 @@ class StopRequest:
         self.signal: str | None = None
         self.heard: str | None = None
         self.saves = True
+        self.is_probing: Callable[[], bool] = lambda: False
         self.last_words: Callable[[], object] = lambda: None
 
     def __call__(self) -> str | None:
@@ -487,11 +489,11 @@ def _listen(heard: int, stop: StopRequest, say: Callable[[str], None], is_over: 
             continue
         if requested_at is None:
             stop.heard = name
+            doing, ending = "finishing this update, then saving and stopping", ", without saving"
+            if stop.is_probing():
+                doing, ending = "ending the probe, of which nothing is saved, and stopping", ""
             with contextlib.suppress(OSError):  # the terminal may be gone
-                say(
-                    f"{name}: finishing this update, then saving and stopping; a second Ctrl-C stops at once, without "
-                    "saving"
-                )
+                say(f"{name}: {doing}; a second Ctrl-C stops at once{ending}")
         elif name == "SIGINT" and now - requested_at > _SAME_SIGNAL:
             say("SIGINT again: stopping now, without saving")
             if not is_over.wait(_GRACE):

@@ -53,8 +53,8 @@ def find_model(path: Path, say: Callable[[str], None] = lambda message: None) ->
     candidates = ours_or_timms or fits  # torchvision may have the same network
     if len(candidates) == 1:
         return candidates[0]
-    found = f"its tensors fit {few(fits, 8)}" if fits else "no network of steady models has such tensors"
-    raise ModelError(f"{path} does not say which model's weights it holds, and {found}: name it with --model NAME")
+    finding = f"its tensors fit {few(fits, 8)}" if fits else "no network of steady models has such tensors"
+    raise ModelError(f"{path} does not say which model's weights it holds, and {finding}: name it with --model NAME")
 
 
 def require_fit(model: Model, *, size: int | None, allow_import: bool = False) -> None:

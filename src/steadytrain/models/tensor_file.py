@@ -75,11 +75,11 @@ def _verify(path: Path, written: str) -> None:
         _, header = _read_header(file)
         is_sealed = list(header)[-1] == "__metadata__"
         del header["__metadata__"][CHECKSUM]
-        found = _digest(header, file)
-    if is_sealed and found != written:
+        actual = _digest(header, file)
+    if is_sealed and actual != written:
         raise ModelError(
-            f"{path} is damaged: its bytes have the SHA-256 {found[:12]}..., and it was written with {written[:12]}...:"
-            f" {other_weights(path)}"
+            f"{path} is damaged: its bytes have the SHA-256 {actual[:12]}..., and it was written with {written[:12]}"
+            f"...: {other_weights(path)}"
         )
 
 

@@ -110,6 +110,7 @@ class Evidence:
         parts: of the newest attempt, its stretches of as many updates; none where it is too short.
         company: of the newest attempt, its updates with and without other processes at work.
         attempts: how often the run was started.
+        lost_before_updates: seconds of attempts that ended before their run's first update, in the start or a probe.
         unreadable: lines of its event logs that are no events.
     """
 
@@ -133,6 +134,7 @@ class Evidence:
     parts: tuple[PartTimes, ...] = ()
     company: Company = Company()
     attempts: int = 1
+    lost_before_updates: float = 0.0
     unreadable: int = 0
 
     def newest(self, kind: type[E]) -> E | None:

@@ -515,6 +515,7 @@ class RunHistory:
             parts=self.attempts[-1].parts(),
             company=self.attempts[-1].company,
             attempts=len(self.attempts),
+            lost_before_updates=sum(cost.again_seconds for cost in self.interruptions() if not cost.step),
             unreadable=self.unreadable,
         )
 

@@ -210,8 +210,8 @@ def run_folders(folder: Path, *, links: bool = False, depth: int = DEPTH) -> Ite
 def runs_inside(folder: Path) -> tuple[list[Run], list[str]]:
     """Open the runs in a folder, and say why others were left out; RunError if there are none."""
     inside = folder.resolve()
-    found = run_folders(folder, links=True)
-    candidates = [path for path in found if not path.is_symlink() or not path.resolve().is_relative_to(inside)]
+    folders = run_folders(folder, links=True)
+    candidates = [path for path in folders if not path.is_symlink() or not path.resolve().is_relative_to(inside)]
     if not candidates:
         raise RunError(f"{folder} is not a run (no recipe.json), nor a folder with runs in it")
     runs: list[Run] = []

@@ -65,8 +65,8 @@ def plan_removals(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool) -> tu
         never_started = row.status == "waiting" or (row.status == "failed" and not Run.open(folder).progress().started)
         is_whole = whole or (never_started and {path.name for path in folder.iterdir()} <= OURS)
         names = ["checkpoints"] if row.status == "finished" else ["checkpoints", *WEIGHTS]
-        own = (path for path in map(folder.joinpath, names) if os.path.lexists(path) and not path.is_symlink())
-        paths = (folder,) if is_whole else tuple(own)
+        existing = (path for path in map(folder.joinpath, names) if os.path.lexists(path) and not path.is_symlink())
+        paths = (folder,) if is_whole else tuple(existing)
         num_bytes = sum(_sizes(paths))
         if is_whole or num_bytes:
             removals.append(Removal(row, paths, num_bytes, is_whole))
@@ -118,7 +118,7 @@ def _sizes(paths: Sequence[Path]) -> Iterator[int]:
         inside = [path] if not path.is_dir() else [Path(at) / name for at, _, names in os.walk(path) for name in names]
         for file in inside:
             with suppress(OSError):
-                found = file.lstat()
-                if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in seen:
-                    seen.add((found.st_dev, found.st_ino))
-                    yield found.st_size
+                status = file.lstat()
+                if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in seen:
+                    seen.add((status.st_dev, status.st_ino))
+                    yield status.st_size

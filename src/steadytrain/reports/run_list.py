@@ -199,13 +199,13 @@ class _Index:
 def _stamp(path: Path) -> list[int] | None:
     """Return time and size of a regular file, None where there is none; RunError for a link or anything else."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(found.st_mode):
-        kind = "link" if stat.S_ISLNK(found.st_mode) else "no file"
+    if not stat.S_ISREG(status.st_mode):
+        kind = "link" if stat.S_ISLNK(status.st_mode) else "no file"
         raise RunError(f"{path.name} is {'a ' * (kind == 'link')}{kind}: it is not followed")
-    return [found.st_mtime_ns, found.st_size]
+    return [status.st_mtime_ns, status.st_size]
 
 
 def _stamps(folder: Path) -> list[list[int] | None]:

@@ -89,7 +89,7 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
     if isinstance(ending, Ended):
         cause = "stopped by a signal or --until" if ending.status == "preempted" else "stopped by the user"
         if not ending.step:
-            return "interrupted", f"{cause} before the first checkpoint: the same command starts from the beginning"
+            return "interrupted", f"{cause} before anything was saved: the same command starts from the beginning"
         return "interrupted", f"{cause}, saved at step {ending.step}: the same command resumes it"
     if may_go_on(run.holder(), other_host(history), history.attempts[-1].began, history.last_time):
         return "running", ""

@@ -34,14 +34,16 @@ MOST_EPOCHS_A_LINE = 1_000
 class RunSetup:
     """The recipe, data and machine of a run; None where a log does not tell.
 
-    ``repeats_digest``: of the recipe without its ``seed``. ``data_set``: tells the images that were trained and
-    evaluated on apart from others, by their digests where known. ``device``: the name of its ``devices``.
+    ``repeats_digest``: of the recipe without its ``seed``. ``size``: pixels of an image's side. ``data_set``: tells the
+    images that were trained and evaluated on apart from others, by their digests where known. ``device``: the name of
+    its ``devices``.
     """
 
     digest: str
     seed: int | None
     repeats_digest: str
     model: str
+    size: int | None
     batch_size: int | None
     lr: float | None
     parameters: int | None
@@ -217,12 +219,12 @@ def find_repeats(runs: Sequence[Summary], *, same_devices: bool = False) -> list
 def _repeats(group: Sequence[Summary]) -> Repeats:
     folders = [Path(run.directory).resolve() for run in group]
     is_own = len({folder.parent for folder in folders}) == 1 and all(f.name.startswith(REPEAT) for f in folders)
-    own = group[0].name.rpartition("/")[0] or folders[0].parent.name
+    parent = group[0].name.rpartition("/")[0] or folders[0].parent.name
     done = [run for run in group if run.course.status == "finished"]
     best = [score for run in done if (score := run.quality.best)]
     last = [score for run in done if (score := run.quality.last)]
     return Repeats(
-        name=own if is_own else ", ".join(run.name for run in group),
+        name=parent if is_own else ", ".join(run.name for run in group),
         runs=tuple(run.name for run in group),
         seeds=tuple(run.setup.seed for run in group if run.setup.seed is not None),
         finished=len(done),
@@ -392,6 +394,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             seed=recipe.seed,
             repeats_digest=recipe.with_(seed=0).digest,
             model=str(started.model.get("name") or recipe.model.name),
+            size=int_or_none(started.model.get("size")) or recipe.data.size,
             batch_size=started.batch_size,
             lr=recipe.optim.scaled_lr(recipe.batch_size),
             parameters=int_or_none(started.model.get("parameters")),

@@ -140,7 +140,7 @@ _SCORES: tuple[dict[str, Callable[[Epoch], str]], dict[str, Callable[[Epoch], st
 _FIGURES: dict[str, Callable[[Epoch], str]] = {
     "train loss": lambda row: number(row.train_loss, 4),
     "val loss": lambda row: number(row.val_loss, 4),
-    "seconds": lambda row: number(row.seconds, 2 if row.seconds is not None and row.seconds < 10 else 1),
+    "seconds": lambda row: _seconds(row.seconds),
     "images/s": lambda row: rate(row.images_per_second),
 }
 
@@ -179,6 +179,15 @@ def spread_words(value: Spread | None, *, percents: bool = False) -> str:
     return f"{mean}{unit} ± {std} ({low} to {high})"
 
 
+def _seconds(value: float | None) -> str:
+    """Format seconds with three digits at least, one of them after the point.
+
+    >>> _seconds(0.0431), _seconds(3.21), _seconds(770)
+    ('0.0431', '3.21', '770.0')
+    """
+    return number(value, 2 - math.floor(math.log10(value)) if value and 1e-6 <= value < 10 else 1)
+
+
 def _use(use: Mapping[str, float]) -> str:
     return f"{percent(use['mean'])} ({100 * use['least']:.0f} to {100 * use['most']:.0f})"
 
@@ -202,7 +211,7 @@ COMPARED: dict[str, Callable[[Sequence[Summary]], str]] = {
     "model": lambda runs: runs[0].setup.model,
     "batch/device": lambda runs: NONE if (share := runs[0].setup.batch_per_device) is None else compact(share),
     "batch": lambda runs: number(runs[0].setup.batch_size),
-    "s/epoch": lambda runs: number(median_known(run.speed.median_seconds_per_epoch for run in runs), 1),
+    "s/epoch": lambda runs: _seconds(median_known(run.speed.median_seconds_per_epoch for run in runs)),
     "images/s": lambda runs: rate(median_known(run.speed.images_per_second for run in runs)),
     "GPU use": lambda runs: next((_use(use) for run in runs if (use := run.speed.device_use)), NONE),
     "best": _best,
@@ -225,12 +234,19 @@ def speed_table(runs: Sequence[Summary]) -> list[list[str]]:
 
 
 def efficiencies(runs: Sequence[Summary]) -> dict[str, float]:
-    """Return images/s of each device, as a share of those of the run of the same model with the fewest devices."""
-    rates: dict[str, list[tuple[int, float, str]]] = {}
+    """Return images/s of each device, as a share of those of the comparable run with the fewest devices.
+
+    Comparable are runs of one model and image size whose batches are the same, on each device or in all.
+    """
+    rates: dict[tuple[object, ...], list[tuple[int, float, str]]] = {}
     for run in runs:
-        if run.setup.devices and (rate := run.speed.images_per_second):
-            rates.setdefault(run.setup.model, []).append((run.setup.devices, rate / run.setup.devices, run.name))
+        setup = run.setup
+        if setup.devices and setup.batch_size and (rate := run.speed.images_per_second):
+            for batch in (("all", setup.batch_size), ("device", setup.batch_per_device)):
+                group = rates.setdefault((setup.model, setup.size, batch), [])
+                group.append((setup.devices, rate / setup.devices, run.name))
     several = [group for group in rates.values() if min(group)[0] < max(group)[0]]
+    several.sort(key=lambda group: -min(group)[0])  # of two groups that hold a run, that with the fewest devices counts
     return {name: each / min(group)[1] for group in several for _, each, name in group}
 
 

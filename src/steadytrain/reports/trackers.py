@@ -270,9 +270,9 @@ def send(run: Run, names: str, *, follow: bool = False, ended: threading.Event |
         InputError: an unknown name, or a package that is not installed.
         FailedError: a service failed; the others were served.
     """
-    found = find_trackers(names)
-    begins = {name: load() for name, load in found.items()}
-    sendings = [_Sending(run, name) for name in found]
+    trackers = find_trackers(names)
+    begins = {name: load() for name, load in trackers.items()}
+    sendings = [_Sending(run, name) for name in trackers]
     progress = RunProgress()
     with ExitStack() as stack:
         for sending in sendings:
@@ -424,8 +424,8 @@ class _Sending:
     def _sent(self) -> dict[str, Any]:
         """Return what was sent before; empty where that is unknown or unreadable."""
         with suppress(ValueError, RecursionError, TypeError, LookupError, OverflowError):
-            found = json.loads(self._file.read())
-            return {"id": str(found["id"]), "time": float(found["time"]), "step": int(found["step"])}
+            record = json.loads(self._file.read())
+            return {"id": str(record["id"]), "time": float(record["time"]), "step": int(record["step"])}
         return {}
 
     def _remember(self) -> None:

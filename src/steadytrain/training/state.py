@@ -263,7 +263,7 @@ class State:
         if not masters or not were_halves:
             return
         parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
-        for number, parameter in enumerate(one for one in parameters if id(one) in were_halves):
+        for number, parameter in enumerate(weight for weight in parameters if id(weight) in were_halves):
             parameter.copy_(masters[str(number)])
 
 

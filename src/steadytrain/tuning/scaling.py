@@ -114,7 +114,8 @@ def _run_verb(*words: str) -> dict[str, Any]:
     """Run another verb in a process of its own and return its document. Raises FailedError."""
     ended = run_steady([*words, "--seconds", str(FEED_SECONDS), "--json"])
     if ended.code:
-        raise FailedError(ended.last_line or f"{words[0]} ended with {ended.code}")
+        kind = InputError if ended.code == InputError.exit_code else FailedError
+        raise kind(ended.last_line or f"{words[0]} ended with {ended.code}")
     document: dict[str, Any] = json.loads(ended.output)
     return document
 

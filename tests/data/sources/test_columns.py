@@ -477,6 +477,13 @@ def test_meanings_that_are_no_splits_are_refused(read: Read) -> None:
     assert [(part.split, part.names) for part in parts] == [("train", ["a.png", "b.png"]), ("val", ["c.png"])]
 
 
+@pytest.mark.parametrize("name", ["part: of what", "a:b:c", "Part:"])
+def test_the_name_of_a_column_with_meanings_may_hold_colons(read: Read, name: str) -> None:
+    text = with_column(name, "A", "A", "A", "B")
+    train, val = read(text, columns=ColumnNames(split=f"{name}:A=train,B=val"))
+    assert (train.split, len(train), val.split, len(val)) == ("train", 3, "val", 1)
+
+
 def test_meanings_of_splits_work_wherever_data_are_named(tmp_path: Path, read: Read) -> None:
     meanings = "Usage:PublicTest=val,PrivateTest=test"
     read(with_column("Usage", "Training", "Training", "PublicTest", "PrivateTest"), columns=ColumnNames(split=meanings))

@@ -309,7 +309,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "paths as texts": (
         _table({"file_name": ["a.png", "b.png"], "label": [0, 1]}, types={"file_name": pa.string()}),
-        "no column for images",
+        r"none of the 2 paths in .*a\.parquet exists",
     ),
 }
 
@@ -319,6 +319,31 @@ def test_mistakes_are_told_by_file_row_and_column(tmp_path: Path, case: str) -> 
     table, message = WRONG[case]
     with pytest.raises(DataError, match=message):
         found(_write(tmp_path / "a.parquet", table), tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("place", ["beside them", "named", "as labels", "in an archive"])
+def test_a_table_of_paths_and_labels_is_read_as_a_csv_would_be(tmp_path: Path, place: str) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(6):
+        (images / f"{number}.png").write_bytes(encoded(number))
+    columns = {"file_name": [f"{number}.png" for number in range(6)], "label": [number % 3 for number in range(6)]}
+    table = _table(columns, {"label": _label()}, types={"file_name": pa.string()})
+    inside = place in ("beside them", "in an archive")
+    path = _write(images / "metadata.parquet" if inside else tmp_path / "labels.parquet", table)
+    options: dict[str, Any] = {}
+    source: Path = images
+    if place == "named":
+        source, options = path, {"root": images}
+    elif place == "as labels":
+        options = {"labels": path}
+    elif place == "in an archive":
+        source = write_tar(
+            tmp_path / "images.tar", {f"images/{file.name}": file.read_bytes() for file in sorted(images.iterdir())}
+        )
+    [listing] = found(source, tmp_path / "scratch", **options)
+    assert listing.classes == ("ant", "cow", "zebra")
+    assert [listing.classes[label] for label in listing.labels] == [NAMES[number % 3] for number in range(6)]
 
 
 def test_a_column_of_images_can_be_named(tmp_path: Path) -> None:

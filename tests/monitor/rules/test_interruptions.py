@@ -100,6 +100,12 @@ def test_a_loss_that_no_checkpoint_would_have_spared_changes_nothing() -> None:
     assert find("restart", evidence()) is None
 
 
+def test_a_probe_that_was_interrupted_asks_for_no_checkpoints() -> None:
+    held = ledger(forward=2000.0, backward=4000.0, lost=1500.0)
+    cause = find("restart", evidence(ledger=held, checkpoints=(5, 5.0), attempts=2, lost_before_updates=1500.0))
+    assert cause is not None and cause.change == "" and "checkpoint" not in str(cause)
+
+
 def test_a_short_runs_start_is_nothing_to_mend() -> None:
     parts = {"process": 6.0, "model": 2.0, "data": 0.1}
     cause = find("startup", evidence(ledger=ledger(startup=8.0), started=started(startup=parts)))

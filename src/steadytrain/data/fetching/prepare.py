@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from steadytrain.data.fetching.catalogue import DataSet, find_data_set
-from steadytrain.data.fetching.download import Patience, download
+from steadytrain.data.fetching.download import Patience, download, mirror_urls
+from steadytrain.data.images.encode import PackSettings
 from steadytrain.data.packing.pack import PackedFile, mute, pack
 from steadytrain.data.recordio.card import Card, card_path
 from steadytrain.data.sources import imagenet
@@ -98,6 +99,7 @@ def fetch(
     out = folder / f"{data_set.name}.rec"
     if clutter and not data_set.clutter:
         raise InputError(f"--clutter goes with caltech101 and caltech256: {data_set.name} has no class of clutter")
+    mirror_urls(mirrors, ""), PackSettings(shorter_side=shorter_side)  # refused before a folder is made
     if not force and (packed := _already(folder, data_set)):
         say(f"{packed[0].path} is there: nothing to do (--force packs it again)")
         return packed

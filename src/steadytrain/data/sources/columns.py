@@ -74,12 +74,15 @@ class ColumnNames:
     trained: str = ""
     zip_names: str = ""
 
-    def split_meanings(self) -> tuple[str | None, dict[str, str]]:
-        """Return the name of the split's column, and what its values mean in the user's words."""
+    def split_meanings(self, names: Iterable[str]) -> tuple[str | None, dict[str, str]]:
+        """Return the name of the split's column, one of ``names``, and what its values mean in the user's words."""
         if self.split is None or "=" not in self.split:
             return self.split, {}
-        name, _, text = self.split.partition(":")
-        meanings = dict(re.findall(r"(.*?)=\s*(\w+)\s*(?:,|$)", text.casefold()))  # a value may hold commas itself
+        split = self.split.casefold()
+        known = [name.strip() for name in names if split.startswith(f"{name.strip()}:".casefold())]
+        name = max(known, key=len, default=self.split.partition(":")[0])  # a name may hold colons itself
+        text = split[len(name) + 1 :]
+        meanings = dict(re.findall(r"(.*?)=\s*(\w+)\s*(?:,|$)", text))  # a value may hold commas itself
         if wrong := sorted(meanings.values() - _MEANINGS.keys()):
             raise DataError(f"--split-column {self.split} means {wrong[0]!r}; it must be train, val, test or none")
         return name, {value.strip(): _MEANINGS[split] for value, split in meanings.items()}
@@ -195,7 +198,7 @@ def find_columns(
     (2,)
     """
     named = named or ColumnNames()
-    split_name, meanings = named.split_meanings()
+    split_name, meanings = named.split_meanings(rows[0])
     is_unsplit = split_name == "none" and "none" not in map(plain, rows[0])
     named = replace(named, split=None if is_unsplit else split_name)
     is_one_hot = ONE_HOT in named.labels and ONE_HOT not in map(str.strip, rows[0])

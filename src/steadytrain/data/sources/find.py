@@ -288,6 +288,8 @@ class _Source:
             file = SourceFile(path, path, "list", 0)
         else:
             file = self._open([path])[0]
+        if file.kind == "parquet" and parquet.is_table(path):
+            file = replace(file, kind="text")
         if file.kind not in ("list", "text"):
             self._refuse("--root", path)
         if file.kind in ("tar", "zip"):
@@ -318,6 +320,7 @@ class _Source:
         """Read a table of images; its bytes lie ``stored_at``, if not at ``path``."""
         self.tables.append(path)
         options: dict[str, Any] = {"classes": self.classes, "say": self.say, "group": self.group}
+        stored_at = parquet.as_text(stored_at or path, self.scratch)
         return read_table(path, images, **options, stored_at=stored_at, named=self.columns)
 
     def _list_records(self, files: Sequence[SourceFile], source: Path | str) -> list[Listing]:

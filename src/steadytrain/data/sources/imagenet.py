@@ -156,6 +156,8 @@ def read_truth(path: Path, scratch: Path, say: Say) -> Truth | None:
         files = read_archives([source], lambda _: None)
         truth, meta = (_read_member(files, name, path) for name in (GROUND_TRUTH, META))
         return Truth(path, ordered=_wnids(_lines(truth, path), meta, path))
+    if source.kind == "parquet":
+        return None
     if source.kind != "text":
         raise DataError(
             f"{path} is not a file of labels: use a table, a text file with one label per line, or the"

@@ -21,7 +21,7 @@ from steadytrain.errors import DataError
 from steadytrain.format import few
 
 TABLES = (".csv", ".tsv", ".lst", ".jsonl", ".ndjson", ".manifest")
-TOOLS_TABLES = ("metadata.csv", "metadata.jsonl", "_classes.csv")
+TOOLS_TABLES = ("metadata.csv", "metadata.jsonl", "metadata.parquet", "_classes.csv")
 """Tables that Hugging Face's and Roboflow's tools put into the folder of the images, the best first."""
 
 _MOST_LEVELS = 8  # that images are looked for below a folder
@@ -75,9 +75,10 @@ def class_splits(look: FolderLook, where: Path, classes: Sequence[str] | None = 
     # A class may be called "train": splits hold folders, and "train" stands beside another split or alone.
     if "train" not in hold_folders or (len(splits) == 1 and len(named) < len(folders)):
         inner, twice = {}, ""
-    for part, found in {"": inner, inner.get("train", ""): {}}.items():  # of train/A the classes may be alike, too
-        is_told = not found and classes is not None and {*look(part).folders} <= {*classes}
-        if alike := [] if is_told else _alike_folders(_below(look, part), found):
+    # of train/A the classes may be alike, too
+    for part, taken in {"": inner, inner.get("train", ""): {}}.items():
+        is_told = not taken and classes is not None and {*look(part).folders} <= {*classes}
+        if alike := [] if is_told else _alike_folders(_below(look, part), taken):
             raise DataError(_words_for_alike(look, where, [f"{part}/{path}".lstrip("/") for path in alike], base))
     if twice:
         raise DataError(twice)
@@ -297,7 +298,7 @@ def _best(names: Sequence[str], split: str, where: str) -> str:
     ranks: dict[str, int] = {}
     for name in names:
         path = Path(name)
-        if path.suffix.casefold() in TABLES and not holds_no_labels(path.stem):
+        if (name.casefold() in TOOLS_TABLES or path.suffix.casefold() in TABLES) and not holds_no_labels(path.stem):
             words = split_words(path.stem)[1]
             if name.casefold() in TOOLS_TABLES:
                 ranks[name] = TOOLS_TABLES.index(name.casefold()) - len(TOOLS_TABLES)

@@ -1,7 +1,7 @@
 """Parquet and Arrow files with images in them, as Hugging Face's ``datasets`` publishes and saves them.
 
 A column holds images, as bytes or a struct of bytes and a path; another their labels. Names of classes stand in the
-schema's metadata (``huggingface``), else on the data set's card, ``README.md``.
+schema's metadata (``huggingface``), else on the data set's card, ``README.md``. A file without images is a table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from steadytrain.data.sources.labels import class_name, classes_from_texts
 from steadytrain.data.sources.layout import NO_CLASSES
 from steadytrain.data.sources.listing import FileList, Labels, Listing, Pieces
 from steadytrain.data.sources.several import multi_hot
-from steadytrain.errors import DataError
+from steadytrain.data.storage.scratch import new_path
+from steadytrain.errors import DataError, storage_errors
 from steadytrain.format import Say, count, few
 
 _ROWS_AT_ONCE = 32
@@ -38,7 +39,7 @@ _CELL = re.compile(r"((large_)?list<\w+: )?(\w*string\w*|u?int\d+|bool)\b.*|floa
 
 def find_files(folder: Path) -> list[Path]:
     """Find the Parquet and Arrow files in a folder; none where a folder in it holds images alone, or more of them."""
-    found: list[Path] = []
+    files: list[Path] = []
     waiting = [folder]
     while waiting:
         place = waiting.pop()
@@ -47,10 +48,10 @@ def find_files(folder: Path) -> list[Path]:
         tables = [name for name in tables if f"{name.rpartition('.')[0]}.tar" not in names]  # which it tells of
         if (tables or place != folder) and sum(map(is_image, names)) > len(tables):
             return []
-        found += [place / name for name in tables]
+        files += [place / name for name in tables]
         inner = [place / name for name in reversed(folders) if name.casefold() not in NO_CLASSES]
         waiting += [path for path in inner if not path.is_symlink()]  # which may lead in a circle
-    return found
+    return files
 
 
 def group_files(paths: Sequence[Path], root: Path, say: Say) -> dict[str, list[Path]]:
@@ -126,6 +127,27 @@ def list_files(
         classes, labels = classes_from_texts(texts, classes=classes, where=where, say=say)
     listing = files.listing(range(len(size)), labels, root=root, classes=classes, split=split)
     return replace(listing, label_names=label_names, label_column=plain(label))
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a Parquet file has no column of images, but one of texts, which may be their paths."""
+    kinds = next(_rows(path))[0].values()
+    return not any(map(_IMAGE.fullmatch, kinds)) and any(kind.endswith("string") for kind in kinds)
+
+
+def as_text(path: Path, scratch: Path) -> Path:
+    """Write a table in a Parquet file as JSON lines, labels by the names of their classes; return other files as is."""
+    if path.suffix.casefold() != ".parquet":
+        return path
+    types, metadata = next(_rows(path))
+    cells = [name for name in types if _CELL.fullmatch(types[name])]
+    names_of = {name: names for name, names in _classes_of_columns(metadata, path).items() if name in cells}
+    text = new_path(scratch, f"{path.name}.jsonl")
+    with storage_errors(text), text.open("w", encoding="utf-8") as file:
+        for number, row in enumerate(_rows(path, cells)):
+            named = {name: _label_of(row[name], names, f"{path}:{number}") for name, names in names_of.items()}
+            file.write(f"{json.dumps(row | named)}\n")
+    return text
 
 
 def _choose(flag: str, what: str, columns: Sequence[str], types: Mapping[str, str], path: Path) -> str:

@@ -79,14 +79,14 @@ class Selection:
             say: takes remarks, a line each.
             read: how images are read that have to be compared; None: from this machine's files.
         """
+        if not 0 <= self.seed < 2**64:
+            raise DataError(f"--seed is {self.seed}; it must be from 0 to 2**64 - 1")
         chosen = choose(without_loose(listings, say), only=self.only, exclude=self.exclude)
         remark(chosen, say)
         if self.val_fraction is None and self.train_per_class is None:
             return chosen
         if splits := ", ".join(listing.split for listing in chosen if listing.split):
             raise DataError(f"the source already has splits ({splits}): drop --val-fraction and --train-per-class")
-        if not 0 <= self.seed < 2**64:
-            raise DataError(f"--seed is {self.seed}; it must be from 0 to 2**64 - 1")
         sets = find_sets(chosen[0], self.identical, say, read)
         return hold_out(
             chosen[0], fraction=self.val_fraction, per_class=self.train_per_class, seed=self.seed, sets=sets

@@ -378,9 +378,9 @@ def _in_other_folders(
         folder = name.replace("\\", "/").rpartition("/")[0]
         if folder not in of_folder:
             of_folder[folder] = frozenset(known[part] for part in folder.casefold().split("/") if part in known)
-        if told := of_folder[folder]:
-            uses[told] += 1
-            if value not in told:
+        if labels := of_folder[folder]:
+            uses[labels] += 1
+            if value not in labels:
                 first, num_others = first or f"{name} is {value}", num_others + 1
     return first, num_others, uses
 

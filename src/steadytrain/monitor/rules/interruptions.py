@@ -158,6 +158,15 @@ def lost_work(evidence: Evidence) -> Iterator[Cause]:
     num, written = evidence.checkpoints
     seconds_per_save = written / num if num else 1.0
     restarts = max(evidence.attempts - 1, 1)
+    if evidence.lost_before_updates > seconds / 2:  # no checkpoint holds a part of it
+        sentence = "what came before the first update was done again, for an attempt was interrupted in it"
+        yield Cause(
+            name="restart",
+            share=share,
+            sentence=f"{percent(share)} of the time was lost: {sentence}.",
+            evidence=(f"{duration(seconds)} were repeated after {count(restarts, 'restart')}",),
+        )
+        return
     # Young's interval (J. W. Young, Comm. ACM 17, 1974, 530-531): what is written and what is lost cost the same.
     interval = math.sqrt(2 * seconds_per_save * ledger.wall_seconds / max(evidence.attempts, 1))
     left = min(1.0, interval * restarts / seconds)  # half of it is lost, and half of it written

@@ -117,7 +117,7 @@ def compute_features(
     labels, ids = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
     caught: list[tuple[Tensor, Tensor]] = []
     stride = FEATURE_BATCH * world.size
-    began = told = time.perf_counter()
+    began = last_report = time.perf_counter()
     waited, batches = before.wait_seconds, 0
     feed = build.training_feed(
         session.recipe,
@@ -175,8 +175,8 @@ def compute_features(
                     values = inputs.new_zeros(n, inputs.shape[1])
                 values[places[is_new].to(inputs.device)] = inputs[is_new.to(inputs.device)]
                 waited, batches = waited + batch.wait_seconds, batches + 1
-                if time.perf_counter() - told >= TOLD_SECONDS and batches * stride < n:
-                    told = time.perf_counter()
+                if time.perf_counter() - last_report >= TOLD_SECONDS and batches * stride < n:
+                    last_report = time.perf_counter()
                     yield progress()
             reached = progress()
     finally:

@@ -379,15 +379,15 @@ def weights_file(place: Path, which: Which = "best") -> Path:
 
 def _restore_foreign(path: Path, model: str | None, policy: Policy, names: tuple[str, ...] | None) -> Trained:
     """Load a file that does not say what model it is of."""
-    found = list[str]()
+    remarks = list[str]()
     if model is None:
         model = models.find_model(path)
-        found.append(f"{path} has the tensors of {model}, and is taken for it (--model NAME names another)")
+        remarks.append(f"{path} has the tensors of {model}, and is taken for it (--model NAME names another)")
     spec = recipes.Model(model, weights=str(path))
     outputs = models.num_outputs(spec, allow_import=True)
     built = models.build(spec, num_classes=outputs, channels=3, size=None, allow_import=True)
     trained = _use_foreign(built, policy, path, outputs, names)
-    notes = [*found, *trained.notes]
+    notes = [*remarks, *trained.notes]
     if built.scaling_guessed or built.input.mean is None:
         whose = f"{built.name}'s" if built.scaling_guessed else "ImageNet's"
         notes.append(scaling_remark(built, trained.input, whose, whose))

@@ -15,7 +15,7 @@ import torch
 from steadytrain.data.storage.runs import FolderUpload, require_same_run, upload_words
 from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.process_group import Group
-from steadytrain.errors import DivergedError, FailedError, RankLostError, StalledError, SteadyError
+from steadytrain.errors import DivergedError, FailedError, RankLostError, StalledError, SteadyError, StorageError
 from steadytrain.events import (
     Ended,
     EventLog,
@@ -118,6 +118,9 @@ def _attempt(
         arguments: _Opening = {"allow_import": allow_import, "group": group, "cluster": cluster, "opened": opened}
         with _watched_opening(run, log, looks, began, **arguments) as session:
             sessions.append(session)
+            clock = session.clock
+            if isinstance(stop, StopRequest):
+                stop.is_probing = lambda: clock.bucket == "probe"
             cursor, first = session.state.cursor, session.state.cursor.position
             stops = looks.enter_context(stopping(session, stop, group, since or session.started.began))
             monitors = _start_monitors(session, log, group, stops, relatives=_relatives(group, cluster))
@@ -178,6 +181,8 @@ def _failure_written(run: Run, log: EventLog, group: Group | None, began: float)
         raise
     except Exception as caught:
         error = _out_of_memory(caught, run) or caught
+        if sessions and isinstance(error, StorageError):
+            error.exit_code = StorageError.exit_code  # the place was good when training began
         if group is not None and not isinstance(error, DivergedError):  # which all ranks raise together
             events = [event for session in sessions for event in session.outbox]
             if isinstance(error, RankLostError) and any(isinstance(event, Halved) for event in events):

@@ -255,7 +255,7 @@ def _compute(session: Session, step: int, folder: Path) -> ReplayedUpdate:
     layer = watch.layer or ("" if math.isfinite(mean) else "loss")
     bad = [name for name, p in state.module.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
     ids = tuple(int(number) for part in parts for number in part.ids)
-    found = ReplayedUpdate(
+    replayed = ReplayedUpdate(
         step=step,
         loss=mean,
         lr=lr,
@@ -268,8 +268,8 @@ def _compute(session: Session, step: int, folder: Path) -> ReplayedUpdate:
         gradients=() if layer else tuple(reversed(bad)),
         images=tuple(f"{place:04d}-{number}.png" for place, number in enumerate(ids)),
     )
-    _write(found, images, folder)
-    return found
+    _write(replayed, images, folder)
+    return replayed
 
 
 class _LayerWatch:
@@ -306,14 +306,14 @@ class _LayerWatch:
         return look
 
 
-def _write(found: ReplayedUpdate, images_BHWC: Tensor, folder: Path) -> None:
+def _write(update: ReplayedUpdate, images_BHWC: Tensor, folder: Path) -> None:
     """Save images as the network saw them, and what is known of them."""
     pixels = images_BHWC.detach().round().clamp(0, 255).to(torch.uint8).cpu().numpy()
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, image in zip(found.images, pixels, strict=True):
+        for name, image in zip(update.images, pixels, strict=True):
             with create(folder / name) as file:  # a link of that name is not followed
                 Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(file, "PNG")
-        text = json.dumps(asdict(found) | {"loss": found.loss if math.isfinite(found.loss) else str(found.loss)})
+        text = json.dumps(asdict(update) | {"loss": update.loss if math.isfinite(update.loss) else str(update.loss)})
         with create(folder / "batch.json") as file:
             file.write(f"{text}\n".encode("utf-8", "backslashreplace"))

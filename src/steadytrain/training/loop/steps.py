@@ -101,8 +101,8 @@ def repeat(
     """
     runs = Run.create_repeats(run, recipe, number)
     outcomes = list[Outcome]()
-    for one in runs:
-        outcomes.append(train(one, allow_import=allow_import, progress=progress))
+    for repeat in runs:
+        outcomes.append(train(repeat, allow_import=allow_import, progress=progress))
         if outcomes[-1].status != "finished":  # the others would begin on a machine that goes
             break
     return tuple(outcomes)
@@ -255,9 +255,9 @@ def _explained(
     if time.time() - began > LONGEST_SECONDS:
         return None, f"{error}; {command} finds the update, the layer and the images"
     try:
-        found = replay(run, allow_import=allow_import, say=say, stop=stop, since=since)
+        replayed = replay(run, allow_import=allow_import, say=say, stop=stop, since=since)
     except ReplayStoppedError:
         raise
     except SteadyError as other:
         return None, f"{error}; which images it was is not known ({other})"
-    return found.step, f"{error}; {found.words}; its images: {run.directory}/replay/step-{found.step:08d}"
+    return replayed.step, f"{error}; {replayed.words}; its images: {run.directory}/replay/step-{replayed.step:08d}"

@@ -96,14 +96,14 @@ class _Follower:
         """Wait for the end of the process, and print what it says of a failure."""
         assert self._process is not None and self._process.stdout is not None
         with self._process.stdout as lines:
-            said = lines.read().decode("utf-8", "replace").strip()
+            message = lines.read().decode("utf-8", "replace").strip()
         code = self._process.wait()
         if self._is_killed:
-            said = f"{self.name} had not taken everything when the wait was over"
-        elif code and not said:
-            said = f"{self.name}: {cause_of_death(code)}"
-        if said:
-            self._say(said)
+            message = f"{self.name} had not taken everything when the wait was over"
+        elif code and not message:
+            message = f"{self.name}: {cause_of_death(code)}"
+        if message:
+            self._say(message)
 
     def _say(self, problem: str) -> None:
         again = f"steady report {shlex.quote(str(self._run.directory))} --to {self.name} sends the rest"
