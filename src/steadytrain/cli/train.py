@@ -638,7 +638,10 @@ def open_draft(
         if not FACTORY.fullmatch(model):  # which is imported later, if the user named it
             find(model)
     _note_if_any(elsewhere_words(of_file))
-    note(f"reading {train}{_size_words(Path(train))}")  # before torch and timm are imported, which takes seconds
+    begun = _begun(options.run, train)
+    note(
+        f"reading {train}{_size_words(Path(train)) if begun is None else ''}"
+    )  # before torch and timm are imported, which takes seconds
     with lasting_imports():
         from steadytrain.training.loop.defaults import choose_recipe
 
@@ -648,6 +651,7 @@ def open_draft(
             options.file_values,
             options.changes,
             finetune=finetune,
+            begun=begun,
             require_licence=lambda recipe: require_licence(recipe.model, accepted=options.accept_licence),
             say=note,
             progress=advance,
@@ -659,6 +663,14 @@ def open_draft(
         recipe = _keep_batch(recipe, folder, options) if keeps_batch else recipe
         stack.pop_all()
     return DraftRun(recipe, folder, choice.opened)
+
+
+def _begun(folder: str | None, train: str) -> Started | None:
+    """Return how the run in a folder began; None where there is none, or one on other data."""
+    if folder is None or not (Path(folder) / "recipe.json").exists():
+        return None
+    run = Run.open(folder)
+    return run.progress().started if str(run.recipe.data.train) == train else None
 
 
 def _note_if_any(words: str) -> None:
