@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ from typing import Any, ClassVar
 import pytest
 from tests import forked
 from tests.seams.frozen import Frozen, digests
-from tests.seams.images import write_marks
+from tests.seams.images import mark, png, write_marks
 from tests.seams.product import steady, steady_process
 
 import steadytrain as st
@@ -121,6 +122,59 @@ USES = [
 ]
 
 
+@dataclass(frozen=True)
+class Doubtful:
+    """Data of which a later version asks what they mean, or takes them otherwise, and a run of the corpus on them.
+
+    Attributes:
+        write: writes them into the working directory.
+        source: their name.
+        n: images that validate.
+        asked: what a new run is told; empty: it reads them otherwise.
+    """
+
+    write: Callable[[Path], object]
+    source: str
+    n: int
+    asked: str = ""
+
+
+def _write_folders(pattern: Callable[[int], str]) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        for number in range(40):
+            path = folder / pattern(number) / f"{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(png(mark(number)))
+
+    return write
+
+
+def _write_table(name: str, column: str, value: Callable[[int], object]) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        _write_folders(lambda number: "scans")(folder)
+        rows = [f"scans/{n:02}.png,{CLASSES[n % 2]},{value(n)}" for n in range(40)]
+        (folder / name).write_text("\n".join([f"image,label,{column}", *rows]) + "\n")
+
+    return write
+
+
+CLASSES = ("ape", "bee")
+
+DOUBTFUL = {
+    "years-run": Doubtful(
+        _write_folders(lambda n: f"years/{CLASSES[n % 2]}/{(2019, 2020)[n // 2 % 2]}"), "years", 8, "may be splits"
+    ),
+    "sets-run": Doubtful(
+        _write_folders(lambda n: f"sets/{('train', 'val', 'train', 'more')[n % 4]}/{CLASSES[n // 4 % 2]}"),
+        *("sets", 10, "may be splits"),
+    ),
+    "scans-run": Doubtful(
+        _write_table("scans.csv", "valid", lambda n: int(n % 5 == 0)), "scans.csv", 8, "--split-column"
+    ),
+    "parts-run": Doubtful(_write_table("parts.csv", "part", lambda n: ("test", "train")[n % 4 > 1]), "parts.csv", 8),
+}
+
+
 @pytest.fixture
 def corpus(work: Path, golden: Path) -> Path:
     """A copy of the corpus, which is the working directory."""
@@ -151,7 +205,7 @@ def test_every_line_of_a_log_is_read(name: str, corpus: Path) -> None:
 
 def test_all_runs_are_listed(corpus: Path) -> None:
     rows = {row["name"]: row for row in steady("runs", ".", "--json").document["runs"]}
-    assert rows.keys() >= {*RUNS, "years-run", "scans-run", *FINISHED}
+    assert rows.keys() >= {*RUNS, *DOUBTFUL, *FINISHED}
     assert {name: rows[name]["status"] for name in RUNS} == {name: old.status for name, old in RUNS.items()}
 
 
@@ -274,3 +328,50 @@ def test_a_pack_that_two_killed_processes_left_is_finished(corpus: Path, monkeyp
     st.pack("source", "whole/half", encoding="pass", shards=6)
     whole, finished = digests(Path("whole")), digests(Path("packs"))
     assert {name: finished[name] for name in whole} == whole
+
+
+def _same_command(name: str) -> list[object]:
+    """The command that began a run of ``DOUBTFUL``."""
+    words = "--model mlp --set model.options.hidden=8 --epochs 4 --batch-size 8 --lr 1.0 --device cpu --threads 1"
+    words += " --precision fp32 --set every.save_steps=5 --set every.log_steps=3 --set parallel.compute_threads=1"
+    return [
+        "train",
+        DOUBTFUL[name].source,
+        *words.split(),
+        "--set",
+        "data.pad=1",
+        "--holdout",
+        0.2,
+        "--set",
+        "every.keep=1",
+    ]
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_what_was_decided_about_data_when_a_run_began_stays_decided(name: str, corpus: Path, frozen: Frozen) -> None:
+    doubtful = DOUBTFUL[name]
+    doubtful.write(corpus)
+    new = steady(*_same_command(name), "--run", "new", code=2 if doubtful.asked else 0)
+    assert doubtful.asked in new.err
+    assert steady("evaluate", name, "--device", "cpu", "--json").document["n"] == doubtful.n
+    answer = steady("resume", name, "--json")
+    assert f"{doubtful.source} is read as when this run began" in answer.err
+    (run,) = answer.document["runs"]
+    assert (run["status"], run["num_val"], run["attempts"]) == ("finished", doubtful.n, 2)
+    frozen.bits(f"corpus/{name} last loss", run["last"]["loss"])
+
+
+@pytest.mark.parametrize("name", ["years-run", "scans-run"])
+def test_the_same_command_goes_on_with_such_data(name: str, corpus: Path) -> None:
+    DOUBTFUL[name].write(corpus)
+    answer = steady(*_same_command(name), "--run", name, "--json")
+    assert answer.document["runs"][0]["status"] == "finished"
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_such_data_that_have_changed_are_refused(name: str, corpus: Path) -> None:
+    DOUBTFUL[name].write(corpus)
+    for path in corpus.rglob("0[0-3].png"):
+        path.write_bytes(png(mark(99)))
+    answer = steady("resume", name, code=2)
+    assert f"{DOUBTFUL[name].source} has changed since this run was started" in answer.err

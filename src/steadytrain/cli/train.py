@@ -632,7 +632,9 @@ def open_draft(
         if not FACTORY.fullmatch(model):  # which is imported later, if the user named it
             find(model)
     _say_if_any(elsewhere_words(of_file), say)
-    say(f"reading {train}{_size_words(Path(train))}")  # before torch and timm are imported, which takes seconds
+    started = _started(options, train)
+    # Before torch and timm are imported, which takes seconds.
+    say(f"reading {train}{_size_words(Path(train)) if started is None else ''}")
     with lasting_imports():
         from steadytrain.training.loop.defaults import choose_recipe
 
@@ -642,6 +644,7 @@ def open_draft(
             options.file_values,
             options.changes,
             finetune=finetune,
+            begun=started,
             require_licence=lambda recipe: require_licence(recipe.model, accepted=options.accept_licence),
             say=say,
             progress=advance,
@@ -653,6 +656,12 @@ def open_draft(
         recipe = _keep_batch(recipe, folder, options) if keeps_batch else recipe
         stack.pop_all()
     return DraftRun(recipe, folder, choice.opened)
+
+
+def _started(options: TrainingOptions, train: str) -> Started | None:
+    """Return how the run in the options' folder began; None where there is none, or one on other data."""
+    run = options.begun_run()
+    return run.progress().started if run is not None and str(run.recipe.data.train) == train else None
 
 
 def _say_if_any(words: str, say: Say) -> None:

@@ -6,8 +6,8 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from steadytrain.data.checking.findings import FEW_TO_MEASURE, few_to_measure
 from steadytrain.data.loader import Batch, ResidentBatch, packed_side
 from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
-from steadytrain.data.recordio.card import card_for, read_classes, record_files
+from steadytrain.data.recordio.card import RunClasses, card_for, read_classes, record_files
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.labels import require_zero_or_one, say_doubt
 from steadytrain.data.sources.layout import TABLES
@@ -32,6 +32,7 @@ from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.data.storage.store import refuse_inner_addresses
 from steadytrain.data.transforms.operations import to_device
 from steadytrain.errors import DataError
+from steadytrain.events import Started
 from steadytrain.format import OnProgress, Say, count, few, whole_number
 from steadytrain.machine.process import StartPart, StartTimer
 from steadytrain.training.clock import Clock
@@ -162,6 +163,7 @@ def _what_is_opened(data: Data) -> tuple[object, ...]:
 def open_named(
     data: Data,
     *,
+    begun: Started | None = None,
     say: Say = lambda message: None,
     remark: Say = lambda message: None,
     say_reused: bool = False,
@@ -171,6 +173,7 @@ def open_named(
 
     Args:
         data: of the recipe.
+        begun: how the run began that is taken up again: what can be read otherwise by now is read as it was then.
         say: is called with each line on what is done.
         remark: is called at once with those that are kept as ``remarks``, where the source has to be packed.
         say_reused: whether it is worth a line that an earlier copy is used.
@@ -180,27 +183,63 @@ def open_named(
         DataError: nothing there, fewer than two classes, labels that nothing can learn.
         RecipeError: an address within this machine or its network, which only a file names.
     """
-    timer = StartTimer()
     refuse_inner_addresses(
         {key: getattr(data, name) for key in ADDRESS_KEYS if (name := key.partition(".")[2]) in data.from_file}
     )
+    open_as = partial(_open_as, say=say, remark=remark, say_reused=say_reused, progress=progress)
+    if begun is None or data.classes is not None or Path(data.train).suffix == ".rec":
+        return open_as(data)
+    return _open_as_begun(data, begun, open_as)
+
+
+def _open_as_begun(data: Data, begun: Started, open_as: Callable[..., OpenedData]) -> OpenedData:
+    """Open data as a new run would or, where that refuses them or reads other classes or splits, as the run began.
+
+    What one version takes for classes, a later one may take for splits or ask about. Whether the images are still the
+    same is for the caller to compare, by their digests.
+    """
+    classes = RunClasses(() if begun.is_multi_label else begun.data.get("classes", ()))
+    is_split = data.val is None and begun.data.get("val_digest") is not None and not begun.data.get("held_out")
+
+    def is_same(opened: OpenedData) -> bool:
+        has_splits = data.val is None and opened.val is not None
+        return classes in ((), opened.train.class_list) and has_splits == is_split
+
+    opened: OpenedData | None = None
+    refusal: DataError | None = None
+    try:
+        opened = open_as(data)
+        if is_same(opened):
+            return opened
+    except DataError as error:
+        refusal = error
+    for split in ("none", None) if data.split_column is None and not is_split else (data.split_column,):
+        with suppress(DataError):
+            again = open_as(replace(data, split_column=split), classes=classes or None)
+            if is_same(again):
+                if opened is not None:
+                    opened.close()
+                line = f"{data.train} is read as when this run began, when its classes and splits were decided"
+                return replace(again, named=data, remarks=(*again.remarks, line))
+            again.close()
+    if opened is None:
+        assert refusal is not None
+        raise refusal
+    return opened
+
+
+def _open_as(data: Data, *, classes: RunClasses | None = None, remark: Say, **options: Any) -> OpenedData:
+    """Open what a recipe names, with a class list where it names none; options as of :func:`open_named`."""
+    timer = StartTimer()
     remarks: list[str] = []
 
     def keep(line: str) -> None:
         remarks.append(line)
         remark(line)
 
-    prepare = partial(
-        prepare_records,
-        trainable=True,
-        shorter_side=packed_side(data.size),
-        say=say,
-        remark=keep,
-        say_reused=say_reused,
-        progress=progress,
-    )
+    prepare = partial(prepare_records, trainable=True, shorter_side=packed_side(data.size), remark=keep, **options)
     with ExitStack() as opened:
-        prepared = _prepare_train(data, prepare)
+        prepared = _prepare_train(data, classes, prepare)
         train = opened.enter_context(open_records(prepared.train, remarks.append))
         _require_classes(train, str(data.train))
         val_path = prepared.val
@@ -212,9 +251,9 @@ def open_named(
         return OpenedData(data, train, val, tuple(remarks), timer.part())
 
 
-def open_data(data: Data, *, seed: int, say: Say = lambda message: None) -> DataSets:
+def open_data(data: Data, *, seed: int, begun: Started | None = None, say: Say = lambda message: None) -> DataSets:
     """Open what a recipe names, as :func:`open_named` does, and make its data sets. Raises what both raise."""
-    opened = open_named(data, say=say)
+    opened = open_named(data, begun=begun, say=say)
     try:
         return data_sets(opened, data, seed=seed, say=say)
     except BaseException:
@@ -295,12 +334,14 @@ def _say_unmeasured(
         )
 
 
-def _prepare_train(data: Data, prepare: Callable[..., Prepared]) -> Prepared:
-    classes = None if data.classes is None else Path(data.classes)
+def _prepare_train(data: Data, classes: RunClasses | None, prepare: Callable[..., Prepared]) -> Prepared:
+    class_list = classes if data.classes is None else Path(data.classes)
     if _is_val_alone_a_table(data):  # where paths start, and which columns count, is then said of that
-        return prepare(data.train, classes=classes, zip_names=data.zip_names)
+        return prepare(data.train, classes=class_list, zip_names=data.zip_names)
     columns = {"path_column": data.path_column, "label_column": data.label_column, "split_column": data.split_column}
-    return prepare(data.train, classes=classes, root=data.root, labels=data.labels, zip_names=data.zip_names, **columns)
+    return prepare(
+        data.train, classes=class_list, root=data.root, labels=data.labels, zip_names=data.zip_names, **columns
+    )
 
 
 def _is_val_alone_a_table(data: Data) -> bool:

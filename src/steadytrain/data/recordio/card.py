@@ -45,6 +45,12 @@ class LabelNames(tuple[str, ...]):
     __slots__ = ()
 
 
+class RunClasses(tuple[str, ...]):
+    """The class list that a run began with: which folders of its source are classes was decided then."""
+
+    __slots__ = ()
+
+
 class Rejected(NamedTuple):
     """A file that was left out, and why."""
 

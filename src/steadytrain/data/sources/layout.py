@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from steadytrain.data.filenames import SPLITS, SUFFIXES, folder_splits, holds_no_labels, is_wrapper, split_words
+from steadytrain.data.recordio.card import RunClasses
 from steadytrain.errors import DataError
 from steadytrain.format import few
 
@@ -78,6 +79,7 @@ def class_splits(look: FolderLook, where: Path, classes: Sequence[str] | None = 
     # of train/A the classes may be alike, too
     for part, taken in {"": inner, inner.get("train", ""): {}}.items():
         is_told = not taken and classes is not None and {*look(part).folders} <= {*classes}
+        is_told = is_told or isinstance(classes, RunClasses)
         if alike := [] if is_told else _alike_folders(_below(look, part), taken):
             raise DataError(_words_for_alike(look, where, [f"{part}/{path}".lstrip("/") for path in alike], base))
     if twice:

@@ -2,7 +2,7 @@
 
 A cause is a model with numbers in it: what the fault costs now, and what the one change would leave of it. What the
 evidence does not show is not guessed: then there is no cause, and the diagnosis lists what is not measurable. A rule is
-one :class:`VerdictRule` in the ``RULES`` of its file; other packages add theirs by entry points of the group :data:`GROUP`.
+one :class:`VerdictRule` in the ``RULES`` of its file; other packages add theirs by entry points of :data:`GROUP`.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from steadytrain.data.sources.find import require_there, source_name
 from steadytrain.data.storage.object_cache import find_validation_object
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, InputError, RecipeError
+from steadytrain.events import Started
 from steadytrain.format import Say
 from steadytrain.optim import check_name
 from steadytrain.run import Run
@@ -182,6 +183,7 @@ def choose_recipe(
     changes: Mapping[str, Any],
     *,
     finetune: bool,
+    begun: Started | None = None,
     require_licence: Callable[[Recipe], None] = lambda recipe: None,
     say: Say,
     progress: Callable[[int, int], None] | None = None,
@@ -246,7 +248,7 @@ def choose_recipe(
         models.require_fit(draft.model, size=draft.data.size, allow_import="model.name" in changes)
     if draft.model.pretrained and source.kind == "timm":
         models.require_weights(source)
-    opened = open_named(draft.data, say=say, remark=say, say_reused=True, progress=progress)
+    opened = open_named(draft.data, begun=begun, say=say, remark=say, say_reused=True, progress=progress)
     train = opened.train
     facts = _Facts(len(train), len(train.class_list), train.largest_side, train.labels.ndim > 1)
     if not finetune and "model.name" not in chosen and (advice := _advice(draft, facts)):

@@ -523,7 +523,7 @@ def _open_data(attempt: _Attempt) -> DataSets:
     def open_here() -> DataSets:
         opened = attempt.opened
         if opened is None or not opened.suits(named):
-            opened = open_named(named, say=notice)
+            opened = open_named(named, begun=attempt.run.progress().started, say=notice)
             attempt.stack.callback(opened.close)
         return data_sets(opened, named, seed=attempt.recipe.seed, say=notice)
 
