@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import PurePath
+
+from msgspec.structs import replace
 
 from steadytrain.events import (
     Ceilings,
