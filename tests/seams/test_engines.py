@@ -78,9 +78,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (site / "my_engine-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: my-engine\nVersion: 1\n")
     (site / "my_engine-1.dist-info" / "entry_points.txt").write_text("[steadytrain.engines]\nmine = my_engine:ROW\n")
     monkeypatch.syspath_prepend(site)
-    exported._added.cache_clear()
+    for cached in (exported._added, exported._load):
+        cached.cache_clear()
     yield
-    exported._added.cache_clear()
+    for cached in (exported._added, exported._load):
+        cached.cache_clear()
     sys.modules.pop("my_engine", None)
 
 

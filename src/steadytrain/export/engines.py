@@ -331,6 +331,7 @@ class BenchEngine:
     def _torch_engine(self, module: nn.Module) -> Callable[[Tensor], Any]:
         """Return a function that runs the module itself."""
         engine, dtype = self._task.engine, DTYPES.get(self._task.numbers, torch.float32)
+        assert engine in _TORCH, f"there is no engine {engine}"
         if engine == "plain":  # to the end of the process
             torch.backends.mkldnn.enabled = torch.backends.cudnn.enabled = False  # type: ignore[assignment]
         layout = torch.contiguous_format if engine in ("plain", "eager") else torch.channels_last
