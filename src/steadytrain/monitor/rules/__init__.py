@@ -2,7 +2,7 @@
 
 A cause is a model with numbers in it: what the fault costs now, and what the one change would leave of it. What the
 evidence does not show is not guessed: then there is no cause, and the diagnosis lists what is not measurable. A rule is
-one :class:`VerdictRule` in the ``RULES`` of its file; other packages add theirs by entry points of the group :data:`GROUP`.
+one :class:`VerdictRule` in the ``RULES`` of its file; other packages add theirs by entry points of :data:`GROUP`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,11 @@ def rules() -> tuple[VerdictRule, ...]:
         try:
             rule = point.load()
         except Exception as error:
-            raise InputError(
-                f"the rule {point.value} cannot be loaded ({first_line(error)}): mend its package"
-            ) from error
+            why = f"cannot be loaded ({first_line(error)})"
+            raise InputError(f"the rule {point.value} {why}: mend or remove its package") from error
         if not isinstance(rule, VerdictRule):
-            raise InputError(
-                f"the rule {point.value} is of type {type(rule).__name__}; it must be a VerdictRule: mend its package"
-            )
+            why = f"is of type {type(rule).__name__}; it must be a VerdictRule"
+            raise InputError(f"the rule {point.value} {why}: mend or remove its package")
         others.append(rule)
     return (*(rule for topic in TOPICS for rule in topic.RULES), *others)
 
