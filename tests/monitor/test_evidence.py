@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -201,7 +202,7 @@ def test_cores_are_in_use_during_updates_whatever_else_a_run_waits_for() -> None
 
 def stopped(**seconds: float) -> ThreadStats:
     """Looks that found the process stopped, by bucket."""
-    loop = {bucket: {"seconds": 1.0, "stopped": value} for bucket, value in seconds.items()}
+    loop: Any = {bucket: {"seconds": 1.0, "stopped": value} for bucket, value in seconds.items()}
     return ThreadStats(step=1, seconds=1.0, looks=9, cost_seconds=0.0, lock_seconds=0.0, loop=loop)
 
 
@@ -255,7 +256,7 @@ def test_cores_that_change_divide_an_attempt() -> None:
 def test_cores_that_are_fewer_by_the_first_sample_divide_an_attempt() -> None:
     run = Recorder()
     run.start()
-    run.events[0] = replace(run.events[0], machine={"cores": 2})  # type: ignore[call-arg]
+    run.events[0] = replace(run.events[0], machine={"cores": 2})
     for _ in range(20):
         run.update(forward=0.1)
     run.account()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,8 +55,8 @@ def averaged(*samples: MachineStats) -> MachineStats:
 
 def test_other_processes_are_the_busiest_on_cores_and_the_busiest_on_disks() -> None:
     mean: Mean[MachineStats] = Mean()
-    burners = [{"pid": pid, "name": "burner", "user": "ann", "cores": 1.0 / pid} for pid in range(1, 6)]
-    backup = {"pid": 9, "name": "rsync", "user": "root", "cores": 0.0, "disk_bytes": 60e6}
+    burners: list[Any] = [{"pid": pid, "name": "burner", "user": "ann", "cores": 1.0 / pid} for pid in range(1, 6)]
+    backup: Any = {"pid": 9, "name": "rsync", "user": "root", "cores": 0.0, "disk_bytes": 60e6}
     mean.add(MachineStats(seconds=1.0, cores=2, machine_cores=2, other_processes=(*burners, backup)))
     mean.add(MachineStats(seconds=2.0, cores=2, machine_cores=2))
     result = mean.result()

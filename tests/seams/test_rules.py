@@ -21,7 +21,7 @@ def short_runs(evidence):
         yield Cause(name="few_updates", share=0.9, sentence=sentence, change="--epochs 1000", saves=0.5)
 
 
-RULE = VerdictRule("short_runs", short_runs, explains={"few_updates": ("startup", "warmup")}, slows={"few_updates": "updates"})
+RULE = VerdictRule("short_runs", short_runs, explains={"few_updates": ("startup",)}, slows={"few_updates": "updates"})
 """
 
 

@@ -21,7 +21,6 @@ from typing import (
     Any,
     Literal,
     NotRequired,
-    TypeAlias,
     TypeVar,
     Union,
     get_args,
@@ -36,7 +35,6 @@ from steadytrain.errors import InputError, RecipeError, did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-Check: TypeAlias = Callable[[object], bool]
 PLAIN = "plain"
 """Metadata of a field: False keeps it out of plain data, which then has no such key."""
 
@@ -226,49 +224,45 @@ def fits(value: object, hint: Any) -> bool:
     return _fitting(hint)(value)
 
 
-def checker(hint: Any, leaves: Mapping[Any, Check], sequences: tuple[type, ...]) -> Check:
-    """Return what tells whether a value fits an annotation.
+@cache
+def _fitting(hint: Any) -> Callable[[object], bool]:
+    """Return what tells whether a value fits a class, a union, a literal, or a tuple, mapping or table of such.
 
-    Args:
-        hint: a class, a union, a literal, or a tuple, sequence, mapping or typed dictionary of such.
-        leaves: what to take for some of them, such as ``int``.
-        sequences: types that a tuple or sequence may have.
+    msgspec would take numbers that are not finite, and refuses unions with two kinds of texts or lists.
     """
-    if hint in leaves:
-        return leaves[hint]
+    if hint in _LEAVES:
+        return _LEAVES[hint]
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return lambda value: isinstance(value, Hashable) and value in args
     if is_typeddict(hint):
-        return _table_check(hint, leaves, sequences)
-    is_class = isinstance(origin, type)
-    inner = [checker(arg, leaves, sequences) for arg in args if arg is not Ellipsis]
+        return _table_check(hint)
+    inner = [_fitting(arg) for arg in args if arg is not Ellipsis]
     if origin in (Union, UnionType):
         return lambda value: any(check(value) for check in inner)
     if origin is tuple and args[-1] is not Ellipsis:
         return lambda value: (
-            isinstance(value, sequences)
-            and len(value) == len(inner)  # type: ignore[arg-type]
-            and all(check(item) for check, item in zip(inner, value, strict=True))  # type: ignore[call-overload]
+            isinstance(value, tuple)
+            and len(value) == len(inner)
+            and all(check(item) for check, item in zip(inner, value, strict=True))
         )
-    if is_class and issubclass(origin, Mapping):
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         of_key, of_value = inner
         return lambda value: (
             isinstance(value, Mapping) and all(map(of_key, value)) and all(map(of_value, value.values()))
         )
-    if is_class and issubclass(origin, Sequence):
-        return lambda value: isinstance(value, sequences) and all(map(inner[0], value))  # type: ignore[call-overload]
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return lambda value: isinstance(value, tuple) and all(map(inner[0], value))
     return lambda value: isinstance(value, origin or hint)
 
 
-def _table_check(hint: Any, leaves: Mapping[Any, Check], sequences: tuple[type, ...]) -> Check:
+def _table_check(hint: Any) -> Callable[[object], bool]:
     """Check the keys that a table must have, and those that it may; more are of a later version."""
-    checks = {name: checker(value, leaves, sequences) for name, value in get_type_hints(hint).items()}
+    checks = {name: _fitting(value) for name, value in get_type_hints(hint).items()}
     required = required_keys(hint)
-    anything = leaves[Any]
 
     def fits(value: object) -> bool:
-        if not isinstance(value, dict) or not required <= value.keys() or not anything(value):
+        if not isinstance(value, dict) or not required <= value.keys():
             return False
         return all(check(value[name]) for name, check in checks.items() if name in value)
 
@@ -281,18 +275,13 @@ def required_keys(table: Any) -> frozenset[str]:
     return frozenset(name for name, value in hints.items() if get_origin(value) is not NotRequired)
 
 
-_LEAVES: Mapping[Any, Check] = {
+_LEAVES: Mapping[Any, Callable[[object], bool]] = {
     float: lambda value: (
         isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     ),
     int: lambda value: isinstance(value, int) and not isinstance(value, bool) and -MOST_WHOLE <= value <= MOST_WHOLE,
     Any: lambda value: True,
 }
-
-
-@cache
-def _fitting(hint: Any) -> Check:
-    return checker(hint, _LEAVES, (tuple,))
 
 
 def type_words(hint: Any) -> str:

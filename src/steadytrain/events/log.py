@@ -95,8 +95,8 @@ class EventLog:
 def encode(event: Event) -> bytes:
     """Encode an event as its line of JSON, in UTF-8.
 
-    >>> encode(Step(step=1, position=64, n=64, seconds=0.5, wait_seconds=0.0, lr=0.1))[:40]
-    b'{"v":1,"kind":"Step","time":0.0,"attempt'
+    >>> encode(Started(digest="a", step=0, steps=9, steps_per_epoch=3.0, batch_size=32))[:43]
+    b'{"v":1,"kind":"Started","time":0.0,"attempt'
     """
     try:
         line = _encoder.encode(event)

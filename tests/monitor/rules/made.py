@@ -138,9 +138,10 @@ def threads(
     rest = seconds - sum(spent for *_, spent in places)
     seen = [*places, ("backward", "computes", "", max(0.0, rest))]
     usual: dict[str, Any] = {"step": UPDATES, "seconds": 100.0, "looks": 1000, "cost_seconds": 0.1, "lock_seconds": 0.1}
+    spent_in: dict[str, Any] = {"backward": {"seconds": seconds, "ran": ran, "queued": queued}}
     return ThreadStats(
         **usual | changes,
-        loop={"backward": {"seconds": seconds, "ran": ran, "queued": queued}} | (loop or {}),
+        loop=spent_in | (loop or {}),
         places=tuple({"bucket": b, "what": w, "place": p, "seconds": s} for b, w, p, s in seen),
         compute={"ran": compute[0], "queued": compute[1]},
     )
@@ -163,7 +164,7 @@ def changed(facts: Evidence, **changes: Any) -> Evidence:
     """The same facts but for these; see :func:`evidence`."""
     steady = {name: changes.pop(name) for name in ("shares", "feed", "machine") if name in changes}
     known = {field.name: changes.pop(field.name) for field in fields(Evidence) if field.name in changes}
-    events = {**facts.events, **{MEASURED[name]: event for name, event in changes.items()}}
+    events: dict[Any, Any] = {**facts.events, **{MEASURED[name]: event for name, event in changes.items()}}
     usual: dict[str, Any] = {
         "steady": replace(facts.steady, **steady),
         "events": {kind: event for kind, event in events.items() if event},

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.monitor.rules.made import evidence, find, ledger
 
@@ -8,7 +10,7 @@ from steadytrain.events import ServerStats
 
 def stats(*seconds: float, updating: float = 0.001) -> ServerStats:
     """A hundred pushes, each with so many seconds of calls at each server."""
-    servers = [
+    servers: list[Any] = [
         {"seconds": 100 * each, "update_seconds": 100 * updating, "pushed_bytes": 1e8, "pulled_bytes": 1e8}
         for each in seconds
     ]

@@ -34,13 +34,11 @@ def rules() -> tuple[VerdictRule, ...]:
         try:
             rule = point.load()
         except Exception as error:
-            raise InputError(
-                f"the rule {point.value} cannot be loaded ({first_line(error)}): mend its package"
-            ) from error
+            why = f"cannot be loaded ({first_line(error)})"
+            raise InputError(f"the rule {point.value} {why}: mend or remove its package") from error
         if not isinstance(rule, VerdictRule):
-            raise InputError(
-                f"the rule {point.value} is of type {type(rule).__name__}; it must be a VerdictRule: mend its package"
-            )
+            why = f"is of type {type(rule).__name__}; it must be a VerdictRule"
+            raise InputError(f"the rule {point.value} {why}: mend or remove its package")
         others.append(rule)
     return (*(rule for topic in TOPICS for rule in topic.RULES), *others)
 
