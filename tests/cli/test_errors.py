@@ -164,6 +164,7 @@ def test_another_optimizer_has_its_own_usual_rate(steady: Callable[..., Said], d
         ("data.mixup=0.2", "Instead: --transforms mixup:VALUE"),
         ("model.frozen=true", "Instead: --train head"),
         ("train.epochs=3", "Did you mean budget.epochs?"),
+        ("parallel.gpus=2", "Instead: --device cuda:1 takes that GPU"),
     ],
 )
 def test_a_key_of_another_trainer_has_an_answer(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,26 +49,6 @@ def test_a_flag_of_nothing_is_a_choice_too(flag: str, key: str) -> None:
 
 def test_no_flag_is_no_change() -> None:
     assert TrainingOptions().changes == {} and "options" not in parse(["train", "data"])
-
-
-def test_a_recipe_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "recipe.json"
-    reads = list[str]()
-    file.write_text('{"optim": {"lr": 0.3}}')
-    loads = json.loads
-
-    def counted(text: str, **options: Any) -> object:
-        reads.append(text)
-        return loads(text, **options)
-
-    monkeypatch.setattr(json, "loads", counted)
-    options = TrainingOptions(recipe=file, flags={"epochs": 2})
-    assert options.chosen == {"optim.lr": 0.3, "budget.epochs": 2, "budget.steps": None}
-    assert replace(options, run="a").value("optim.lr") == 0.3
-    assert len(reads) == 1
-    file.write_text('{"optim": {"lr": 0.25}}')
-    os.utime(file, (1, 1))
-    assert replace(options, run="b").value("optim.lr") == 0.25, "another content is read again"
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_a_threshold_is_a_probability_of_labels(
 ) -> None:
     image = str(next(digits_folder.glob("*/*.png")))
     assert main(["evaluate", str(labels_run), "--threshold", "1"]) == 2
-    assert "--threshold is 1; it must be from 0 up to" in capsys.readouterr().err
+    assert "--threshold is 1; it must be from 0 to below 1" in capsys.readouterr().err
     assert main(["predict", str(run), image, "--threshold", "0.4"]) == 2
     assert "digits names one class for each image, the likeliest: drop --threshold" in capsys.readouterr().err
     assert main(["evaluate", str(labels_run), str(digits_folder / "labels.csv"), "--restrict"]) == 2

@@ -30,8 +30,6 @@ from steadytrain.config.transforms import split_transforms
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.format import count
 
-_TIMM_RAND = "timm counts magnitudes to 10 and these to 30, and its operations include invert and a second solarise"
-
 
 def read_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words of a command line with flags of ours in place of others', and notes about the difference.
@@ -132,7 +130,7 @@ class FlagReading:
         about = foreign_table()["notes"].get(name, "")
         if ours[0] == "--transforms":
             self._add_transforms(ours[1])
-            about = _TIMM_RAND if " rand-" in typed.replace("=", " ") else about
+            about = foreign_table()["notes"]["rand"] if " rand-" in typed else about
         else:
             self.ours += [our_value(flag.removeprefix("--"), word) for flag, word in pairwise(["", *ours])]
         if about:
@@ -262,22 +260,20 @@ def _minutes(word: str, values: Sequence[str]) -> str | None:
 
 
 def _devices(word: str, values: Sequence[str]) -> str | None:
-    """Read a count of devices, all of them (``-1``, ``auto``), or some by their numbers (``0,2``)."""
-    numbers = re.findall(r"\d+", values[0])
-    if values[0].lower() in ("-1", "auto", "all"):
+    """Read a count of devices, all of them (``-1``, ``auto``), or some by their numbers (``0,2``).
+
+    Raises:
+        InputError: one number of ``--gpus``, which may be a count or a GPU's own.
+    """
+    value, numbers = values[0], re.findall(r"\d+", values[0])
+    if value.lower() in ("-1", "auto", "all"):
         return "--procs auto"
-    if values[0].isdecimal():
-        return f"--procs {values[0]}" if values[0] != "1" else ""
-    return f"--device cuda:{','.join(numbers)}" if numbers else None
-
-
-def _gpus(word: str, values: Sequence[str]) -> str | None:
-    """Read GPUs by number (``0,1``), or all; one number may be a count or a GPU's own, so it is refused."""
-    value = values[0]
-    if value.isdecimal():
+    if value.isdecimal() and plain_word(word) == "gpus":
         many = f"--procs {value} computes on {count(int(value), 'GPU')}" if value != "0" else "--device cpu for none"
         raise InputError(f"{word} is {value}: {many}, and --device cuda:{value} on GPU {value} (the first is cuda:0)")
-    return _devices(word, values)
+    if value.isdecimal():
+        return f"--procs {value}" if value != "1" else ""
+    return f"--device cuda:{','.join(numbers)}" if numbers else None
 
 
 def _policy(word: str, values: Sequence[str]) -> str | None:
@@ -315,7 +311,6 @@ PLACES: dict[str, tuple[Callable[[str, Sequence[str]], str | None], str]] = {
     "side": (_side, "the side of a square, such as 224: images are squares here"),
     "minutes": (_minutes, "DD:HH:MM:SS, or minutes: --set budget.minutes=60"),
     "devices": (_devices, "a number: --procs 2 computes on two GPUs, --device cuda:0,2 on these"),
-    "gpus": (_gpus, "numbers: --procs 2 computes on two GPUs, --device cuda:0,2 on these"),
     "policy": (_policy, "ra, ta_wide, augmix, imagenet, cifar10, svhn, rand-m9-mstd0.5 or augmix-m3-w3-d3"),
 }
 """Place in a text of the table -> what reads its values, and what they must be."""

@@ -147,13 +147,10 @@ def _wrong_value(error: Any) -> str:
 def _beyond_limit(error: Any) -> str:
     """Say what a number has to be, by the limits of its flag (``cyclopts.validators.Number``)."""
     [limit], token = error.argument.parameter.validator, error.argument.tokens[-1]
-    least = f"{limit.gte:,}" if limit.gte is not None else f"above {limit.gt}"
-    if limit.gte is not None and limit.lte is not None:
-        words = f"from {limit.gte} to {limit.lte}"
-    elif limit.lt is not None:
-        words = f"from {least} up to, not including, {limit.lt}"
-    else:
-        words = least if limit.gte is None else f"{least} or more"
+    ends = (("from", limit.gte), ("above", limit.gt), ("to", limit.lte), ("to below", limit.lt))
+    words = " ".join(f"{word} {value}" for word, value in ends if value is not None)
+    if limit.lte is None and limit.lt is None and limit.gte is not None:
+        words = f"{limit.gte} or more"
     return f"{token.keyword} is {token.value}; it must be {words}"
 
 
