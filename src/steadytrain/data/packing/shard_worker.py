@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 from steadytrain.data.packing.pack import PackRequest, Rejections, Tally, mute, record_path, require_images
 from steadytrain.data.packing.portions import EncodedPortion, Portion, encode_all
 from steadytrain.data.packing.shard_plan import ShardPlan, changed, described, make_plan, read_listing
-from steadytrain.data.packing.shared_folder import THREADS, StoreFolder, open_folder
+from steadytrain.data.packing.shared_folder import THREADS, DiskFolder, open_folder
 from steadytrain.data.packing.store_images import fetch_images
 from steadytrain.data.recordio.card import Card
 from steadytrain.data.recordio.writer import RecordWriter
@@ -37,7 +37,7 @@ from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import ObjectPlace, abort_uploads, is_uri, local_name
 from steadytrain.errors import DataError, SteadyError, StorageError, storage_errors
-from steadytrain.files import lock_at_once, open_lock
+from steadytrain.files import lock_at_once, open_lock, remove_left
 from steadytrain.format import OnProgress, Say
 from steadytrain.machine.facts import require_cache_folder
 from steadytrain.machine.process import allow_open_files, keep_no_large_blocks, return_free_memory
@@ -131,7 +131,7 @@ class ShardPacker:
                 f"{self.plan_name}: all {len(plan.shards):,} shards have been packed; to pack again, remove it first"
             )
             if self.notes.sizes():  # the process that completed the plan was killed before it removed them
-                self._abort_uploads(may_be_there=True)
+                self._remove_parts(may_be_there=True)
             return plan
         self.rejections, self.changed_at = Rejections(self.max_bad, plan.num_listed), time.monotonic()
         self._look_for_done()
@@ -217,13 +217,15 @@ class ShardPacker:
             elif not self._require_plan().is_complete:
                 plan = self._verify()
                 self.folder.write(self.plan_name, plan.to_json().encode())
-                self._abort_uploads(may_be_there=is_resumed)  # whoever sends a shard still finds the plan complete
+                self._remove_parts(may_be_there=is_resumed)  # whoever sends a shard still finds the plan complete
                 self.on_complete(plan)
         return plan
 
-    def _abort_uploads(self, *, may_be_there: bool) -> None:
-        """Remove what processes that were killed have left of shards in a store, whose work others then did."""
-        if isinstance(self.folder, StoreFolder):
+    def _remove_parts(self, *, may_be_there: bool) -> None:
+        """Remove what processes that were killed have left of the plan, and of shards in a store."""
+        if isinstance(self.folder, DiskFolder):
+            remove_left(self.folder.path)
+        else:
             names = [self.plan_name, *(name for shard in self.plan.shards for name in shard.files)]
             abort_uploads(self.folder.place.sibling("any"), names, self.say, may_be_there=may_be_there)
 
