@@ -56,9 +56,7 @@ def bench_infer(
         1,
         32,
     ),
-    precision: Annotated[
-        tuple[NumberFormat, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=1)
-    ] = (),
+    precision: Annotated[tuple[NumberFormat, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=1)] = (),
     threads: int | None = None,
     device: DeviceFlag = "auto",
     data: str | None = None,
@@ -122,7 +120,9 @@ def bench_infer(
     spin_where_alone()
     for name in networks:
         _require_licence(name, accepted=accept_licence)
+    from steadytrain.export.networks import NETWORKS
     from steadytrain.export.speed import bench_inference, make_plan
+    from steadytrain.models.registry import find
 
     plan = make_plan(
         engines=engines,
@@ -153,17 +153,9 @@ def bench_infer(
     else:
         print_text("\n".join(table(speeds, min(shutil.get_terminal_size().columns, MAX_WIDTH))))
     is_measured = any(engine.batches for speed in speeds for engine in speed.engines)
-    return 0 if is_measured else _code_of_nothing(networks)
-
-
-def _code_of_nothing(networks: Sequence[str]) -> int:
-    """Return the exit code where nothing was measured. Raises ModelError where no name is that of anything."""
-    from steadytrain.export.networks import NETWORKS
-    from steadytrain.models.registry import find
-
-    if networks and not any(name.partition("=")[0] in NETWORKS or Path(name).exists() for name in networks):
-        find(networks[0].partition("=")[0], allow_import=True)
-    return 1
+    if not is_measured and networks and not any(Path(name).exists() or name in NETWORKS for name in networks):
+        find(networks[0].partition("=")[0], allow_import=True)  # raises ModelError for the name of no network
+    return int(not is_measured)
 
 
 def _require_licence(name: str, *, accepted: bool) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Self, TypeVar
 
-from steadytrain.errors import RunError, storage_error
+from steadytrain.errors import RunError, storage_error, storage_errors
 from steadytrain.events import schema
 from steadytrain.events.schema import VERSION, Event, Step, Unknown, Unreadable
 from steadytrain.events.soundness import is_sound
@@ -57,11 +57,9 @@ class EventLog:
         self.attempt = attempt
         self.rank = rank
         self._lock = threading.Lock()
-        try:
+        with storage_errors(path):
             repair(path)
             self._file = open_no_follow(path, "ab")  # unbuffered: a kill loses no line
-        except OSError as error:
-            raise storage_error(error, path) from error
 
     def append(self, event: E) -> E:
         """Write one line and return the event as written. Raises StorageError."""
@@ -79,10 +77,8 @@ class EventLog:
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
-        try:
+        with storage_errors(self.path):
             self._file.close()
-        except OSError as error:
-            raise storage_error(error, self.path) from error
 
     def __enter__(self) -> Self:
         return self

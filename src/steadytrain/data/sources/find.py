@@ -283,8 +283,6 @@ class _Source:
             file = SourceFile(path, path, "list", 0)
         else:
             file = open_source(path, self.scratch, self.say)
-        if file.kind == "parquet" and parquet.is_table(path):
-            file = replace(file, kind="text")
         if file.kind not in ("list", "text"):
             self._refuse("--root", path)
         if file.kind in ("tar", "zip"):
