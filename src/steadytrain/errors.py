@@ -124,16 +124,12 @@ def did_you_mean(value: str, choices: Iterable[str], *, cutoff: float = 0.6) -> 
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
-WRONG_PLACES = frozenset(
-    (errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
-)
-"""What the system says of a path that a command was given and cannot use: the user's mistake, not a disk's failure."""
+WRONG_PLACES = {errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+"""What the system says of a path that cannot be used: a mistake of who named it, with the exit code of one."""
 
 
 def storage_error(error: OSError, path: Path) -> StorageError:
     """Describe in the user's words what an ``OSError`` on ``path`` means and what to do about it.
-
-    Its exit code is that of a user's mistake for :data:`WRONG_PLACES`.
 
     >>> str(storage_error(OSError(errno.ENOSPC, "x"), Path("a/b")))
     'the disk is full at a/b: free some space or choose another folder and run the same command again'
@@ -146,14 +142,12 @@ def storage_error(error: OSError, path: Path) -> StorageError:
     elif error.errno == errno.ENOENT and (gone := [p for p in path.parents if not os.path.lexists(p)]):
         problem = f"cannot write {path}: there is no folder {gone[-1]} any more, or yet: put it there"
     elif error.errno in WRONG_PLACES:
-        is_taken = error.errno == errno.EEXIST
-        why = "it is no folder, and one is needed" if is_taken else error.strerror
+        why = "it is no folder, and one is needed" if error.errno == errno.EEXIST else error.strerror
         problem = f"cannot write {path} ({why}): choose another place"
     else:
         problem = f"cannot write {path} ({error.strerror or error}): fix that"
     failure = StorageError(f"{problem} and run the same command again")
-    if error.errno in WRONG_PLACES:
-        failure.exit_code = InputError.exit_code
+    failure.exit_code = InputError.exit_code if error.errno in WRONG_PLACES else failure.exit_code
     return failure
 
 
@@ -164,6 +158,15 @@ def storage_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(error, path) from error
+
+
+@contextmanager
+def read_errors(path: object, kind: type[InputError] = DataError) -> Iterator[None]:
+    """Raise an ``OSError`` of the block as an error of what was given: ``path`` cannot be read, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def first_line(error: BaseException) -> str:

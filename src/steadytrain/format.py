@@ -77,15 +77,17 @@ def per_rank(images: Sequence[int]) -> str:
     return f"{least:,}{f' to {most:,}' * (most > least)} on each of {len(images)} ranks"
 
 
-def rate(images_per_second: float | None) -> str:
-    """Format images per second with three digits at least.
+def rate(value: float | None) -> str:
+    """Format images per second, or seconds that stand in a column, with three digits at least.
 
-    >>> rate(4.518), rate(98.76), rate(12345.6)
-    ('4.52', '98.8', '12,346')
+    >>> rate(4.518), rate(98.76), rate(12345.6), rate(0.0431)
+    ('4.52', '98.8', '12,346', '0.0431')
     """
-    if images_per_second is None:
+    if value is None:
         return NONE
-    return number(images_per_second, 0 if images_per_second >= 999.5 else 1 if images_per_second >= 9.995 else 2)
+    if 1e-6 < value < 0.9995:
+        return number(value, 2 - math.floor(math.log10(value)))
+    return number(value, 0 if value >= 999.5 else 1 if value >= 9.995 else 2)
 
 
 def duration(seconds: float | None) -> str:

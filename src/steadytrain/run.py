@@ -38,7 +38,7 @@ from typing import Any
 
 from steadytrain.config import Data, Recipe
 from steadytrain.config.strangers import FILE_KEYS, elsewhere_words
-from steadytrain.errors import InputError, RecipeError, RunError, SteadyError, storage_error, storage_errors, type_words
+from steadytrain.errors import InputError, RecipeError, RunError, SteadyError, storage_errors, type_words
 from steadytrain.events import (
     Accounted,
     Ended,
@@ -429,7 +429,7 @@ class Run:
         path = self.directory / "lock"
         self.refuse_links()
         with contextlib.ExitStack() as stack:
-            try:
+            with storage_errors(path):
                 refuse_link(path)
                 names = count_names(path)
                 file = stack.enter_context(open_lock(path))
@@ -452,8 +452,6 @@ class Run:
                 if is_sure:
                     remove_left(self.directory)
                     self._keep_own_logs()
-            except OSError as error:
-                raise storage_error(error, path) from error
             yield is_sure
 
     def _keep_own_logs(self) -> None:

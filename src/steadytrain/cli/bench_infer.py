@@ -121,7 +121,9 @@ def bench_infer(
     spin_where_alone()
     for name in networks:
         _require_licence(name, accepted=accept_licence)
+    from steadytrain.export.networks import NETWORKS
     from steadytrain.export.speed import bench_inference, make_plan
+    from steadytrain.models.registry import find
 
     options: dict[str, Any] = {"batches": tuple(sorted(set(batch_size))), "seconds": seconds, "images": images}
     options["records"] = None if data is None else _pack(data, root, labels, columns)
@@ -141,16 +143,10 @@ def bench_infer(
         print_json(_document(plan, shown))
     else:
         print_text("\n".join(table(shown, min(shutil.get_terminal_size().columns, MAX_WIDTH))))
-    return 0 if any(speed.measured for speed in shown) else _code_of_nothing(networks)
-
-
-def _code_of_nothing(networks: Sequence[str]) -> int:
-    """Return the exit code where nothing was measured. Raises ModelError where no name is that of anything."""
-    from steadytrain.models.registry import find
-
-    if networks and not any(Path(name).exists() for name in networks):
-        find(networks[0].partition("=")[0], allow_import=True)
-    return 1
+    is_measured = any(speed.measured for speed in shown)
+    if not is_measured and networks and not any(Path(name).exists() or name in NETWORKS for name in networks):
+        find(networks[0].partition("=")[0], allow_import=True)  # raises ModelError for the name of no network
+    return int(not is_measured)
 
 
 def _require_licence(name: str, *, accepted: bool) -> None:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, SplitColumn, ZipNames, require_range
-from steadytrain.errors import DataError, InputError
+from steadytrain.errors import InputError, read_errors
 from steadytrain.format import clean, count, text_table, wrap
 from steadytrain.format import size as bytes_text
 from steadytrain.machine.facts import cores
@@ -159,11 +159,8 @@ def _is_records(path: Path) -> bool:
 
     if not path.is_file() or path.suffix.lower() == ".rec":
         return path.is_file()
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == MAGIC.to_bytes(4, "little")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with read_errors(path), path.open("rb") as file:
+        return file.read(4) == MAGIC.to_bytes(4, "little")
 
 
 def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, workers: int) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from steadytrain.config.transforms import split_transforms
 from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError, RecipeError, did_you_mean
 from steadytrain.files import read_text
+from steadytrain.format import few
 from steadytrain.run import MAX_REPEATS, Run
 
 Json = Annotated[bool, Parameter(help="Print one JSON document.")]
@@ -365,11 +366,10 @@ def require_data(data: str | None, remedy: str, **flags: object) -> None:
         raise InputError(f"--{name.replace('_', '-')} is about data, and none are named: {remedy}")
 
 
-def require_run_model(model: str | None, run_models: Sequence[str]) -> None:
+def require_run_model(model: str | None, trained: Sequence[str]) -> None:
     """Refuse a ``--model`` that no run has: it would allow nothing to be imported. Raises InputError."""
-    if model is not None and model not in run_models:
-        models = " or ".join(dict.fromkeys(run_models))
-        raise InputError(f"--model is {model}, and what was trained is {models}: name that, or leave it out")
+    if model is not None and model not in trained:
+        raise InputError(f"--model is {model}, and what was trained is {few(trained)}: name that, or leave it out")
 
 
 def require_alone(verb: str) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from steadytrain.errors import FailedError, InputError, StorageError, did_you_mean, storage_errors
+from steadytrain.errors import FailedError, InputError, StorageError, did_you_mean, read_errors, storage_errors
 from steadytrain.files import replace_file
 from steadytrain.format import count, few
 from steadytrain.machine.facts import cache_folder
@@ -295,11 +295,9 @@ def refresh(source: str, *, cloud: str | None = None) -> Refreshed:
         text = _fetch(source)
     else:
         path = Path(source)
-        try:
+        with read_errors(source, InputError):
             text = path.read_text(encoding="utf-8", errors="replace")
             date = time.strftime("%Y-%m-%d", time.localtime(path.stat().st_mtime))
-        except OSError as error:
-            raise InputError(f"cannot read {source}: {error.strerror}") from error
     where = urlsplit(source).path if is_url else Path(source).absolute().as_posix()
     parts = [part for part in where.split("/") if part]
     cloud = (cloud or (parts[-2] if len(parts) > 1 else "")).lower()

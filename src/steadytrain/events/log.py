@@ -18,7 +18,7 @@ from typing import BinaryIO, Literal, Self, TypeVar
 import msgspec
 from msgspec.structs import astuple, replace
 
-from steadytrain.errors import RunError, storage_error
+from steadytrain.errors import RunError, storage_error, storage_errors
 from steadytrain.events import schema
 from steadytrain.events.schema import VERSION, Event, Started, Unknown, Unreadable, is_plain
 from steadytrain.files import NO_FOLLOW, kind_of_file, open_regular
@@ -59,11 +59,9 @@ class EventLog:
         self.attempt = attempt
         self.rank = rank
         self._lock = threading.Lock()
-        try:
+        with storage_errors(path):
             repair(path)
             self._file = open_no_follow(path, "ab")  # unbuffered: a kill loses no line
-        except OSError as error:
-            raise storage_error(error, path) from error
 
     def append(self, event: E) -> E:
         """Write one line and return the event as written. Raises StorageError."""
@@ -80,10 +78,8 @@ class EventLog:
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
-        try:
+        with storage_errors(self.path):
             self._file.close()
-        except OSError as error:
-            raise storage_error(error, self.path) from error
 
     def __enter__(self) -> Self:
         return self

@@ -140,7 +140,7 @@ _SCORES: tuple[dict[str, Callable[[Epoch], str]], dict[str, Callable[[Epoch], st
 _FIGURES: dict[str, Callable[[Epoch], str]] = {
     "train loss": lambda row: number(row.train_loss, 4),
     "val loss": lambda row: number(row.val_loss, 4),
-    "seconds": lambda row: _seconds(row.seconds),
+    "seconds": lambda row: rate(row.seconds),
     "images/s": lambda row: rate(row.images_per_second),
 }
 
@@ -179,15 +179,6 @@ def spread_words(value: Spread | None, *, percents: bool = False) -> str:
     return f"{mean}{unit} ± {std} ({low} to {high})"
 
 
-def _seconds(value: float | None) -> str:
-    """Format seconds with three digits at least, one of them after the point.
-
-    >>> _seconds(0.0431), _seconds(3.21), _seconds(770)
-    ('0.0431', '3.21', '770.0')
-    """
-    return number(value, 2 - math.floor(math.log10(value)) if value and 1e-6 <= value < 10 else 1)
-
-
 def _use(use: Mapping[str, float]) -> str:
     return f"{percent(use['mean'])} ({100 * use['least']:.0f} to {100 * use['most']:.0f})"
 
@@ -211,7 +202,7 @@ COMPARED: dict[str, Callable[[Sequence[Summary]], str]] = {
     "model": lambda runs: runs[0].setup.model,
     "batch/device": lambda runs: NONE if (share := runs[0].setup.batch_per_device) is None else compact(share),
     "batch": lambda runs: number(runs[0].setup.batch_size),
-    "s/epoch": lambda runs: _seconds(median_known(run.speed.median_seconds_per_epoch for run in runs)),
+    "s/epoch": lambda runs: rate(median_known(run.speed.median_seconds_per_epoch for run in runs)),
     "images/s": lambda runs: rate(median_known(run.speed.images_per_second for run in runs)),
     "GPU use": lambda runs: next((_use(use) for run in runs if (use := run.speed.device_use)), NONE),
     "best": _best,

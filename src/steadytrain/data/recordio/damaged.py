@@ -25,7 +25,7 @@ import numpy as np
 
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD
 from steadytrain.data.storage.local_files import open_patiently
-from steadytrain.errors import DataError, FailedError, StorageError
+from steadytrain.errors import DataError, FailedError, StorageError, read_errors
 
 _MAGIC = struct.pack("<I", MAGIC)
 _ANYWHERE = re.compile(re.escape(_MAGIC))
@@ -53,11 +53,9 @@ class ByteSource:
         self._sha256 = hashlib.sha256() if digested else None
         self._num_digested = 0
         self._block, self._start, self._room = b"", 0, _LEAST
-        try:
+        with read_errors(path):
             self._file = open_patiently(path)
             self._state = _state_of(path.stat())
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
         self.size = self._state[0]
 
     def read(self, offset: int, size: int) -> bytes:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from steadytrain.data.names import Names
 from steadytrain.data.recordio.index import RecordColumns
-from steadytrain.errors import DataError
+from steadytrain.errors import read_errors
 from steadytrain.files import open_regular, require_regular
 from steadytrain.format import printable, whole_number
 
@@ -196,7 +196,7 @@ class RecordList:
     def read(path: Path) -> RecordList:
         """Read a list. Raises DataError where there is no such file, or it cannot be read."""
         ids, labels, ends, names, wrong = array("q"), array("f"), array("q", [0]), Names(), dict[int, str]()
-        try:
+        with read_errors(path):
             for number, line in read_lines(path):
                 if isinstance(line, ValueError):
                     wrong[number] = str(line)
@@ -205,8 +205,6 @@ class RecordList:
                 labels.extend(line.labels)
                 ends.append(len(labels))
                 names.append(line.path)
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
         return RecordList(np.array(ids, np.int64), np.array(labels, np.float32), np.array(ends), names, wrong)
 
     def __len__(self) -> int:

@@ -37,7 +37,7 @@ from steadytrain.data.sources.listing import MOST_RATIO, FileList, Pieces
 from steadytrain.data.sources.rows import is_json_lines
 from steadytrain.data.sources.zip_names import are_plain, ask_for_code_page, decode
 from steadytrain.data.storage.local_files import open_patiently
-from steadytrain.errors import DataError, storage_error
+from steadytrain.errors import DataError, read_errors, storage_error
 from steadytrain.format import Say, count, printable
 
 FREE_OF_RATIO = 256 << 20  # bytes out that any file may have
@@ -109,11 +109,8 @@ def _compression(start: bytes) -> str:
 
 
 def _read_start(path: Path, name: Path | None = None) -> bytes:
-    try:
-        with open_patiently(path) as file:
-            start = file.read(LOOK_AT)
-    except OSError as error:
-        raise DataError(f"cannot read {name or path}: {error.strerror}") from error
+    with read_errors(name or path), open_patiently(path) as file:
+        start = file.read(LOOK_AT)
     if not start:
         raise DataError(f"{name or path} is empty: copy or download it again")
     return start
@@ -381,10 +378,8 @@ class _BoundedReads:
                 f"{self._of} is damaged at byte {at - _BLOCK:,}: a name of {size:,} bytes, more than"
                 f" {_MOST_EXTENSION:,}"
             )
-        try:
+        with read_errors(self._of):
             data = self._file.read(max(0, min(size, self._end - at)))
-        except OSError as error:
-            raise DataError(f"cannot read {self._of}: {error.strerror}") from error
         if len(data) < size:
             place = at + len(data)
             raise DataError(f"{self._of} is cut short at byte {place:,}, within a header: copy or download it again")

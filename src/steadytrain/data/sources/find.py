@@ -288,8 +288,6 @@ class _Source:
             file = SourceFile(path, path, "list", 0)
         else:
             file = self._open([path])[0]
-        if file.kind == "parquet" and parquet.is_table(path):
-            file = replace(file, kind="text")
         if file.kind not in ("list", "text"):
             self._refuse("--root", path)
         if file.kind in ("tar", "zip"):

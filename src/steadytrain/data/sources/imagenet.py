@@ -24,7 +24,7 @@ from steadytrain.data.filenames import is_image
 from steadytrain.data.sources.archives import open_source, read_archives
 from steadytrain.data.sources.labels import classes_from_texts, whole_number
 from steadytrain.data.sources.listing import FileList
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, read_errors
 from steadytrain.files import open_regular
 from steadytrain.format import Say, few, printable
 
@@ -183,11 +183,8 @@ def read_truth(path: Path, scratch: Path, say: Say) -> Truth | None:
 
 
 def _read_bounded(stored_at: Path, path: Path) -> bytes:
-    try:
-        with open_regular(stored_at) as file:
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with read_errors(path), open_regular(stored_at) as file:
+        data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         raise DataError(f"{path} has more than {_MOST_BYTES:,} bytes: it cannot be a list of labels")
     return data

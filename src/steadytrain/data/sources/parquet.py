@@ -1,7 +1,7 @@
 """Parquet and Arrow files with images in them, as Hugging Face's ``datasets`` publishes and saves them.
 
 A column holds images, as bytes or a struct of bytes and a path; another their labels. Names of classes stand in the
-schema's metadata (``huggingface``), else on the data set's card, ``README.md``. A file without images is a table.
+schema's metadata (``huggingface``), else on the data set's card, ``README.md``.
 """
 
 from __future__ import annotations
@@ -127,12 +127,6 @@ def list_files(
         classes, labels = classes_from_texts(texts, classes=classes, where=where, say=say)
     listing = files.listing(range(len(size)), labels, root=root, classes=classes, split=split)
     return replace(listing, label_names=label_names, label_column=plain(label))
-
-
-def is_table(path: Path) -> bool:
-    """Return whether a Parquet file has no column of images, but one of texts, which may be their paths."""
-    kinds = next(_rows(path))[0].values()
-    return not any(map(_IMAGE.fullmatch, kinds)) and any(kind.endswith("string") for kind in kinds)
 
 
 def as_text(path: Path, scratch: Path) -> Path:

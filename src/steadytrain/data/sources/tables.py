@@ -49,7 +49,7 @@ from steadytrain.data.sources.listing import Labels, Listing
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
 from steadytrain.data.sources.rows import JSON_LINES, Rows, find_delimiter, read_rows, read_text
 from steadytrain.data.sources.several import Cells, multi_hot, read_cells
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, read_errors
 from steadytrain.files import require_regular
 from steadytrain.format import Say, few
 
@@ -63,12 +63,10 @@ _NO_CLASSES = "has label vectors or labels that are not class numbers: --classes
 
 def is_of_paths(path: Path) -> bool:
     """Return whether a ``.lst`` is no more than paths, whose folders are classes."""
-    try:
+    with read_errors(path):
         require_regular(path)
         with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
             first = next((line for line in islice(file, _SAMPLE) if line.strip()), "").strip()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
     return is_image(first) and "\t" not in first and not first.partition(" ")[0].isdigit()
 
 

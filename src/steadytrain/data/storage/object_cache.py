@@ -44,7 +44,7 @@ from steadytrain.data.storage.store import (
     Store,
     faults_words,
 )
-from steadytrain.errors import DataError, storage_error
+from steadytrain.errors import DataError, storage_errors
 from steadytrain.files import create, lock_surely, locked
 from steadytrain.machine.facts import require_cache_folder
 from steadytrain.machine.process import allow_open_files
@@ -149,7 +149,7 @@ def open_object(
     objects = objects_folder()
     folder = objects / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', place.name)[-60:]}-{named}"
     file = folder / place.name
-    try:
+    with storage_errors(folder):
         objects.mkdir(parents=True, exist_ok=True)
         with locked(objects / ".lock"):
             if not file.exists():
@@ -162,8 +162,6 @@ def open_object(
             with locked(folder / ".lock"), ThreadPoolExecutor(len(COMPANIONS), "storage") as pool:
                 for _ in pool.map(lambda suffix: _fetch_companion(store, place, file, suffix, siblings), COMPANIONS):
                     pass
-    except OSError as error:
-        raise storage_error(error, folder) from error
     if faults:
         say(f"{place}: {faults_words(faults)}")
     return file
@@ -204,10 +202,8 @@ def open_objects(uri: str, say: Callable[[str], None] = lambda message: None) ->
     with ThreadPoolExecutor(max_workers=min(MOST_REQUESTS, len(places))) as pool:
         files = list(pool.map(open_one, places))
     objects = objects_folder()
-    try:
+    with storage_errors(objects):
         _make_room_at_times(objects, limit_bytes(objects), int(time.monotonic() // 60))
-    except OSError as error:
-        raise storage_error(error, objects) from error
     return files
 
 
@@ -223,11 +219,8 @@ def fetch_list(file: Path, uri: str) -> Path | None:
     path = file.with_suffix(".lst")
     if not path.exists():
         place = ObjectPlace.parse(uri)
-        try:
-            with locked(file.parent / ".lock"):
-                _fetch_companion(Store(place, patience_seconds=OPENING_SECONDS), place, file, ".lst", None)
-        except OSError as error:
-            raise storage_error(error, path) from error
+        with storage_errors(path), locked(file.parent / ".lock"):
+            _fetch_companion(Store(place, patience_seconds=OPENING_SECONDS), place, file, ".lst", None)
     return path if path.exists() else None
 
 

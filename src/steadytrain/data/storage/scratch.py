@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from steadytrain.errors import storage_error
+from steadytrain.errors import storage_errors
 from steadytrain.files import HAS_LOCKS, lock_at_once, lock_surely
 
 
@@ -28,14 +28,12 @@ def scratch_beside(path: Path) -> Iterator[Path]:
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     prefix = f".{path.stem}.scratch-"
     with ExitStack() as stack:
-        try:
+        with storage_errors(path):
             for left in folder.glob(f"{glob.escape(prefix)}*") if HAS_LOCKS else ():
                 with suppress(OSError), _locked(left, lock_surely) as owner:  # another process holds it
                     if owner == os.geteuid():  # in /tmp there may be those of other users
                         shutil.rmtree(left, ignore_errors=True)
             scratch = stack.enter_context(_locked_folder(folder, prefix))
-        except OSError as error:
-            raise storage_error(error, path) from error
         try:
             yield scratch
         finally:

@@ -39,7 +39,7 @@ from steadytrain.data.storage.store import (
     is_uri,
     local_name,
 )
-from steadytrain.errors import StorageError, storage_error
+from steadytrain.errors import StorageError, storage_errors
 from steadytrain.files import create, locked
 from steadytrain.format import Say, count
 from steadytrain.format import size as size_words
@@ -141,7 +141,7 @@ def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
     title = re.sub(r"[^A-Za-z0-9._-]+", "_", place.name or place.base.rpartition("/")[2])[-60:]
     folder = objects / f"{title}-{digest.hexdigest()[:16]}"
     path, done = folder / title, folder / FETCHED
-    try:
+    with storage_errors(folder):
         objects.mkdir(parents=True, exist_ok=True)
         limit = limit_bytes(objects)
         _require_room(place, total, limit)
@@ -160,8 +160,6 @@ def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
                 done.write_text(str(total), encoding="ascii")
                 if faults:
                     say(f"{place}: {faults_words(faults)}")
-    except OSError as error:
-        raise storage_error(error, folder) from error
     return path
 
 

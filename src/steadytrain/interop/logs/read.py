@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Protocol, cast
 
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, read_errors
 from steadytrain.files import open_regular, open_text
 from steadytrain.format import count
 from steadytrain.interop.logs.dllogger import DLLoggerLines
@@ -75,11 +75,8 @@ def read_log(path: str | Path) -> list[LogRun]:
         DataError: the file cannot be read, or it is no log of a program that is known here.
     """
     path = Path(path)
-    try:
-        with open_regular(path) as file:
-            runs = _read(file)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    with read_errors(path), open_regular(path) as file:
+        runs = _read(file)
     if not runs:
         raise DataError(f"{path} is no training log that can be read: it has neither {LOOKED_FOR}")
     for index, run in enumerate(runs):

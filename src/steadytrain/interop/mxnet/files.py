@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from steadytrain.errors import ModelError
+from steadytrain.errors import ModelError, read_errors
 from steadytrain.files import open_regular, read_text
 
 PREFIX = "mxnet:"
@@ -27,11 +27,8 @@ _EPOCH = re.compile(r"-(\d{4,})$")
 
 def require_content(path: Path) -> None:
     """Raise ModelError for a file that cannot be read, or that Git LFS has not fetched: it stands for the data."""
-    try:
-        with open_regular(path) as stream:
-            start = stream.read(23)
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    with read_errors(path, ModelError), open_regular(path) as stream:
+        start = stream.read(23)
     if start == b"version https://git-lfs":
         raise ModelError(f"{path} is a Git LFS pointer, not the data: fetch it with git lfs pull")
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.errors import ModelError
+from steadytrain.errors import ModelError, read_errors
 from steadytrain.files import replacing
 from steadytrain.interop.mxnet.files import require_content
 
@@ -51,12 +51,10 @@ def read_params(path: Path) -> ParamArrays:
     >>> read_params(path)["arg:fc_weight"].shape
     (2, 3)
     """
-    try:
+    with read_errors(path, ModelError):
         require_content(path)
         with path.open("rb") as stream:
             return _Reader(stream, os.fstat(stream.fileno()).st_size, str(path)).list()
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}") from error
 
 
 def read_array(stream: BinaryIO, size: int, where: str) -> Array:

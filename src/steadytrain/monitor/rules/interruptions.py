@@ -158,20 +158,17 @@ def lost_work(evidence: Evidence) -> Iterator[Cause]:
     num, written = evidence.checkpoints
     seconds_per_save = written / num if num else 1.0
     restarts = max(evidence.attempts - 1, 1)
-    if evidence.lost_before_updates > seconds / 2:  # no checkpoint holds a part of it
-        sentence = "what came before the first update was done again, for an attempt was interrupted in it"
-        yield Cause(
-            name="restart",
-            share=share,
-            sentence=f"{percent(share)} of the time was lost: {sentence}.",
-            evidence=(f"{duration(seconds)} were repeated after {count(restarts, 'restart')}",),
-        )
-        return
+    is_early = evidence.lost_before_updates > seconds / 2  # no checkpoint holds a part of it
+    work = (
+        "an attempt ended before its first update"
+        if is_early
+        else "work after the last checkpoint before an interruption"
+    )
     # Young's interval (J. W. Young, Comm. ACM 17, 1974, 530-531): what is written and what is lost cost the same.
     interval = math.sqrt(2 * seconds_per_save * ledger.wall_seconds / max(evidence.attempts, 1))
     left = min(1.0, interval * restarts / seconds)  # half of it is lost, and half of it written
     change, saves = "", 0.0
-    if left <= 0.9 and pace is not None:
+    if left <= 0.9 and pace is not None and not is_early:
         saves = share * (1 - left)
         change = f"--set every.save_minutes={interval / 60:.0f}"
         if interval < 120:
@@ -179,10 +176,10 @@ def lost_work(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         name="restart",
         share=share,
-        sentence=f"{percent(share)} of the time was lost: work after the last checkpoint before an interruption.",
+        sentence=f"{percent(share)} of the time was lost: {work}.",
         evidence=(
             f"{duration(seconds)} were repeated after {count(restarts, 'restart')}",
-            *([f"a checkpoint takes {duration(seconds_per_save)} to write"] if num else []),
+            *([f"a checkpoint takes {duration(seconds_per_save)} to write"] if num and not is_early else []),
         ),
         change=change,
         saves=saves,

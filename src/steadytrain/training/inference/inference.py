@@ -26,7 +26,7 @@ from steadytrain.data.sources.labels import say_places
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.local_files import read_patiently
-from steadytrain.errors import DataError, RunError, type_words
+from steadytrain.errors import DataError, RunError, read_errors, type_words
 from steadytrain.format import OnProgress, Say, few, print_note
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
@@ -451,10 +451,8 @@ class Files:
             return place[0].image(place[1])
         if isinstance(place, bytes):
             return upright(place, shorter_side=self.shorter_side)
-        try:
+        with read_errors(place):
             data = read_patiently(place.read_bytes, str(place))
-        except OSError as error:
-            raise DataError(f"cannot read {place}: {error.strerror}") from error
         return upright(data, shorter_side=self.shorter_side)
 
     def path(self, i: int) -> Path:
