@@ -222,8 +222,10 @@ def test_the_model_of_weights_from_elsewhere_is_found_by_their_tensors(
     train(run)
     tensors, _ = checkpoints.read_weights(run.weights)
     torch.save(tensors, tmp_path / "bare.pth")
-    found = restore(tmp_path / "bare.pth")
+    lines: list[str] = []
+    found = restore(tmp_path / "bare.pth", say=lines.append)
     assert found.name == "digits" and "has the tensors of digits" in found.notes[0]
+    assert len(lines) == 1 and "looking for a network with such tensors" in lines[0]
     assert len(restore(tmp_path / "bare.pth", model="digits").classes) == 10
 
 

@@ -456,7 +456,8 @@ def restore_weights(
     if is_exported(place) and engine_for(place).read_metadata is not None:
         note(f"{place} is code, which runs as it is opened: use only files that you trust (.onnx is data alone)")
     side = int(size) if size is not None and size.isdecimal() else None
-    trained = restore(place, which=weights, model=model, device=device, numbers=numbers, classes=classes, size=side)
+    options: dict[str, Any] = {"numbers": numbers, "classes": classes, "size": side, "say": note}
+    trained = restore(place, which=weights, model=model, device=device, **options)
     for line in trained.notes:
         note(line)
     return trained

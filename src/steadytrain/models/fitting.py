@@ -46,7 +46,10 @@ def find_model(path: Path, say: Callable[[str], None] = lambda message: None) ->
     longest_first = sorted(mentioned, key=lambda name: -len(name.rpartition("/")[2]))
     if name := next(_fitting(longest_first, file.tensors), None):
         return name
-    say(f"{path} does not say which model's weights it holds: looking for a network with such tensors")
+    say(
+        f"{path} does not say which model's weights it holds: looking for a network with such tensors, which takes some"
+        " ten seconds (--model NAME spares it)"
+    )
     near = [name for family in _near_families(families, file.tensors) for name in family]
     fits = list(_fitting([*BUILT_IN, *near], file.tensors))
     ours_or_timms = [name for name in fits if not name.startswith("torchvision/")]

@@ -22,7 +22,7 @@ from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
 from steadytrain.errors import DataError, ModelError, RecipeError, RunError
 from steadytrain.files import read_text
-from steadytrain.format import epoch, few, score_name
+from steadytrain.format import Say, epoch, few, score_name
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
 from steadytrain.interop.mxnet.files import PREFIX, require_content
 from steadytrain.machine import facts
@@ -105,6 +105,7 @@ def restore(
     numbers: str | None = None,
     classes: str | Path | Sequence[str] | None = None,
     size: int | None = None,
+    say: Say = lambda message: None,
 ) -> Trained:
     """Load trained weights into their model.
 
@@ -126,6 +127,7 @@ def restore(
         classes: names of the outputs, in their order; or a file of them: a card (``.json``), or a text with a class on
             each line. None: those in the weights file, else ImageNet's if it has a classifier of as many outputs.
         size: of an MXNet checkpoint whose arrays fit no usual size of images: their side, in pixels.
+        say: takes a line before the networks are tried that weights without a name may be of, which takes seconds.
 
     Raises:
         RunError: no run, or no weights in it yet.
@@ -157,7 +159,7 @@ def restore(
         require_content(path)
     tensors, about = checkpoints.read_weights(path) if path.suffix == ".safetensors" else ({}, {})
     if "model" not in about:
-        return _restore_foreign(path, model, _policy(numbers, choose_device(device)), names)
+        return _restore_foreign(path, model, _policy(numbers, choose_device(device)), names, say)
     try:
         spec = recipes.Model(about["model"]["name"], options=about["model"]["options"])
         input, stored = build_typed(Input, about["input"]), tuple(str(name) for name in about["classes"])
@@ -377,11 +379,11 @@ def weights_file(place: Path, which: Which = "best") -> Path:
     return existing[0]
 
 
-def _restore_foreign(path: Path, model: str | None, policy: Policy, names: tuple[str, ...] | None) -> Trained:
+def _restore_foreign(path: Path, model: str | None, policy: Policy, names: tuple[str, ...] | None, say: Say) -> Trained:
     """Load a file that does not say what model it is of."""
     remarks = list[str]()
     if model is None:
-        model = models.find_model(path)
+        model = models.find_model(path, say)
         remarks.append(f"{path} has the tensors of {model}, and is taken for it (--model NAME names another)")
     spec = recipes.Model(model, weights=str(path))
     outputs = models.num_outputs(spec, allow_import=True)
