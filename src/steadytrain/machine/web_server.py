@@ -109,8 +109,7 @@ class _Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(0)  # writing is paused until the system has taken all that was written
         self._protocol.connection_made(transport)
         self._clients.num_open += 1
-        self._wait()
-        self.data_received(self.head)
+        self.data_received(self.head)  # its request begins at once
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes on; the head of a request has to be complete in time."""
