@@ -389,6 +389,8 @@ odd_lines = [
     *(b'\xef\xbb\xbf{"v":1,"kind":"Noticed","message":"a"}', b'  {"kind":"Noticed","message":"a"}\r'),
     *(b'{"v":1,"kind":"Noticed","time":1.0,"attempt":1,"rank":0,"message":"a","step":0} x', b"[" * 9000, b"{" * 9000),
     b'{"kind":"Noticed","v":2,"time":1.0,"attempt":1,"rank":0,"message":"a","step":0,"more":[1]}',
+    b'{"v":1,"kind":"Started","digest":"a","step":0,"steps":1,"steps_per_epoch":1,"batch_size":1,"data":'
+    + b"[" * 99_999,
 ]
 lines_of_a_log = st.one_of(
     st.sampled_from(kept_lines),

@@ -239,7 +239,7 @@ class LogReader:
                     self._restart()
                 file.seek(self.offset)
                 torn, is_too_long = b"", False
-                while data := file.read(_CHUNK_BYTES):
+                while data := file.read(max(_CHUNK_BYTES, len(torn))):
                     if is_too_long:  # its rest is passed over
                         rest, newline, data = data.partition(b"\n")
                         self.offset += len(rest) + len(newline)
@@ -279,7 +279,7 @@ def _parse(lines: bytes) -> list[Event]:
         events: list[Event] = _decoder.decode_lines(lines)
         if all(event.is_sound for event in events if type(event) is Started):
             return events
-    except ValueError:  # a line of another version, a number that is not finite, a damaged byte
+    except (ValueError, RecursionError):  # of another version, a number that is not finite, damaged, too deep
         pass
     return [from_json(line) or Unreadable() for line in lines.split(b"\n") if line.strip()]
 

@@ -141,7 +141,7 @@ def stage_shares(before: FeedStats | None, after: FeedStats) -> Stages:
 
 
 def _add_scaled(stages: Sequence[float], more: Sequence[float], factor: float) -> Stages:
-    return tuple(a + factor * b for a, b in zip(stages, more, strict=True))
+    return tuple([a + factor * b for a, b in zip(stages, more, strict=True)])
 
 
 @dataclass

@@ -53,7 +53,6 @@ class LogHistory:
 
     Attributes:
         history: of all ranks whose events are in this log.
-        restarts: how often it was begun anew, because the log was replaced.
     """
 
     def __init__(self, run: Run, rank: int = 0) -> None:
@@ -61,7 +60,6 @@ class LogHistory:
         self._reader = LogReader(run.log_path(rank))
         self._stored = 0  # bytes of the log that the stored history goes to
         self.history = RunHistory(run.recipe)
-        self.restarts = 0
 
     def read(self) -> RunHistory:
         """Read the new events; return the history."""
@@ -92,7 +90,6 @@ class LogHistory:
 
     def _restart(self) -> None:
         self.history = RunHistory(self._run.recipe)
-        self.restarts += 1
         self._stored = 0
 
     def _restore(self) -> bool:

@@ -76,15 +76,17 @@ def points_of(
 
     match event:
         case Logged():
-            overall = images / seconds if seconds > 0 else None
+            begins, overall = (seconds, event.epoch, event.step), images / seconds if seconds > 0 else None
+            top1 = None if is_multi_label else _finite(event.top1)
             return [
-                _point(seconds, "train", event.epoch, event.step, event.loss, None if is_multi_label else event.top1),
-                _point(seconds, "rate", event.epoch, event.step, event.images_per_second, overall),
+                ChartPoint("train", (*begins, _finite(event.loss), top1)),
+                ChartPoint("rate", (*begins, _finite(event.images_per_second), overall)),
             ]
         case Evaluated():
             interval = wilson(event.top1, event.n)
             low, high = (None, None) if event.mean_ap is not None else (interval.low, interval.high)
-            return [_point(seconds, "val", event.epoch, event.step, event.loss, event.score, low, high)]
+            values = map(_finite, (event.loss, event.score, low, high))
+            return [ChartPoint("val", (seconds, event.epoch, event.step, *values))]
         case FeedStats():  # its figures are sums since the feed was made
             before = feed_before
             if before is not None and (before.attempt != event.attempt or before.asked > event.asked):
@@ -94,16 +96,16 @@ def points_of(
                 return []
             ready = (event.ready * event.asked - (before.ready * before.asked if before else 0.0)) / requests
             starved = (event.starved - (before.starved if before else 0)) / requests
-            return [_point(seconds, "feed", max(0.0, ready), event.depth, min(1.0, max(0.0, starved)))]
+            return [ChartPoint("feed", (seconds, max(0.0, ready), event.depth, min(1.0, max(0.0, starved))))]
         case MachineStats():
-            return [_point(seconds, "machine", *(read(event) for read in MACHINE.values()))]
+            return [ChartPoint("machine", (seconds, *[read(event) for read in MACHINE.values()]))]
         case DeviceStats():
-            return [_point(seconds, f"device-{event.index}", *(read(event) for read in DEVICE.values()))]
+            return [ChartPoint(f"device-{event.index}", (seconds, *[read(event) for read in DEVICE.values()]))]
     return []
 
 
-def _point(seconds: float, series: str, *values: float | None) -> ChartPoint:
-    return ChartPoint(series, (seconds, *[v if v is None or math.isfinite(v) else None for v in values]))
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:
