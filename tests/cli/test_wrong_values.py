@@ -112,7 +112,7 @@ def test_a_place_that_cannot_be_written_to_is_a_users_mistake(files: Path, comma
     outcome = run_one(words[0], words[-2], place, words[1:], files)
     assert outcome.code == 2 and not outcome.left, outcome
     assert place[:40] in outcome.message, outcome.message
-    assert re.search("(choose|name) another|is an address", outcome.message), outcome.message
+    assert re.search("(choose|name) another|is no path|is an address", outcome.message), outcome.message
 
 
 @pytest.mark.parametrize(

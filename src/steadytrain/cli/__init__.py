@@ -235,6 +235,9 @@ def _code_of(words: Sequence[str]) -> int:
             raise
         return _fail(_no_memory(error), 1)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            name = str(error.filename)
+            return _fail(f"{name[:60]}... is no path: of {len(name):,} characters no name of a file may be", 2)
         if problem := _system_words(error):
             return _fail(problem, 1)
         if error.errno in WRONG_PLACES and error.filename:
