@@ -61,11 +61,13 @@ def ours(work: Work, folder: Path, *words: str, slowed: bool = False) -> Told:
     pushes = sum(event.pushes for event in events)
     if not pushes:  # both ranks give and get all gradients
         return replace(taken, exchanged_bytes=8.0 * taken.parameters * WORKERS)
-    both = ("pushed_bytes", "pulled_bytes")
     mean = sum(event.staleness * event.pushes for event in events) / pushes
     return replace(
         taken,
-        exchanged_bytes=sum(server[name] for event in events for server in event.servers for name in both) / pushes,
+        exchanged_bytes=sum(
+            server["pushed_bytes"] + server["pulled_bytes"] for event in events for server in event.servers
+        )
+        / pushes,
         staleness=(mean, max(event.staleness_max for event in events)),
     )
 

@@ -225,7 +225,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _last(run: Path) -> tuple[float, float]:
-    evaluated = [event for event in Run.open(run).events(only=(Evaluated,)) if isinstance(event, Evaluated)][-1]
+    evaluated = [event for event in Run.open(run).events() if isinstance(event, Evaluated)][-1]
     return evaluated.loss, evaluated.top1
 
 
