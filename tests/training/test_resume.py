@@ -24,8 +24,8 @@ from steadytrain.events import (
     Saved,
     Started,
     Step,
-    from_json,
 )
+from steadytrain.events import log as event_log
 from steadytrain.monitor import diagnose
 from steadytrain.reports import summarise
 from steadytrain.run import Run
@@ -260,18 +260,19 @@ def test_a_resumed_run_reads_its_log_once_before_its_first_step(
     run = Run.create(tmp_path / "run", recipe)
     _stop_after(run, 7)
     num_lines = len(run.log_path().read_bytes().splitlines())
-    parsed: list[str] = []
+    parsed: list[bytes] = []
+    parse = event_log._parse
 
-    def count(line: str) -> Event | None:
-        parsed.append(line)
-        return from_json(line)
+    def count(lines: bytes) -> list[Event]:
+        parsed.extend(lines.splitlines())
+        return parse(lines)
 
-    monkeypatch.setattr("steadytrain.events.log._quick", count)
+    monkeypatch.setattr(event_log, "_parse", count)
     again = Run.create(run.directory, recipe)
     assert again.finished() is None and again.progress().started is not None
     first = next(event for event in steps(again) if isinstance(event, Step))
     assert first.step == 8
-    before_step = [line for line in parsed if '"attempt":1' in line]
+    before_step = [line for line in parsed if b'"attempt":1' in line]
     assert 0 < len(before_step) <= num_lines
 
 

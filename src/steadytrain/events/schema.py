@@ -223,7 +223,7 @@ class Started(Event, frozen=True, kw_only=True):
     steps: Whole
     steps_per_epoch: Annotated[float, Meta(ge=0, lt=MOST)]
     batch_size: Positive
-    growth: Sequence[tuple[Whole, Whole, Positive]] = ()
+    growth: Sequence[tuple[Whole, Whole, Positive]] = []
     data: Mapping[str, Any] = {}
     model: Mapping[str, Any] = {}
     machine: Mapping[str, Any] = {}
@@ -514,7 +514,7 @@ class Accounted(Event, frozen=True, kw_only=True):
     update_cpu_seconds: Finite | None = None
     exchange_seconds: Finite | None = None
     warmup_images: Whole | None = None
-    launching_measured: Sequence[str] = ()
+    launching_measured: Sequence[str] = []
     compute_threads: Whole | None = None
 
 

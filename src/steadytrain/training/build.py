@@ -165,7 +165,7 @@ def started(
         steps=timeline.steps,
         steps_per_epoch=timeline.steps_per_epoch,
         batch_size=recipe.batch_size,
-        growth=timeline.batches.stages[1:],
+        growth=list(timeline.batches.stages[1:]),
         data=data.about(),
         model={
             "name": built.name,
