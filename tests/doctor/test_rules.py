@@ -603,7 +603,7 @@ def test_of_two_as_severe_the_gpu_comes_first() -> None:
 
 
 def test_every_rule_is_on_the_page() -> None:
-    names = set(re.findall(r'Finding\(\s*f?"([a-z-]+)', Path(rule_module.__file__).read_text()))
+    names = set(re.findall(r'\b(?:bad|warn|note)\(\s*f?"([a-z-]+)', Path(rule_module.__file__).read_text()))
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
     rows = [line.partition(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
     words = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}

@@ -140,6 +140,7 @@ def _our_defaults(program: str, words: list[str], *, small: bool) -> list[str]:
             "optim.factor": recipe.optim.schedule != "mxnet/multi-factor",
             "optim.power": recipe.optim.schedule != "mxnet/poly",
             "optim.options": True,
+            "data.zip_names": True,  # how names are read, where data are a zip
             **dict.fromkeys(
                 ("data.val", "data.holdout"), recipe.data.val is not None or {"--data_dir", "--data-dir"} & {*words}
             ),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from steadytrain.events import FeedStats, MachineStats, ProbeProgress, ThreadStats
 from steadytrain.monitor.evidence import Evidence
@@ -24,8 +23,8 @@ FROM_DISK = 0.3  # images are read from a disk where at least this part of their
 # Of the cores: what an update's threads use of them alone, since they wait for each other after each operation.
 FULL = 0.87
 STAGES = ("read", "decode", "augment", "batch")
-PROBE_FEED = ("images", "bytes", "threads", "asked", "starved", *(f"{stage}_seconds" for stage in STAGES))
-PROBE_FEED += ("blocked_seconds", "cpu_seconds")
+PROBE_COUNTS = ("images", "bytes", "threads", "asked", "starved")
+PROBE_SECONDS = (*(f"{stage}_seconds" for stage in STAGES), "blocked_seconds", "cpu_seconds")
 
 NEAR = 6  # updates before or after the first batch of an epoch in which its lateness shows: batches are made some ahead
 LEAST_UPDATES = 8 * NEAR  # of an epoch in which something can be said to be near its beginning
@@ -318,9 +317,9 @@ def probe_pace(evidence: Evidence) -> Pace | None:
     step, waiting = evidence.recipe.batch_size / probe.images_per_second, min(1.0, probe.wait_seconds / probe.seconds)
     at = threads.loop.get("probe") if threads is not None else None
     queued = min(1.0, at.get("queued", 0.0) / at["seconds"]) if at and at["seconds"] > 0 else None
-    feed: Any = {name: probe.feed.get(name) or 0 for name in PROBE_FEED}
-    pace = _pace(evidence, loop, step, waiting)
-    return replace(pace, feed=FeedStats(step=0, **feed), queued=queued, work="features")
+    counts = {name: int(probe.feed.get(name) or 0) for name in PROBE_COUNTS}
+    feed = FeedStats(step=0, **counts, **{name: probe.feed.get(name) or 0.0 for name in PROBE_SECONDS})
+    return replace(_pace(evidence, loop, step, waiting), feed=feed, queued=queued, work="features")
 
 
 def gap_share(evidence: Evidence) -> float:
