@@ -311,12 +311,10 @@ def engine(
         from steadytrain.distributed.sharding import ShardedEngine  # it loads a great part of torch
 
         return ShardedEngine(device, group, synchronize_norms=norms)
-    threshold = parallel.threshold * group.world.size / recipe.batch_size  # what is exchanged is a mean
     return Engine(
         device,
         group,
         compress=parallel.compress,
-        threshold=threshold,
         power_rank=parallel.power_rank,
         power_from=update_of(parallel.power_from),
         synchronize_norms=norms,
@@ -342,7 +340,6 @@ def _async_engine(recipe: Recipe, device: torch.device, cluster: Cluster, num_tr
         whole=sees != "element",
         keeps_gradients=sees == "element",
         compress=parallel.compress,
-        threshold=parallel.threshold / recipe.batch_size,  # what is pushed is a mean
     )
 
 
