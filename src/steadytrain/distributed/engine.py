@@ -57,6 +57,7 @@ class Engine:
             over yet: from then on nothing hides it. May be None.
         should_stop: asked while this rank waits for something to do.
         loads_ahead: whether the next batch is known before an update is made.
+        on_numbered: called with the number of an update, from 0, where that is known only as it is made: sets its rate.
         finds_unused: whether each update looks for parameters that it brings no gradient, on all ranks alike.
     """
 
@@ -75,6 +76,7 @@ class Engine:
         self.world = World() if group is None else group.world
         self.on_exposed: Callable[[], None] | None = None
         self.should_stop: Callable[[], bool] = lambda: False
+        self.on_numbered: Callable[[int], None] = lambda update: None
         self.loads_ahead = True
         self.finds_unused = False
         self._group = group
@@ -253,6 +255,11 @@ class Engine:
     def keeps_ranks_equal(self) -> bool:
         """Return whether all ranks have the same weights and the same state of the optimizer after every update."""
         return True
+
+    @property
+    def joined_step(self) -> int | None:
+        """Return how many updates others have made of a run that this process joins; None: it begins or resumes it."""
+        return None
 
     @property
     def takes_part(self) -> bool:

@@ -137,9 +137,6 @@ class AsyncEngine(Engine):
         whole: the optimizer wants whole tensors: none is cut between servers.
         keeps_gradients: the optimizer leaves gradients as they are.
         compress: how pushes are compressed: see :mod:`.compression`.
-
-    Attributes:
-        on_numbered: called with the number of an update, from 0, before it is pushed: sets the rate.
     """
 
     def __init__(
@@ -158,7 +155,6 @@ class AsyncEngine(Engine):
         super().__init__(device, compress=compress)
         self.world = World(rank=cluster.rank, size=1)  # nobody waits for another
         self.loads_ahead = False
-        self.on_numbered: Callable[[int], None] = lambda update: None
         self.wish: str | None = None
         self.decision: str | None = None
         self.is_synchronous = staleness == 0
@@ -206,6 +202,10 @@ class AsyncEngine(Engine):
             self._cluster.call_all(ParameterServer.pull, self._cluster.rank)
         )  # and again when it begins to compute
         return module
+
+    @property
+    def joined_step(self) -> int | None:
+        return self._cluster.progress["step"] if self._cluster.progress else None
 
     @property
     def step(self) -> int:
