@@ -14,7 +14,7 @@ from torch.futures import Future
 
 CompressionName = Literal["none", "fp16", "bf16", "powersgd"]
 
-HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+HALVES: dict[CompressionName, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """The number formats of 16 bits, by the names of their compressions."""
 
 
