@@ -1,7 +1,7 @@
 """Seconds to exchange compressed gradients over slow links: two ranks in network namespaces, joined by a shaped cable.
 
 For each rate of the cable: seconds of an exchange of all gradients of a model, as ``steady bandwidth`` measures it, in
-32 bits, as fp16, bf16 and 2bit, and how many times faster than in 32 bits.
+32 bits, as fp16 and bf16, and how many times faster than in 32 bits.
 
 Needs root on Linux (``ip`` and ``tc`` of iproute2). Nothing but the two namespaces of its own is touched.
 
@@ -47,7 +47,7 @@ def main() -> None:
 def row(gloo: dict[str, Any]) -> dict[str, Any]:
     """Return seconds of an exchange of all gradients, each way, and how many times faster than plain buckets."""
     seconds = {way["way"]: round(way["seconds"], 5) for way in gloo["ways"]}
-    faster = {way: round(seconds["buckets"] / seconds[way], 2) for way in ("fp16", "bf16", "2bit")}
+    faster = {way: round(seconds["buckets"] / seconds[way], 2) for way in ("fp16", "bf16")}
     return {"latency_seconds": round(gloo["latency_seconds"], 6), "seconds": seconds, "times_faster": faster}
 
 

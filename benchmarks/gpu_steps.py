@@ -888,7 +888,6 @@ def ranks(job: Job) -> dict[str, Any]:
     ways: dict[str, dict[str, Any]] = {
         "ddp": {},
         "fp16 hook": {"parallel.compress": "fp16"},
-        "2bit": {"parallel.compress": "2bit"},
         "powersgd": {"parallel.compress": "powersgd"},
         "fsdp": {"parallel.shard": True},
         "synchronous": {"model.batch_norm": "synchronous"},

@@ -41,13 +41,11 @@ from steadytrain.run import Run
 CONTENDERS = {
     "ddp": (),
     "ddp, fp16": ("--set", "parallel.compress=fp16"),
-    "ddp, 2bit": ("--set", "parallel.compress=2bit"),
     "ddp, powersgd of rank 2": ("--set", "parallel.compress=powersgd"),
     "local, every 32 updates": ("--engine", "local", "--sync-every", "32"),
     "post-local": ("--engine", "local", "--sync-every", "32", "--local-from", "1"),
     "diloco": ("--engine", "local", "--sync-every", "32", "--set", "parallel.outer=diloco"),
     "async, 1 server": ("--engine", "async"),
-    "async, 2bit": ("--engine", "async", "--set", "parallel.compress=2bit"),
 }
 """Flags by name; those that ``steady bandwidth`` knows have its names."""
 BATCH, IMAGES, CORES = 128, 50_000, (0, 1)

@@ -104,8 +104,7 @@ ELSEWHERE: dict[str, object] = {
     "parallel.deterministic": True,
     "parallel.graph": True,
     "parallel.recompute": True,
-    "parallel.compress": "2bit",
-    "parallel.threshold": 0.01,
+    "parallel.compress": "bf16",
     "parallel.power_rank": 4,
     "parallel.power_from": 1.0,
     "parallel.engine": "local",
@@ -347,9 +346,13 @@ def test_a_budget_that_no_machine_can_spend_is_refused() -> None:
         Budget(epochs=1e30)
 
 
-def test_two_bits_and_a_loss_scale_exclude_each_other() -> None:
-    with pytest.raises(RecipeError, match="exclude each other"):
-        BASE.with_({"parallel.compress": "2bit", "precision.name": "fp16"})
+def test_two_bits_are_refused_by_name_and_their_threshold_is_read_where_it_meant_nothing() -> None:
+    with pytest.raises(RecipeError, match=r"parallel\.compress=2bit was removed: take bf16 .* or powersgd"):
+        BASE.with_({"parallel.compress": "2bit"})
+    with pytest.raises(RecipeError, match=r"parallel\.threshold was removed with .*: leave it out"):
+        BASE.with_({"parallel.threshold": 0.25})
+    values = BASE.to_dict()
+    assert Recipe.from_dict({**values, "parallel": {**values["parallel"], "threshold": 0.25}}) == BASE
 
 
 def test_what_cannot_be_compiled_is_refused() -> None:

@@ -89,7 +89,7 @@ def test_every_flag_of_each_tool_is_taken_or_answered_in_one_line() -> None:
         ("--recovery-interval 0", {"every.save_steps": None}),
         ("--data.batch_size 64 --model.lr 0.01", {"batch_size": 64, "optim.lr": 0.01}),
         ("--val-split 0.2", {"data.holdout": 0.2}),
-        ("--gc-type 2bit --gc-threshold 0.25", {"parallel.compress": "2bit", "parallel.threshold": 0.25}),
+        ("--gc-type 2bit --gc-threshold 0.25", {"parallel.compress": "bf16"}),
         ("--pin-mem --no-prefetcher --epochs 3", {"budget.epochs": 3}),
         ("--num_train_epochs 3 --max_grad_norm 1 --no_cuda", {"budget.epochs": 3, "optim.clip_norm": 1}),
         ("--label_smoothing_factor 0.2 --lr_scheduler_type linear", {"optim.label_smoothing": 0.2}),

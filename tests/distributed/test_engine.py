@@ -308,7 +308,7 @@ class _Partial(nn.Module):
 
 
 def _update_in_part(compress: CompressionName, group: Group) -> Tensors:
-    engine = Engine(CPU, group, compress=compress, threshold=1e-3)
+    engine = Engine(CPU, group, compress=compress)
     engine.finds_unused = True
     module = _Partial(skips=group.world.rank == 1)
     call = engine.prepare(module)
@@ -320,7 +320,7 @@ def _update_in_part(compress: CompressionName, group: Group) -> Tensors:
     return {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
 
 
-@pytest.mark.parametrize("compress", ["none", "fp16", "2bit", "powersgd"])
+@pytest.mark.parametrize("compress", ["none", "fp16", "powersgd"])
 def test_ranks_agree_on_parts_that_some_of_them_leave_out(compress: CompressionName) -> None:
     first, second = as_group(partial(_update_in_part, compress), 2)
     assert first.keys() == second.keys() == {"first.weight", "first.bias", "block.weight", "block.bias"}

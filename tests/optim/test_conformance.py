@@ -255,9 +255,9 @@ def _updated(engine: Engine, name: str, indices: Sequence[int], parts: int = 2) 
 
 def _by_ranks(group: Group) -> dict[str, Any]:
     document: dict[str, Any] = {}
-    for compress in ("none", "fp16", "bf16", "2bit", "powersgd"):
+    for compress in ("none", "fp16", "bf16", "powersgd"):
         for name in NAMES:
-            engine = Engine(CPU, group, compress=compress, threshold=0.05)
+            engine = Engine(CPU, group, compress=compress)
             document[f"{compress} {name}"] = _updated(engine, name, [group.world.rank])
     return document
 

@@ -65,7 +65,6 @@ RUNS: dict[str, Old] = {
     "local": Old("interrupted", ranks=2),
     "diloco": Old("interrupted", ranks=2),
     "powersgd": Old("interrupted", ranks=2),
-    "two-bit": Old("interrupted", ranks=2),
     "async": Old("interrupted", ranks=2),
 }
 """By the folders' names."""
@@ -104,6 +103,9 @@ USES = [
     Use("export done.onnx -o new.onnx", 2, "export the run or the weights that it is of"),
     Use("export done -o new.safetensors --json", says='"is_kept": true'),
     Use("export ddp -o new.onnx --json", says='"is_kept": true'),
+    Use("resume two-bit", 2, "parallel.compress=2bit was removed: take bf16"),
+    Use("report two-bit", 2, "parallel.compress=2bit was removed: take bf16"),
+    Use("evaluate two-bit/best.safetensors marks.rec --json", says='"n": 60'),
     Use("replay nan", says="first not finite"),
     Use("cost killed", says="in 1 attempt"),
     Use("watch local --seconds 0", says="step 13 of 25"),

@@ -42,7 +42,7 @@ ERRORS: dict[str, Sequence[str]] = {
     "key without its part": ["train", "marks.rec", *QUICK, "--set", "lr=0.1"],
     "no value": ["train", "marks.rec", *QUICK, "--set", "optim.lr"],
     "unequal parts": ["train", "marks.rec", *QUICK, "--set", "optim.accumulate=3"],
-    "conflict": ["train", "marks.rec", *QUICK, "--precision", "fp16", "--set", "parallel.compress=2bit"],
+    "conflict": ["train", "marks.rec", *QUICK, "--precision", "fp16", "--set", "parallel.compress=powersgd"],
     "unknown model": ["train", "marks.rec", *QUICK, "--model", "resnet2O"],
     "no device": ["train", "marks.rec", *QUICK, "--device", "tpu"],
     "missing weights": ["finetune", "marks.rec", *QUICK, "--weights", "none.pth"],

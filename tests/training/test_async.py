@@ -382,24 +382,6 @@ def test_a_killed_server_is_recovered_from_the_last_checkpoint(digits: Path, cou
 
 
 @pytest.mark.slow
-def test_what_2bit_has_not_sent_yet_is_in_the_checkpoint(digits: Path, counted: Counted) -> None:
-    """What was sent and what is left are together all gradients, over a stop as well."""
-    words = [*ASYNC, *EXACT, "--servers", "2", "--epochs", "100"]
-    words += ["--set", "parallel.compress=2bit", "--set", "parallel.threshold=128"]  # 4 in the unit of a mean
-    child = start(digits, counted.run, *words, **counted.variables)
-    wait_for_step(child, counted.run, 105)
-    child.send_signal(signal.SIGTERM)
-    output, _ = child.communicate(timeout=120)
-    assert child.returncode == 75, output
-    left = checkpoints.load(checkpoints.saved(counted.run / "checkpoints")[-1])["engine"]["async"]["residual"]
-    assert left.abs().max() > 2, "more than one image's"
-    trained(digits, counted.run, *words, **counted.variables)
-    left = checkpoints.load(checkpoints.saved(counted.run / "checkpoints")[-1])["engine"]["async"]["residual"]
-    due = counted.applied() - left
-    assert (due % 100 == 0).all() and int(due.sum()) == 100 * 320
-
-
-@pytest.mark.slow
 def test_a_slowed_server_is_named_by_the_verdict(
     digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

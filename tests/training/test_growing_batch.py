@@ -137,7 +137,6 @@ def test_a_schedule_follows_the_epochs_and_the_rate_is_not_scaled(growing: Recip
         ({"optim.grow_batch": ["1@3"]}, "TIMES@EPOCH"),
         ({"optim.grow_batch": ["2@30", "2@20"]}, "rising epochs"),
         ({"optim.grow_batch": ["2@0.5", "4@0.6"], "batch_size": 2**18}, "up to 1048576"),
-        ({"optim.grow_batch": ["2@1"], "parallel.compress": "2bit"}, "threshold"),
         ({"optim.grow_batch": ["2@1"], "parallel.graph": True}, "one size of batch"),
         ({"optim.grow_batch": ["2@1"], "optim.schedule": "mxnet/cosine"}, "counts updates"),
     ],

@@ -29,7 +29,6 @@ _WAYS = {
     "buckets": "bucket{} at once",
     "fp16": "bucket{} as fp16",
     "bf16": "bucket{} as bf16",
-    "2bit": "bucket{} as 2bit",
 }
 
 
@@ -50,7 +49,7 @@ def bandwidth(
     between the ranks of that launch.
 
     The tensors are exchanged one after another, then in buckets of 25 MB that are sent at the same time, as in
-    training. The buckets are also sent as fp16, bf16 and 2bit. GB/s per rank is MXNet's figure: 2 (n - 1) / n of
+    training. The buckets are also sent as fp16 and bf16. GB/s per rank is MXNet's figure: 2 (n - 1) / n of
     the gradients' bytes, for n ranks, over the time. Push+pull is twice their bytes over the time. Compressed
     gradients count with their 32-bit size. The error is relative to a sum that is computed without an exchange.
 

@@ -52,7 +52,7 @@ from steadytrain.machine.process import (
 from steadytrain.run import REPEAT, Run
 
 if TYPE_CHECKING:
-    from steadytrain.distributed.asynchronous.cluster import Cluster
+    from steadytrain.distributed.peers import Peers
     from steadytrain.training import Group
     from steadytrain.training.data import OpenedData
     from steadytrain.training.finetuning.plan import FinetunePlan
@@ -310,7 +310,9 @@ def _train_with_servers(
             ranks = world.size if staleness == 0 else 1
             with open_draft(data, options, finetune=finetune, ranks=ranks) as draft:
                 runs = _create_runs(draft.folder, draft.recipe, options)
-                return _train_all(runs, options, cluster=cluster, opened=draft.opened, until=until)
+                code = _train_all(runs, options, cluster, opened=draft.opened, until=until)
+            cluster.leave()
+            return code
     if address is None and in_file is not None:
         note(
             f"not connected to Ray at {in_file}: a file names it (parallel.ray_address), and this command does not; to"
@@ -377,15 +379,14 @@ def _create_runs(folder: Path, recipe: Recipe, options: TrainingOptions) -> tupl
 def _train_all(
     runs: Sequence[Run],
     options: TrainingOptions,
-    group: Group | None = None,
-    cluster: Cluster | None = None,
+    group: Peers | None = None,
     *,
     opened: OpenedData | None,
     until: float | None,
 ) -> int:
     """Train runs one after another until one does not finish; print their results; return the exit code."""
     code, trained = 0, list[Run]()
-    world = cluster.world if cluster is not None else World() if group is None else group.world
+    world = World() if group is None else group.world
     with ExitStack() as stack:
         for run in runs if world.is_first else ():
             stack.enter_context(run.gone_if_refused())
@@ -397,7 +398,6 @@ def _train_all(
                 run,
                 probe=options.probe,
                 group=group,
-                cluster=cluster,
                 opened=opened,
                 began=began,
                 until=until,
@@ -740,8 +740,7 @@ def _train_visibly(
     run: Run,
     *,
     probe: bool = False,
-    group: Group | None = None,
-    cluster: Cluster | None = None,
+    group: Peers | None = None,
     opened: OpenedData | None = None,
     began: float | None,
     until: float | None = None,
@@ -755,8 +754,7 @@ def _train_visibly(
     Args:
         run: the run to train.
         probe: measure the ceilings first.
-        group: the ranks that train it.
-        cluster: the servers that hold its weights.
+        group: the processes that train it.
         opened: the data, if they are open.
         began: as of :func:`steadytrain.training.steps`.
         until: save and end with 75 after the evaluation at this epoch, unless the run ends with it.
@@ -768,11 +766,10 @@ def _train_visibly(
 
     progress = run.progress()
     is_finished, is_first = progress.finished is not None, group is None or group.world.is_first
-    is_first = is_first and (cluster is None or cluster.world.is_first)
     evaluated = progress.evaluated
     is_evaluated = until is not None and evaluated is not None and evaluated.epoch >= until - 1e-9
     if group is not None:
-        is_finished, is_evaluated = group.all_gather_json([is_finished, is_evaluated])[0]
+        is_finished, is_evaluated = group.first_value([is_finished, is_evaluated])
     if is_finished or is_evaluated:
         if is_first and is_finished:
             remove_left(run.directory)
@@ -794,7 +791,6 @@ def _train_visibly(
             began=began,
             probe=probe,
             group=group,
-            cluster=cluster,
             opened=opened,
             explains=True,
             say=note,

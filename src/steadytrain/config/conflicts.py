@@ -32,9 +32,6 @@ def _of_exchange(
     compressed, numbers = f"parallel.compress={compress!r}", f"precision.name={precision.name!r}"
     compiled = f"precision.compile={precision.compile!r}"
     records_graphs = parallel.graph or precision.records_graphs
-    if compress == "2bit" and precision.name == "fp16":
-        why = "the loss scale changes what a threshold means; use bf16, or compress=fp16"
-        yield compressed, numbers, why
     if compress == "powersgd" and precision.name == "fp16":
         yield compressed, numbers, "the loss scale changes what errors mean; use bf16, or compress=fp16"
     if compress == "powersgd" and records_graphs:
@@ -60,8 +57,6 @@ def _of_exchange(
         if records_graphs:
             graph = "parallel.graph=True" if parallel.graph else compiled
             yield grown, graph, f"{why}; leave one of them out"
-        if compress == "2bit":
-            yield grown, compressed, "its threshold is that of one size of batch; use compress=fp16"
 
 
 def _of_samples(data: Data, model: Model, optim: Optim, budget: Budget) -> Iterator[Conflict]:
@@ -102,7 +97,7 @@ def _of_phases(model: Model, precision: Precision, parallel: Parallel) -> Iterat
             yield trained, compiled, f"{why}; leave one of them out"
         if parallel.graph:
             yield trained, "parallel.graph=True", f"{why}; leave one of them out"
-        if compress in ("2bit", "powersgd"):
+        if compress == "powersgd":
             yield trained, compressed, "what is left to send of a parameter would be lost; use compress=fp16"
     if parallel.graph and precision.compile not in ("none", "default"):
         yield compiled, "parallel.graph=True", "that mode records its own graphs; use compile=default"

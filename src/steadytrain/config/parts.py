@@ -876,18 +876,11 @@ class Parallel:
         flag=Flag(SPEED, names="--recompute --grad-checkpointing"),
         example=True,
     )
-    compress: Literal["none", "fp16", "bf16", "2bit", "powersgd"] = setting(
+    compress: Literal["none", "fp16", "bf16", "powersgd"] = setting(
         "none",
-        "Format in which ranks exchange gradients (page compression): fp16 or bf16 (half the bytes of fp32), 2bit (a"
-        " sixteenth), powersgd (low-rank matrices), or none.",
+        "Format in which ranks exchange gradients (page compression): fp16 or bf16 (half the bytes of fp32), "
+        "powersgd (low-rank matrices), or none.",
         example="fp16",
-    )
-    threshold: float = setting(
-        0.5,
-        "Threshold of 2bit, above 0: what is beyond it is sent as plus or minus the threshold, and the rest waits "
-        "for later updates. In units of the summed gradient of a rank's images, as in MXNet.",
-        limit=ABOVE_0,
-        example=0.25,
     )
     power_rank: int = setting(
         2,

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from typing import Any
@@ -57,6 +57,25 @@ FIRST_KEYS = {
     "budget": "epochs steps",
 }
 """Keys, by part, that a digest has whatever they say. Any other is left out at its default: older digests stay."""
+
+_REMOVED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    (
+        "precision.blocked",
+        lambda value: value is not False,
+        "precision.blocked was removed: leave it out, and training computes with channels last",
+    ),
+    (
+        "parallel.compress",
+        lambda value: value == "2bit",
+        "parallel.compress=2bit was removed: take bf16 (half the bytes, no setting) or powersgd (fewest bytes)",
+    ),
+    (
+        "parallel.threshold",
+        lambda value: False,  # with any other compression it meant nothing
+        "parallel.threshold was removed with parallel.compress=2bit: leave it out",
+    ),
+)
+"""Keys that were removed or have lost a value: whether a value of a recipe was in use, and what to do instead."""
 
 
 @documented
@@ -192,6 +211,9 @@ class Recipe:
             RecipeError: an unknown key (with the nearest known one) or a value that cannot be.
         """
         values, all_changes = self.to_dict(), {**(changes or {}), **more}
+        for name, _, instead in _REMOVED:
+            if name in all_changes and name not in recipe_settings():
+                raise RecipeError(instead)
         for key, value in all_changes.items():
             *outer, last = key.split(".")
             table = values
@@ -237,7 +259,7 @@ class Recipe:
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Recipe:
         """Build from what :meth:`to_dict` gives, or a part of it; raises RecipeError on a wrong key or value."""
-        recipe = build(Recipe, _without_removed_keys(values), hint=_key_hint)
+        recipe = build(Recipe, _without_removed(values), hint=_key_hint)
         for name, text in leaves(recipe.to_dict()):
             if isinstance(text, str) and _NO_TEXT.search(text):
                 raise RecipeError(f"{name} is {shorten(text)}: no path, name or text here has such a character")
@@ -305,14 +327,17 @@ def _key_hint(key: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(by_last[name] for name in similar)}?" if similar else ""
 
 
-def _without_removed_keys(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Drop keys that recipes of earlier versions have. Raises RecipeError where one of them was in use."""
-    precision = values.get("precision") if isinstance(values, Mapping) else None
-    if not isinstance(precision, Mapping) or "blocked" not in precision:
-        return values
-    if precision["blocked"] is not False:
-        raise RecipeError(
-            "precision.blocked was removed: leave it out, and training computes with channels last; a run that began"
-            " with it cannot go on: start it again in another --run folder"
-        )
-    return {**values, "precision": {name: value for name, value in precision.items() if name != "blocked"}}
+def _without_removed(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Drop keys that only recipes of earlier versions have. Raises RecipeError where one of them was in use."""
+    for name, is_in_use, instead in _REMOVED:
+        part, _, key = name.partition(".")
+        table = values.get(part) if isinstance(values, Mapping) else None
+        if not isinstance(table, Mapping) or key not in table:
+            continue
+        if is_in_use(table[key]):
+            raise RecipeError(
+                f"{instead}; a run that began with it cannot go on: start it again in another --run folder"
+            )
+        if name not in recipe_settings():
+            values = {**values, part: {other: value for other, value in table.items() if other != key}}
+    return values

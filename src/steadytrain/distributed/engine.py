@@ -25,7 +25,7 @@ from torch.distributed.nn.functional import all_reduce as _all_reduce
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from steadytrain.distributed.compression import CompressionName, TwoBit, all_reduce_half
+from steadytrain.distributed.compression import HALVES, CompressionName, all_reduce_half
 from steadytrain.distributed.powersgd import PowerSgd
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
@@ -47,7 +47,6 @@ class Engine:
         device: of this rank.
         group: the ranks, which wait for each other at every update; None: this process alone.
         compress: how gradients are compressed: see :mod:`.compression`.
-        threshold: of ``2bit``, in the unit of the mean gradient of a rank's images.
         power_rank: columns of the matrices of ``powersgd``.
         power_from: updates that exchange whole gradients before ``powersgd`` begins.
         synchronize_norms: take the statistics of batch norms over all ranks: see :func:`synchronize_batch_norms`.
@@ -58,6 +57,7 @@ class Engine:
             over yet: from then on nothing hides it. May be None.
         should_stop: asked while this rank waits for something to do.
         loads_ahead: whether the next batch is known before an update is made.
+        on_numbered: called with the number of an update, from 0, where that is known only as it is made: sets its rate.
         finds_unused: whether each update looks for parameters that it brings no gradient, on all ranks alike.
     """
 
@@ -67,7 +67,6 @@ class Engine:
         group: Group | None = None,
         *,
         compress: CompressionName = "none",
-        threshold: float = 0.5,
         power_rank: int = 2,
         power_from: int = 0,
         synchronize_norms: bool = False,
@@ -77,18 +76,16 @@ class Engine:
         self.world = World() if group is None else group.world
         self.on_exposed: Callable[[], None] | None = None
         self.should_stop: Callable[[], bool] = lambda: False
+        self.on_numbered: Callable[[int], None] = lambda update: None
         self.loads_ahead = True
         self.finds_unused = False
         self._group = group
         self._compress: CompressionName = compress
-        self._threshold = threshold
         self._synchronizes_norms = synchronize_norms
         self._is_recorded, self._exchanges_at_once = recorded, False
-        self._two_bit: TwoBit | None = None
         self._power_rank, self._power_from = power_rank, power_from
         self._power: PowerSgd | None = None
         self._is_power = False
-        self._saved: Mapping[str, Tensor] = {}
         self._saved_power: Mapping[str, Any] | None = None
         self._parallel: DistributedDataParallel | None = None
         self._exchanged: dict[str, nn.Parameter] = {}
@@ -124,17 +121,12 @@ class Engine:
             gradient_as_bucket_view=True,
             find_unused_parameters=self.finds_unused,
         )
-        if self._compress == "2bit":
-            self._two_bit = TwoBit(module, threshold=self._threshold, group=self._ranks)
-            if self._saved:
-                self._two_bit.take(self._saved, rank=self.world.rank, size=self.world.size)
-            parallel.register_comm_hook(self._two_bit, lambda two_bit, bucket: two_bit.begin(bucket))
-        elif self._compress == "powersgd":
+        if self._compress == "powersgd":
             self._power = PowerSgd(module, rank=self._power_rank, group=self._ranks)
             if self._saved_power is not None:
                 self._power.take(self._saved_power, rank=self.world.rank, size=self.world.size)
         elif self._compress != "none":
-            dtype = torch.float16 if self._compress == "fp16" else torch.bfloat16
+            dtype = HALVES[self._compress]
             parallel.register_comm_hook(
                 self._ranks, lambda ranks, bucket: all_reduce_half(bucket.buffer(), dtype, ranks)
             )
@@ -265,6 +257,11 @@ class Engine:
         return True
 
     @property
+    def joined_step(self) -> int | None:
+        """Return how many updates others have made of a run that this process joins; None: it begins or resumes it."""
+        return None
+
+    @property
     def takes_part(self) -> bool:
         """Return whether this rank takes part in evaluations and checkpoints."""
         return self.world.is_first or self.world.size > 1
@@ -322,16 +319,13 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs beside weights and optimizer: what all ranks have left to send."""
-        if self._power is not None:
-            errors = {name: torch.stack(self.all_gather(left)) for name, left in self._power.errors().items()}
-            return {"powersgd": {"right": self._power.right(), "errors": errors}}
-        residuals = {} if self._two_bit is None else self._two_bit.residuals()
-        return {name: torch.stack(self.all_gather(left)) for name, left in residuals.items()}
+        if self._power is None:
+            return {}
+        errors = {name: torch.stack(self.all_gather(left)) for name, left in self._power.errors().items()}
+        return {"powersgd": {"right": self._power.right(), "errors": errors}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, on any number of ranks, before the module is prepared."""
-        # Without 2bit it is owed by nobody now; what other engines save is nested.
-        self._saved = {name: value for name, value in state.items() if isinstance(value, Tensor)}
         power = state.get("powersgd")
         self._saved_power = power if isinstance(power, Mapping) else None
 

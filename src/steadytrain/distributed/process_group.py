@@ -24,6 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from steadytrain.distributed.heartbeat import Heartbeat
+from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.world import LOOPBACK, World
 from steadytrain.errors import InputError, RankLostError, SteadyError, first_line
 
@@ -108,6 +109,17 @@ class Group:
         local = [rank for rank in ranks if rank[:2] == ranks[world.rank][:2]]
         self.sharing = sum(not set(rank[2]).isdisjoint(cores) for rank in local)
         self.local_pids: list[int] = [rank[3] for rank in local if rank[3] != os.getpid()]
+        self.joined_attempt: int | None = None  # the ranks open one together
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Number and machines of the ranks, for the events."""
+        return {"ranks": self.world.size, "hosts": self.hosts, "launcher": self.world.launcher}
+
+    def first_value(self, value: T) -> T:
+        """Return the first rank's value, which is plain."""
+        first: T = self.all_gather_json(value)[0]
+        return first
 
     def all_gather_json(self, value: Any) -> list[Any]:
         """Gather a JSON value of each rank, in the order of the ranks."""
@@ -237,6 +249,11 @@ class Group:
         if dist.is_initialized():
             with suppress(RuntimeError):  # where another rank is gone, so is what is to be closed
                 dist.destroy_process_group()
+
+
+def ranks_of(peers: Peers | None) -> Group | None:
+    """Return the group of the ranks, where the processes are ranks that wait for each other."""
+    return peers if isinstance(peers, Group) else None
 
 
 def _say_waiting(world: World) -> None:

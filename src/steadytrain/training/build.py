@@ -32,7 +32,8 @@ from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.asynchronous.engine import AsyncEngine
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.local import LocalEngine, Outer
-from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.peers import Peers
+from steadytrain.distributed.process_group import ranks_of
 from steadytrain.distributed.world import World
 from steadytrain.errors import ModelError, RecipeError
 from steadytrain.events import Started
@@ -280,18 +281,17 @@ def _require_takes_one_image(
     )
 
 
-def engine(
-    recipe: Recipe, device: torch.device, group: Group | None, cluster: Cluster | None = None, *, num_train: int = 0
-) -> Engine:
-    """Make what spreads the work of an update over ranks, if there are several, or over ``cluster``'s workers.
+def engine(recipe: Recipe, device: torch.device, peers: Peers | None, *, num_train: int = 0) -> Engine:
+    """Make what spreads the work of an update over ranks, if there are several, or over the workers of servers.
 
     ``num_train``: images, which say where ``local`` or ``powersgd`` begins; 0: it begins at once.
 
     Raises:
         RecipeError: the optimizer does not go with several servers.
     """
-    if cluster is not None:
-        return _async_engine(recipe, device, cluster, num_train)
+    if isinstance(peers, Cluster):
+        return _async_engine(recipe, device, peers, num_train)
+    group = ranks_of(peers)
     parallel, norms = recipe.parallel, recipe.model.batch_norm == "synchronous"
 
     def update_of(epoch: float) -> int:
@@ -311,12 +311,10 @@ def engine(
         from steadytrain.distributed.sharding import ShardedEngine  # it loads a great part of torch
 
         return ShardedEngine(device, group, synchronize_norms=norms)
-    threshold = parallel.threshold * group.world.size / recipe.batch_size  # what is exchanged is a mean
     return Engine(
         device,
         group,
         compress=parallel.compress,
-        threshold=threshold,
         power_rank=parallel.power_rank,
         power_from=update_of(parallel.power_from),
         synchronize_norms=norms,
@@ -342,7 +340,6 @@ def _async_engine(recipe: Recipe, device: torch.device, cluster: Cluster, num_tr
         whole=sees != "element",
         keeps_gradients=sees == "element",
         compress=parallel.compress,
-        threshold=parallel.threshold / recipe.batch_size,  # what is pushed is a mean
     )
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from steadytrain.distributed.compression import all_reduce_half, all_reduce_two_bit, pack, unpack
+from steadytrain.distributed.compression import HALVES, all_reduce_half
 from steadytrain.distributed.process_group import Group, init_group
 from steadytrain.distributed.world import World
 from steadytrain.errors import InputError
@@ -29,11 +29,10 @@ from steadytrain.tuning.scale import BUCKET, buckets, even_gradients
 
 Backend = Literal["auto", "gloo", "nccl"]
 
-WAYS = ("tensors", "buckets", "fp16", "bf16", "2bit")
+WAYS = ("tensors", "buckets", *HALVES)
 """One tensor after another; and buckets, all of them at once as in training: as they are, and compressed."""
 
 _VALUE = 4  # bytes of a float32
-_THRESHOLD = 0.5  # of gradients that are drawn with standard deviation 1
 _FEWEST, _MOST = 3, 10_000
 _SMALL_ROUNDS = 200
 _MOST_CHECKED = 10_000_000  # values drawn again, for all ranks together
@@ -64,8 +63,7 @@ def measure_links(
         ``exchanges`` of one round, which exchanges every gradient once; ``bytes`` of the gradients as float32;
         ``rounds`` that were timed; ``seconds`` of a round, the median on the slowest rank; ``bytes_per_second`` pushed
         and pulled, as MXNet counts; ``gigabytes_per_second`` of each rank; and ``error``: the sum of all absolute
-        differences from a mean made without any exchange, over that mean's own sum of absolute values. For ``2bit``
-        it is the mean of what each rank has to send.
+        differences from a mean made without any exchange, over that mean's own sum of absolute values.
 
     Raises:
         InputError: NCCL is asked for, and there are fewer GPUs than ranks; or the model has no parameters.
@@ -118,8 +116,8 @@ def measure_links(
         return document, shapes
 
 
-_Begin = Callable[[int, Tensor], Future[Tensor]]
-"""Begins to exchange the gradients of one part, in place; by its number."""
+_Begin = Callable[[Tensor], Future[Tensor]]
+"""Begins to exchange the gradients of one part, in place."""
 
 
 @dataclass(frozen=True)
@@ -141,23 +139,17 @@ def _ways(sizes: Sequence[int], network: _Network) -> Iterator[tuple[str, list[i
     """Yield each way's name, the values of its parts, and what begins to exchange one."""
     filled = buckets(even_gradients([_VALUE * size for size in sizes]), first_bytes=BUCKET)
     parts, ranks = [bucket.bytes // _VALUE for bucket in filled], network.ranks
-    residuals = [torch.zeros(n, device=network.device) for n in parts]
 
-    def mean(number: int, flat: Tensor) -> Future[Tensor]:
+    def mean(flat: Tensor) -> Future[Tensor]:
         work = dist.all_reduce(flat.div_(dist.get_world_size(ranks)), group=ranks, async_op=True)
         assert work is not None
         future: Future[Tensor] = work.get_future()
         return future
 
-    def two_bit(number: int, flat: Tensor) -> Future[Tensor]:
-        future, residuals[number] = all_reduce_two_bit(flat, residuals[number], _THRESHOLD, ranks)
-        return future
-
     yield "tensors", [size for size in sizes if size], mean
     yield "buckets", parts, mean
-    yield "fp16", parts, lambda number, flat: all_reduce_half(flat, torch.float16, ranks)
-    yield "bf16", parts, lambda number, flat: all_reduce_half(flat, torch.bfloat16, ranks)
-    yield "2bit", parts, two_bit
+    for name, dtype in HALVES.items():
+        yield name, parts, partial(all_reduce_half, dtype=dtype, group=ranks)
 
 
 def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, seconds: float) -> dict[str, Any]:
@@ -167,15 +159,15 @@ def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, s
 
     def exchange() -> None:
         begun = []
-        for number, flat in enumerate(gradients):
-            begun.append(begin(number, flat))
+        for flat in gradients:
+            begun.append(begin(flat))
             if way == "tensors":
                 begun[-1].wait()
         for future in begun:
             future.wait()
 
     exchange()  # makes connections and takes memory
-    error = _error(way, gradients, network.group)
+    error = _error(gradients, network.group)
     rounds = min(max(math.ceil(seconds / max(network.seconds(exchange, 1), 1e-9)), _FEWEST), _MOST)
     spent, num = network.seconds(exchange, rounds), sum(parts) * _VALUE
     return {
@@ -190,7 +182,7 @@ def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, s
     }
 
 
-def _error(way: str, gradients: Sequence[Tensor], group: Group) -> float:
+def _error(gradients: Sequence[Tensor], group: Group) -> float:
     """Return the largest error of all ranks. Every rank draws the others' gradients once more, so none is exchanged.
 
     Of a large model the first parts are checked, and at least one.
@@ -204,10 +196,7 @@ def _error(way: str, gradients: Sequence[Tensor], group: Group) -> float:
             break
         wanted = torch.zeros(n, dtype=torch.float64)
         for rank in range(group.world.size):
-            drawn = _draw(rank, number, n)
-            if way == "2bit":
-                drawn = unpack(pack(drawn, torch.zeros(n), _THRESHOLD).codes, n, _THRESHOLD)
-            wanted += drawn
+            wanted += _draw(rank, number, n)
         wanted /= group.world.size
         wrong += float((received.cpu() - wanted).abs().sum())
         whole += float(wanted.abs().sum())

@@ -2,7 +2,7 @@
 
 - One device alone computes whole batches, and needs no link.
 - ``ddp`` exchanges buckets while the backward pass goes on; what remains when it ends is exposed.
-- Compressed to 16 or 2 bits, a bucket costs a latency and its part of the rest of the time that ``steady bandwidth``
+- Compressed to 16 bits, a bucket costs a latency and its part of the rest of the time that ``steady bandwidth``
   measured for one exchange of all of them.
 - ``powersgd`` has two all-reduces after the pass, of what its two matrices hold.
 - ``local`` has one all-reduce of all weights in ``sync_every`` updates, which nothing hides.
@@ -47,11 +47,6 @@ _ENGINES = (  # name, flags of steady train, and what it costs in accuracy: the 
         "--set parallel.compress=powersgd",
         f"of each gradient what narrow matrices hold at once, and the rest later: {_COMPARE}; a larger"
         " parallel.power_rank is nearer",
-    ),
-    (
-        "ddp, 2bit",
-        "--set parallel.compress=2bit",
-        f"small gradients arrive late, and parallel.threshold must suit the model: {_COMPARE}",
     ),
     (
         f"local, every {_EVERY} updates",
@@ -107,7 +102,6 @@ def compare_engines(
         compressed("fp16"),
         compressed("bf16"),
         2 * whole(_VALUE * num_values([list(shape) for shape in shapes], _RANK) / 2),
-        compressed("2bit"),
         whole(total) / _EVERY,
         pushed(),
     ]

@@ -16,13 +16,13 @@ from steadytrain import optim
 from steadytrain.config import Optim
 from steadytrain.distributed.asynchronous.engine import _cut_states, _joined
 from steadytrain.distributed.asynchronous.server import (
-    Form,
     ParameterServer,
     compress,
     cut,
     places_of,
     saved_value,
 )
+from steadytrain.distributed.compression import CompressionName
 from steadytrain.optim import OPTIMIZERS
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ class Servers:
         sent, before = torch.from_numpy(gradient), gradient.copy()
         weights = np.concatenate(
             [
-                server.push(rank, batch, Form(), [], self.options, compress(sent[start:end], None, Form()))[0]
+                server.push(rank, batch, "none", [], self.options, compress(sent[start:end], "none"))[0]
                 for server, (start, end) in zip(self.servers, self.spans, strict=True)
             ]
         )
@@ -239,24 +239,18 @@ def test_shares_of_all_workers_make_one_update_of_their_sum() -> None:
     for rank, share in ((1, second), (0, np.zeros_like(first)), (0, first)):  # worker 0 was started again
         if rank == 0 and share is not first:
             continue
-        shared.servers[0].push_share(rank, 0, Form(), [], shared.options, 2, share)
+        shared.servers[0].push_share(rank, 0, "none", [], shared.options, 2, share)
     np.testing.assert_array_equal(shared.servers[0].pull(0)[0], whole)
     assert shared.servers[0].pull(0)[1] == 1
 
 
-@pytest.mark.parametrize(("form", "bytes_each"), [(Form("fp16"), 2), (Form("bf16"), 2), (Form("2bit", 0.5), 0.25)])
-def test_compressed_pushes_are_smaller_and_lose_nothing_for_good(form: Form, bytes_each: float) -> None:
+@pytest.mark.parametrize("form", ["fp16", "bf16"])
+def test_compressed_pushes_are_half_as_large(form: CompressionName) -> None:
     servers = Servers(Optim("sgd", momentum=0.0, weight_decay=0.0), 1)
     gradient = torch.from_numpy(flat(gradients(servers.parameters, 0)))
-    residual, total = torch.zeros_like(gradient), torch.zeros_like(gradient)
-    for _ in range(8):
-        sent = compress(gradient, residual, form)
-        assert sent.nbytes <= bytes_each * len(gradient) + 4
-        total += servers.servers[0]._decompress(sent, form)
-    if form.name == "2bit":
-        torch.testing.assert_close(total + residual, 8 * gradient)
-    else:
-        torch.testing.assert_close(total, 8 * gradient, rtol=0.01, atol=0.01)
+    sent = compress(gradient, form)
+    assert sent.nbytes == 2 * len(gradient)
+    torch.testing.assert_close(servers.servers[0]._decompress(sent, form), gradient, rtol=0.01, atol=0.01)
 
 
 def test_missing_gradients_leave_their_parameters_alone() -> None:
@@ -264,7 +258,7 @@ def test_missing_gradients_leave_their_parameters_alone() -> None:
     before = flat(servers.parameters)
     sent = torch.from_numpy(flat(gradients(servers.parameters, 0)))
     for server, (start, end) in zip(servers.servers, servers.spans, strict=True):
-        server.push(0, 0, Form(), [0], servers.options, sent[start:end].numpy())
+        server.push(0, 0, "none", [0], servers.options, sent[start:end].numpy())
     after = np.concatenate([server.pull(0)[0] for server in servers.servers])
     end = servers.places[0].end
     assert np.array_equal(after[:end], before[:end]) and not np.array_equal(after[end:], before[end:])

@@ -313,11 +313,30 @@ class Cluster:
                 raise RankLostError(f"worker 0 has not opened the run in {OPEN_SECONDS:g} s: see what it says")
             self.progress = self.ask(Coordinator.join, self.rank, 1.0)
 
-    def where(self) -> list[str]:
-        """Return the machine and the process of each server, in words."""
+    @property
+    def local_pids(self) -> list[int]:
+        """The parent of servers and workers, where it is on this machine."""
+        return [os.getppid()] if self.is_started_here else []
+
+    @property
+    def joined_attempt(self) -> int | None:
+        """Number of worker 0's attempt; None: this is worker 0."""
+        if self.rank == 0:
+            return None
+        assert self.progress is not None, "a worker that has not joined"
+        attempt: int = self.progress["attempt"]
+        return attempt
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Number of workers, and the machine and process of each server, for the events."""
         with _lost_servers(self._ray):
-            places: list[str] = self._ray.get([server.where.remote() for server in self.servers])
-            return places
+            servers: list[str] = self._ray.get([server.where.remote() for server in self.servers])
+        return {"ranks": self.size, "engine": "async", "servers": servers}
+
+    def first_value(self, value: T) -> T:
+        """Return the value as it is: no worker waits for another's decisions."""
+        return value
 
     def describe(self, description: dict[str, Any], attempt: int) -> None:
         """Describe this worker's run, and refuse one that is not worker 0's.

@@ -40,7 +40,6 @@ class Coordinator:
         self._assigned: dict[int, set[int]] = {}  # by worker
         self._pulled: dict[int, int] = {}  # of workers in flight: updates in the weights that they compute with
         self._pushing: dict[int, int] = {}  # by worker: the batch whose update has begun and not ended
-        self._deposited: set[int] = set()  # workers whose residuals, as they are now, the servers have a copy of
         self._arrived: set[int] = set()  # workers whose share of the next update is there, with bound 0
         self._wishes: list[str] = []
         self._decided: dict[int, str | None] = {}
@@ -73,7 +72,6 @@ class Coordinator:
         """
         batches = self._assigned.pop(rank, set())
         self._pulled.pop(rank, None)
-        self._deposited.discard(rank)
         self._arrived.discard(rank)
         if rank == 0:
             self._is_paused = False
@@ -106,27 +104,19 @@ class Coordinator:
             self._assigned.setdefault(rank, set()).add(batches[-1])
         return batches
 
-    async def begin(
-        self, rank: int, batch: int, *, has_residual: bool = False
-    ) -> tuple[int, int, list[int] | None] | None:
+    async def begin(self, rank: int, batch: int) -> tuple[int, int, list[int] | None]:
         """Begin an update with a worker's gradient of a batch, when it may be pushed.
 
         Returns:
             Its number, from 0; the updates that were begun since the worker pulled; and another batch for it, as of
-            :meth:`assign`. None: a checkpoint needs the worker's residual first: see :meth:`note_deposit`.
+            :meth:`assign`.
         """
         bound = self.staleness
-
-        def owes() -> bool:
-            return has_residual and self._is_paused and rank not in self._deposited
 
         def may_push() -> bool:
             return not self._is_paused and (bound is None or self._leaves_room(rank, bound))
 
-        await self._wait(lambda: owes() or may_push())
-        if owes():
-            return None
-        self._deposited.discard(rank)
+        await self._wait(may_push)
         update = self._begun
         staleness = update - self._pulled.get(rank, update)
         self._begun += 1
@@ -145,11 +135,6 @@ class Coordinator:
     async def pull(self, rank: int, pulled: int) -> None:
         """Note that a worker begins to compute with weights of so many updates."""
         self._pulled[rank] = pulled
-
-    async def note_deposit(self, rank: int) -> None:
-        """Note that the servers have a copy of a worker's residual, which holds until its next push begins."""
-        self._deposited.add(rank)
-        await self._notify()
 
     async def rest(self, rank: int) -> None:
         """Note that a worker computes nothing: it pulls before it does again, and nobody waits for it meanwhile."""
@@ -177,19 +162,15 @@ class Coordinator:
         await self._wait(lambda: self._ended > step or self._is_closed)
         return self._decided.get(step) if self._ended > step else "closed"
 
-    async def pause(self, *, has_residuals: bool = False) -> dict[str, Any]:
-        """Let no update begin until :meth:`resume`; return what is needed to go on from the servers' weights.
-
-        ``has_residuals``: wait for those of all workers that compute, and name the workers, in ``deposited``.
-        """
+    async def pause(self) -> dict[str, Any]:
+        """Let no update begin until :meth:`resume`; return what is needed to go on from the servers' weights."""
         self._is_paused = True
         await self._notify()
-        await self._wait(lambda: not self._pushing and (not has_residuals or self._pulled.keys() <= self._deposited))
+        await self._wait(lambda: not self._pushing)
         if self.staleness == 0:
             return {"step": self._ended, "unfinished": [], "after": self._ended}
         unfinished = sorted([*self._returned, *(batch for batches in self._assigned.values() for batch in batches)])
-        progress = {"step": self._ended, "unfinished": unfinished, "after": self._next}
-        return {**progress, "deposited": sorted(self._deposited)} if has_residuals else progress
+        return {"step": self._ended, "unfinished": unfinished, "after": self._next}
 
     async def resume(self) -> None:
         """Let updates begin again."""
@@ -203,10 +184,7 @@ class Coordinator:
 
     async def leave(self, rank: int) -> None:
         """Sign off a worker that ends well; the run ends with the first one, and with any if the bound is 0."""
-        has_deposited = rank in self._deposited
         await self.lose(rank)
-        if has_deposited:
-            self._deposited.add(rank)
         if rank == 0 or self.staleness == 0:
             await self.close()
 

@@ -28,7 +28,6 @@ from torch.optim import Optimizer
 from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.asynchronous.coordinator import Coordinator
 from steadytrain.distributed.asynchronous.server import (
-    Form,
     MakeOptimizer,
     ParameterPlace,
     ParameterServer,
@@ -48,7 +47,7 @@ AHEAD = 2
 """Batches that a worker loads ahead of the one it trains on, and that others have to train on if it dies."""
 WAIT_SECONDS = 0.5
 _FIGURES = ("seconds", "update_seconds", "pushed_bytes", "pulled_bytes")
-_SAVED = ("unfinished", "after", "residual")
+_SAVED = ("unfinished", "after")
 _SCHEDULED = ("lr", "momentum", "betas")
 
 
@@ -138,10 +137,6 @@ class AsyncEngine(Engine):
         whole: the optimizer wants whole tensors: none is cut between servers.
         keeps_gradients: the optimizer leaves gradients as they are.
         compress: how pushes are compressed: see :mod:`.compression`.
-        threshold: of ``2bit``, in the unit of the mean gradient of a push.
-
-    Attributes:
-        on_numbered: called with the number of an update, from 0, before it is pushed: sets the rate.
     """
 
     def __init__(
@@ -156,12 +151,10 @@ class AsyncEngine(Engine):
         whole: bool = True,
         keeps_gradients: bool = True,
         compress: CompressionName = "none",
-        threshold: float = 0.5,
     ) -> None:
-        super().__init__(device)
+        super().__init__(device, compress=compress)
         self.world = World(rank=cluster.rank, size=1)  # nobody waits for another
         self.loads_ahead = False
-        self.on_numbered: Callable[[int], None] = lambda update: None
         self.wish: str | None = None
         self.decision: str | None = None
         self.is_synchronous = staleness == 0
@@ -169,10 +162,8 @@ class AsyncEngine(Engine):
         self._steps, self._batch_size = steps, batch_size
         self._staleness_power = staleness_power
         self._whole, self._keeps_gradients = whole, keeps_gradients
-        self._form = Form(compress, threshold)
         self._optimizer: RemoteOptimizer | None = None
         self._make: MakeOptimizer | None = None
-        self._residual: Tensor | None = None  # of 2bit: what is left of the gradients that were pushed
         self._progress: dict[str, Any] = {}  # which batches are finished, as a checkpoint has it
         self._assigned: deque[int] | None = deque()  # batches that are to be loaded; None: there are no more
         self._loading: deque[int] = deque()  # those that the loader has delivered
@@ -203,10 +194,6 @@ class AsyncEngine(Engine):
         self._gradient_views = [
             self._gradient.as_strided(place.shape, place.stride, place.start) for place in self._places
         ]
-        if self._form.name == "2bit":
-            is_first = self._cluster.progress is None  # it gets what all workers had
-            saved = self._progress.get("residual") if is_first else None
-            self._residual = torch.zeros(total) if saved is None else saved.clone()
         if self._cluster.progress is None:
             self._publish(optimizer, self._make, memories, step)
         optimizer._loaded = {}
@@ -215,6 +202,10 @@ class AsyncEngine(Engine):
             self._cluster.call_all(ParameterServer.pull, self._cluster.rank)
         )  # and again when it begins to compute
         return module
+
+    @property
+    def joined_step(self) -> int | None:
+        return self._cluster.progress["step"] if self._cluster.progress else None
 
     @property
     def step(self) -> int:
@@ -271,7 +262,7 @@ class AsyncEngine(Engine):
             pushed = self._compressed(sent)
             shares = [(cluster.size, *part) for part in pushed]
             cluster.call_each(
-                ParameterServer.push_share, shares, cluster.rank, self._step, self._form, missing, self._options()
+                ParameterServer.push_share, shares, cluster.rank, self._step, self._compress, missing, self._options()
             )
             seconds = cluster.seconds
             self.decision = cluster.ask(Coordinator.arrive, cluster.rank, self._step, self.wish)
@@ -280,16 +271,12 @@ class AsyncEngine(Engine):
             round_trips = [push + pull for push, pull in zip(seconds, cluster.seconds, strict=True)]
             self.exchanged.add(0, round_trips, [result[2] for result in results], pushed, results)
             return
-        while (
-            begun := cluster.ask(Coordinator.begin, cluster.rank, self._batch, has_residual=self._residual is not None)
-        ) is None:
-            self._deposit()
-        update, staleness, batches = begun
+        update, staleness, batches = cluster.ask(Coordinator.begin, cluster.rank, self._batch)
         self.on_numbered(update)
-        pushed = self._compressed(sent)  # from here on the residual belongs to weights with this update
+        pushed = self._compressed(sent)
         options = self._options(staleness)
         results = cluster.call_each(
-            ParameterServer.push, pushed, cluster.rank, self._batch, self._form, missing, options
+            ParameterServer.push, pushed, cluster.rank, self._batch, self._compress, missing, options
         )
         pulled = self._install(results)
         self.exchanged.add(staleness, cluster.seconds, [result[-1] for result in results], pushed, results)
@@ -306,7 +293,6 @@ class AsyncEngine(Engine):
     def rest(self) -> None:
         self._is_resting = True
         if not self.is_synchronous:
-            self._deposit()
             self._cluster.ask(Coordinator.rest, self._cluster.rank)
 
     def end_run(self) -> None:
@@ -326,16 +312,7 @@ class AsyncEngine(Engine):
 
     def _compressed(self, gradient: Tensor) -> list[tuple[Any]]:
         """Cut a gradient of all elements into a compressed part for each server."""
-        parts = [slice(start, end) for start, end in self._spans]
-        left = [None if self._residual is None else self._residual[part] for part in parts]
-        return [(compress(gradient[part], residual, self._form),) for part, residual in zip(parts, left, strict=True)]
-
-    def _deposit(self) -> None:
-        """Send the servers a copy of the compression's residual, for a checkpoint."""
-        if self._residual is not None:
-            parts = [(self._residual[start:end].numpy(),) for start, end in self._spans]
-            self._cluster.call_each(ParameterServer.deposit, parts, self._cluster.rank)
-            self._cluster.ask(Coordinator.note_deposit, self._cluster.rank)
+        return [(compress(gradient[start:end], self._compress),) for start, end in self._spans]
 
     def _options(self, staleness: int = 0) -> list[dict[str, Any]]:
         """Return the scheduled options of each group, for a push of this staleness."""
@@ -398,13 +375,9 @@ class AsyncEngine(Engine):
         """Fetch weights and optimizer state from the servers, of one instant between two updates; pushes wait."""
         assert self._optimizer is not None
         self.rest()
-        has_residuals = self._residual is not None and not self.is_synchronous
-        self._progress = self._cluster.ask(Coordinator.pause, has_residuals=has_residuals)
+        self._progress = self._cluster.ask(Coordinator.pause)
         try:
             saved = self._cluster.call_all(ParameterServer.save)
-            if has_residuals:
-                parts = self._cluster.call_all(ParameterServer.sum_residuals, self._progress["deposited"])
-                self._progress["residual"] = torch.cat([as_tensor(part) for part in parts])
         finally:
             self._cluster.ask(Coordinator.resume)
         self._step = self._progress["step"]

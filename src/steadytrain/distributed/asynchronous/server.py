@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadytrain.distributed.compression import CompressionName, pack, unpack
+from steadytrain.distributed.compression import HALVES, CompressionName
 
 Vector: TypeAlias = NDArray[Any]
 MakeOptimizer: TypeAlias = Callable[[list[dict[str, Any]]], Optimizer]
@@ -31,15 +31,6 @@ REMEMBERED = 1000
 """Batches before the newest one of which a server knows whether it has made their updates."""
 MOMENTUM = ("momentum_buffer", "momentum")
 """The names of a tensor's momentum in the state of torch's, timm's and MXNet's optimizers."""
-HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Form:
-    """Encoding of gradients that are sent: the compression, and the threshold of ``2bit``."""
-
-    name: CompressionName = "none"
-    threshold: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -102,7 +93,6 @@ class ParameterServer:
         self._pulled: dict[int, Tensor] = {}  # by worker: the weights that it has, where the optimizer wants to know
         self._momenta: dict[int, dict[int, dict[str, Tensor]]] = {}  # by worker, parameter and name
         self._first_momenta: dict[int, dict[str, Tensor]] = {}  # what each worker begins with
-        self._residuals: dict[int, Tensor] = {}  # by worker: what compression had left of its gradients
         self._shares: dict[int, Tensor] = {}  # by worker, of an update that is made of all of them
         self._applied, self._seconds = 0, 0.0
         self._batches: set[int] = set()  # whose updates were made here
@@ -177,7 +167,7 @@ class ParameterServer:
         self,
         rank: int,
         batch: int,
-        form: Form,
+        form: CompressionName,
         missing: Sequence[int],
         options: Sequence[Mapping[str, Any]],
         gradient: Vector,
@@ -187,7 +177,7 @@ class ParameterServer:
         Args:
             rank: of the worker.
             batch: that the gradient is of.
-            form: how the gradient is sent.
+            form: the compression of the gradient.
             missing: parameters, by number, that have no gradient.
             options: of each of the run's groups: rate, and whatever else a schedule moves.
             gradient: of the range: float32 [n], or compressed.
@@ -208,7 +198,7 @@ class ParameterServer:
         self,
         rank: int,
         update: int,
-        form: Form,
+        form: CompressionName,
         missing: Sequence[int],
         options: Sequence[Mapping[str, Any]],
         shares: int,
@@ -225,17 +215,6 @@ class ParameterServer:
             self._shares.clear()
             self._step(0, total, missing, options)  # one worker's momentum for the gradients of all
             self._applied += 1
-
-    def deposit(self, rank: int, residual: Vector) -> None:
-        """Keep a copy of a worker's residual, float32 [n], for a checkpoint."""
-        self._residuals[rank] = as_tensor(residual).clone()
-
-    def sum_residuals(self, ranks: Sequence[int]) -> Vector:
-        """Return the sum of these workers' residuals, float32 [n]."""
-        total = torch.zeros_like(self._weights)
-        for rank in ranks:
-            total += self._residuals[rank]
-        return total.numpy()
 
     def has_applied(self, batch: int) -> bool:
         """Return whether this server has applied the update of a batch."""
@@ -284,25 +263,18 @@ class ParameterServer:
             for number, parameter in self._parameters.items()
         }
 
-    def _decompress(self, gradient: Vector, form: Form) -> Tensor:
+    def _decompress(self, gradient: Vector, form: CompressionName) -> Tensor:
         """Return a gradient as float32 [n]."""
         values = as_tensor(gradient)
-        if form.name == "2bit":
-            return unpack(values, len(self._weights), form.threshold)
-        if form.name in HALVES:
-            return values.view(HALVES[form.name]).float()
+        if form in HALVES:
+            return values.view(HALVES[form]).float()
         return values if self._keeps_gradients else values.clone()
 
 
-def compress(gradient: Tensor, residual: Tensor | None, form: Form) -> Vector:
-    """Compress a gradient, float32 [n] on the CPU, for sending; ``residual`` is that of ``2bit``, and is updated."""
-    if form.name == "2bit":
-        assert residual is not None
-        packed = pack(gradient, residual, form.threshold)
-        residual.copy_(packed.residual)
-        return packed.codes.numpy()
-    if form.name in HALVES:
-        return gradient.to(HALVES[form.name]).view(torch.int16).numpy()
+def compress(gradient: Tensor, form: CompressionName) -> Vector:
+    """Compress a gradient, float32 [n] on the CPU, for sending."""
+    if form in HALVES:
+        return gradient.to(HALVES[form]).view(torch.int16).numpy()
     return gradient.numpy()
 
 

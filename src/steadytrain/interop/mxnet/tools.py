@@ -383,7 +383,7 @@ def _bandwidth(words: Sequence[str]) -> Translated:
     for flag in ("num_batches", "disp_batches"):
         draft.drop(flag, "--seconds says how long to measure")
     draft.drop("test_results", "sums are compared anyway")
-    draft.drop("gc_type", "fp16, bf16 and 2bit are measured too")
+    draft.drop("gc_type", "fp16 and bf16 are measured too")
     for flag in ("kv_store", "image_shape", "num_classes", "optimizer"):
         draft.drop(flag, "does not matter: ranks exchange the gradients, and each updates its weights")
     return Translated(commands=(tuple(draft.words),), rows=tuple(draft.rows))

@@ -405,8 +405,8 @@ def _numbers(draft: Draft) -> None:
     numbers = read_precision(draft)
     draft.add(["dtype"], "--precision", numbers, why=why[numbers])
     if draft.values["gc_type"] == "2bit":
-        words = ("--set", "parallel.compress=2bit", "--set", f"parallel.threshold={draft.values['gc_threshold']:g}")
-        draft.add(["gc_type", "gc_threshold"], *words)
+        instead = "2bit, which learned more slowly, is not here: bf16 has half the bytes and no threshold"
+        draft.add(["gc_type", "gc_threshold"], "--set", "parallel.compress=bf16", why=instead)
     elif draft.values["gc_type"] != "none":
         raise InputError(f"--gc-type is {draft.values['gc_type']!r}; it must be none or 2bit")
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,8 +12,8 @@ from typing import TypedDict, Unpack, cast
 import torch
 
 from steadytrain.data.storage.runs import FolderUpload, require_same_run, upload_words
-from steadytrain.distributed.asynchronous.cluster import Cluster
-from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.peers import Peers
+from steadytrain.distributed.process_group import Group, ranks_of
 from steadytrain.errors import DivergedError, FailedError, RankLostError, StalledError, SteadyError, StorageError
 from steadytrain.events import (
     Ended,
@@ -58,8 +57,7 @@ class EachAttempt(TypedDict, total=False):
     stop: Callable[[], str | None]
     allow_import: bool | None
     since: float | None
-    group: Group | None
-    cluster: Cluster | None
+    group: Peers | None
     opened: OpenedData | None
     on_locked: Callable[[], None]
 
@@ -95,35 +93,35 @@ def _attempt(
     stop: Callable[[], str | None] = lambda: None,
     allow_import: bool | None = None,
     since: float | None = None,
-    group: Group | None = None,
-    cluster: Cluster | None = None,
+    group: Peers | None = None,
     opened: OpenedData | None = None,
     on_locked: Callable[[], None] = lambda: None,
 ) -> Events:
     """Make one attempt; return the signal that ended it, or :data:`NUMBERS`, None where the run is finished."""
     before = run.progress()
     is_finished = before.finished is not None
-    if is_finished if group is None else group.all_gather_json(is_finished)[0]:
+    if is_finished if group is None else group.first_value(is_finished):
         return None
     began = time.perf_counter() if began is None else began
+    ranks = ranks_of(group)
     with (
-        _locked(run, group, cluster) as log,
-        _uploading(run, log, is_first=is_first_rank(group, cluster)) as ask_upload,
-        _failure_written(run, log, group, began) as sessions,
+        _locked(run, group) as log,
+        _uploading(run, log, is_first=group is None or group.world.is_first) as ask_upload,
+        _failure_written(run, log, ranks, began) as sessions,
         ExitStack() as looks,
     ):
         on_locked()
         if isinstance(stop, StopRequest):
             stop.last_words = lambda: log.append(_unsaved_end(run, began))
-        arguments: _Opening = {"allow_import": allow_import, "group": group, "cluster": cluster, "opened": opened}
+        arguments: _Opening = {"allow_import": allow_import, "group": group, "opened": opened}
         with _watched_opening(run, log, looks, began, **arguments) as session:
             sessions.append(session)
             clock = session.clock
             if isinstance(stop, StopRequest):
                 stop.is_probing = lambda: clock.bucket == "probe"
             cursor, first = session.state.cursor, session.state.cursor.position
-            stops = looks.enter_context(stopping(session, stop, group, since or session.started.began))
-            monitors = _start_monitors(session, log, group, stops, relatives=_relatives(group, cluster))
+            stops = looks.enter_context(stopping(session, stop, ranks, since or session.started.began))
+            monitors = _start_monitors(session, log, ranks, stops, relatives=[] if group is None else group.local_pids)
             # Whatever looks at the updates ends with them: the end of the attempt is the last event of its log.
             with monitors, looks, collecting_by_hand() as collect:
                 trained = run_updates(session, stops, before, collect, probe=probe)
@@ -137,8 +135,6 @@ def _attempt(
                 images=cursor.position - first,
             )
             yield log.append(ended)
-        if cluster is not None:
-            cluster.leave()
     return signal
 
 
@@ -146,8 +142,7 @@ class _Opening(TypedDict):
     """Arguments of :func:`.open_session` that an attempt passes on."""
 
     allow_import: bool | None
-    group: Group | None
-    cluster: Cluster | None
+    group: Peers | None
     opened: OpenedData | None
 
 
@@ -198,11 +193,6 @@ def _failure_written(run: Run, log: EventLog, group: Group | None, began: float)
             del error
 
 
-def is_first_rank(group: Group | None, cluster: Cluster | None) -> bool:
-    """Return whether this process is the only one, the first rank, or the first worker."""
-    return not cluster.rank if cluster is not None else group is None or group.world.is_first
-
-
 def _write_failure(log: EventLog, session: Session | None, error: Exception) -> None:
     """Write why an attempt failed, after all that its session still has to tell."""
     step = 0 if session is None else session.state.cursor.step
@@ -226,13 +216,13 @@ def _unsaved_end(run: Run, began: float) -> Ended:
 
 
 @contextmanager
-def _locked(run: Run, group: Group | None, cluster: Cluster | None = None) -> Iterator[EventLog]:
+def _locked(run: Run, peers: Peers | None) -> Iterator[EventLog]:
     """Lock the run for this process, or for the ranks together; open the log of a new attempt, which has one number."""
-    if cluster is not None and cluster.rank:
-        assert cluster.progress is not None, "a worker that has not joined"
-        with run.log(cluster.rank, cluster.progress["attempt"]) as log:
+    if peers is not None and peers.joined_attempt is not None:
+        with run.log(peers.world.rank, peers.joined_attempt) as log:
             yield log
         return
+    group = ranks_of(peers)
     if group is None:
         with run.lock() as is_sure, run.log() as log:
             _note_lock(log, run, is_sure=is_sure)
@@ -328,13 +318,6 @@ def _start_monitors(
         stack.enter_context(sampling(log, ranks=relatives, gpus=gpus))
         stack.enter_context(dog)
         yield
-
-
-def _relatives(group: Group | None, cluster: Cluster | None) -> list[int]:
-    """Return the processes on this machine that train the same run; servers and workers are their parent's children."""
-    if cluster is not None:
-        return [os.getppid()] if cluster.is_started_here else []
-    return [] if group is None else group.local_pids
 
 
 def _write_each(log: EventLog, clock: Clock, events: Events, on_saved: Callable[[], None]) -> Events:

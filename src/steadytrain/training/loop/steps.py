@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 
 from steadytrain.config import Recipe
-from steadytrain.distributed.asynchronous.cluster import Cluster
-from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.peers import Peers
+from steadytrain.distributed.process_group import Group, ranks_of
 from steadytrain.errors import DivergedError, SteadyError
 from steadytrain.events import Evaluated, Event
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import OpenedData
-from steadytrain.training.loop.attempt import attempts, is_first_rank
+from steadytrain.training.loop.attempt import attempts
 from steadytrain.training.loop.replay import ReplayStoppedError, replay
 from steadytrain.training.loop.tracking import tracking
 from steadytrain.training.progress import show_progress, wants_progress
@@ -115,8 +115,7 @@ def steps(
     allow_import: bool | None = None,
     began: float | None = None,
     probe: bool = False,
-    group: Group | None = None,
-    cluster: Cluster | None = None,
+    group: Peers | None = None,
     opened: OpenedData | None = None,
     explains: bool = False,
     say: Callable[[str], None] = lambda message: None,
@@ -131,8 +130,7 @@ def steps(
         allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
         began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
         probe: measure first how fast the loader, the updates and both can be, which changes nothing of the run.
-        group: the ranks that train it together, each of which calls this; None: this process is alone.
-        cluster: the servers that hold its weights, of which this process is one of the workers.
+        group: the processes that train it together, each of which calls this; None: this process is alone.
         opened: the data, if the caller has them open already, who closes them afterwards.
         explains: find out for the DivergedError of a run that stops which images it was; that takes time.
         say: takes lines about numbers that were not finite.
@@ -142,9 +140,9 @@ def steps(
         RankLostError: another rank failed, or is gone.
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
-    run = Run.open(run)
+    run, ranks = Run.open(run), ranks_of(group)
     since = time.time() - (0.0 if began is None else time.perf_counter() - began)
-    with tracking(run, is_first=is_first_rank(group, cluster)) as begin_tracking:
+    with tracking(run, is_first=group is None or group.world.is_first) as begin_tracking:
         while True:
             try:
                 yield from attempts(
@@ -155,21 +153,20 @@ def steps(
                     since=since,
                     probe=probe,
                     group=group,
-                    cluster=cluster,
                     opened=opened,
                     on_locked=begin_tracking,
                 )
             except DivergedError as error:
-                if cluster is not None or (run.recipe.every.nonfinite == "stop" and not explains):
+                if group is not ranks or (run.recipe.every.nonfinite == "stop" and not explains):
                     raise
                 problem = error.with_traceback(None)  # which holds the session, and so the memory of its device
             else:
                 return
 
-            hear = stop if group is None else partial(_any_stop, stop, group)
+            hear = stop if ranks is None else partial(_any_stop, stop, ranks)
             explain = partial(_explained, run, problem, allow_import, say, hear, since)
             find = partial(_remedied, run, problem, explain, say)
-            run = find() if group is None else _agreed(run, find, problem, group)
+            run = find() if ranks is None else _agreed(run, find, problem, ranks)
             began, probe = None, False
 
 

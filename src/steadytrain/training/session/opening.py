@@ -24,7 +24,8 @@ from steadytrain.data.loader import ImageLoader, Placement
 from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.asynchronous.engine import AsyncEngine
 from steadytrain.distributed.engine import Engine
-from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.peers import Peers
+from steadytrain.distributed.process_group import Group, ranks_of
 from steadytrain.distributed.world import World
 from steadytrain.errors import CheckpointError, RunError, SteadyError
 from steadytrain.events import Compiled, Event, EventLog, FeedPlaced, Halved, Noticed, Saved
@@ -52,16 +53,15 @@ from steadytrain.training.writer import Writer
 class _Attempt:
     """The input of every stage: the run, who trains it, and where seconds, notices and things to close go.
 
-    ``recipe``: as the attempt computes it. ``allow_import``, ``group``, ``cluster`` and ``opened`` as of
-    :func:`.loop.attempt.attempts`.
+    ``recipe``: as the attempt computes it. ``allow_import``, ``opened`` and ``peers``, as ``group``, as of
+    :func:`.loop.steps.steps`.
     """
 
     run: Run
     recipe: Recipe
     log: EventLog
     allow_import: bool | None
-    group: Group | None
-    cluster: Cluster | None
+    peers: Peers | None
     opened: OpenedData | None
     start: StartLedger
     stack: ExitStack
@@ -69,9 +69,12 @@ class _Attempt:
 
     @property
     def world(self) -> World:
-        if self.cluster is not None:
-            return self.cluster.world
-        return World() if self.group is None else self.group.world
+        return World() if self.peers is None else self.peers.world
+
+    @property
+    def group(self) -> Group | None:
+        """The ranks that wait for each other, if there are such."""
+        return ranks_of(self.peers)
 
     def notice(self, line: str) -> None:
         """Keep a line for the user."""
@@ -141,24 +144,23 @@ def open_session(
     *,
     allow_import: bool | None,
     began: float | None = None,
-    group: Group | None = None,
-    cluster: Cluster | None = None,
+    group: Peers | None = None,
     opened: OpenedData | None = None,
 ) -> Iterator[Session]:
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
 
-    The caller has locked the run. ``allow_import``, ``began``, ``group``, ``cluster`` and ``opened`` as of
-    :func:`.loop.attempt.attempts`.
+    The caller has locked the run. ``allow_import``, ``began``, ``group`` and ``opened`` as of
+    :func:`.loop.steps.steps`.
     """
     began = time.perf_counter() if began is None else began
     process_began = time.time() - (time.perf_counter() - began)
     price = known_price(run.recipe.parallel.price)
     with ExitStack() as stack:
-        attempt = _Attempt(run, run.recipe, log, allow_import, group, cluster, opened, StartLedger(began), stack)
+        attempt = _Attempt(run, run.recipe, log, allow_import, group, opened, StartLedger(began), stack)
         attempt.start.passed("process")
         # Workers beside the first take their weights from the servers.
-        is_joining = cluster is not None and attempt.world.rank > 0
-        saved = None if is_joining else _newest_checkpoint(run, group, attempt.notice)
+        is_joining = group is not None and group.joined_attempt is not None
+        saved = None if is_joining else _newest_checkpoint(run, attempt.group, attempt.notice)
         attempt = replace(attempt, recipe=_recipe_after(run, saved, attempt.notice))
         recipe = attempt.recipe
         place = _set_up_device(attempt, saved)
@@ -193,7 +195,7 @@ def open_session(
             state=state,
             update=work.update,
             compiled=work.compiled,
-            consensus=_consensus(group, state.engine),
+            consensus=_consensus(attempt.group, state.engine),
             feed=work.feed,
             validation=work.validation,
             saver=Saver(run, work.writer, msgspec.structs.replace(started, attempt=log.attempt), earlier, began),
@@ -204,8 +206,7 @@ def open_session(
             first_epochs=progress.waiting,
             ending=Ending(began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe)),
         )
-        if isinstance(state.engine, AsyncEngine):
-            state.engine.on_numbered = partial(set_rates, session)
+        state.engine.on_numbered = partial(set_rates, session)
         yield session
 
 
@@ -229,7 +230,7 @@ def _recipe_after(run: Run, saved: dict[str, Any] | None, notice: Callable[[str]
 
 def _set_up_device(attempt: _Attempt, saved: dict[str, Any] | None) -> _Place:
     """Set up device and process, as the newest checkpoint was made with."""
-    recipe, group, cluster, world = attempt.recipe, attempt.group, attempt.cluster, attempt.world
+    recipe, group, world = attempt.recipe, attempt.group, attempt.world
     before = None if saved is None else saved["about"]["machine"]
     device = prepare_device(recipe, world)
     if device.type == "cuda":
@@ -237,7 +238,7 @@ def _set_up_device(attempt: _Attempt, saved: dict[str, Any] | None) -> _Place:
     attempt.stack.enter_context(preserve_process(device))
     gpus = gpus_of_ranks(group, device)
     sharing = attempt.stack.enter_context(near_gpu(group, device, attempt.notice))
-    if cluster is not None:
+    if group is None:
         sharing = world.local_size
     machine = set_up_machine(recipe, device, before, attempt.notice, ranks=world.size, sharing=sharing)
     return _Place(device, saved, before, machine, gpus, sharing)
@@ -245,21 +246,19 @@ def _set_up_device(attempt: _Attempt, saved: dict[str, Any] | None) -> _Place:
 
 def _open_images(attempt: _Attempt, place: _Place) -> _Images:
     """Open the data, and find this rank's share of each batch."""
-    recipe, group, cluster, world = attempt.recipe, attempt.group, attempt.cluster, attempt.world
+    recipe, peers, world = attempt.recipe, attempt.peers, attempt.world
     data = _open_data(attempt)
-    if cluster is not None:
-        cluster.describe({"recipe": attempt.run.recipe.digest, "set of images": data.train.digest}, attempt.log.attempt)
-    is_together = cluster is None or recipe.parallel.staleness == 0
+    if isinstance(peers, Cluster):
+        peers.describe({"recipe": attempt.run.recipe.digest, "set of images": data.train.digest}, attempt.log.attempt)
+    is_together = recipe.parallel.engine != "async" or recipe.parallel.staleness == 0
     sharers = world if is_together else World()
-    begun_with = place.before or _begun_with(attempt.run, recipe, sharers, group)
+    begun_with = place.before or _begun_with(attempt.run, recipe, sharers, attempt.group)
     share = own_share(recipe, sharers, begun_with, attempt.notice)
     place.machine["micro_batches"] = share.micro_batches
     if place.gpus:
         place.machine["gpus"] = place.gpus
-    if group is not None:
-        place.machine.update(ranks=world.size, hosts=group.hosts, launcher=world.launcher)
-    if cluster is not None:
-        place.machine.update(ranks=world.size, engine="async", servers=cluster.where())
+    if peers is not None:
+        place.machine.update(peers.facts)
     if world.size > 1 and is_together:
         place.machine["images_per_rank"] = images_per_rank(share, world.size)
     build.require_schedule(recipe, data.num_train)
@@ -291,9 +290,9 @@ def _build_network(attempt: _Attempt, place: _Place, images: _Images) -> _Networ
 
 def _begin_or_resume(attempt: _Attempt, place: _Place, images: _Images, network: _Network) -> _Progress:
     """Make the state of a run that begins, or that of the checkpoint."""
-    recipe, cluster, allow_import = attempt.recipe, attempt.cluster, attempt.allow_import
+    recipe, allow_import = attempt.recipe, attempt.allow_import
     data, built, input, num_train = images.data, network.built, network.input, images.data.num_train
-    engine = build.engine(recipe, place.device, attempt.group, cluster, num_train=num_train)
+    engine = build.engine(recipe, place.device, attempt.peers, num_train=num_train)
     state = build.state(recipe, built, engine, num_train=num_train, allow_import=allow_import, input=input)
     if place.saved is None:
         on_start = remarks(recipe, built, input, data, parts=images.share.micro_batches)
@@ -301,8 +300,7 @@ def _begin_or_resume(attempt: _Attempt, place: _Place, images: _Images, network:
             attempt.notice(note)
     else:
         _resume(state, place.saved, attempt.run, data, attempt.notice)
-    if cluster is not None and cluster.progress is not None:  # the others have trained on
-        step = cluster.progress["step"]
+    if (step := engine.joined_step) is not None:  # the others have trained on
         state.cursor = Cursor(step, step * recipe.batch_size)
         if step < recipe.batches(num_train).steps:  # its own running statistics are to settle first
             state.evaluated = max(state.evaluated, state.cursor.position / num_train)
@@ -349,7 +347,7 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
     with clock.within("warmup"):
         if group is not None:
             _agree_on_passes(update, state, group)
-        if place.saved is None and group is None and attempt.cluster is None:
+        if place.saved is None and attempt.peers is None:
             place.machine.update(use_fastest_threads(recipe, update, state, notice))
             start.passed("threads")
         update, compiled = compile_update(recipe, update, state, group, notice)
