@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from steadytrain.events import FeedStats, MachineStats, ProbeProgress, ThreadStats
 from steadytrain.monitor.evidence import Evidence
@@ -317,9 +318,9 @@ def probe_pace(evidence: Evidence) -> Pace | None:
     step, waiting = evidence.recipe.batch_size / probe.images_per_second, min(1.0, probe.wait_seconds / probe.seconds)
     at = threads.loop.get("probe") if threads is not None else None
     queued = min(1.0, at.get("queued", 0.0) / at["seconds"]) if at and at["seconds"] > 0 else None
-    counts = {name: int(probe.feed.get(name) or 0) for name in PROBE_COUNTS}
-    feed = FeedStats(step=0, **counts, **{name: probe.feed.get(name) or 0.0 for name in PROBE_SECONDS})
-    return replace(_pace(evidence, loop, step, waiting), feed=feed, queued=queued, work="features")
+    feed: dict[str, Any] = {name: probe.feed.get(name) or 0.0 for name in PROBE_SECONDS}
+    feed |= {name: int(probe.feed.get(name) or 0) for name in PROBE_COUNTS}
+    return replace(_pace(evidence, loop, step, waiting), feed=FeedStats(step=0, **feed), queued=queued, work="features")
 
 
 def gap_share(evidence: Evidence) -> float:
