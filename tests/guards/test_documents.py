@@ -120,7 +120,8 @@ SCREEN = 25
 """Lines of a page that stand on the first screen."""
 
 OF_TABLES = {"events", "exit-codes", "environment", "glossary", "other-tools", "bitwise", "trust", "reproducible"}
-OF_TABLES |= {
+OF_TABLES |= {"flags-of-other-tools", "ledger-and-verdict", "positions-and-seeds", "run-folder", "index", "files"}
+OF_TABLES |= {"what-went"}
     "flags-of-other-tools",
     "ledger-and-verdict",
     "positions-and-seeds",
