@@ -125,7 +125,7 @@ def did_you_mean(value: str, choices: Iterable[str], *, cutoff: float = 0.6) -> 
 
 
 WRONG_PLACES = {errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
-"""What the system says of a path that cannot be used: a mistake of who named it, with the exit code of one."""
+"""Errors of the system that mean that a path cannot be used: a user's mistake, with its exit code."""
 
 
 def storage_error(error: OSError, path: Path) -> StorageError:

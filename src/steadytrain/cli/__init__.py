@@ -71,12 +71,12 @@ MODULES = {
 """The module of a verb's function in this folder, where it is not called as the verb."""
 TRAINING_VERBS = ("train", "finetune", "resume")
 WITH_RANKS = (*TRAINING_VERBS, "replay", "evaluate", "bandwidth", "tune", "scale", "mxnet")
-"""Those whose processes may wait for each other."""
+"""Verbs whose processes may wait for each other."""
 _ZSH_WITHOUT_VALUES = r"""^(\s+(['"])(?:\*?\d*|\*?-[^[]*\[.*\]):(?:[^:\\]|\\.)*)(\2 \\)$"""
 """A word or the value of a flag of which the script for zsh only says what it is."""
 
 RECIPE_VERBS = (*TRAINING_VERBS, "sweep", "schedule")
-"""Those that take the flags of a recipe."""
+"""Verbs that take the flags of a recipe."""
 SHELLS = ("bash", "zsh", "fish")
 INTERRUPTED = "interrupted: the same command resumes, or starts over"
 

@@ -45,7 +45,7 @@ NumberFormat = Literal["fp32", "bf16", "fp16", "int8"]
 
 MAX_WIDTH, MAX_IMAGES = 120, 4096
 FORMAT = "steadytrain-inference"
-"""Of what ``--save`` writes."""
+"""The format of the file that ``--save`` writes."""
 
 
 def bench_infer(

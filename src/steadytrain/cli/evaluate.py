@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 40
 TELLING_GAP = 0.02
-"""Between the mean top-1 probability and the accuracy, where it is also outside the accuracy's 95 % interval."""
+"""The gap between the mean top-1 probability and the accuracy that is worth a word, where it is also outside the
+accuracy's 95 % interval.
+"""
 NAME_COLUMNS = 24  # that a class's name is padded to where each image has a line
 
 WeightsFlag = Annotated[

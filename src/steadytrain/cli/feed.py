@@ -142,7 +142,7 @@ def feed(
 
 
 SHOWN_IMAGES = 32
-"""Of ``steady feed --show``."""
+"""Images that ``steady feed --show`` shows."""
 
 
 def _transforms_of(text: str | None, *, evaluation: bool) -> tuple[Transform, ...]:

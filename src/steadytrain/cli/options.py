@@ -54,9 +54,9 @@ MAX_VALUES, MAX_DEPTH = 100_000, 20
 """The most values that a recipe file may hold, and tables or lists within each other."""
 
 HEADINGS = {name: Parameter(group=Group(name, sort_key=order)) for order, name in enumerate(GROUPS)}
-"""What puts a flag under its heading in ``--help``."""
+"""Parameters that put a flag under its heading in ``--help``."""
 PART_ORDER = ("budget", "", "data", "model", "optim", "precision", "parallel", "every")
-"""In which the flags of the recipe's parts are listed; each stands under its own heading."""
+"""The order in which the flags of the recipe's parts are listed; each stands under its own heading."""
 
 
 def _flags() -> Iterator[tuple[str, str, Flag]]:

@@ -27,7 +27,7 @@ FILES = (".toml", ".json", ".yaml", ".yml")
 
 KINDS = (".svg", ".html")
 MOST_UPDATES = 10_000
-"""Of a search for a rate: more say no more."""
+"""The most updates of a search for a rate: more say no more."""
 
 
 def schedule(

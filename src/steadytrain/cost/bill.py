@@ -30,7 +30,7 @@ from steadytrain.monitor import RunHistory
 from steadytrain.run import Run
 
 COMPUTING = ("forward", "backward", "optimizer", "update", "evaluation")
-"""Of the ledger's buckets, what another GPU would do faster; the rest is taken as it is."""
+"""Buckets of the ledger that another GPU would do faster; the rest is taken as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from steadytrain.doctor.facts import Decoders, Torch, TorchDevice
 from steadytrain.machine.children import ending, finish, kill_at_last, python, start
 
 SECONDS = 120.0
-"""For importing torch and torchvision and waking each GPU; a cold network file system needs a minute."""
+"""Seconds for importing torch and torchvision and waking each GPU; a cold network file system needs a minute."""
 
 # What a library prints as it is imported must not get into the answer: it goes to standard error, and the answer to
 # what was standard output. The process ends at once after it, without the libraries' own tidying up.

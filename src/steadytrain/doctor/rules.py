@@ -585,7 +585,7 @@ RULES: tuple[Rule, ...] = (
     memory_settings,
     limits,
 )
-"""Each is a pure function of the facts; within a severity its findings stand in this order."""
+"""Rules, each a pure function of the facts; within a severity their findings stand in this order."""
 
 
 def findings(facts: MachineFacts) -> list[MachineFinding]:

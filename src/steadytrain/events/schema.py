@@ -492,7 +492,7 @@ update; ``update``: updates that nothing tells the parts of; ``communication``: 
 """
 
 UPDATING = ("warmup", "input", "transfer", "host", "forward", "backward", "update", "optimizer", "communication")
-"""Of these, what updates are made of, the waits for their batches included."""
+"""Buckets that updates are made of, the waits for their batches included."""
 
 
 class Accounted(Event, frozen=True, kw_only=True):

@@ -46,16 +46,16 @@ from steadytrain.training.evaluation import logits_of
 from steadytrain.training.memory import PassLimit
 
 MOST_IMAGES = 32
-"""In a batch, where the user names no number."""
+"""The most images of a batch, where the user names no number."""
 MORE_COST = 1.1
 """Times the least cost of an image: the largest batch that costs no more is taken where the user names none. Too small
 a one would cost throughput; too large a one is only filled under load."""
 WARM_SECONDS = 8.0
-"""After which no larger batch is tried before the server is ready."""
+"""Seconds after which no larger batch is tried before the server is ready."""
 LARGE_PIXELS = 4_000_000
 """An image of more takes a tenth of a second and longer (a PNG of 25 million: 0.6 s), and waits for its like."""
 _TRIM_SECONDS = 5.0
-"""After the last large image, its memory is given back to the system."""
+"""Seconds after the last large image before its memory is given back to the system."""
 _NEWEST = 0.1  # weight of the newest pass in the rate
 
 

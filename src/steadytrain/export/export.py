@@ -65,7 +65,7 @@ TOLERANCE = 1e-3
 """Largest difference of logits in fp32, as a share of the largest logit (at least 1). Engines stay below 1e-4; a wrong
 operator or a lost weight gives more than a tenth."""
 FASTER = 1.03
-"""From how many times the images a second on a file counts as faster: turns of the same file differ by 2 %."""
+"""Times the images a second from which on a file counts as faster: turns of the same file differ by 2 %."""
 TURNS, TURN_SECONDS, BATCH = 7, 0.6, 32
 
 

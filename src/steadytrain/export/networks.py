@@ -46,7 +46,7 @@ GONE = {
     "inception-bn": "a network of timm or torchvision it is not: name its factory, as inception_bn:inception_bn in the"
     " folder benchmarks of the sources",
 }
-"""What became of networks that the table had once."""
+"""Networks that the table once had, with what became of them."""
 
 
 def is_pretrained(name: str) -> bool:

@@ -62,7 +62,7 @@ from steadytrain.reports.page import render
 from steadytrain.training import Trained
 
 MAX_HELD_BYTES = 256 * 2**20
-"""Of all requests at hand, unless one request may have more: what is beyond gets 429."""
+"""The most bytes of all requests at hand, unless one request may have more: what is beyond gets 429."""
 FETCHES = 8  # addresses that are read at the same time, for all requests
 DROPPED = 499  # as nginx has it: the client went away
 PAGE_FILES = ("/", "/docs", "/page.css", "/serve.css", "/serve.js")

@@ -29,7 +29,7 @@ VARIABLE, METADATA = "STEADYTRAIN_NOTICES", "STEADYTRAIN_METADATA"
 """Environment variables: what to ask where the recipe says nothing; another address of the service."""
 
 SIGNAL = "NOTICE"
-"""By which the loop is asked to stop, as by the name of a signal."""
+"""The word by which the loop is asked to stop, as by the name of a signal."""
 
 POLL_SECONDS = 5.0
 ERROR_SECONDS = 60.0

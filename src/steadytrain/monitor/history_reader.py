@@ -35,13 +35,13 @@ from steadytrain.monitor.series import ChartPoint
 from steadytrain.run import Run
 
 LEAST_BYTES = 4 << 20
-"""Of a log that are read again each time: it takes a fifth of a second."""
+"""Bytes of a log up to which it is read again each time: it takes a fifth of a second."""
 
 MAX_STORED = 64
 """Histories in the cache; the oldest go first."""
 
 MOST_STORED_BYTES = 64 << 20
-"""Of a stored history: one of a million events has some."""
+"""The most bytes of a stored history: one of a million events has some."""
 
 
 class LogHistory:
@@ -139,7 +139,7 @@ _STORED: tuple[Any, ...] = (
 )
 _NAMES = {(kind.__module__, kind.__qualname__): kind for kind in _STORED}
 _UNUSABLE = (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RecursionError, pickle.PickleError)
-"""What a stored history raises that is damaged, or of something else."""
+"""Errors of a stored history that is damaged, or of something else."""
 
 
 class _Unpickler(pickle.Unpickler):

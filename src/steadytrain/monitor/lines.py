@@ -17,7 +17,7 @@ MAX_LINES = 8192
 """Lines, and stretches between them, up to which each is kept."""
 
 RECENT_LINES = 1024
-"""Of the newest, which are kept whatever comes: a restart may take some of them back."""
+"""The newest lines, which are kept whatever comes: a restart may take some of them back."""
 
 MOST_EPOCHS = 100_000
 """Epochs that a report has rows of."""

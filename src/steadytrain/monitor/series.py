@@ -40,7 +40,7 @@ COLUMNS = {
     "machine": ("seconds", *MACHINE),
     "device": ("seconds", *DEVICE),
 }
-"""What the rows of the live charts hold, by series."""
+"""Columns of the rows of the live charts, by series."""
 DRAWN = (Logged, Evaluated, FeedStats, MachineStats, DeviceStats)
 """Events that add something to the live charts."""
 

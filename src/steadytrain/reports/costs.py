@@ -47,7 +47,7 @@ HOW_TO_PRICE = (
 )
 
 MOST_ROWS = 60
-"""Of a table of prices on a terminal: a fetched catalogue has tens of thousands."""
+"""The most rows of a table of prices on a terminal: a fetched catalogue has tens of thousands."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ from steadytrain.training.step import Update
 ROUNDS = 3
 """Turns of a measurement; their median counts, so a disturbance of one of them does not."""
 LEAST_BATCHES = 4
-"""Least batches in a turn of the loader alone, which makes several at a time."""
+"""The fewest batches in a turn of the loader alone, which makes several at a time."""
 SIZES_READ = 64
 """Images whose sizes are read from their headers."""
 

@@ -35,7 +35,7 @@ CHOICES = {
     "threads": "parallel.threads",
     "rate": "optim.lr",
 }
-"""What can be chosen -> its key in the recipe."""
+"""Names of what can be chosen, with its key in the recipe."""
 NAMES = tuple(CHOICES)
 
 TURNS = 2

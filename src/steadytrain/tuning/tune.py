@@ -51,7 +51,7 @@ COMPILE_SECONDS, MOST_COMPILE_GAIN = 20.0, 0.3
 """The least time that compiling takes, and the largest gain to expect: shorter runs cannot earn it back."""
 
 CHOSEN, LARGEST, AS_IT_WAS = "what was chosen", "the largest batch", "the recipe as it was"
-"""What is measured in turns at the end."""
+"""Settings that are measured in turns at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)

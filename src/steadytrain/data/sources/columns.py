@@ -397,7 +397,11 @@ def _find_numbering(body: Sequence[Sequence[str]], left: Sequence[int]) -> int |
 def _find_labels(
     names: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int], path: int, width: int, trained: str
 ) -> tuple[int, ...]:
-    """The columns of labels: the one that is called so; the only one left; or all that are left, if numbers."""
+    """Find the columns of labels; none where folders are the classes.
+
+    Names come before values: a name that says "label" is certain, what cells look like is not. A column is chosen by
+    what it holds only once the names of sizes, boxes and numberings are set aside.
+    """
     header = [plain(name) for name in names]
     if known := [place for name in (trained, *LABELS) for place in left if name and header and header[place] == name]:
         return (known[0],)
@@ -406,6 +410,7 @@ def _find_labels(
             f"no column {trained!r}, which holds the labels of the training set (the columns: {list_columns(names)}):"
             " call the column of the labels so, or leave the table out"
         )
+    # Sizes, boxes, numberings and further paths are no labels. Boxes stay where nothing else is left: points, say.
     others = [place for place in left if not header or header[place] not in _NUMBERING]
     if header:
         others = [place for place in others if not _SIZES.fullmatch(header[place])]
@@ -413,7 +418,8 @@ def _find_labels(
     others = [place for place in others if not body or not all(is_image(row[place]) for row in body)]
     if len(others) == 1:
         return (others[0],)
-    is_label = _is_number if header else _is_truth  # columns without names could be anything
+    # Several are labels if all are numbers; without names they could be anything, so that only zeros and ones count.
+    is_label = _is_number if header else _is_truth
     if others and body and all(is_label(row[place]) for row in body for place in others):
         return tuple(others)
     listed = list_columns(names, width)
@@ -422,9 +428,10 @@ def _find_labels(
             f"which column is the label? Name it with --label-column (the columns: {listed});"
             " several times for several columns of zeros and ones"
         )
+    # Nothing else is left: a numbering whose numbers come again is that of the classes.
     numbers = [place for place in left if header and header[place] in _NUMBERING and header[place]]
     numbers = [place for place in numbers if len({row[place] for row in body}) < len(body)]
-    if len(numbers) == 1:  # it names what is seen, not the row
+    if len(numbers) == 1:
         return (numbers[0],)
     if any(_FOLDER.search(row[path]) for row in body):
         return ()
