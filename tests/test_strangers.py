@@ -97,13 +97,13 @@ def test_a_run_names_what_it_reads_outside_of_the_working_folder(
     named = RECIPE.with_(values)
     Run.create("run", named)
     run = Run.open("run")
-    assert run.elsewhere_words() == (
+    assert run.outside_notice() == (
         "reading what the recipe file names outside of this folder: model.weights /etc/weights.pth, data.train"
         " linked/x.rec, data.root ../photos, data.labels s3://bucket/labels.csv"
     )
-    assert not Run(run.directory, named).elsewhere_words(), "the command names them"
+    assert not Run(run.directory, named).outside_notice(), "the command names them"
     network = Recipe.from_json(RECIPE.with_({"model.name": "mxnet:/etc/resnet"}).to_json())
-    assert Run(run.directory, network).elsewhere_words().endswith(": model.name mxnet:/etc/resnet")
+    assert Run(run.directory, network).outside_notice().endswith(": model.name mxnet:/etc/resnet")
 
 
 def test_a_resumed_run_says_what_it_reads_elsewhere_before_it_does(

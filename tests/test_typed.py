@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.config.plain import MOST_WHOLE, build, check_types, fits, leaves, plain, type_words
+from steadytrain.config.plain import MOST_WHOLE, build, check_types, describe_type, fits, leaves, plain
 from steadytrain.errors import RecipeError
 
 
@@ -106,6 +106,6 @@ def test_a_union_takes_what_either_takes(value: object) -> None:
 
 
 def test_types_are_said_in_words() -> None:
-    assert type_words(tuple[float, float]) == "a list of 2 numbers"
-    assert type_words(Literal["a", "b"] | None) == "'a' or 'b' or nothing"
-    assert type_words(bool) == "true or false"
+    assert describe_type(tuple[float, float]) == "a list of 2 numbers"
+    assert describe_type(Literal["a", "b"] | None) == "'a' or 'b' or nothing"
+    assert describe_type(bool) == "true or false"

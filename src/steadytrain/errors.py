@@ -102,10 +102,10 @@ class RankLostError(FailedError):
     exit_code = 4
 
 
-def type_words(value: object) -> str:
+def describe_type(value: object) -> str:
     """Name a value's type for a message, with its article.
 
-    >>> type_words(3), type_words({}), type_words(None)
+    >>> describe_type(3), describe_type({}), describe_type(None)
     ('an int', 'a dict', 'None')
     """
     name = type(value).__name__

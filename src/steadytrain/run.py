@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.config import Data, Recipe
-from steadytrain.config.strangers import FILE_KEYS, elsewhere_words
-from steadytrain.errors import InputError, RecipeError, RunError, SteadyError, storage_errors, type_words
+from steadytrain.config.strangers import FILE_KEYS, outside_notice
+from steadytrain.errors import InputError, RecipeError, RunError, SteadyError, describe_type, storage_errors
 from steadytrain.events import (
     Accounted,
     Ended,
@@ -83,7 +83,7 @@ def _require_folder(directory: object) -> str | os.PathLike[str]:
     """Return a run's folder as it is. Raises RunError for another object, with what it has that is one."""
     if isinstance(directory, str | os.PathLike):
         return directory
-    what = f"{type_words(directory)} is not a run"
+    what = f"{describe_type(directory)} is not a run"
     if isinstance(getattr(directory, "run", None), Run):
         raise RunError(f"{what}: its .run is")
     if isinstance(directory, Recipe):
@@ -96,7 +96,7 @@ def _require_recipe(recipe: object) -> None:
     if isinstance(recipe, Recipe):
         return
     remedy = "its .recipe is one" if isinstance(recipe, Run) else "st.default_recipe('photos') returns one"
-    raise RecipeError(f"the recipe is {type_words(recipe)}; it must be a Recipe: {remedy}")
+    raise RecipeError(f"the recipe is {describe_type(recipe)}; it must be a Recipe: {remedy}")
 
 
 def _data_words(folder: Path) -> str:
@@ -334,11 +334,11 @@ class Run:
         }
         return replace(data, **values)
 
-    def elsewhere_words(self) -> str:
+    def outside_notice(self) -> str:
         """Say what only recipe.json names outside of the working folder, before it is read; empty for nothing."""
         parts = {part: getattr(self.recipe, part) for part in FILE_KEYS}
         values = {f"{name}.{key}": getattr(part, key) for name, part in parts.items() for key in part.from_file}
-        return elsewhere_words(values, self.locate)
+        return outside_notice(values, self.locate)
 
     @property
     def checkpoints(self) -> Path:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from tests.cli.terminal import on_terminal, unstyled
 
 from steadytrain.cli.console import Console, note, progress
-from steadytrain.cli.render import event_words
+from steadytrain.cli.render import describe_event
 from steadytrain.events import (
     Ceilings,
     Ended,
@@ -146,7 +146,7 @@ def test_a_probe_has_lines_of_its_own_and_no_updates() -> None:
     assert lines[4] == "features images=794 total=794 seconds=79.4 fit_seconds=24.0"
     assert lines[-1] == "finished seconds=130.0"
     assert [line for line in told(of_a_probe(), 60.0) if line.startswith("features images=412")] == []
-    words = [" ".join(event_words(event, best_before=BEST)) for event in of_a_probe()]
+    words = [" ".join(describe_event(event, best_before=BEST)) for event in of_a_probe()]
     assert "a probe" in words[0] and "0 steps" not in words[0]
     assert (
         words[-2].startswith("probe val top1 0.7600")
@@ -179,7 +179,7 @@ def test_ceilings_are_told_with_their_limit_and_the_room_that_is_left() -> None:
         "probed step=0 feed_images_per_second=900.0 compute_images_per_second=300.0 both_images_per_second=285.0"
         " ceiling=compute of_ceiling=0.950 feed_headroom=3.00"
     ]
-    assert event_words(ceilings) == [
+    assert describe_event(ceilings) == [
         "probe, images/s: loading alone 900, updates alone 300",
         "both 285: 95% of what the updates allow",
         "the data loader has room for 3 times as many",

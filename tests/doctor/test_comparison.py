@@ -15,7 +15,7 @@ from steadytrain.config.plain import leaves
 from steadytrain.doctor import MachineFacts, compare, comparison_document, comparison_lines, document, findings
 from steadytrain.doctor.comparison import IGNORED, MATTERS
 from steadytrain.doctor.facts import Load, Package, Processor, System, Torch
-from steadytrain.doctor.text import value_in_words
+from steadytrain.doctor.text import value_text
 
 FAST = MachineFacts(
     system=System(host="gpu7", kernel="6.1.0", container="none"),
@@ -174,4 +174,4 @@ def test_every_pattern_is_of_a_fact_that_there_is() -> None:
     ],
 )
 def test_values_in_words(key: str, value: object, words: str) -> None:
-    assert value_in_words(key, value) == words
+    assert value_text(key, value) == words

@@ -20,7 +20,7 @@ from steadytrain.machine.notices import (
     NoticeWatch,
     ask_file,
     cloud_of,
-    stop_words,
+    stop_reason,
     watching_notices,
 )
 
@@ -147,7 +147,7 @@ def test_a_restart_in_a_quarter_of_an_hour_does_not_end_the_run_yet() -> None:
     ],
 )
 def test_whether_a_checkpoint_fits_is_told_with_the_notice(save: float, left: float, words: str) -> None:
-    assert words in stop_words(MachineNotice(id="a", what="aws: terminated", deadline=left), 0.0, save)
+    assert words in stop_reason(MachineNotice(id="a", what="aws: terminated", deadline=left), 0.0, save)
 
 
 def _wait_until(holds: Callable[[], object]) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.monitor.rules import made
 from tests.reports.measured_runs import measured
 
-from steadytrain.cli.render import event_line, event_words
+from steadytrain.cli.render import describe_event, event_line
 from steadytrain.cli.watch import final_lines, state_line
 from steadytrain.cost.prices import parse_price
 from steadytrain.events import (
@@ -115,7 +115,7 @@ def test_wrong_values_of_every_field_of_every_kind_end_no_view(tmp_path: Path, f
     assert 100 < num_damaged < len(events)
     for event in events:
         event_line(event)
-        list(event_words(event))
+        list(describe_event(event))
     reported = accounts([run])
     for render in (markdown, to_json, comma_separated, page):
         assert render(reported)

@@ -18,7 +18,7 @@ from steadytrain.monitor import diagnose, ledger
 from steadytrain.reports import live, tables
 from steadytrain.reports.notebook import run_html
 from steadytrain.reports.page import page
-from steadytrain.reports.run_list import list_runs, row_words
+from steadytrain.reports.run_list import list_runs, row_cells
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account, summarise
 from steadytrain.reports.verdict import verdict_text
@@ -67,7 +67,7 @@ def test_its_page_is_headed_by_its_own_figures(run: Run) -> None:
 
 def test_the_list_of_runs_calls_it_a_probe(run: Run, tmp_path: Path) -> None:
     (row,) = list_runs(tmp_path / "runs")
-    assert row_words(row, 0.0)["epochs"] == "probe"
+    assert row_cells(row, 0.0)["epochs"] == "probe"
     both = tables.to_text([summarise(run), summarise(finished(tmp_path))])
     assert re.search(r"^probe +finished +probe +50\.00 %", both, re.MULTILINE)
 

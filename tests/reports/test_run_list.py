@@ -19,7 +19,7 @@ from steadytrain.events import Failed
 from steadytrain.machine.facts import cache_folder
 from steadytrain.reports import run_list
 from steadytrain.reports.files import run_folders, runs_inside
-from steadytrain.reports.run_list import RunRow, list_runs, parse_where, sort_rows, unmet_words, write_notes
+from steadytrain.reports.run_list import RunRow, known_values, list_runs, parse_where, sort_rows, write_notes
 from steadytrain.run import Run
 
 
@@ -245,10 +245,10 @@ def test_a_condition_that_no_run_meets_is_told_the_values_there_are() -> None:
         RunRow(name="a", directory="a", status="finished", best=0.25, tags=("good",)),
         RunRow(name="b", directory="b", status="failed", best=0.5),
     ]
-    assert unmet_words("status=done", rows) == "status is failed, finished"
-    assert unmet_words("status=finished top1>0.9", rows) == "top1 is 0.25 to 0.5"
-    assert unmet_words("tag=best note=x", rows) == "tag is good; no run has a note"
-    assert unmet_words("status=failed tag=good", rows) == ""  # each is met, by different runs
+    assert known_values("status=done", rows) == "status is failed, finished"
+    assert known_values("status=finished top1>0.9", rows) == "top1 is 0.25 to 0.5"
+    assert known_values("tag=best note=x", rows) == "tag is good; no run has a note"
+    assert known_values("status=failed tag=good", rows) == ""  # each is met, by different runs
 
 
 def test_the_list_and_the_report_find_the_same_runs(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.reports.runs import BATCH, BEGAN, Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
-from steadytrain.cli.render import event_line, event_words
+from steadytrain.cli.render import describe_event, event_line
 from steadytrain.events import Ended, EpochTrained, Failed
 from steadytrain.intervals import spread, wilson
 from steadytrain.monitor import read_history
@@ -156,7 +156,7 @@ def test_a_failed_run_says_why_and_at_which_step(tmp_path: Path) -> None:
 
 def test_a_run_that_a_signal_or_until_stopped_is_not_called_preempted(tmp_path: Path) -> None:
     ended = Ended(status="preempted", step=7, seconds=3, images=128, time=0, attempt=1)
-    shown = [*event_words(ended), str(event_line(ended))]
+    shown = [*describe_event(ended), str(event_line(ended))]
     assert shown[0].startswith("saved and stopped at step 7") and shown[-1].startswith("stopped step=7")
     assert "preempted" not in " ".join(shown)
 

@@ -19,7 +19,7 @@ from steadytrain.reports.time_spent import (
     BUCKETS_SHOWN,
     bar,
     largest_buckets,
-    rates_in_words,
+    rates_text,
     rows,
     sentence,
     share_of,
@@ -70,11 +70,11 @@ def test_only_buckets_that_some_run_has_get_a_row() -> None:
 
 def test_largest_shares_are_named_in_a_sentence() -> None:
     assert sentence(TOLD) == "forward pass 50.0 %, waiting: decoding 45.0 %, start-up 5.0 %"
-    assert rates_in_words(TOLD) == (
+    assert rates_text(TOLD) == (
         "3 min 20 s of wall time, and 30.0 s between its starts; 5.00 images/s overall, 5.26 in updates alone"
     )
     probe = Ledger(wall_seconds=20.1, away_seconds=0.0, seconds=empty() | {"evaluation": 20.1}, steps=0, images=0)
-    assert rates_in_words(probe) == "20.1 s of wall time", "a run without updates has no rates"
+    assert rates_text(probe) == "20.1 s of wall time", "a run without updates has no rates"
 
 
 def test_a_share_that_rounds_to_nothing_is_there() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, cast
 
-from steadytrain.cli.render import event_line, event_words, join_parts
+from steadytrain.cli.render import describe_event, event_line, join_parts
 from steadytrain.events import Evaluated, Event, Logged, ProbeProgress, Saved, Started, Step
 from steadytrain.format import clean, clock, epoch, fold, pairs
 
@@ -383,7 +383,7 @@ class Console:
         if self._foot is not None:
             style = _STYLES.get(event.kind, "green" if best else "")
             classes = self._started.data.get("classes") if self._started else None
-            words = event_words(event, best=best, best_before=self._best, num_classes=classes and len(classes))
+            words = describe_event(event, best=best, best_before=self._best, num_classes=classes and len(classes))
             self._foot.print(words, style)
         elif (line := event_line(event, best=best, is_multi_label=self._is_multi_label)) is not None:
             is_partial = isinstance(event, ProbeProgress) and event.images < event.total

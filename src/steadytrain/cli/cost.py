@@ -65,7 +65,7 @@ def cost(
         steady cost prices V100
         steady cost prices --refresh aws/vms.csv
     """
-    from steadytrain.reports.costs import Question, costs_of, total_words
+    from steadytrain.reports.costs import Question, costs_of, total_text
 
     if runs[:1] == ("prices",):
         about_run = {"--price": price, "--instance": instance, "--target": target, "--what-if": what_if or None}
@@ -96,7 +96,7 @@ def cost(
         print_json(documents[0] if is_single else {"runs": documents})
     else:
         width = min(100, shutil.get_terminal_size().columns)
-        print_text("\n\n".join([*(run.to_text(width) for run in costs), *total_words(costs)]))
+        print_text("\n\n".join([*(run.to_text(width) for run in costs), *total_text(costs)]))
 
 
 def _prices(words: Sequence[str], *, refresh: str | None, cloud: str | None, region: str | None, json: bool) -> None:

@@ -212,17 +212,17 @@ def _machine_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]
     layout = precision.layout.replace("-", " ")
     yield "computed", f"{precision.name} on {clean(str(started.machine['device']))}, {layout}{compiled}{graph}"
     if recipe.parallel.engine == "local":
-        yield "engine", local_words(recipe.parallel)
+        yield "engine", describe_averaging(recipe.parallel)
     if started.price is not None:
         price, spent = Price.from_dict(started.price), started.price.get("spent")
         before = f"; so far {money(spent)} {started.price['currency']}" if spent else ""
         yield "price", f"{price}{before}"
 
 
-def local_words(parallel: Parallel) -> str:
+def describe_averaging(parallel: Parallel) -> str:
     """Describe how ranks of the local engine are averaged.
 
-    >>> local_words(Parallel(engine="local", local_from=5))
+    >>> describe_averaging(Parallel(engine="local", local_from=5))
     'local: weights averaged every 32 updates, from epoch 5 on'
     """
     outer = f", DiLoCo with rate {parallel.outer_lr:g} and momentum {parallel.outer_momentum:g}"

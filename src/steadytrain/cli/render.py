@@ -105,7 +105,7 @@ def _line(word: str, event: Event, fields: str) -> str:
     return f"{word} {pairs(values)}".lstrip()
 
 
-def event_words(
+def describe_event(
     event: Event, *, best: bool = False, best_before: Evaluated | None = None, num_classes: int | None = None
 ) -> list[str]:
     """Describe an event for a person, in parts that belong on a line each or together; often there is nothing to say.

@@ -67,7 +67,7 @@ def runs(
         steady runs runs/rates --compare
         steady runs --clean
     """
-    from steadytrain.reports.run_list import list_runs, parse_where, sort_rows, unmet_words, with_notes, write_notes
+    from steadytrain.reports.run_list import known_values, list_runs, parse_where, sort_rows, with_notes, write_notes
 
     chosen = parse_where(where or "")
     writes = tag is not None or untag is not None or remark is not None
@@ -102,7 +102,7 @@ def runs(
         print_json({"runs": [row.to_dict() for row in found], **compared[1]})
         return
     if not found:
-        values = unmet_words(where or "", rows)
+        values = known_values(where or "", rows)
         note(f"none of {count(len(rows), 'run')} meets {where!r}{': ' * bool(values)}{values}")
         return
     _print_rows(found, with_settings=compare)
@@ -112,9 +112,9 @@ def runs(
 
 def _print_rows(rows: Sequence[RunRow], *, with_settings: bool) -> None:
     """Print the table of runs; on a terminal, columns that have no room are left out and named."""
-    from steadytrain.reports.run_list import differing_settings, row_words
+    from steadytrain.reports.run_list import differing_settings, row_cells
 
-    words = [row_words(row, time.time()) for row in rows]
+    words = [row_cells(row, time.time()) for row in rows]
     columns = {head: [line[head] or NONE for line in words] for head in words[0] if any(line[head] for line in words)}
     settings = [key for key in differing_settings(rows) if key not in SHOWN_SETTINGS] if with_settings else []
     for key in settings:
@@ -343,14 +343,14 @@ def diagnose(
 
         require_run_model(model, [run.recipe.model.name for run in selection.runs])
         spin_where_alone()
-        from steadytrain.cli.render import event_words
+        from steadytrain.cli.render import describe_event
         from steadytrain.training.profile.probe import SECONDS, probe_run
 
         for run in selection.runs:
             allow_import = model is not None and model == run.recipe.model.name
             span = SECONDS if seconds is None else seconds
             probed = probe_run(run, seconds=span, force=force, allow_import=allow_import, say=note)
-            for part in event_words(probed.ceilings):  # at once: a run that has not begun has no verdict
+            for part in describe_event(probed.ceilings):  # at once: a run that has not begun has no verdict
                 note(part)
     diagnoses = [(str(run.directory), diagnose_run(run)) for run in selection.runs]
     if json:

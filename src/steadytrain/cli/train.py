@@ -33,7 +33,7 @@ from steadytrain.config.parts import listed_gpus
 from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.config.settings import OUTPUT
-from steadytrain.config.strangers import ADDRESS_KEYS, elsewhere_words
+from steadytrain.config.strangers import ADDRESS_KEYS, outside_notice
 from steadytrain.cost.prices import known_price
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, RecipeError, RunError, SteadyError, StorageError
@@ -607,7 +607,7 @@ def open_draft(
     train = data or options.value("data.train")
     if train is None and (begun := options.begun_run()) is not None:
         run = Run(begun.directory, begun.recipe.with_(options.changes))
-        _say_if_any(run.elsewhere_words(), say)
+        _say_if_any(run.outside_notice(), say)
         return DraftRun(run.recipe, run.directory, None)
     if isinstance(train, str) and (Path(train) / "recipe.json").exists() and (Path(train) / "events.jsonl").exists():
         raise InputError(
@@ -631,10 +631,10 @@ def open_draft(
 
         if not FACTORY.fullmatch(model):  # which is imported later, if the user named it
             find(model)
-    _say_if_any(elsewhere_words(of_file), say)
+    _say_if_any(outside_notice(of_file), say)
     started = _started(options, train)
     # Before torch and timm are imported, which takes seconds.
-    say(f"reading {train}{_size_words(Path(train)) if started is None else ''}")
+    say(f"reading {train}{_size_note(Path(train)) if started is None else ''}")
     with lasting_imports():
         from steadytrain.training.loop.defaults import choose_recipe
 
@@ -697,7 +697,7 @@ def _require_possible(options: TrainingOptions, *, finetune: bool) -> None:
             return
 
 
-def _size_words(data: Path) -> str:
+def _size_note(data: Path) -> str:
     """Describe how many images and classes there are, if that is known at once."""
     from steadytrain.data.recordio.card import card_of
     from steadytrain.data.sources.folder import count_images
@@ -761,7 +761,7 @@ def _train_visibly(
         mxnet_log: print the lines of MXNet's scripts instead of ours.
     """
     with lasting_imports():
-        from steadytrain.data.storage.runs import upload_words
+        from steadytrain.data.storage.runs import upload_notice
         from steadytrain.training import steps
 
     progress = run.progress()
@@ -777,7 +777,7 @@ def _train_visibly(
         elif is_first:
             note(f"{run.directory} was evaluated at epoch {until:g} already; leave out --until to continue")
         return 0 if is_finished else EXIT_CODES["preempted"]
-    words = upload_words(run.recipe) if is_first else ""
+    words = upload_notice(run.recipe) if is_first else ""
     code, num_steps = 0, 0
     console: AbstractContextManager[Console | None]
     speedometer = Speedometer() if mxnet_log and is_first else None

@@ -129,7 +129,7 @@ def tune(
         )
     evidence = tuned.evidence
     if plot is not None and (panels := reports.panels(evidence)):
-        draw(plot, panels, f"Tuning {draft.model.name}", reports.gain_words(evidence), force=force)
+        draw(plot, panels, f"Tuning {draft.model.name}", reports.gain_text(evidence), force=force)
     if not explain:
         replace_file(output, report.recipe_file(tuned, finetune=finetune, name=str(output)))
     width = min(100, shutil.get_terminal_size().columns)

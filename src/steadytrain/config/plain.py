@@ -216,7 +216,7 @@ def _fitted(name: str, value: object, hint: Any, error: type[InputError]) -> Any
     near = f".{near}" if near else ""
     if isinstance(value, int) and abs(value) > MOST_WHOLE:
         near = f", and a number of at most {MOST_WHOLE:,}"
-    raise error(f"{name} is {shorten(value)}; it must be {type_words(hint)}{near}")
+    raise error(f"{name} is {shorten(value)}; it must be {describe_type(hint)}{near}")
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -284,22 +284,22 @@ _LEAVES: Mapping[Any, Callable[[object], bool]] = {
 }
 
 
-def type_words(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """Format an annotation for a user.
 
-    >>> type_words(int | None), type_words(tuple[float, float])
+    >>> describe_type(int | None), describe_type(tuple[float, float])
     ('a whole number or nothing', 'a list of 2 numbers')
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return " or ".join(type_words(option) for option in args)
+        return " or ".join(describe_type(option) for option in args)
     if origin is Literal:
         return " or ".join(repr(option) for option in args)
     if origin in (tuple, Sequence):
         number = "" if {origin, args[-1]} & {Sequence, Ellipsis} else f"{len(args)} "
-        return f"a list of {number}{type_words(args[0]).removeprefix('a ')}s"
+        return f"a list of {number}{describe_type(args[0]).removeprefix('a ')}s"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return "a table" if args[1] is object else f"a table whose values are {type_words(args[1])}"
+        return "a table" if args[1] is object else f"a table whose values are {describe_type(args[1])}"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from steadytrain.config.defaults import usual_recipe
-from steadytrain.config.plain import hints_of, leaves, type_words
+from steadytrain.config.plain import describe_type, hints_of, leaves
 from steadytrain.config.recipe import Recipe, recipe_settings
 from steadytrain.errors import RecipeError, did_you_mean
 
@@ -48,11 +48,11 @@ def recipe_keys(part: str = "") -> Iterator[RecipeKey]:
                 shown, example = next((f"{key}.{option}", value) for option, value in example.items())
             value = _usual_values(finetune=False).get(key) if example is None else example
             text, hint = _words(value).replace(", ", ","), hints_of(parts[name] if name else Recipe)[field]
-            train, finetune = default_words(key)
-            yield RecipeKey(key, type_words(hint), train, finetune, setting.meaning, f"--set {shown}={text}")
+            train, finetune = usual_texts(key)
+            yield RecipeKey(key, describe_type(hint), train, finetune, setting.meaning, f"--set {shown}={text}")
 
 
-def default_words(key: str) -> tuple[str, str]:
+def usual_texts(key: str) -> tuple[str, str]:
     """Return the default of a key in words, of ``train`` and of ``finetune``."""
     usual = recipe_settings()[key].usual
     if usual:
@@ -75,7 +75,7 @@ def flag_help(key: str, verb: str = "") -> str:
     text, value = setting.flag.help or setting.meaning, setting.usual or _usual_values(finetune=True).get(key)
     if value is None or value is False or setting.flag.kind is bool or verb == "resume":
         return text
-    train, finetune = default_words(key)
+    train, finetune = usual_texts(key)
     both = train if train == finetune else f"train: {train}; finetune: {finetune}"
     return f"{text} [default: {({'train': train, 'finetune': finetune}).get(verb, both)}]"
 

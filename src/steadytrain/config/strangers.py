@@ -63,14 +63,14 @@ _READ_KEYS = tuple(f"{gate.part}.{gate.key}" for gate in GATES if gate.rule.star
 ADDRESS_KEYS = tuple(f"{gate.part}.{gate.key}" for gate in GATES if gate.rule == _NOT_ASKED)
 
 
-def elsewhere_words(values: Mapping[str, object], locate: Callable[[str], Path] = Path) -> str:
+def outside_notice(values: Mapping[str, object], locate: Callable[[str], Path] = Path) -> str:
     """Say what a file names outside of the working folder, before it is read; empty where there is nothing.
 
     Args:
         values: keys of the recipe -> values that only a file says.
         locate: returns where a path leads.
 
-    >>> elsewhere_words({"data.train": "photos", "data.val": "s3://bucket/val.rec", "model.weights": "/w.pth"})
+    >>> outside_notice({"data.train": "photos", "data.val": "s3://bucket/val.rec", "model.weights": "/w.pth"})
     'reading what the recipe file names outside of this folder: model.weights /w.pth, data.val s3://bucket/val.rec'
     """
     folder = Path.cwd().resolve()

@@ -10,7 +10,7 @@ from typing import Any
 
 from steadytrain.config.plain import build, plain
 from steadytrain.doctor.rules import SEVERITIES, MachineFinding
-from steadytrain.doctor.text import VERSION, finding_lines, value_in_words, wrapped
+from steadytrain.doctor.text import VERSION, finding_lines, value_text, wrapped
 from steadytrain.errors import RecipeError
 
 KIND = "steadytrain doctor comparison"
@@ -202,4 +202,4 @@ def _change(fact: Difference) -> str:
     old, new, times = fact.old, fact.new, ""
     if fact.key.endswith(_AMOUNTS) and _is_number(old) and _is_number(new) and old > 0 and new > 0:
         times = f" (x {new / old:.2g})"
-    return f"{fact.key}: {value_in_words(fact.key, old)} -> {value_in_words(fact.key, new)}{times}"
+    return f"{fact.key}: {value_text(fact.key, old)} -> {value_text(fact.key, new)}{times}"

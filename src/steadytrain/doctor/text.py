@@ -68,7 +68,7 @@ def _rows(part: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             for number, table in enumerate(value):
                 yield f"{_SINGULAR[name]} {number}", _joined(table)
         elif value not in (None, [], ""):
-            yield label.removesuffix(" bytes").removesuffix(" share"), value_in_words(name, value)
+            yield label.removesuffix(" bytes").removesuffix(" share"), value_text(name, value)
 
 
 def _joined(table: Mapping[str, Any]) -> str:
@@ -82,10 +82,10 @@ def _versions(packages: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, 
             yield label, ", ".join(f"{name}{_TIE}{about['version'] or 'missing'}" for name, about in chosen.items())
 
 
-def value_in_words(key: str, value: Any) -> str:
+def value_text(key: str, value: Any) -> str:
     """Format a value by the unit in its name.
 
-    >>> value_in_words("memory.total_bytes", 16e9), value_in_words("load.steal_share", 0.12)
+    >>> value_text("memory.total_bytes", 16e9), value_text("load.steal_share", 0.12)
     ('16.0 GB', '12 %')
     """
     if value is None:

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from steadytrain.launch.supervise import job_exit_code, killed_words, rank_variables
+from steadytrain.launch.supervise import job_exit_code, killed_notice, rank_variables
 from steadytrain.machine.children import die_with_parent, exit_code, kill_at_last, start, start_copying, wait_together
 from steadytrain.machine.process import take_signals
 
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.independent and (code := processes[place].returncode) < 0 and not requests:
                 is_last = args.size == args.procs and all(process.poll() for process in processes)
                 print(
-                    f"[{args.name}] {killed_words(first + place, code, is_last=is_last)}", file=sys.stderr, flush=True
+                    f"[{args.name}] {killed_notice(first + place, code, is_last=is_last)}", file=sys.stderr, flush=True
                 )
 
         ended = wait_together(

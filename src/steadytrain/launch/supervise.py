@@ -112,7 +112,7 @@ def keep_ranks(
 
     def say_killed(rank: int) -> None:
         if independent and (code := ranks[rank].returncode) < 0 and not received:
-            say(killed_words(rank, code, is_last=all(process.poll() for process in ranks)))
+            say(killed_notice(rank, code, is_last=all(process.poll() for process in ranks)))
             on_killed(rank)
 
     left = restarts
@@ -205,10 +205,10 @@ def rank_variables(
     }
 
 
-def killed_words(rank: int, code: int, *, is_last: bool) -> str:
+def killed_notice(rank: int, code: int, *, is_last: bool) -> str:
     """Word that an independent rank was killed; ``is_last``: none still runs, and none came to the end.
 
-    >>> killed_words(1, -9, is_last=False)
+    >>> killed_notice(1, -9, is_last=False)
     'rank 1 was killed by SIGKILL: the others do its work'
     """
     rest = "no rank is left, run the same command again to continue" if is_last else "the others do its work"

@@ -309,7 +309,7 @@ class NoticeWatch:
             self._seen.add(notice.id)
             lead = max(LEAST_LEAD, _LEAD_SAVES * self._save_seconds() + _LEAD_MORE)
             if notice.takes == "all" and (left is None or left <= lead):
-                self._say(stop_words(notice, now, self._save_seconds()))
+                self._say(stop_reason(notice, now, self._save_seconds()))
                 self.notice = notice
                 return
             if not is_new:
@@ -353,11 +353,11 @@ class NoticeWatch:
         self._over.set()
 
 
-def stop_words(notice: MachineNotice, now: float, save_seconds: float) -> str:
+def stop_reason(notice: MachineNotice, now: float, save_seconds: float) -> str:
     """Say that a notice ends the run, when the machine goes, and whether a checkpoint fits in before.
 
     >>> notice = MachineNotice(id="a", what="aws: this machine is terminated", deadline=120.0)
-    >>> stop_words(notice, 0.0, 1.5)
+    >>> stop_reason(notice, 0.0, 1.5)
     'aws: this machine is terminated in 120 s: saving and stopping (a checkpoint takes 1.50 s)'
     """
     left = _left(notice, now)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from steadytrain.config.factories import FACTORY, OBJECT
-from steadytrain.errors import ModelError, type_words
+from steadytrain.errors import ModelError, describe_type
 from steadytrain.models.weights import NORMS
 
 Given: TypeAlias = str | nn.Module | Callable[..., nn.Module]
@@ -39,7 +39,7 @@ def name_model(model: Given) -> str:
     if isinstance(model, str):
         return model
     if not callable(model):
-        raise ModelError(f"the model is {type_words(model)}; it must be a name, a torch.nn.Module or a function")
+        raise ModelError(f"the model is {describe_type(model)}; it must be a name, a torch.nn.Module or a function")
     if isinstance(model, nn.Module):
         shapes = [(key, *value.shape) for key, value in model.named_parameters() if not nn.parameter.is_lazy(value)]
         kind, content = type(model).__name__, f"{model!r} {shapes} {_norms_digest(model)}"

@@ -174,10 +174,10 @@ class Mean(Generic[Sampled]):
         return replace(newest, **changes)
 
 
-def memory_words(stats: MachineStats | None) -> str:
+def memory_text(stats: MachineStats | None) -> str:
     """Describe the memory that a killed process used last; empty if it was not recorded.
 
-    >>> memory_words(MachineStats(seconds=1, cores=2, machine_cores=2, memory_bytes=39 * 10**8,
+    >>> memory_text(MachineStats(seconds=1, cores=2, machine_cores=2, memory_bytes=39 * 10**8,
     ...                           memory_limit_bytes=4 * 10**9, available_bytes=10**8))
     'it last used 3.9 GB of memory, of a limit of 4.0 GB: it probably ran out of memory; lower --batch-size'
     """

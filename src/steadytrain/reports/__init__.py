@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from steadytrain.errors import InputError, type_words
+from steadytrain.errors import InputError, describe_type
 from steadytrain.interop.logs import LogRun
 from steadytrain.intervals import spread as spread
 from steadytrain.intervals import wilson as wilson
@@ -50,7 +50,7 @@ def report(
     runs = [runs] if isinstance(runs, Run | str | Path) else runs
     if not isinstance(runs, Sequence) or not runs:
         raise InputError(
-            f"runs is {'empty' if isinstance(runs, Sequence) else type_words(runs)}; name a run, or several"
+            f"runs is {'empty' if isinstance(runs, Sequence) else describe_type(runs)}; name a run, or several"
         )
     chosen = find_all(run.directory if isinstance(run, Run) else run for run in runs).runs
     write(path, render(accounts(chosen)), force=force)

@@ -243,7 +243,7 @@ class RunCost:
         yield clean(f"{self.run.directory}: {self.status}")
         yield f"{duration(seconds)} of wall time in {count(len(self.parts), 'attempt')}{left}"
         yield f"{devices / 3600:,.3g} hours of devices, {max(part.devices for part in self.parts)} at a time"
-        yield energy_words(None if self.history is None else energy(self.history))
+        yield energy_text(None if self.history is None else energy(self.history))
         yield from wrap(f"no price is known: {HOW_TO_PRICE}", width, "", "  ")
 
     def _bill_lines(self, bill: Bill, width: int) -> Iterator[str]:
@@ -295,7 +295,7 @@ class RunCost:
         if self.log is None:
             used = energy(history)
             paid = None if used is None else self.energy_money(used)
-            yield energy_words(used, "" if paid is None else f", {money(paid)} {bill.currency}")
+            yield energy_text(used, "" if paid is None else f", {money(paid)} {bill.currency}")
 
     def _spot_lines(self, history: RunHistory, width: int) -> Iterator[str]:
         rows, question = self.spot(history), self.question
@@ -353,7 +353,7 @@ class RunCost:
         yield from wrap(error, width, "  ")
 
 
-def energy_words(used: Energy | None, worth: str = "") -> str:
+def energy_text(used: Energy | None, worth: str = "") -> str:
     """Say how much energy was measured; ``worth``: what it costs, with a comma before it."""
     if used is None:
         return "energy: nothing could be read (RAPL: /sys/class/powercap; GPUs: NVML)"
@@ -426,7 +426,7 @@ def costs_of(paths: Sequence[str], question: Question, *, say: Callable[[str], N
     return [log_cost(run, question) if isinstance(run, LogRun) else run_cost(run, question) for run in selection.runs]
 
 
-def total_words(costs: Sequence[RunCost]) -> list[str]:
+def total_text(costs: Sequence[RunCost]) -> list[str]:
     """Say what several runs cost together, where all that have prices have them in one currency."""
     bills = [cost.bill for cost in costs if cost.bill is not None]
     if len(bills) < 2 or len({bill.currency for bill in bills}) > 1:

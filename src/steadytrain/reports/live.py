@@ -38,7 +38,7 @@ from steadytrain.machine.web_server import LimitedServer, ServerLimits
 from steadytrain.monitor.series import COLUMNS, MAX_POINTS, THINNED_BY, ChartPoint, ChartRow, six_digits
 from steadytrain.reports.charts import LIVE_CHARTS, TEMPLATES, LiveChart
 from steadytrain.reports.page import packed_plotly, probe_heroes, render, script
-from steadytrain.reports.run_list import DAMAGED, RunRow, list_runs, row_words
+from steadytrain.reports.run_list import DAMAGED, RunRow, list_runs, row_cells
 from steadytrain.reports.status import milestones
 from steadytrain.reports.time_spent import BUCKETS_SHOWN, largest_buckets, stacked
 from steadytrain.reports.verdict import ceiling_line, saving
@@ -215,7 +215,7 @@ class _FolderPage:
     def _document(self) -> dict[str, Any]:
         rows, now = self._rows or [], time.time()
         rows = sorted(rows, key=lambda row: row.status != "running")
-        shown = [{"key": "" if row.status == DAMAGED else key_of(row), **row_words(row, now)} for row in rows]
+        shown = [{"key": "" if row.status == DAMAGED else key_of(row), **row_cells(row, now)} for row in rows]
         counts = Counter(row.status for row in rows)
         words = ", ".join(f"{number} {status}" for status, number in counts.most_common())
         return {"reading": self._rows is None, "error": self._error, "counts": words, "rows": shown}

@@ -48,7 +48,7 @@ from steadytrain.reports.tables import (
     shown_epochs,
     speed_table,
 )
-from steadytrain.reports.time_spent import bar, rates_in_words, rows, sentence
+from steadytrain.reports.time_spent import bar, rates_text, rows, sentence
 from steadytrain.reports.tuned import section
 from steadytrain.reports.verdict import held_back
 
@@ -298,7 +298,7 @@ def _run(index: int, account: Account) -> dict[str, Any]:
         "bar": bar(account.ledger.seconds),
         "spent": sentence(account.ledger),
         "verdict": held_back(account),
-        "rates": rates_in_words(account.ledger),
+        "rates": rates_text(account.ledger),
         "columns": columns,
         "epochs": cells,
         "best_epoch": 0 if best is None else shown.index(account.epochs[best]) + 1,

@@ -265,10 +265,10 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def row_words(row: RunRow, now: float) -> dict[str, str]:
+def row_cells(row: RunRow, now: float) -> dict[str, str]:
     """Format a run for a table, by the heads of its columns; empty where there is nothing to say.
 
-    >>> words = row_words(RunRow(name="a", directory="a", status="finished", best=0.9231, low=0.91, high=0.93), 0.0)
+    >>> words = row_cells(RunRow(name="a", directory="a", status="finished", best=0.9231, low=0.91, high=0.93), 0.0)
     >>> words["best"], words["cost"]
     ('92.31 % (91.00 to 93.00)', '')
     """
@@ -349,10 +349,10 @@ loss, images_per_second, cost, age, seconds, epochs, or a key of the recipe, suc
     return lambda row: all(holds(row) for holds in conditions)
 
 
-def unmet_words(text: str, rows: Sequence[RunRow]) -> str:
+def known_values(text: str, rows: Sequence[RunRow]) -> str:
     """Say which values there are of the fields by which a condition finds no run.
 
-    >>> unmet_words("status=done top1>0.5", [RunRow(name="a", directory="a", status="finished", best=0.25)])
+    >>> known_values("status=done top1>0.5", [RunRow(name="a", directory="a", status="finished", best=0.25)])
     'status is finished; top1 is 0.25'
     """
     parts: list[str] = []

@@ -15,7 +15,7 @@ from steadytrain.cost.prices import Price
 from steadytrain.events import Ended, Event, Failed, MachineStats
 from steadytrain.format import clock, count, duration, epoch, rate, size, when
 from steadytrain.monitor import RunHistory
-from steadytrain.monitor.samples import memory_words
+from steadytrain.monitor.samples import memory_text
 from steadytrain.run import Run
 
 Status = Literal["finished", "running", "interrupted", "failed"]
@@ -96,7 +96,7 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
     stats = history.newest(MachineStats)
     if stats is None or stats.attempt != history.attempts[-1].number:
         stats = None
-    memory, last = memory_words(stats), f"killed (last event: step {history.step})"
+    memory, last = memory_text(stats), f"killed (last event: step {history.step})"
     return "interrupted", "; ".join(filter(None, (last, memory, "the same command resumes it")))
 
 

@@ -146,11 +146,11 @@ _FIGURES: dict[str, Callable[[Epoch], str]] = {
 
 
 SPREADS: dict[str, Callable[[Repeats], str]] = {
-    "best top-1": lambda group: spread_words(None if group.best_mean_ap else group.best_top1, percents=True),
-    "last top-1": lambda group: spread_words(None if group.last_mean_ap else group.last_top1, percents=True),
-    "best mAP": lambda group: spread_words(group.best_mean_ap, percents=True),
-    "last mAP": lambda group: spread_words(group.last_mean_ap, percents=True),
-    "last loss": lambda group: spread_words(group.last_loss),
+    "best top-1": lambda group: spread_text(None if group.best_mean_ap else group.best_top1, percents=True),
+    "last top-1": lambda group: spread_text(None if group.last_mean_ap else group.last_top1, percents=True),
+    "best mAP": lambda group: spread_text(group.best_mean_ap, percents=True),
+    "last mAP": lambda group: spread_text(group.last_mean_ap, percents=True),
+    "last loss": lambda group: spread_text(group.last_loss),
     "wall time": lambda group: duration(group.seconds.mean if group.seconds else None),
 }
 """Figures of repeats: mean and sample standard deviation, and in brackets the 95 % interval of the mean."""
@@ -164,11 +164,11 @@ def spread_rows(groups: Sequence[Repeats]) -> list[list[str]]:
     return [["repeats", *heads], *([group.title, *(SPREADS[head](group) for head in heads)] for group in groups)]
 
 
-def spread_words(value: Spread | None, *, percents: bool = False) -> str:
+def spread_text(value: Spread | None, *, percents: bool = False) -> str:
     """Format a spread, as percents with two digits or as a number with four.
 
     >>> from steadytrain.intervals import spread
-    >>> spread_words(spread([0.90, 0.92, 0.91]), percents=True)
+    >>> spread_text(spread([0.90, 0.92, 0.91]), percents=True)
     '91.00 % ± 1.00 (88.52 to 93.48)'
     """
     if value is None:
@@ -192,7 +192,7 @@ def _best(runs: Sequence[Summary]) -> str:
     if len(runs) == 1:
         return percent(runs[0].quality.best.value if runs[0].quality.best else None, 2)
     [group] = find_repeats(runs, same_devices=True)
-    return spread_words(group.best_mean_ap or group.best_top1, percents=True)
+    return spread_text(group.best_mean_ap or group.best_top1, percents=True)
 
 
 COMPARED: dict[str, Callable[[Sequence[Summary]], str]] = {

@@ -112,7 +112,7 @@ def sentence(ledger: Ledger) -> str:
     return ", ".join(f"{BUCKETS_SHOWN[name].label} {share_of(ledger.share(name))}" for name in names)
 
 
-def rates_in_words(ledger: Ledger) -> str:
+def rates_text(ledger: Ledger) -> str:
     """Format wall time, pauses, and both rates in a line."""
     away = f", and {duration(ledger.away_seconds)} between its starts" if ledger.away_seconds >= 0.05 else ""
     words = f"{duration(ledger.wall_seconds)} of wall time{away}"

@@ -172,7 +172,7 @@ def keep_evidence(run: Run, evidence: TuningEvidence) -> None:
     replace_file(run.tuning, json.dumps(plain(evidence), indent=2) + "\n")
 
 
-def gain_words(evidence: TuningEvidence) -> str:
+def gain_text(evidence: TuningEvidence) -> str:
     """Describe how fast the tuned recipe is, and how fast it was before."""
     if evidence.tuned_rate is None:
         return "Loading and updates were not measured together."
@@ -236,7 +236,7 @@ def summary(evidence: TuningEvidence, width: int) -> list[str]:
     lines = []
     for choice in evidence.choices:
         lines += wrap(f"{choice.key} = {_value(choice.value)}: {choice.reason}", width, "", "    ")
-    for remark in ["", gain_words(evidence), *remarks(evidence)]:
+    for remark in ["", gain_text(evidence), *remarks(evidence)]:
         lines += wrap(remark, width, "") or [""]
     return lines
 
@@ -291,7 +291,7 @@ def section(run: Run) -> dict[str, Any] | None:
     heads, *rows = measurement_rows(evidence)
     return {
         "intro": f"steady tune: {evidence.on}" if evidence.on else "by steady tune",
-        "gain": gain_words(evidence),
+        "gain": gain_text(evidence),
         "choices": [_choice_cells(choice, values) for choice in evidence.choices],
         "remarks": remarks(evidence),
         "pictures": pictures,

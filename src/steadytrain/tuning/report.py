@@ -10,7 +10,7 @@ from typing import Any
 from steadytrain.config.defaults import COMMENT_WIDTH, SMALL, usual_recipe, write_toml
 from steadytrain.config.plain import plain
 from steadytrain.format import clean, duration
-from steadytrain.reports.tuned import gain_words, remarks
+from steadytrain.reports.tuned import gain_text, remarks
 from steadytrain.tuning.tune import Tuned
 
 
@@ -33,7 +33,7 @@ def recipe_file(tuned: Tuned, *, finetune: bool, name: str) -> str:
     head = [
         f"# {clean(recipe.model.name)} tuned for {clean(device)}, on {day}.",
         f"# {versions}; {duration(evidence.seconds)}.",
-        *_comment(gain_words(evidence)),
+        *_comment(gain_text(evidence)),
         "#",
         f"#   {command}",
     ]

@@ -65,7 +65,7 @@ from steadytrain.data.storage.local_files import LocalFile, read_patiently
 from steadytrain.data.storage.object_cache import fetch_list, open_objects
 from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import RemoteFile, is_remote_file, remote_file_of
-from steadytrain.data.storage.store import MOST_REQUESTS, faults_words, is_uri
+from steadytrain.data.storage.store import MOST_REQUESTS, faults_text, is_uri
 from steadytrain.errors import DataError, SteadyError
 from steadytrain.files import lock_at_once, open_regular
 from steadytrain.format import count, printable
@@ -690,7 +690,7 @@ class Records:
     def new_faults(self) -> str:
         """Describe which requests to a store were repeated since it was last asked; empty where none was."""
         before, self._told = self._told, self.traffic() or Traffic()
-        words = faults_words((self._told - before).faults)
+        words = faults_text((self._told - before).faults)
         return f"{self.name}: {words}" if words else ""
 
     @property

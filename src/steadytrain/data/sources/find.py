@@ -63,7 +63,7 @@ from steadytrain.data.sources.tables import is_of_paths, read_list, read_table
 from steadytrain.data.sources.webdataset import is_webdataset, list_samples
 from steadytrain.data.storage.scratch import new_path
 from steadytrain.data.storage.store import ObjectPlace, is_uri, local_name
-from steadytrain.errors import DataError, SteadyError, did_you_mean, type_words
+from steadytrain.errors import DataError, SteadyError, describe_type, did_you_mean
 from steadytrain.files import other_spelling
 from steadytrain.format import Say, count, few
 
@@ -185,7 +185,7 @@ def source_name(data: object) -> str:
         remedy = "put them into one folder, or pack them: st.pack([...], 'all.rec')"
     elif isinstance(data, list) and all(isinstance(item, tuple) for item in data):
         remedy = "write a file photos.csv with a header, image,label, and name it"
-    raise DataError(f"the data are {type_words(data)}; they must be the name of a folder or a file: {remedy}")
+    raise DataError(f"the data are {describe_type(data)}; they must be the name of a folder or a file: {remedy}")
 
 
 def require_there(source: str) -> None:

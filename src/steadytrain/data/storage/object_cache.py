@@ -42,7 +42,7 @@ from steadytrain.data.storage.store import (
     ObjectFacts,
     ObjectPlace,
     Store,
-    faults_words,
+    faults_text,
 )
 from steadytrain.errors import DataError, storage_errors
 from steadytrain.files import create, lock_surely, locked
@@ -163,7 +163,7 @@ def open_object(
                 for _ in pool.map(lambda suffix: _fetch_companion(store, place, file, suffix, siblings), COMPANIONS):
                     pass
     if faults:
-        say(f"{place}: {faults_words(faults)}")
+        say(f"{place}: {faults_text(faults)}")
     return file
 
 

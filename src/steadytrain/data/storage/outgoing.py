@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from steadytrain.data.storage.store import Fault, NoObjectError, ObjectPlace, Store, abort_uploads, faults_words
+from steadytrain.data.storage.store import Fault, NoObjectError, ObjectPlace, Store, abort_uploads, faults_text
 from steadytrain.errors import DataError, StorageError, storage_errors
 from steadytrain.files import lock_at_once, open_lock, replace_file
 from steadytrain.format import size as size_words
@@ -109,7 +109,7 @@ class Outgoing:
                     abort_uploads(self.place, names, say)
                 raise
         if faults:
-            say(f"{self.place.base}: {faults_words(faults)}")
+            say(f"{self.place.base}: {faults_text(faults)}")
             abort_uploads(self.place, names, say)  # of ours, that were begun again
 
     def mark_made(self, work: str) -> None:

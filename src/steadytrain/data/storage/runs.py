@@ -23,7 +23,7 @@ from steadytrain.data.storage.store import (
     NoObjectError,
     ObjectPlace,
     Store,
-    faults_words,
+    faults_text,
 )
 from steadytrain.errors import DataError, RecipeError, RunError, SteadyError, StorageError, storage_error
 from steadytrain.files import create, locked
@@ -166,7 +166,7 @@ class FolderUpload:
         self._closed = True
         self._asked.set()
         self._thread.join()
-        if words := faults_words(self.faults):
+        if words := faults_text(self.faults):
             self.say(f"{self.uri}: {words}")
         if self.error is not None:
             raise type(self.error)(f"{self.folder} is complete, but not all of it at {self.uri}: {self.error}")
@@ -247,7 +247,7 @@ class FolderUpload:
         return files
 
 
-def upload_words(recipe: Recipe) -> str:
+def upload_notice(recipe: Recipe) -> str:
     """Say where a run is uploaded to, or why it is not where its recipe asks for it; empty where it does not."""
     uri = recipe.every.upload
     if uri is None:

@@ -35,7 +35,7 @@ from steadytrain.data.storage.store import (
     ObjectFacts,
     ObjectPlace,
     Store,
-    faults_words,
+    faults_text,
     is_uri,
     local_name,
 )
@@ -116,7 +116,7 @@ def _fetch_whole(uri: str, files: Sequence[Path], missing: Sequence[Path], say: 
             pool.shutdown(cancel_futures=True)
             raise
     if faults:
-        say(f"{uri}: {faults_words(faults)}")
+        say(f"{uri}: {faults_text(faults)}")
 
 
 def _require_room(uri: object, num_bytes: int, limit: int) -> None:
@@ -159,7 +159,7 @@ def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
                 _fetch_files(patient, place, path, listed)
                 done.write_text(str(total), encoding="ascii")
                 if faults:
-                    say(f"{place}: {faults_words(faults)}")
+                    say(f"{place}: {faults_text(faults)}")
     return path
 
 

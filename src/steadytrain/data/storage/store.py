@@ -732,10 +732,10 @@ def _facts(meta: Any) -> ObjectFacts:
     return ObjectFacts(int(meta["size"]), meta["e_tag"] or "", meta["last_modified"].isoformat())
 
 
-def faults_words(counts: Mapping[Fault, int]) -> str:
+def faults_text(counts: Mapping[Fault, int]) -> str:
     """Word how many requests were repeated, and why; empty where none was.
 
-    >>> faults_words({"timeout": 1, "slow down": 2})
+    >>> faults_text({"timeout": 1, "slow down": 2})
     '3 requests failed and were made again (2 slow down, 1 timeout)'
     """
     counted = sorted(((n, fault) for fault, n in counts.items() if n), reverse=True)

@@ -12,7 +12,7 @@ from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import INPUT, STEADY
 from steadytrain.monitor.rules.cause import LEAST, Cause, VerdictRule, clip
-from steadytrain.monitor.rules.loader import nearer_words
+from steadytrain.monitor.rules.loader import nearer_advice
 from steadytrain.monitor.rules.pace import is_throttled, mean_pace
 
 USUAL_EVALUATION = 0.10  # of the time: what an evaluation after each epoch may well take
@@ -218,7 +218,7 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
             sentence=f"Reading the data{also} before the first update waited {duration(reading)} for storage,"
             f" {percent(clip(reading / wall))} of the time{rate}.",
             evidence=tuple(figures),
-            change=nearer_words(str(evidence.recipe.data.train)),
+            change=nearer_advice(str(evidence.recipe.data.train)),
             saves=clip(reading / wall),
         )
         if also:

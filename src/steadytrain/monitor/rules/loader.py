@@ -180,12 +180,12 @@ def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cau
             sentence="In the first epoch the loop waits for storage "
             f"for {percent(share)} of the run's time; afterwards the images are in memory.{also}",
             evidence=tuple(figures),
-            change=nearer_words(data)
+            change=nearer_advice(data)
             if is_uri(data)
             else f"read the files into memory before training: cat {_files(data)} > /dev/null",
             saves=share,
         )
-    change, saves = nearer_words(data), share
+    change, saves = nearer_advice(data), share
     if blame.change and not pace.is_from_disk:  # each image is far away, and several can be on their way at once
         change, saves = blame.change, min(share, blame.saves)
     if most and sum(moved for _, moved in neighbours) >= own_rate:
@@ -195,10 +195,10 @@ def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cau
     return Cause(name="storage", share=share, sentence=sentence, evidence=tuple(figures), change=change, saves=saves)
 
 
-def nearer_words(data: str) -> str:
+def nearer_advice(data: str) -> str:
     """Advise a faster disk, or a local copy of an object in a store.
 
-    >>> nearer_words("photos/")
+    >>> nearer_advice("photos/")
     'copy the images to a faster disk: cp -r photos/ FOLDER, and train on FOLDER'
     """
     if is_uri(data):

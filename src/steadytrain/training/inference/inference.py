@@ -26,7 +26,7 @@ from steadytrain.data.sources.labels import say_places
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.local_files import read_patiently
-from steadytrain.errors import DataError, RunError, read_errors, type_words
+from steadytrain.errors import DataError, RunError, describe_type, read_errors
 from steadytrain.format import OnProgress, Say, few, print_note
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
@@ -224,7 +224,7 @@ def open_evaluation_data(
             run = Run.open(trained.path.parent)
         except RunError as error:
             raise DataError(f"{trained.path} belongs to no run: name the data to evaluate on") from error
-        if words := run.elsewhere_words():
+        if words := run.outside_notice():
             say(words)
         sets = open_data(run.data, seed=run.recipe.seed, begun=run.progress().started)
         if sets.val is None:
@@ -404,8 +404,8 @@ def _named_images(images: Any) -> Iterator[Images]:
     for item in images if isinstance(images, Iterable) or hasattr(images, "__getitem__") else [images]:
         if not isinstance(item, str | Path | bytes):
             raise DataError(
-                f"an image is {type_words(item)}; it must be the name of a file or a folder, or a file's bytes: save it"
-                " first (PIL: image.save('a.png'))"
+                f"an image is {describe_type(item)}; it must be the name of a file or a folder, or a file's bytes: save"
+                " it first (PIL: image.save('a.png'))"
             )
         yield item
 

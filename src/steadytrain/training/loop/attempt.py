@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack, cast
 
 import torch
 
-from steadytrain.data.storage.runs import FolderUpload, require_same_run, upload_words
+from steadytrain.data.storage.runs import FolderUpload, require_same_run, upload_notice
 from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.process_group import Group, ranks_of
 from steadytrain.errors import DivergedError, FailedError, RankLostError, StalledError, SteadyError, StorageError
@@ -262,7 +262,7 @@ def _uploading(run: Run, log: EventLog, *, is_first: bool) -> Iterator[Callable[
     uploads = uri is not None and "upload" not in every.from_file and is_first
     if uri is not None and uploads:
         require_same_run(run.directory, run.recipe, uri)
-    if is_first and (words := upload_words(run.recipe)):
+    if is_first and (words := upload_notice(run.recipe)):
         log.append(Noticed(message=words))
     if uri is None or not uploads:
         yield lambda: None

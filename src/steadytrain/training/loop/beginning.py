@@ -10,7 +10,7 @@ from steadytrain.config.phases import parse_train
 from steadytrain.errors import ModelError
 from steadytrain.events import Evaluated, Event, Noticed, ProbeProgress, Resumed
 from steadytrain.format import count
-from steadytrain.monitor.samples import memory_words
+from steadytrain.monitor.samples import memory_text
 from steadytrain.run import RunProgress
 from steadytrain.training.finetuning.linear_probe import HELD_OUT, fit_head
 from steadytrain.training.loop.evaluating import maybe_evaluate
@@ -39,7 +39,7 @@ def begin(session: Session, stop: Callable[[], str | None], before: RunProgress,
 def _resumed(session: Session, before: RunProgress) -> Iterator[Event]:
     """Report the cost of an earlier attempt's end, and what of its log is lost."""
     if session.is_first and before.is_open:
-        session.notice(_killed_words(before, session.started.machine))
+        session.notice(_killed_notice(before, session.started.machine))
     if session.is_first and before.unreadable:
         lines = count(before.unreadable, "line")
         session.notice(f"{lines} of {session.run.log_path()} could not be read: damaged, and left out of every figure")
@@ -53,14 +53,14 @@ def _resumed(session: Session, before: RunProgress) -> Iterator[Event]:
         )
 
 
-def _killed_words(before: RunProgress, machine: Mapping[str, Any]) -> str:
+def _killed_notice(before: RunProgress, machine: Mapping[str, Any]) -> str:
     """Return a sentence saying that the previous attempt was killed, and why, if known."""
     words = f"the attempt before (attempt {before.attempt}) was killed, or the machine went down"
     started = before.started.machine if before.started else {}
     then, now = started.get("out_of_memory_kills"), machine["out_of_memory_kills"]
     if started.get("host") == machine["host"] and then is not None and now is not None and now > then:
         words += "; the kernel has ended a process of this control group since, because memory ran out"
-    return "; ".join(filter(None, (words, memory_words(before.machine))))
+    return "; ".join(filter(None, (words, memory_text(before.machine))))
 
 
 def _probe(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:

@@ -136,7 +136,7 @@ def replay(
         raise InputError(f"--step is {step}; updates are counted from 1")
     if output is None:
         refuse_link(run.directory / FOLDER)
-    if words := run.elsewhere_words():
+    if words := run.outside_notice():
         say(words)
     train = partial(attempts, allow_import=allow_import, since=since)
     number = _first_not_finite(run, train, say, stop) if step is None else step

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from steadytrain.config.parts import Every
 from steadytrain.distributed.process_group import Group
 from steadytrain.events import Noticed
-from steadytrain.machine.notices import SIGNAL, MachineNotice, NoticeWatch, stop_words, watching_notices
+from steadytrain.machine.notices import SIGNAL, MachineNotice, NoticeWatch, stop_reason, watching_notices
 from steadytrain.machine.process import StopRequest
 from steadytrain.training.session.saver import Saver
 from steadytrain.training.session.session import Session
@@ -50,7 +50,7 @@ class Stopping:
         if "what" not in asked:
             return what
         notice = MachineNotice(id="", what=f"{what}: {asked['what']}", deadline=asked["deadline"])
-        return stop_words(notice, time.time(), self._saver.seconds)
+        return stop_reason(notice, time.time(), self._saver.seconds)
 
     @property
     def heard(self) -> str | None:

@@ -48,7 +48,7 @@ def run_updates(
     yield from begin(session, stop, before, probe=probe)
     wish = consensus.ask_now(Wish(stop=stop()))
     if _is_out_of_patience(session):
-        _end_here(session, _patience_words(session))
+        _end_here(session, _patience_notice(session))
     seen = replace(session.state.cursor)  # after the update before: other workers may have made some since
     for batch in () if wish.stop or session.is_done else _batches(session):
         session = _begin_phase(session)
@@ -184,7 +184,7 @@ def _evaluate_and_ask(session: Session, stop: Callable[[], str | None], wish: Wi
     is_save_due = session.is_first and session.saver.is_due(evaluated=True)
     then = session.consensus.ask_now(Wish(stop() or wish.stop, is_save_due))
     if _is_out_of_patience(session) and not then.stop:
-        _end_here(session, _patience_words(session))
+        _end_here(session, _patience_notice(session))
         yield from pending_notices(session)
     return Wish(then.stop, wish.save or then.save)
 
@@ -202,7 +202,7 @@ def _finish(session: Session, signal: str | None) -> Iterator[Event]:
     state = session.state
     notice_faults(session)
     if state.probe is not None and not signal:
-        session.notice(_probe_words(session, state.probe))
+        session.notice(_probe_notice(session, state.probe))
     yield from pending_notices(session)
     if session.timeline.steps == 0 and not signal:  # a probe alone
         save(session)
@@ -257,14 +257,14 @@ def _has_passed(every: int | None, before: int, now: int) -> bool:
     return every is not None and before // every != now // every
 
 
-def _patience_words(session: Session) -> str:
+def _patience_notice(session: Session) -> str:
     state = session.state
     times = "the last evaluation" if state.misses == 1 else f"{state.misses} evaluations"
     name = score_name(session.data.num_labels is not None)
     return f"validation {name} has not risen above {state.best:.4f} in {times}; the best weights are kept"
 
 
-def _probe_words(session: Session, probe: float) -> str:
+def _probe_notice(session: Session, probe: float) -> str:
     """Say at the end of a run whether updates made its probe better, and so which of them is kept."""
     best, name = session.state.best, score_name(session.data.num_labels is not None)
     if best > probe:

@@ -277,7 +277,7 @@ def _build_network(attempt: _Attempt, place: _Place, images: _Images) -> _Networ
     built, input = build.model(recipe, data, allow_import=allow_import)
     begun = None if place.saved is None else _begun_input(attempt.run, attempt.log, attempt.group)
     if begun is not None and begun != input:  # as under a name of timm's that meant another preprocessing
-        attempt.notice(_kept_input_words(begun, input, built.name))
+        attempt.notice(_kept_input_notice(begun, input, built.name))
         if begun.size != input.size:
             sized = recipe.with_({"data.size": begun.size})
             built, _ = build.model(sized, data, allow_import=allow_import)
@@ -401,7 +401,7 @@ def _begun_input(run: Run, log: EventLog, group: Group | None) -> Input | None:
     return build_part(Input, values) if values else None
 
 
-def _kept_input_words(begun: Input, now: Input, name: str) -> str:
+def _kept_input_notice(begun: Input, now: Input, name: str) -> str:
     """Say in what the preprocessing that a run began with differs from the one that a new run would have."""
     words = []
     for key, value in vars(begun).items():
