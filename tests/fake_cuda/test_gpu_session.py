@@ -129,7 +129,7 @@ def test_each_command_of_a_step_is_one_that_steady_takes(
     for words in commands:
         parse(join_verb(words))
     ranks = [json.loads(words[-1]) for words in asked if words[1].endswith("gpu_steps.py")]
-    assert len(ranks) == 7 and all(set(rank) == {"device", "changes"} for rank in ranks)
+    assert len(ranks) == 6 and all(set(rank) == {"device", "changes"} for rank in ranks)
 
 
 @pytest.mark.slow

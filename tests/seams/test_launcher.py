@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,15 @@ def test_its_options_and_its_name_are_checked_like_ours(capsys: pytest.CaptureFi
     assert "unknown key 'grid.que'. Did you mean queue?" in capsys.readouterr().err
     assert main(["launch", "--on", "grit", "--dry-run", "--", "train", "/data/a.rec"]) == 2
     assert "unknown launcher 'grit'" in (error := capsys.readouterr().err) and "Did you mean grid?" in error
+
+
+def test_a_broken_package_is_named_where_it_is_asked_for_and_breaks_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "grid_engine.py").write_text("import nothing_of_the_kind\n")
+    sys.modules.pop("grid_engine", None)
+    assert main(["launch", "--on", "slurm", "--dry-run", "--", "train", "/data/a.rec"]) == 0
+    capsys.readouterr()
+    assert main(["launch", "--on", "grid", "--dry-run", "--", "train", "/data/a.rec"]) == 2
+    error = capsys.readouterr().err
+    assert "the launcher grid cannot be used: grid_engine:LAUNCHER cannot be loaded" in error

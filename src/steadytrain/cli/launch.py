@@ -234,6 +234,8 @@ def job_for(command: tuple[str, ...], on: str | None, file: Path | None, values:
 
     table = read_table(file, "a job file") if file else {}
     in_file = table.pop("on", None)
+    if not isinstance(in_file, str | None):
+        raise InputError(f"on is {in_file!r}; it must be the name of a launcher, such as on = 'slurm'")
     place = launcher_name(on or in_file or ("ssh" if "hosts" in table or "hosts" in values else "local"))
     if command or "words" not in table:
         table["words"] = command

@@ -72,6 +72,8 @@ def optimizer_name(name: str) -> str:
     plain = name.lower().removeprefix("torch.optim.")
     if plain not in OPTIMIZERS and plain not in TIMM_OPTIMIZERS:
         plain = our_value("optimizer", plain)
+    if plain not in OPTIMIZERS and plain not in TIMM_OPTIMIZERS:
+        plain = plain.replace("-", "").replace("_", "")
     return f"timm/{plain}" if plain in TIMM_OPTIMIZERS else plain if plain in OPTIMIZERS else name
 
 

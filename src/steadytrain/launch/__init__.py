@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from steadytrain.config.plain import build
-from steadytrain.errors import InputError, did_you_mean
+from steadytrain.errors import InputError, did_you_mean, first_line
 from steadytrain.launch import kubernetes, local, mpi, sky, slurm, ssh, yarn
 from steadytrain.launch.job import Job, is_python, options_name
 from steadytrain.launch.plan import Command, File, Launcher, Plan, PlanStage
@@ -66,8 +66,21 @@ def render(on: str, job: Job) -> Plan:
 
 
 def launchers() -> dict[str, Launcher]:
-    """Return all launchers by name: ours, and those of other packages' entry points."""
-    return LAUNCHERS | {point.name: point.load() for point in entry_points(group=GROUP)}
+    """Return all launchers by name: ours, and those of other packages' entry points that can be loaded."""
+    added = {name: row for name, row in _added().items() if isinstance(row, Launcher)}
+    return added | LAUNCHERS
+
+
+def _added() -> dict[str, Launcher | str]:
+    """Return launchers of other packages by name, or why one cannot be used."""
+    added: dict[str, Launcher | str] = {}
+    for point in entry_points(group=GROUP):
+        try:
+            row = point.load()
+            added[point.name] = row if isinstance(row, Launcher) else f"{point.value} is no Launcher"
+        except Exception as error:  # noqa: BLE001 - whatever the package does
+            added[point.name] = f"{point.value} cannot be loaded ({first_line(error)})"
+    return added
 
 
 def launcher_name(name: str) -> str:
@@ -79,6 +92,8 @@ def launcher_name(name: str) -> str:
     known = launchers()
     others = {other: kind for kind, launcher in known.items() for other in launcher.names}
     called = others.get(name.lower(), name.lower())
+    if isinstance(why := _added().get(called), str) and called not in known:
+        raise InputError(f"the launcher {called} cannot be used: {why}; mend or remove its package")
     if called not in known:
         raise InputError(f"unknown launcher {name!r}: choose {', '.join(known)}.{did_you_mean(called, known)}")
     return called

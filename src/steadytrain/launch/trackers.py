@@ -124,7 +124,7 @@ def _placed(old: dict[str, str], new: list[str], notes: list[str]) -> list[str]:
     """Return the flags that depend on the launcher, which itself comes first."""
     first: list[str] = []
     launcher = old.get("launcher")
-    if launcher in ("sge", "mesos"):
+    if launcher in ("sge", "mesos") and launcher not in launchers():
         raise InputError(f"{launcher} is not supported; Slurm comes nearest: choose {', '.join(launchers())}")
     if launcher is not None:
         launcher = launcher_name(launcher)

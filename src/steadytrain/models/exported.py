@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -160,12 +161,18 @@ def is_exported(path: str | Path) -> bool:
 
 
 def engines() -> dict[str, EngineFormat]:
-    """Return all engines by their names, with those that other packages add."""
-    return {row.engine: row for row in (*_OURS, *map(_load, _added().values()))}
+    """Return all engines by their names, with those of other packages that can be loaded."""
+    rows = [*_OURS]
+    for point in _added().values():
+        with suppress(ModelError):  # a file of that ending is refused with the reason
+            rows.append(_load(point))
+    return {row.engine: row for row in rows}
 
 
 def find_engine(name: str) -> EngineFormat:
     """Return an engine by its name. Raises ModelError."""
+    if (row := next((row for row in _OURS if row.engine == name), None)) is not None:
+        return row
     rows = engines()
     if name not in rows:
         reason = f"there is no engine {name!r}: {', '.join(rows)}.{did_you_mean(name, rows)}"

@@ -334,6 +334,8 @@ def test_a_command_with_other_settings_is_refused(photos: Path, tmp_path: Path) 
     with pytest.raises(DataError, match=r"\(--shards was 5 there, and is 6 here\): give the same options"):
         pack_shards(request, tmp_path / "x", shards=6)
     assert pack_shards(request, tmp_path / "x", shards=5).num_images == 100
+    with pytest.raises(DataError, match=text):  # nor where all is packed: it would be taken for this packing
+        pack_shards(other, tmp_path / "x", shards=5)
 
 
 def test_a_source_that_has_changed_is_refused(tmp_path: Path) -> None:

@@ -63,6 +63,12 @@ def test_the_code_page_is_asked_for_and_then_used(tmp_path: Path, encoding: str)
     assert listing.classes == tuple(sorted((*ASKED[encoding], "bee", "cat")))
 
 
+def test_ascii_words_beside_latin_letters_may_be_written_anyhow(tmp_path: Path) -> None:
+    path = _zip(tmp_path / "a.zip", ["TrainImages/Mädchen/WhatsApp 0.jpg", "TrainImages/bee/DSCf001.JPG"], "cp437")
+    (listing,) = found(path, tmp_path / "scratch")
+    assert listing.classes == ("Mädchen", "bee")
+
+
 def test_latin_letters_are_by_the_standards_code_page(tmp_path: Path) -> None:
     names = ["Mädchen", "Öl", "señor"]
     messages: list[str] = []

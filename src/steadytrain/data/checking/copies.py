@@ -92,6 +92,8 @@ def find_alike_images(images: ImageSet, others: ImageSet, findings: Findings, *,
     for row, like, is_mirrored in _alike(images, others):
         is_conflict = kind == "near-duplicate" and images.differs(row, others, like)
         detail = f"like {others.words(like)}{', mirrored' * is_mirrored}"
+        if is_conflict:
+            detail = f"{images.class_of(row)}, {detail} of {others.class_of(like)}"
         findings.add("near-conflict" if is_conflict else kind, detail, **images.place(row))
 
 

@@ -107,25 +107,28 @@ class ShardPacker:
     def run(self) -> ShardPlan:
         """Pack until all shards are done, by whomever; return the complete plan."""
         keep_no_large_blocks()
+        has_joined = False
         try:
             with ExitStack() as self.stack:
-                plan = self._run()
+                is_resumed = self.rank == 0 and self.read_plan() is not None
+                self.plan = self._join()
+                has_joined = True
+                plan = self._run(is_resumed=is_resumed)
         except SteadyError:
-            found = self.read_plan()
-            if found is None and "plan" in self.locks:  # the source cannot be used
+            newest = self.read_plan()
+            if newest is None and "plan" in self.locks:  # the source cannot be used
                 self._remove_notes()
-            if found is None or not found.is_complete:
+            if not has_joined or newest is None or not newest.is_complete:
                 raise
-            plan = found  # others have come to the end meanwhile, and have removed what was noted
+            plan = newest  # others have come to the end meanwhile, and have removed what was noted
         finally:
             for file in self.locks.values():
                 file.close()
         self._remove_notes()  # by each process: one that was slow may have noted something since
         return plan
 
-    def _run(self) -> ShardPlan:
-        is_resumed = self.rank == 0 and self.read_plan() is not None
-        self.plan = plan = self._join()
+    def _run(self, *, is_resumed: bool) -> ShardPlan:
+        plan = self.plan
         if plan.is_complete:
             self.say(
                 f"{self.plan_name}: all {len(plan.shards):,} shards have been packed; to pack again, remove it first"

@@ -21,7 +21,7 @@ from steadytrain.data.sources.layout import flat_splits
 from steadytrain.data.sources.listing import FileList, Listing, Pieces
 from steadytrain.data.sources.select import END_BYTES
 from steadytrain.data.storage.store import NoObjectError, ObjectFacts, ObjectPlace, Store, is_uri
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, storage_errors
 from steadytrain.format import Say
 
 Changed = Callable[[str, int, int], DataError]
@@ -125,7 +125,7 @@ def fetch_images(listing: Listing, uri: str, blob: Path, changed: Changed) -> Li
     """
     offsets = np.concatenate([[0], np.cumsum(listing.sizes)[:-1]]).astype(np.int64)
     rows, starts = range(len(listing)), np.zeros(len(listing), np.int64)
-    with blob.open("wb") as file:
+    with storage_errors(blob), blob.open("wb") as file:
         for data in _fetch_images(listing, uri, rows, starts, changed):
             file.write(data)
     pieces = Pieces((str(blob),), np.zeros(len(listing), np.int32), offsets, listing.sizes)

@@ -81,7 +81,7 @@ class ColumnNames:
         split = self.split.casefold()
         known = [name.strip() for name in names if split.startswith(f"{name.strip()}:".casefold())]
         name = max(known, key=len, default=self.split.partition(":")[0])  # a name may hold colons itself
-        text = split[len(name) + 1 :]
+        text = split[len(name.casefold()) + 1 :]
         meanings = dict(re.findall(r"(.*?)=\s*(\w+)\s*(?:,|$)", text))  # a value may hold commas itself
         if wrong := sorted(meanings.values() - _MEANINGS.keys()):
             raise DataError(f"--split-column {self.split} means {wrong[0]!r}; it must be train, val, test or none")

@@ -13,19 +13,24 @@ from collections.abc import Sequence
 from steadytrain.errors import DataError
 from steadytrain.format import printable
 
-_CODE_PAGES = ("gbk", "cp932", "cp949", "big5", "cp1251", "cp866", "cp1252", "cp850", "cp1253", "cp874", "cp1256")
+_CODE_PAGES = (
+    *("gbk", "cp932", "cp949", "big5", "cp1251", "cp866", "cp1252", "cp850", "cp437", "cp1253", "cp874", "cp1256"),
+)
 _NUM_SHOWN = 3
 _WORD = re.compile(r"[^\W\d_]+")
+# Letters of two alphabets, side by side.
+_MIXED = re.compile(r"[A-Za-z](?![A-Za-zÀ-ɏ])[^\W\d_]|(?![A-Za-zÀ-ɏ])[^\W\d_][A-Za-z]")
 
 
 def require_code_page(name: str) -> None:
     """Raise DataError where Python knows no such code page."""
+    ascii_signs = bytes(range(32, 127))
     try:
-        b"a".decode(name)
-    except (LookupError, UnicodeDecodeError):
-        raise DataError(
-            f"--zip-names is {name}, which is no code page: give one such as gbk, cp932 or cp1251"
-        ) from None
+        is_code_page = ascii_signs.decode(name) == ascii_signs.decode("ascii")
+    except (LookupError, ValueError):
+        is_code_page = False
+    if not is_code_page:
+        raise DataError(f"--zip-names is {name}, which is no code page: give one such as gbk, cp932 or cp1251")
 
 
 def decode(name: bytes, code_page: str) -> str:
@@ -52,6 +57,7 @@ def are_plain(names: Sequence[bytes]) -> bool:
         word in (word.lower(), word.upper(), word.capitalize())
         and sum(not letter.isascii() for letter in word) * 3 <= len(word) * 2
         for word in _WORD.findall(text)
+        if not word.isascii()
     )
 
 
@@ -73,7 +79,11 @@ def ask_for_code_page(names: Sequence[bytes], of: str) -> DataError:
 
 
 def _strangeness(text: str) -> int:
-    """Count the signs that are no letters or of half width, and the scripts: few in what people write."""
+    """Count what people rarely write: signs that are no letters or of half width, scripts, two scripts in a word."""
     signs = [sign for sign in text if not sign.isascii()]
     scripts = {unicodedata.name(sign, "?").partition(" ")[0] for sign in signs}
-    return len(scripts) + sum(not sign.isalpha() or unicodedata.east_asian_width(sign) == "H" for sign in signs)
+    return (
+        len(scripts)
+        + 2 * len(_MIXED.findall(text))
+        + sum(not sign.isalpha() or unicodedata.east_asian_width(sign) == "H" for sign in signs)
+    )

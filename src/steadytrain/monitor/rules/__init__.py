@@ -7,10 +7,11 @@ one :class:`VerdictRule` in the ``RULES`` of its file; other packages add theirs
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from importlib.metadata import entry_points
 
-from steadytrain.errors import InputError, first_line
+from steadytrain.errors import first_line
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.rules import devices, host, interruptions, loader, processor, servers, update
 from steadytrain.monitor.rules.cause import LEAST as LEAST
@@ -24,22 +25,18 @@ TOPICS = (loader, processor, host, update, devices, servers, interruptions)
 
 @cache
 def rules() -> tuple[VerdictRule, ...]:
-    """Return all rules: ours, and those of other packages.
-
-    Raises:
-        InputError: one of another package cannot be loaded, or is none.
-    """
+    """Return all rules: ours, and those of other packages. One that cannot be used is left out, with a warning."""
     others = list[VerdictRule]()
     for point in entry_points(group=GROUP):
         try:
             rule = point.load()
-        except Exception as error:
-            why = f"cannot be loaded ({first_line(error)})"
-            raise InputError(f"the rule {point.value} {why}: mend or remove its package") from error
-        if not isinstance(rule, VerdictRule):
             why = f"is of type {type(rule).__name__}; it must be a VerdictRule"
-            raise InputError(f"the rule {point.value} {why}: mend or remove its package")
-        others.append(rule)
+        except Exception as error:  # noqa: BLE001 - whatever the package does
+            rule, why = None, f"cannot be loaded ({first_line(error)})"
+        if isinstance(rule, VerdictRule):
+            others.append(rule)
+        else:
+            warnings.warn(f"the rule {point.value} {why}: mend or remove its package", stacklevel=2)
     return (*(rule for topic in TOPICS for rule in topic.RULES), *others)
 
 

@@ -207,6 +207,8 @@ def open_session(
             ending=Ending(began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe)),
         )
         state.engine.on_numbered = partial(set_rates, session)
+        # Else session and engine hold each other, and with them the files that the checkpoint was read from.
+        stack.callback(setattr, state.engine, "on_numbered", lambda update: None)
         yield session
 
 
