@@ -1,4 +1,4 @@
-"""Code that a recipe names as ``pkg.mod:factory``: its form, and the one place that imports it."""
+"""Code of users and of other packages: the form of ``pkg.mod:factory``, and the one place that imports either."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import importlib
 import re
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from steadytrain.errors import RecipeError, first_line
+from steadytrain.errors import InputError, RecipeError, first_line
+
+T = TypeVar("T")
 
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 OBJECT = "object:"
@@ -47,6 +50,19 @@ def import_factory(
             f"{key}={path} cannot be imported: {type(error).__name__}: {first_line(error)}{hint}"
         ) from error
     return factory
+
+
+def load_entry_point(point: EntryPoint, kind: type[T]) -> T:
+    """Load what another package adds. Raises InputError: it cannot be loaded, or is of another type."""
+    try:
+        value = point.load()
+    except Exception as error:
+        raise InputError(f"{point.value} cannot be loaded ({first_line(error)}): mend or remove its package") from error
+    if not isinstance(value, kind):
+        raise InputError(
+            f"{point.value} is of type {type(value).__name__}; it must be a {kind.__name__}: mend or remove its package"
+        )
+    return value
 
 
 def is_own_model(name: str) -> bool:

@@ -24,7 +24,7 @@ MOST_VALUES = {"numbers": 100, "options": 100, "side": 3}
 
 
 class ForeignFlag(NamedTuple):
-    """What the table says of a flag.
+    """A row of the table: a flag of another tool.
 
     Args:
         section: one of :data:`SECTIONS`.

@@ -8,12 +8,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from importlib.metadata import entry_points
 from typing import Any
 
+from steadytrain.config.factories import load_entry_point
 from steadytrain.config.plain import build
-from steadytrain.errors import InputError, did_you_mean, first_line
+from steadytrain.errors import InputError, did_you_mean
 from steadytrain.launch import kubernetes, local, mpi, sky, slurm, ssh, yarn
 from steadytrain.launch.job import Job, is_python, options_name
 from steadytrain.launch.plan import Command, File, Launcher, Plan, PlanStage
@@ -67,20 +69,11 @@ def render(on: str, job: Job) -> Plan:
 
 def launchers() -> dict[str, Launcher]:
     """Return all launchers by name: ours, and those of other packages' entry points that can be loaded."""
-    added = {name: row for name, row in _added().items() if isinstance(row, Launcher)}
-    return added | LAUNCHERS
-
-
-def _added() -> dict[str, Launcher | str]:
-    """Return launchers of other packages by name, or why one cannot be used."""
-    added: dict[str, Launcher | str] = {}
+    added: dict[str, Launcher] = {}
     for point in entry_points(group=GROUP):
-        try:
-            row = point.load()
-            added[point.name] = row if isinstance(row, Launcher) else f"{point.value} is no Launcher"
-        except Exception as error:  # noqa: BLE001 - whatever the package does
-            added[point.name] = f"{point.value} cannot be loaded ({first_line(error)})"
-    return added
+        with suppress(InputError):  # whoever asks for it is told
+            added[point.name] = load_entry_point(point, Launcher)
+    return added | LAUNCHERS
 
 
 def launcher_name(name: str) -> str:
@@ -92,9 +85,12 @@ def launcher_name(name: str) -> str:
     known = launchers()
     others = {other: kind for kind, launcher in known.items() for other in launcher.names}
     called = others.get(name.lower(), name.lower())
-    if isinstance(why := _added().get(called), str) and called not in known:
-        raise InputError(f"the launcher {called} cannot be used: {why}; mend or remove its package")
     if called not in known:
+        for point in entry_points(group=GROUP, name=called):
+            try:
+                load_entry_point(point, Launcher)
+            except InputError as error:
+                raise InputError(f"the launcher {called} cannot be used: {error}") from error
         raise InputError(f"unknown launcher {name!r}: choose {', '.join(known)}.{did_you_mean(called, known)}")
     return called
 
@@ -107,9 +103,9 @@ def build_job(table: Mapping[str, Any]) -> Job:
         InputError: a value that a job cannot have.
     """
     kinds = {options_name(kind): kind for launcher in launchers().values() for kind in launcher.options}
-    given = tuple(build(kind, table[name], name) for name, kind in kinds.items() if name in table)
+    options = tuple(build(kind, table[name], name) for name, kind in kinds.items() if name in table)
     plain = {name: value for name, value in table.items() if name not in kinds}
-    return replace(build(Job, plain, hint=lambda name, known: did_you_mean(name, [*known, *kinds])), options=given)
+    return replace(build(Job, plain, hint=lambda name, known: did_you_mean(name, [*known, *kinds])), options=options)
 
 
 def _notes_on_gpus(job: Job, launcher: Launcher) -> tuple[str, ...]:

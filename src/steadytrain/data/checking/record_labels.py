@@ -1,4 +1,4 @@
-"""What the labels of a record file are, and which of its records do not go with the others."""
+"""Read the labels of a record file, and find records that do not go with the others."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _MEANINGS = {**SPLITS, "none": "none"}
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """What the user says of a source: columns of a table, by names or numbers from 1 on, and names in a zip.
+    """Names in a source that the user gives: columns of a table, by names or numbers from 1 on, and names in a zip.
 
     Args:
         path, split: None finds the column, if there is one. The split's may have the meanings of its values behind it

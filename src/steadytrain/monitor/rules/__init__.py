@@ -11,7 +11,8 @@ import warnings
 from functools import cache
 from importlib.metadata import entry_points
 
-from steadytrain.errors import first_line
+from steadytrain.config.factories import load_entry_point
+from steadytrain.errors import InputError
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.rules import devices, host, interruptions, loader, processor, servers, update
 from steadytrain.monitor.rules.cause import LEAST as LEAST
@@ -29,14 +30,9 @@ def rules() -> tuple[VerdictRule, ...]:
     others = list[VerdictRule]()
     for point in entry_points(group=GROUP):
         try:
-            rule = point.load()
-            why = f"is of type {type(rule).__name__}; it must be a VerdictRule"
-        except Exception as error:  # noqa: BLE001 - whatever the package does
-            rule, why = None, f"cannot be loaded ({first_line(error)})"
-        if isinstance(rule, VerdictRule):
-            others.append(rule)
-        else:
-            warnings.warn(f"the rule {point.value} {why}: mend or remove its package", stacklevel=2)
+            others.append(load_entry_point(point, VerdictRule))
+        except InputError as error:
+            warnings.warn(f"the rule {error}", stacklevel=2)
     return (*(rule for topic in TOPICS for rule in topic.RULES), *others)
 
 
