@@ -1,4 +1,4 @@
-"""The terminal views of ``steady watch``: a run on the whole screen, or a watched process below its output."""
+"""The terminal view of ``steady watch``: a run on the whole screen."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from steadytrain.cli.console import TerminalStream, bar_line, truncate
-from steadytrain.cli.render import shorten_name
-from steadytrain.format import clean, clock, duration, percent, rate, score_name, size, text_table, time_of_day
-from steadytrain.monitor.process_watch import Moment, Reading
+from steadytrain.format import clean, clock, duration, percent, rate, score_name, size, time_of_day
 from steadytrain.monitor.series import COLUMNS
 from steadytrain.reports.time_spent import BUCKETS_SHOWN
 from steadytrain.reports.verdict import verdict_sentences
@@ -25,8 +23,6 @@ BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 LABEL_COLUMNS = 11
 VALUE_COLUMNS = 24
 COLOURS = {"waiting": "yellow", "running": "green", "finished": "green", "interrupted": "yellow", "failed": "red"}
-_PROCESS_ROWS = 6
-_MEAN_SECONDS = 2.0
 
 
 @contextmanager
@@ -185,71 +181,3 @@ def sparkline(values: Sequence[float | None], columns: int, *, low: float, high:
         share = (sum(known) / len(known) - low) / (high - low) if known and high > low else 0.0
         cells.append(blocks[max(0, min(7, round(share * 7)))] if known else " ")
     return "".join(cells)
-
-
-def process_lines(
-    name: str, moments: Sequence[Moment], reading: Reading | None, width: int, ascii_only: bool
-) -> list[Text]:
-    """Draw what GPUs, processes and the machine of a watched process do, the rhythm, and the verdict."""
-    if not moments:
-        return [Text(f"process {clean(name)}", style="bold"), Text("looking", style="bright_black")]
-    newest = [moment for moment in moments if moments[-1].at - moment.at < _MEAN_SECONDS]
-    lines = [Text(f"{clock(moments[-1].at)}  process {shorten_name(name, width - 18)}", style="bold")]
-    lines += _process_bars(newest, width, ascii_only)
-    used = [gpu.index for gpu in (reading.seen.gpus if reading and reading.seen else ())]
-    busy = [
-        max(
-            (gpu.utilisation or 0.0 for gpu in moment.gpus if gpu.index in used),
-            default=moment.cpu / moment.machine.cores,
-        )
-        for moment in moments[-max(10, width - 8) :]
-    ]
-    marks = " .:-=+*#" if ascii_only else BLOCKS
-    lines.append(Text("       " + "".join(marks[min(7, max(0, int(value * 8)))] for value in busy), style="cyan"))
-    if reading is not None and (rhythm := reading.rhythm) is not None:
-        lines.append(Text(f"       period {rhythm.period_seconds:.2g} s, high for {rhythm.duty:.0%} of it"))
-    lines += _process_table(newest)
-    if reading is not None:
-        first = reading.causes[0]
-        sentence = textwrap.wrap(clean(f"{first.name}: {first.sentence}"), width - 1)
-        lines += [Text(line, style="yellow") for line in sentence]
-    return lines
-
-
-def _process_bars(newest: Sequence[Moment], width: int, ascii_only: bool) -> Iterator[Text]:
-    """Yield a bar for each GPU of the process, and one for the processors, over the newest moments."""
-    for gpu in newest[-1].gpus:
-        if gpu.ours is not False and gpu.utilisation is not None:
-            values = [load.utilisation or 0.0 for moment in newest for load in moment.gpus if load.index == gpu.index]
-            share = sum(values) / len(values)
-            memory = "" if gpu.memory_bytes is None else f"  {size(gpu.memory_bytes)}"
-            power = "" if gpu.power_watts is None else f"  {gpu.power_watts:.0f} W"
-            yield bar_line(f"GPU {gpu.index}", share, f"{share:4.0%}{memory}{power}", width, ascii_only)
-    cores, cpu = newest[-1].machine.cores, sum(moment.cpu for moment in newest) / len(newest)
-    means = {
-        word: sum(getattr(moment.machine, word) or 0.0 for moment in newest) / len(newest)
-        for word in ("others", "idle", "iowait")
-    }
-    around = ", ".join(f"{word} {mean:.1f}" for word, mean in means.items() if mean >= 0.05)
-    right = f"{cpu:.1f} of {cores} cores" + (f"  ({around})" if around else "")
-    yield bar_line("CPU  ", cpu / cores, right, width, ascii_only)
-
-
-def _process_table(newest: Sequence[Moment]) -> Iterator[Text]:
-    """Yield the busiest processes: cores, state of the main thread and what it sleeps in."""
-    processes = newest[-1].processes
-    used = {process.pid: 0.0 for process in processes}
-    for load in (load for moment in newest for load in moment.processes if load.pid in used):
-        used[load.pid] += load.cpu / len(newest)
-    busiest = sorted(processes, key=lambda process: (-round(used[process.pid], 1), process.pid))
-    rows = [("    pid", "cores", "disk MB/s", "threads", "state")]
-    for process in busiest[:_PROCESS_ROWS]:
-        disk = "-" if process.disk_read_bytes is None else f"{process.disk_read_bytes / 1e6:.1f}"
-        state, place = (process.threads[0].state, process.threads[0].waits_in) if process.threads else ("?", "")
-        words = f"{state} {clean(process.name)}  {clean(place)}"
-        rows.append((str(process.pid), f"{used[process.pid]:.2f}", disk, str(process.num_threads), words))
-    for line in text_table(rows, right=range(4)).splitlines():
-        yield Text(line, style="" if line.lstrip()[0].isdigit() else "bright_black")
-    if hidden := busiest[_PROCESS_ROWS:]:
-        cores = sum(used[process.pid] for process in hidden)
-        yield Text(f"  and {len(hidden)} more with {cores:.1f} cores", style="bright_black")
