@@ -186,6 +186,8 @@ class Attempt:
     _few_stops: Evenly = field(default_factory=Evenly)
 
     def __post_init__(self) -> None:
+        if self.marks:  # it was stored
+            return
         startup = sum(_positive(self.started.startup).values()) if self.started else 0.0
         self.process_began = self.began - startup
         self.last_time = self.began
@@ -451,13 +453,17 @@ class Attempt:
         self.launching_measured = event.launching_measured
         self._few_marks.add(self.marks, mark)
         if len(self._waits.unsettled) > 2 * len(self.marks) + MAX_KEPT:  # no figures of a feed ever come
-            self._waits.unsettled = [mark for mark in self.marks if mark.pending is not None]
+            self.share_marks()
         self._waits.add_wait(mark, seconds.get("input", 0.0) - before.seconds.get("input", 0.0))
         self._clock, self._tail = event.time, _empty_tail()
         for step, wall in self._late.items():
             if wall > mark.wall:  # a clock that was set forward
                 self.saved[step] = mark.wall
         self._late.clear()
+
+    def share_marks(self) -> None:
+        """Let the marks whose wait is not divided yet be the kept ones alone."""
+        self._waits.unsettled = [mark for mark in self.marks if mark.pending is not None]
 
     def _complete(self, event: Ended) -> None:
         """Complete the wall time of a log without accounts from the total in its ``Ended`` event."""

@@ -84,7 +84,7 @@ class LogLines:
         first = self.kept[-1].step if self.kept else 0
         steps, rate = line.step - first, line.images_per_second
         if steps > 0 and math.isfinite(rate) and rate > 0:
-            images = batches.position(line.step) - batches.position(first) if batches else 0
+            images = float(batches.position(line.step) - batches.position(first)) if batches else 0.0
             self.spans.append(
                 LogSpan(first, line.step, steps, images, images / rate, line.loss, line.top1, line.wait_share)
             )

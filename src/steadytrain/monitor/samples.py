@@ -120,7 +120,7 @@ class Mean(Generic[Sampled]):
                 items += [item for item in value if item not in items]
             elif name in EXTREMES:
                 before = self._values.get(name)
-                self._values[name] = value if before is None else EXTREMES[name](before, value)
+                self._values[name] = float(value) if before is None else EXTREMES[name](before, float(value))
             elif name in SUMMED:
                 self._values[name] = self._values.get(name, 0.0) + value
             else:
@@ -137,7 +137,7 @@ class Mean(Generic[Sampled]):
             if (moved := process.get("disk_bytes")) is not None:
                 sums["disk_bytes"] = sums.get("disk_bytes", 0.0) + moved * seconds
             if (memory := process.get("memory_bytes")) is not None:
-                sums["memory_bytes"] = max(memory, sums.get("memory_bytes", 0))
+                sums["memory_bytes"] = max(float(memory), sums.get("memory_bytes", 0.0))
         if len(self._processes) > 2 * MAX_PROCESSES:
             self._processes = dict(self._busiest(MAX_PROCESSES))
 
