@@ -175,14 +175,14 @@ def test_a_stored_history_that_is_damaged_or_of_something_else_is_left_aside(tmp
         read_any(run)
         [path] = folder.iterdir()
         head, _, state = path.read_bytes().partition(b"\n")
-        code, offset, digest, whole = json.loads(head)
+        code, offset, stamp, digest, whole = json.loads(head)
         text = {
             "cut short": head + b"\n" + state[: len(state) // 2],
             "one digit": head + b"\n" + state[:-99] + b"\0" + state[-98:],
             "no JSON": b"\xff\xfe" + head,
             "a list": b"[]\n[]",
-            "other code": json.dumps(["0" * 64, offset, digest, whole]).encode() + b"\n" + state,
-            "of another log": json.dumps([code, offset, "0" * 64, whole]).encode() + b"\n" + state,
+            "other code": json.dumps(["0" * 64, offset, stamp, digest, whole]).encode() + b"\n" + state,
+            "of another log": json.dumps([code, offset, None, "0" * 64, whole]).encode() + b"\n" + state,
         }[damage]
         path.write_bytes(text)
         assert state_of(read_any(run)) == whole_state(run)
@@ -198,9 +198,9 @@ def test_a_stored_history_of_other_types_is_refused_and_runs_nothing(tmp_path: P
     with storing(tmp_path / "cache") as folder:
         read_any(run)
         [path] = folder.iterdir()
-        code, offset, digest, _ = json.loads(path.read_bytes().partition(b"\n")[0])
+        code, offset, stamp, digest, _ = json.loads(path.read_bytes().partition(b"\n")[0])
         for state in (pickle.dumps(Hostile()), msgspec.msgpack.encode({"attempts": [{"number": "one"}]})):
-            head = json.dumps([code, offset, digest, hashlib.sha256(state).hexdigest()])
+            head = json.dumps([code, offset, stamp, digest, hashlib.sha256(state).hexdigest()])
             path.write_bytes(head.encode() + b"\n" + state)
             assert state_of(read_any(run)) == whole_state(run)
     assert not (tmp_path / "ran").exists()

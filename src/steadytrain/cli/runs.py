@@ -46,7 +46,7 @@ def runs(
     Args:
         folders: Runs, or folders that hold runs, those of sweeps and repeats included (default: runs).
         where: Only runs that meet these conditions, separated by spaces: "model=resnet50 top1>0.9", "tag=good",
-            "age<7d", "name~lr". Operators: = != > < >= <= and ~ (contains). A * matches any text.
+            "age<7d". Operators: = != > < >= <=. A * matches any text.
         sort: Sort by a field, the best first: --sort top1, --sort cost; --sort -top1: the worst first.
         tag: Add one tag or several (a,b) to these runs. Runs tagged keep are never cleaned up.
         untag: Remove one tag or several (a,b) from these runs.
@@ -67,7 +67,7 @@ def runs(
         steady runs runs/rates --compare
         steady runs --clean
     """
-    from steadytrain.reports.run_list import known_values, list_runs, parse_where, sort_rows, with_notes, write_notes
+    from steadytrain.reports.run_list import list_runs, parse_where, sort_rows, with_notes, write_notes
 
     chosen = parse_where(where or "")
     writes = tag is not None or untag is not None or remark is not None
@@ -102,8 +102,7 @@ def runs(
         print_json({"runs": [row.to_dict() for row in found], **compared[1]})
         return
     if not found:
-        values = known_values(where or "", rows)
-        note(f"none of {count(len(rows), 'run')} meets {where!r}{': ' * bool(values)}{values}")
+        note(f"none of {count(len(rows), 'run')} meets {where!r}")
         return
     _print_rows(found, with_settings=compare)
     if compared[0]:

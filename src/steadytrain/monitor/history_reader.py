@@ -1,7 +1,8 @@
 """Read a run's history; of a long log, what was read before is taken from the user's cache.
 
 A history that a long log came to is stored with the place up to which it goes and a digest of all bytes before it. It
-is used only while the log begins with the very same bytes, by the same code; else the log is read from its start.
+is used only while the log begins with the very same bytes, by the same code; else the log is read from its start. Of a
+log whose size and time are those of then the bytes are not read again.
 Nothing is written into the run's folder, and what is stored can be deleted at any time.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,21 +26,26 @@ import msgspec
 from steadytrain.config import Recipe
 from steadytrain.errors import RunError, SteadyError
 from steadytrain.events import KINDS, Failed, LogReader, Step, Unknown
-from steadytrain.files import replace_file
+from steadytrain.files import open_regular, replace_file
 from steadytrain.format import count
 from steadytrain.machine.facts import cache_folder
 from steadytrain.monitor.history import MAX_RECENT, RunHistory
 from steadytrain.monitor.ledger import Ledger
 from steadytrain.run import Run
 
-LEAST_BYTES = 4 << 20
-"""Bytes of a log up to which it is read again each time: it takes a fifth of a second."""
+LEAST_BYTES = 1 << 20
+"""Bytes of a log up to which it is read again each time: it takes some hundredths of a second."""
 
-MAX_STORED = 64
+SETTLED_SECONDS = 2.0
+"""Seconds after its last change from which on a file's time tells a later change."""
+
+MAX_STORED = 256
 """Histories in the cache; the oldest go first."""
 
 MOST_STORED_BYTES = 64 << 20
 """The most bytes of a stored history: one of a million events has some."""
+
+_CHUNK_BYTES = 1 << 20
 
 NOT_STORED = ("recipe", "_others", "_joined")
 """What a history holds of other files."""
@@ -99,25 +106,28 @@ class LogHistory:
             if path is None or log.stat().st_size < LEAST_BYTES or path.stat().st_size > MOST_STORED_BYTES:
                 return False
             head, _, state = path.read_bytes().partition(b"\n")
-            code, offset, digest, whole = json.loads(head)
+            code, offset, stamp, digest, whole = json.loads(head)
             if code != _code() or whole != hashlib.sha256(state).hexdigest():
                 return False
+            if (stamp is None or stamp != _stamp(log)) and digest != _digest(log, offset):
+                return False
             history = _decode(state, self._run.recipe)
-            if self._reader.go_on(offset, digest):
-                self.history, self._stored = history, offset
-                return True
+            self._reader.skip(offset)
+            self.history, self._stored = history, offset
+            return True
         return False
 
     def _store(self) -> None:
         """Store the history; without a place for it the next reading takes longer."""
         if (path := self._path()) is None or len(self.history.ranks) > 1:
             return
-        self._stored = self._reader.offset
+        self._stored, log = self._reader.offset, self._run.log_path(self._rank)
         state = _encode(self.history)
         if len(state) > MOST_STORED_BYTES:
             return
-        head = json.dumps([_code(), self._stored, self._reader.digest, hashlib.sha256(state).hexdigest()])
         with suppress(SteadyError, OSError):
+            whole = hashlib.sha256(state).hexdigest()
+            head = json.dumps([_code(), self._stored, _stamp(log), _digest(log, self._stored), whole])
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, head.encode() + b"\n" + state)
             others = sorted(path.parent.glob("*.history"), key=lambda other: other.stat().st_mtime)
@@ -151,6 +161,23 @@ def _decode(state: bytes, recipe: Recipe) -> RunHistory:
     for attempt in history.attempts:
         attempt.share_marks()
     return history
+
+
+def _stamp(log: Path) -> list[int] | None:
+    """Return size and time of a log; None where it may change without a change of these. Raises OSError."""
+    status = log.stat()
+    is_settled = time.time() - status.st_mtime > SETTLED_SECONDS
+    return [status.st_size, status.st_mtime_ns] if is_settled else None
+
+
+def _digest(log: Path, num_bytes: int) -> str:
+    """Return a digest of so many first bytes of a log, empty where it has fewer. Raises OSError."""
+    known, left = hashlib.sha256(), num_bytes
+    with open_regular(log) as file:
+        while left and (data := file.read(min(left, _CHUNK_BYTES))):
+            known.update(data)
+            left -= len(data)
+    return "" if left else known.hexdigest()
 
 
 @cache
