@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from steadytrain.cost.prices import Price
 from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats
-from steadytrain.format import NONE, duration, money, number, percent, rate, size, whole_number
+from steadytrain.format import NONE, duration, money, number, percent, rate, whole_number
 from steadytrain.machine.process import return_free_memory
 from steadytrain.machine.web_server import LimitedServer, ServerLimits
 from steadytrain.monitor.series import COLUMNS, MAX_POINTS, THINNED_BY, ChartPoint, ChartRow, six_digits
@@ -430,16 +430,8 @@ def _is_of_another_site(scope: Scope, origins: Collection[str]) -> bool:
 
 def state(now: RunSnapshot) -> dict[str, Any]:
     """Format what changes from second to second: progress, speed, time left."""
-    progress, feed, machine = now.progress, now.feed, now.machine
+    progress, feed, resources = now.progress, now.feed, now.resources
     share, words = now.bar or (0.0, "")
-    cores = memory = ""
-    if machine is not None and machine.cpu is not None:
-        ranks = f", other ranks {machine.ranks:.1f}" if machine.ranks else ""
-        others = "" if machine.others is None else f", others {machine.others:.1f}"
-        cores = f"{machine.cpu:.1f} of {machine.cores}{ranks}{others}"
-    if machine is not None and machine.memory_bytes is not None:
-        limit = f" of {size(machine.memory_limit_bytes)}" if machine.memory_limit_bytes else ""
-        memory = size(machine.memory_bytes) + limit
     return {
         "status": now.signs.status,
         "silent": now.signs.silent or now.stalled is not None,
@@ -452,11 +444,11 @@ def state(now: RunSnapshot) -> dict[str, Any]:
         "seconds": round(now.seconds, 1),
         "score": "mAP" if now.is_multi_label else "Top-1 accuracy",
         "heroes": _heroes(now),
-        "feed": "" if feed is None else f"{feed.ready:.1f} of {feed.depth:.0f}",
+        "feed": resources.get("batches ready", ""),
         "starved": "" if feed is None else percent(feed.starved, 0),
-        "cores": cores,
-        "memory": memory,
-        "devices": [_device(device) for device in now.devices],
+        "cores": resources.get("cores", ""),
+        "memory": resources.get("memory", ""),
+        "devices": [_device(device, resources[f"GPU {device.index}"]) for device in now.devices],
     }
 
 
@@ -531,10 +523,6 @@ def _heroes(now: RunSnapshot) -> list[dict[str, str]]:
     return heroes
 
 
-def _device(device: DeviceStats) -> dict[str, Any]:
-    parts = [] if device.utilisation is None else [f"{percent(device.utilisation, 0)} busy"]
-    parts += [] if device.memory_bytes is None else [size(device.memory_bytes)]
-    parts += [] if device.power_watts is None else [f"{device.power_watts:.0f} W"]
-    parts += [f"clock throttled: {', '.join(device.throttled)}"] if device.throttled else []
+def _device(device: DeviceStats, words: str) -> dict[str, Any]:
     missing = f"not measurable here: {', '.join(device.missing)}" if device.missing else ""
-    return {"index": device.index, "name": device.name, "now": ", ".join(parts), "missing": missing}
+    return {"index": device.index, "name": device.name, "now": words, "missing": missing}
