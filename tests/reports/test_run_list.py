@@ -171,15 +171,10 @@ def test_a_run_that_failed_before_it_started_goes_whole_and_one_with_nothing_to_
     assert "late (failed) has no weights: " in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["late"]
     assert main(["runs", str(folder), "--clean"]) == 0
-    assert (
-        "no run failed" not in (said := capsys.readouterr().err) and "--whole --where status=failed removes it" in said
-    )
+    assert "no run failed" not in capsys.readouterr().err
     write_notes(folder / "late", add=["keep"])
-    assert main(["runs", str(folder), "--clean", "--whole", "--yes", "--where", "status=failed"]) == 0
-    assert "it has the tag keep" in (said := capsys.readouterr().err) and "--whole" not in said
-    write_notes(folder / "late", remove=["keep"])
-    assert main(["runs", str(folder), "--clean", "--whole", "--yes", "--where", "status=failed"]) == 0
-    assert list(folder.iterdir()) == []
+    assert main(["runs", str(folder), "--clean", "--yes", "--where", "status=failed"]) == 0
+    assert "it has the tag keep" in capsys.readouterr().err
 
 
 def test_cleaning_up_leaves_runs_in_use_kept_ones_links_and_what_is_no_run(folder: Path, tmp_path: Path) -> None:
@@ -190,11 +185,11 @@ def test_cleaning_up_leaves_runs_in_use_kept_ones_links_and_what_is_no_run(folde
     (folder / "photos").mkdir()
     (folder / "b" / "recipe.json").write_text("{")
     write_notes(folder / "failed", add=["keep"])
-    words = ["runs", str(folder), "--clean", "--whole", "--yes", "--where"]
+    words = ["runs", str(folder), "--clean", "--yes", "--where"]
     with Run.open(folder / "rates" / "lr=0.1" / "seed-0").lock():
         assert main([*words, "status=*"]) == 0
     left = {path.name for path in folder.iterdir()}
-    assert left == {"b", "failed", "photos", "rates"} and (outside / "precious").read_text() == "x"
+    assert left == {"a", "b", "failed", "photos", "rates"} and (outside / "precious").read_text() == "x"
     assert (folder / "rates" / "lr=0.1" / "seed-0" / "recipe.json").exists()
 
 
@@ -206,7 +201,7 @@ def test_a_running_run_is_listed_as_it_goes_and_never_cleaned_up(tmp_path: Path)
             log.append(event)
         (row,) = list_runs(tmp_path)
         assert row.status == "running" and row.epochs_done == pytest.approx(40 / 351.5625)
-        assert main(["runs", str(tmp_path), "--clean", "--whole", "--yes", "--where", "status=running"]) == 0
+        assert main(["runs", str(tmp_path), "--clean", "--yes", "--where", "status=running"]) == 0
         for event in course(40, 60, total=1055):
             log.append(event)
         assert list_runs(tmp_path)[0].epochs_done == pytest.approx(60 / 351.5625)

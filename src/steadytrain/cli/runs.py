@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, convert
 
@@ -33,7 +33,6 @@ def runs(
     remark: Annotated[str | None, Parameter(name="--note", converter=convert)] = None,
     compare: bool = False,
     clean: bool = False,
-    whole: bool = False,
     yes: bool = False,
     json: bool = False,
 ) -> None:
@@ -51,12 +50,10 @@ def runs(
         tag: Add one tag or several (a,b) to these runs. Runs tagged keep are never cleaned up.
         untag: Remove one tag or several (a,b) from these runs.
         remark: Write a note on these runs, replacing the old one; an empty note removes it.
-        compare: Add a column for each setting in which the runs differ; with two runs, also test whether their
-            accuracies differ.
+        compare: Add a column for each setting in which the runs differ.
         clean: Remove checkpoints and weights of failed runs, and folders of runs that never started; log, recipe, notes
             and reports stay. With --where: of the runs that it chooses; of finished ones only checkpoints. It lists
             what it would remove, and asks.
-        whole: With --clean --where: remove the whole folders.
         yes: With --clean: do not ask.
         json: Print one JSON document.
 
@@ -73,12 +70,8 @@ def runs(
     writes = tag is not None or untag is not None or remark is not None
     if clean and (writes or compare):
         raise InputError("--clean cannot be combined with tags, notes or --compare: use two commands")
-    if (whole or yes) and not clean:
-        raise InputError("--whole and --yes need --clean: steady runs --clean")
-    if whole and not where:
-        raise InputError(
-            '--whole needs --where, which says of which runs: steady runs --clean --whole --where "tag=bad"'
-        )
+    if yes and not clean:
+        raise InputError("--yes needs --clean: steady runs --clean")
     if not folders and not Path(RUNS).is_dir():
         raise InputError(f"there is no folder {RUNS} here: name the folder of your runs: steady runs DIR")
     folders = folders or (RUNS,)
@@ -95,18 +88,15 @@ def runs(
             write_notes(Path(row.directory), add=next(tags), remove=next(tags), note=remark)
         found = [with_notes(row) for row in found]
     if clean:
-        _clean(found, whole=whole, is_chosen=bool(where), yes=yes, json=json)
+        _clean(found, is_chosen=bool(where), yes=yes, json=json)
         return
-    compared = _compared(found) if compare else ("", {})
     if json:
-        print_json({"runs": [row.to_dict() for row in found], **compared[1]})
+        print_json({"runs": [row.to_dict() for row in found]})
         return
     if not found:
         note(f"none of {count(len(rows), 'run')} meets {where!r}")
         return
     _print_rows(found, with_settings=compare)
-    if compared[0]:
-        print_text(f"\n{compared[0]}")
 
 
 def _print_rows(rows: Sequence[RunRow], *, with_settings: bool) -> None:
@@ -136,24 +126,11 @@ def _print_rows(rows: Sequence[RunRow], *, with_settings: bool) -> None:
 SHOWN_SETTINGS = ("data.train", "model.name")
 
 
-def _compared(rows: Sequence[RunRow]) -> tuple[str, dict[str, Any]]:
-    """Test two runs on the same images: in words, and as JSON has it; of more, or without predictions, nothing."""
-    from steadytrain.reports.comparison import compare as compare_two
-
-    if len(rows) != 2:
-        return "", {}
-    try:
-        compared = compare_two(rows[0].directory, rows[1].directory)
-    except InputError as error:
-        return f"not tested on the same images: {error}", {"comparison": None, "why": str(error)}
-    return f"{compared.verdict}\n{compared.details}", {"comparison": {**plain(compared), "verdict": compared.verdict}}
-
-
-def _clean(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool, yes: bool, json: bool) -> None:
+def _clean(rows: Sequence[RunRow], *, is_chosen: bool, yes: bool, json: bool) -> None:
     """List what goes of runs, ask, and remove it. Raises InputError where nobody can be asked."""
     from steadytrain.reports.removal import plan_removals, remove
 
-    removals, reasons = plan_removals(rows, whole=whole, is_chosen=is_chosen)
+    removals, reasons = plan_removals(rows, is_chosen=is_chosen)
     for reason in reasons:
         note(clean(reason))
     total = size(sum(removal.num_bytes for removal in removals))

@@ -272,7 +272,9 @@ def final_lines(now: RunSnapshot, width: int) -> list[str]:
         step = f"step {progress.step:,} of {progress.steps:,}, " if progress.step else ""
         lines.append(f"{step}{now.bar[1]}, after {clock(now.seconds)}")
     if rates.overall is not None:
-        lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
+        newest = "" if rates.now is None else f"{rate(rates.now)} images/s now, "
+        overall = f"{rate(rates.overall)}{' images/s' * (not newest)} overall"
+        lines.append(f"{newest}{overall}, {rate(rates.steady)} in the steady state")
     if now.best is not None:
         name, best = score_name(now.is_multi_label), now.best
         interval = f" ({interval_text(best.interval)})" if best.interval else ""
