@@ -103,7 +103,6 @@ def watch_process(
     with Sampler(pid) as sampler:
         history = ProcessHistory(pid, sampler.command, settles=False)
         note(f"watching process {shorten_name(history.name, 40)}; Ctrl-C stops watching, not the process")
-
         written = 0.0
         with contextlib.suppress(KeyboardInterrupt):
             while not history.is_over(seconds) and sampler.lives:
