@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadytrain.config import Recipe
-from steadytrain.events import Step, read, repair
+from steadytrain.events import read, repair
 from steadytrain.monitor import diagnose
 from steadytrain.monitor import history_reader as reading
 from steadytrain.monitor.history import RunHistory
@@ -118,32 +118,6 @@ def test_whatever_happened_to_the_log_a_stored_history_changes_nothing(happened:
             assert state_of(LogHistory(run).read()) == whole_state(run)
 
 
-odd_updates = st.builds(
-    Step,
-    time=st.sampled_from([1.0, 5.0, 5.5, 1.7e9, 1.7e9 + 0.1, 1.9e9]),
-    attempt=st.sampled_from([1, 1, 2]),
-    rank=st.sampled_from([0, 0, 1]),
-    step=st.integers(0, 9),
-    position=st.just(0),
-    n=st.integers(0, 64),
-    seconds=st.sampled_from([0, 2, 0.1, 0.25, -1.0, 1e-9]),
-    wait_seconds=st.sampled_from([0, 0.1, 0.3, -0.5]),
-    lr=st.just(0.1),
-)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.one_of(odd_updates, st.integers(0, 40)), max_size=60))
-def test_updates_taken_many_at_once_come_to_the_same_as_one_by_one(happened: list[Step | int]) -> None:
-    recipe, known = Run.open(GOLDEN).recipe, EVENTS[: len(EVENTS) // 2]
-    events = [*known, *(event if isinstance(event, Step) else EVENTS[-1 - event] for event in happened)]
-    together, alone = RunHistory(recipe), RunHistory(recipe)
-    together.take_all(events)
-    for event in events:
-        alone.take(event)
-    assert state_of(together) == state_of(alone)
-
-
 def test_each_view_is_the_same_to_the_byte_with_and_without_it(tmp_path: Path) -> None:
     run = copied(tmp_path)
     with storing(tmp_path / "cache", least=1 << 40) as folder:
@@ -152,7 +126,7 @@ def test_each_view_is_the_same_to_the_byte_with_and_without_it(tmp_path: Path) -
     with storing(tmp_path / "cache") as folder:
         assert views(run) == without
         assert len(list(folder.iterdir())) == 2, "one for each rank's log"
-        with mock.patch.object(RunHistory, "take_all", side_effect=AssertionError("an event was read again")):
+        with mock.patch.object(RunHistory, "take", side_effect=AssertionError("an event was read again")):
             assert views(run) == without
 
 
@@ -162,9 +136,9 @@ def test_only_what_was_written_since_is_read(tmp_path: Path) -> None:
     with storing(tmp_path / "cache"):
         read_any(run)
         run.log_path().write_bytes(b"".join(LINES))
-        with mock.patch.object(RunHistory, "take_all", autospec=True, side_effect=RunHistory.take_all) as take:
+        with mock.patch.object(RunHistory, "take", autospec=True, side_effect=RunHistory.take) as take:
             again = read_any(run)
-    assert sum(len(call.args[1]) for call in take.call_args_list) == 1
+    assert take.call_count == 1
     assert state_of(again) == whole_state(run)
 
 

@@ -243,9 +243,6 @@ class Attempt:
 
     def take(self, event: Event) -> None:
         """Absorb an event of this attempt; every kind at least moves the clock."""
-        if isinstance(event, Step):
-            self.take_steps([event])
-            return
         self._tail["other"] += max(0.0, event.time - self._clock)
         self._clock = event.time
         self.last_time = max(self.last_time, event.time)
@@ -281,33 +278,26 @@ class Attempt:
                 if not self._is_accounted:
                     self._complete(event)
 
-    def take_steps(self, steps: Sequence[Step]) -> None:
-        """Absorb updates, as :meth:`take` does: a log has little but these, so that each call counts."""
-        tail, clock, newest, images = self._tail, self._clock, self.last_time, self.images
-        waited, updated, other = tail["input"], tail["update"], tail["other"]
-        for event in steps:
-            time, seconds, wait = event.time, event.seconds, event.wait_seconds
-            if time > clock:  # a clock that was set back stands still
-                other += time - clock
-                if time > newest:
-                    newest = time
-            clock = time
-            if wait > seconds:
-                wait = seconds
-            if not wait > 0:
-                wait = 0.0
-            work = (seconds if seconds > 0 else 0.0) - wait
-            waited += wait
-            updated += work
-            other -= wait
-            if not other > 0:
-                other = 0.0
-            other -= work
-            if not other > 0:
-                other = 0.0
-            images += event.n
-        tail["input"], tail["update"], tail["other"] = waited, updated, other
-        self._clock, self.last_time, self.step, self.images = clock, newest, steps[-1].step, images
+    def take_step(self, event: Step) -> None:
+        """Absorb an update, as :meth:`take` does: a log has little but these, so that each call counts."""
+        tail, time, seconds, wait = self._tail, event.time, event.seconds, event.wait_seconds
+        other = tail["other"]
+        if time > self._clock:  # a clock that was set back stands still
+            other += time - self._clock
+        self._clock = time
+        if time > self.last_time:
+            self.last_time = time
+        if seconds > 0:  # a measured duration counts even if the clock disagrees
+            if wait > 0:
+                wait = wait if wait < seconds else seconds
+                tail["input"] += wait
+                tail["update"] += seconds - wait
+            else:
+                tail["update"] += seconds
+            other = other - seconds if other > seconds else 0.0
+        tail["other"] = other
+        self.step = event.step
+        self.images += event.n
 
     def end(self) -> Mark:
         """Return the totals up to the newest event."""

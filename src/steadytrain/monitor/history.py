@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import cast
@@ -198,25 +198,10 @@ class RunHistory:
 
     def take(self, event: Event) -> None:
         """Fold in one event; every kind at least moves the clock."""
-        self.take_all([event])
-
-    def take_all(self, events: Iterable[Event]) -> None:
-        """Fold in events in their order: updates of the newest attempt, which most are, many at once."""
-        attempt = self.attempts[-1].number if self.attempts else None
-        steps = list[Step]()  # updates since the fact before
-        for event in events:
-            if type(event) is Step and event.attempt == attempt and event.rank == self.rank:
-                steps.append(event)
-                continue
-            self._take_steps(steps)
-            steps = []
-            self._take_other(event)
-            attempt = self.attempts[-1].number if self.attempts else None
-        self._take_steps(steps)
-
-    def _take_other(self, event: Event) -> None:
-        """Fold in what is no update of the newest attempt."""
-        if isinstance(event, Unreadable):
+        attempt = self.attempts[-1] if self.attempts else None
+        if type(event) is Step and attempt and event.attempt == attempt.number and event.rank == self.rank:
+            self._take_step(event, attempt)  # which most are
+        elif isinstance(event, Unreadable):
             self._unreadable += 1
         elif event.rank != self.rank:
             if event.rank not in self._others:
@@ -228,17 +213,14 @@ class RunHistory:
             if isinstance(event, DRAWN) and not self.rank and self.attempts:
                 self._draw(event, feed)
 
-    def _take_steps(self, steps: Sequence[Step]) -> None:
-        """Fold in updates of the newest attempt that nothing comes between."""
-        if not steps:
-            return
-        attempt = self.attempts[-1]
-        attempt.take_steps(steps)
-        self.recent.extend(steps)
+    def _take_step(self, event: Step, attempt: Attempt) -> None:
+        attempt.take_step(event)
+        self.recent.append(event)
         self.stalled = None
-        self.last_time = max(self.last_time, *[event.time for event in steps])
-        last_warm = attempt.first_step + WARM_UPDATES
-        self.step_times.extend([event for event in steps if event.step > last_warm])
+        if event.time > self.last_time:
+            self.last_time = event.time
+        if event.step > attempt.first_step + WARM_UPDATES:
+            self.step_times.add(event)
 
     def _take_fact(self, event: Event) -> None:
         is_new = not self.attempts or event.attempt != self.attempts[-1].number

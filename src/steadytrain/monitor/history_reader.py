@@ -83,7 +83,8 @@ class LogHistory:
             if generation != self._reader.generation:
                 generation = self._reader.generation
                 self._restart()
-            self.history.take_all(chunk)
+            for event in chunk:
+                self.history.take(event)
             yield self._share
         if generation != self._reader.generation:  # it is gone
             self._restart()
