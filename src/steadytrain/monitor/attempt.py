@@ -243,6 +243,9 @@ class Attempt:
 
     def take(self, event: Event) -> None:
         """Absorb an event of this attempt; every kind at least moves the clock."""
+        if isinstance(event, Step):
+            self.take_step(event)
+            return
         self._tail["other"] += max(0.0, event.time - self._clock)
         self._clock = event.time
         self.last_time = max(self.last_time, event.time)
