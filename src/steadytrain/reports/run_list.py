@@ -243,25 +243,8 @@ def row_cells(row: RunRow, now: float) -> dict[str, str]:
 
 # Choosing and sorting ------------------------------------------------------------------------------------------------
 
-TEXTS: dict[str, Callable[[RunRow], str]] = {
-    "name": lambda row: row.name,
-    "status": lambda row: row.status,
-    "data": lambda row: row.data,
-    "model": lambda row: row.model,
-    "tag": lambda row: " ".join(row.tags),
-    "note": lambda row: row.note,
-}
-NUMBERS: dict[str, Callable[[RunRow], float | None]] = {
-    "best": lambda row: row.best,
-    "top1": lambda row: row.best if row.metric == "top1" else None,
-    "mean_ap": lambda row: row.best if row.metric == "mean_ap" else None,
-    "loss": lambda row: row.loss,
-    "images_per_second": lambda row: row.images_per_second,
-    "cost": lambda row: row.cost,
-    "age": lambda row: None if row.began is None else max(0.0, time.time() - row.began),
-    "seconds": lambda row: row.seconds,
-    "epochs": lambda row: row.epochs_done,
-}
+TEXTS = ("name", "status", "data", "model", "tag", "note")
+NUMBERS = ("best", "top1", "mean_ap", "loss", "images_per_second", "cost", "age", "seconds", "epochs")
 HIGHEST_FIRST = ("best", "top1", "mean_ap", "images_per_second", "epochs")
 UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 604800, "%": 0.01, "": 1}
 _TERM = re.compile(
@@ -353,9 +336,17 @@ def field_of(name: str) -> str:
 
 def value_of(row: RunRow, name: str) -> Any:
     """Return a field of a run, or a value of its recipe; None where it has none."""
-    if name in TEXTS:
-        return TEXTS[name](row) or None
-    return NUMBERS[name](row) if name in NUMBERS else row.recipe.get(name)
+    match name:
+        case "tag":
+            return " ".join(row.tags) or None
+        case "top1" | "mean_ap":
+            return row.best if row.metric == name else None
+        case "age":
+            return None if row.began is None else max(0.0, time.time() - row.began)
+        case "epochs":
+            return row.epochs_done
+    value = getattr(row, name) if name in (*TEXTS, *NUMBERS) else row.recipe.get(name)
+    return None if value == "" else value
 
 
 def sort_rows(rows: Sequence[RunRow], text: str) -> list[RunRow]:
