@@ -103,7 +103,7 @@ class LogHistory:
     def _restore(self) -> bool:
         """Go on from the stored history, if there is one of this log and nothing of it was changed."""
         path, log = self._path(), self._run.log_path(self._rank)
-        with suppress(OSError, ValueError, TypeError, msgspec.MsgspecError):
+        with suppress(OSError, ValueError, TypeError, RecursionError, msgspec.MsgspecError):
             if path is None or log.stat().st_size < LEAST_BYTES or path.stat().st_size > MOST_STORED_BYTES:
                 return False
             head, _, state = path.read_bytes().partition(b"\n")

@@ -19,9 +19,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from steadytrain.config.plain import build, check_types, leaves
+import msgspec
+
+from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
-from steadytrain.errors import InputError, RecipeError, RunError, SteadyError, did_you_mean, first_line
+from steadytrain.errors import InputError, RunError, SteadyError, did_you_mean, first_line
 from steadytrain.files import MOST_TEXT_BYTES, read_text, replace_file
 from steadytrain.format import clean, count, duration, epoch, money, percent, rate
 from steadytrain.monitor.history_reader import read_any
@@ -85,15 +87,12 @@ class RunNotes:
     tags: tuple[str, ...] = ()
     note: str = ""
 
-    def __post_init__(self) -> None:
-        check_types(self, "notes")
-
 
 def read_notes(folder: Path) -> RunNotes:
     """Read a run's tags and note; none where there are none, or none that can be read."""
-    with suppress(RunError, RecipeError, OSError, ValueError, RecursionError):
+    with suppress(RunError, OSError, ValueError, RecursionError, msgspec.MsgspecError):
         if _size(folder / NOTES):
-            return build(RunNotes, json.loads(read_text(folder / NOTES)))
+            return msgspec.json.decode(read_text(folder / NOTES), type=RunNotes)
     return RunNotes()
 
 
