@@ -39,7 +39,7 @@ LEAST_BYTES = 1 << 20
 SETTLED_SECONDS = 2.0
 """Seconds after its last change from which on a file's time tells a later change."""
 
-MAX_STORED = 256
+MAX_STORED = 128
 """Histories in the cache; the oldest go first."""
 
 MOST_STORED_BYTES = 64 << 20
