@@ -68,7 +68,7 @@ from steadytrain.files import (
     replacing,
     sync,
 )
-from steadytrain.format import count, percent
+from steadytrain.format import count
 
 REPEAT = "seed-"
 """The name of a repeat's folder before its seed."""
@@ -120,18 +120,9 @@ def _runs_within(folder: Path) -> str:
         return ""
     if not recipes:
         return ""
-    names = ", ".join(f"{path.parent}{_best_of(path.parent)}" for path in recipes[:6])
+    names = ", ".join(str(path.parent) for path in recipes[:6])
     more = f" and {len(recipes) - 6} more" if len(recipes) > 6 else ""
     return f". It holds {count(len(recipes), 'run')}: {names}{more}; name one (steady report {folder} compares them)"
-
-
-def _best_of(folder: Path) -> str:
-    """Format a run's best accuracy for a list; nothing where it has none."""
-    try:
-        best = Run.open(folder).progress().best
-    except (RunError, OSError):
-        return ""
-    return "" if best is None else f" ({percent(best.top1, 1)})"
 
 
 def _is_only_begun(path: Path) -> bool:

@@ -14,11 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
-from tests.cli.terminal import on_terminal, unstyled
 from tests.monitor.process_watch.series import Part, Scene, averaged, square
 
 from steadytrain.cli.watch_process import process_line, process_verdict, watch_process
-from steadytrain.cli.watch_screen import process_lines
 from steadytrain.errors import InputError
 from steadytrain.monitor.process_watch import read
 
@@ -139,16 +137,6 @@ def test_ctrl_c_ends_the_watch_with_a_verdict_and_leaves_the_process() -> None:
     assert ours.returncode == 0 and "still running" in out and "Traceback" not in err
 
 
-@pytest.mark.slow
-def test_a_terminal_shows_it_live_and_the_verdict_stays() -> None:
-    with _asleep() as pid:
-        code, sent = on_terminal(_python(OURS.format(f"pid={pid}, seconds=4")), 80)
-    shown = unstyled(sent)
-    assert code == 0
-    assert "CPU" in shown and "cores" in shown and f"{pid}" in shown
-    assert "waiting (" in shown.rpartition("still running")[2]
-
-
 @pytest.mark.parametrize(
     ("values", "why"),
     [
@@ -192,22 +180,3 @@ def test_a_line_has_the_figures_of_the_moment() -> None:
     assert line.startswith("watch seconds=30 cause=decode working=0.60 gpu0=0.60 cpu=7.91 cores=8 ")
     assert "period_seconds=1.8" in line and "duty=0.6" in line
     assert process_line(0.5, read([])) == "watch seconds=0 cause=unknown"
-
-
-@pytest.mark.parametrize(("width", "ascii_only"), [(60, False), (80, True), (120, False)])
-def test_the_live_view_shows_gpu_processor_processes_rhythm_and_verdict(width: int, ascii_only: bool) -> None:
-    moments = SCENE.moments()
-    text = [line.plain for line in process_lines("100 (python train.py)", moments, read(moments), width, ascii_only)]
-    shown = "\n".join(text)
-    assert "GPU 0" in shown and "42.9 GB" in shown and "300 W" in shown
-    assert "of 8 cores" in shown and "period 1.8 s, high for 60% of it" in shown
-    assert "  and 3 more with" in shown and "decode: " in shown
-    if ascii_only:
-        assert shown.isascii()
-
-
-def test_the_live_view_says_that_it_looks_before_there_is_anything() -> None:
-    assert [line.plain for line in process_lines("7 (a\x1b[2J)", (), None, 80, False)] == [
-        "process 7 (a?[2J)",
-        "looking",
-    ]

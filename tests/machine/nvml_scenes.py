@@ -95,7 +95,7 @@ def main(folder: Path, ranks: list[int]) -> None:
     with machine(NVML_PIDS=f"0:{pids[0]},0:{STRANGER},3:{STRANGER}"):
         watcher = GpuWatcher()
         loads = watcher.read({pids[0]}, {"nvidia0"})
-        document["watched"] = [[load.ours, load.others] for load in loads[:4]]
+        document["watched"] = [load.ours for load in loads[:4]]
         watcher.close()
     document["open"] = ctypes.CDLL("libnvidia-ml.so.1").fakeOpen()
     print(json.dumps(document))

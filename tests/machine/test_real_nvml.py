@@ -148,7 +148,7 @@ def test_doctors_facts_say_what_cuda_hides_and_who_is_there(scenes: Scenes) -> N
 
 
 def test_a_watched_process_has_its_gpu_and_strangers_theirs(scenes: Scenes) -> None:
-    assert scenes["watched"] == [[True, 1], [False, 0], [False, 0], [False, 1]]
+    assert scenes["watched"] == [True, False, False, False]
 
 
 def test_an_older_driver_tells_processes_memory_and_clocks_by_its_own_functions(old_scenes: Scenes) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from steadytrain.events import DeviceStats, FeedStats, MachineStats, Step
 from steadytrain.monitor.samples import (
     LATER,
     MAX_SLOWEST,
     MAX_STEPS,
-    Evenly,
     Mean,
     RunSamples,
     StepTimes,
@@ -132,14 +129,16 @@ def test_stretches_add_up() -> None:
 
 def test_percentiles_of_a_long_run_are_those_of_all_its_updates() -> None:
     times = StepTimes()
-    times.extend([update(step, seconds=(step * 7919 % 1000) / 1000) for step in range(10 * MAX_STEPS)])
+    for step in range(10 * MAX_STEPS):
+        times.add(update(step, seconds=(step * 7919 % 1000) / 1000))
     assert times.result().seconds == pytest.approx((0.05, 0.5, 0.95), abs=0.02)
     assert times.result().waits == (0.0, 0.0, 0.0)
 
 
 def test_the_slowest_updates_are_all_found_in_their_order() -> None:
     times = StepTimes()
-    times.extend([update(step, seconds=2.0 if step % 250 == 0 else 0.1) for step in range(1, 5001)])
+    for step in range(1, 5001):
+        times.add(update(step, seconds=2.0 if step % 250 == 0 else 0.1))
     slow = {step: seconds for step, seconds in times.result().slowest.items() if seconds > 1}
     assert list(slow) == list(range(250, 5001, 250))
     assert len(times.result().slowest) == MAX_SLOWEST
@@ -148,17 +147,5 @@ def test_the_slowest_updates_are_all_found_in_their_order() -> None:
 def test_nothing_has_percentiles_of_zero() -> None:
     times = StepTimes()
     assert times.result().seconds == (0.0, 0.0, 0.0)
-    times.extend([update(1, seconds=3.0, wait=1.0)])
+    times.add(update(1, seconds=3.0, wait=1.0))
     assert times.result().seconds == (3.0, 3.0, 3.0) and times.result().fast == 2.0
-
-
-@given(st.lists(st.integers(0, 40), max_size=12), st.integers(4, 9))
-def test_of_items_that_come_many_at_once_the_same_stay(sizes: list[int], most: int) -> None:
-    together, alone, numbers = Evenly(most), Evenly(most), iter(range(1000))
-    items, others = list[int](), list[int]()
-    for size in sizes:
-        more = [next(numbers) for _ in range(size)]
-        together.extend(items, more)
-        for number in more:
-            alone.add(others, number)
-        assert (items, together) == (others, alone)

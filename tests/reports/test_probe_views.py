@@ -10,8 +10,7 @@ import pytest
 from tests.reports.probes import probe_alone, progress
 from tests.reports.runs import Clock, evaluated, finished, recipe, started, step, write
 
-from steadytrain.cli.watch import final_lines, state_line
-from steadytrain.cli.watch_screen import RunDrawing
+from steadytrain.cli.watch import final_lines, screen_lines, state_line
 from steadytrain.events import Event
 from steadytrain.format import NONE
 from steadytrain.monitor import diagnose, ledger
@@ -96,7 +95,7 @@ def test_a_watcher_sees_how_many_images_are_done_and_the_time_left(
     state = live.state(now)
     assert (state["percent"], state["epochs"]) == ("52 %", "features: 412 of 794 images, 10 images/s, 0:38 left")
     assert "features=412/794" in state_line(now)
-    drawn = "\n".join(line.plain for line in RunDrawing(watch, now, 79, ascii_only=True).lines(30))
+    drawn = "\n".join(screen_lines(now, 80, 30))
     assert "features: 412 of 794 images, 10 images/s, 0:38 left" in drawn
     write_more(run, [progress(794)])
     watch.read()

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, convert
 
@@ -33,7 +33,6 @@ def runs(
     remark: Annotated[str | None, Parameter(name="--note", converter=convert)] = None,
     compare: bool = False,
     clean: bool = False,
-    whole: bool = False,
     yes: bool = False,
     json: bool = False,
 ) -> None:
@@ -46,17 +45,15 @@ def runs(
     Args:
         folders: Runs, or folders that hold runs, those of sweeps and repeats included (default: runs).
         where: Only runs that meet these conditions, separated by spaces: "model=resnet50 top1>0.9", "tag=good",
-            "age<7d", "name~lr". Operators: = != > < >= <= and ~ (contains). A * matches any text.
+            "age<7d". Operators: = != > < >= <=. A * matches any text.
         sort: Sort by a field, the best first: --sort top1, --sort cost; --sort -top1: the worst first.
         tag: Add one tag or several (a,b) to these runs. Runs tagged keep are never cleaned up.
         untag: Remove one tag or several (a,b) from these runs.
         remark: Write a note on these runs, replacing the old one; an empty note removes it.
-        compare: Add a column for each setting in which the runs differ; with two runs, also test whether their
-            accuracies differ.
+        compare: Add a column for each setting in which the runs differ.
         clean: Remove checkpoints and weights of failed runs, and folders of runs that never started; log, recipe, notes
             and reports stay. With --where: of the runs that it chooses; of finished ones only checkpoints. It lists
             what it would remove, and asks.
-        whole: With --clean --where: remove the whole folders.
         yes: With --clean: do not ask.
         json: Print one JSON document.
 
@@ -67,18 +64,14 @@ def runs(
         steady runs runs/rates --compare
         steady runs --clean
     """
-    from steadytrain.reports.run_list import known_values, list_runs, parse_where, sort_rows, with_notes, write_notes
+    from steadytrain.reports.run_list import list_runs, parse_where, sort_rows, with_notes, write_notes
 
     chosen = parse_where(where or "")
     writes = tag is not None or untag is not None or remark is not None
     if clean and (writes or compare):
         raise InputError("--clean cannot be combined with tags, notes or --compare: use two commands")
-    if (whole or yes) and not clean:
-        raise InputError("--whole and --yes need --clean: steady runs --clean")
-    if whole and not where:
-        raise InputError(
-            '--whole needs --where, which says of which runs: steady runs --clean --whole --where "tag=bad"'
-        )
+    if yes and not clean:
+        raise InputError("--yes needs --clean: steady runs --clean")
     if not folders and not Path(RUNS).is_dir():
         raise InputError(f"there is no folder {RUNS} here: name the folder of your runs: steady runs DIR")
     folders = folders or (RUNS,)
@@ -95,19 +88,15 @@ def runs(
             write_notes(Path(row.directory), add=next(tags), remove=next(tags), note=remark)
         found = [with_notes(row) for row in found]
     if clean:
-        _clean(found, whole=whole, is_chosen=bool(where), yes=yes, json=json)
+        _clean(found, is_chosen=bool(where), yes=yes, json=json)
         return
-    compared = _compared(found) if compare else ("", {})
     if json:
-        print_json({"runs": [row.to_dict() for row in found], **compared[1]})
+        print_json({"runs": [row.to_dict() for row in found]})
         return
     if not found:
-        values = known_values(where or "", rows)
-        note(f"none of {count(len(rows), 'run')} meets {where!r}{': ' * bool(values)}{values}")
+        note(f"none of {count(len(rows), 'run')} meets {where!r}")
         return
     _print_rows(found, with_settings=compare)
-    if compared[0]:
-        print_text(f"\n{compared[0]}")
 
 
 def _print_rows(rows: Sequence[RunRow], *, with_settings: bool) -> None:
@@ -137,24 +126,11 @@ def _print_rows(rows: Sequence[RunRow], *, with_settings: bool) -> None:
 SHOWN_SETTINGS = ("data.train", "model.name")
 
 
-def _compared(rows: Sequence[RunRow]) -> tuple[str, dict[str, Any]]:
-    """Test two runs on the same images: in words, and as JSON has it; of more, or without predictions, nothing."""
-    from steadytrain.reports.comparison import compare as compare_two
-
-    if len(rows) != 2:
-        return "", {}
-    try:
-        compared = compare_two(rows[0].directory, rows[1].directory)
-    except InputError as error:
-        return f"not tested on the same images: {error}", {"comparison": None, "why": str(error)}
-    return f"{compared.verdict}\n{compared.details}", {"comparison": {**plain(compared), "verdict": compared.verdict}}
-
-
-def _clean(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool, yes: bool, json: bool) -> None:
+def _clean(rows: Sequence[RunRow], *, is_chosen: bool, yes: bool, json: bool) -> None:
     """List what goes of runs, ask, and remove it. Raises InputError where nobody can be asked."""
     from steadytrain.reports.removal import plan_removals, remove
 
-    removals, reasons = plan_removals(rows, whole=whole, is_chosen=is_chosen)
+    removals, reasons = plan_removals(rows, is_chosen=is_chosen)
     for reason in reasons:
         note(clean(reason))
     total = size(sum(removal.num_bytes for removal in removals))

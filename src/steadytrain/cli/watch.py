@@ -7,10 +7,10 @@ import json as json_module
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -148,10 +148,36 @@ def _view(*, quiet: bool) -> AbstractContextManager[Callable[[Watch, RunSnapshot
     if quiet:
         return contextlib.nullcontext(lambda watched, now: None)
     if stream.isatty():
-        from steadytrain.cli.watch_screen import screen
-
-        return screen(stream)
+        return _screen(stream)
     return contextlib.nullcontext(Log(stream).show)
+
+
+@contextlib.contextmanager
+def _screen(stream: TerminalStream) -> Iterator[Callable[[Watch, RunSnapshot], None]]:
+    """Take over a terminal, and give it back as it was; yield what shows a run at one moment, at the size of then."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(file=cast("TextIO", stream), force_terminal=True, highlight=False)
+
+    def show(watched: Watch, now: RunSnapshot) -> None:
+        width, height = console.size
+        first, *others = screen_lines(now, width, height)
+        live.update(Text("\n").join([Text(first, style="bold"), *map(Text, others)]), refresh=True)
+        sys.stderr.flush()
+
+    with Live(console=console, auto_refresh=False, screen=True, redirect_stdout=False) as live:
+        yield show
+
+
+def screen_lines(now: RunSnapshot, width: int, height: int) -> list[str]:
+    """Return what a terminal of that size shows of a run: its figures; what has no room at the end is left out."""
+    lines = final_lines(now, width)
+    if now.notice:
+        lines[1:1] = wrap(f"notice: {now.notice}", width, "")[:3]
+    shown = [part for line in lines for part in ([line] if len(line) < width else wrap(line, width, "", "  "))]
+    return shown[: max(1, height - 1)]
 
 
 class Log:
@@ -235,7 +261,7 @@ def state_line(now: RunSnapshot) -> str:
 
 
 def final_lines(now: RunSnapshot, width: int) -> list[str]:
-    """Return the figures that stay on the terminal, in lines of ``width`` columns but for the verdict's own words."""
+    """Return the figures of a run, those that matter most first, in lines of ``width`` columns but for the verdict."""
     from steadytrain.reports.tables import interval_text
     from steadytrain.reports.time_spent import largest_buckets
     from steadytrain.reports.verdict import verdict_sentences
@@ -246,7 +272,9 @@ def final_lines(now: RunSnapshot, width: int) -> list[str]:
         step = f"step {progress.step:,} of {progress.steps:,}, " if progress.step else ""
         lines.append(f"{step}{now.bar[1]}, after {clock(now.seconds)}")
     if rates.overall is not None:
-        lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
+        newest = "" if rates.now is None else f"{rate(rates.now)} images/s now, "
+        overall = f"{rate(rates.overall)}{' images/s' * (not newest)} overall"
+        lines.append(f"{newest}{overall}, {rate(rates.steady)} in the steady state")
     if now.best is not None:
         name, best = score_name(now.is_multi_label), now.best
         interval = f" ({interval_text(best.interval)})" if best.interval else ""
@@ -259,11 +287,13 @@ def final_lines(now: RunSnapshot, width: int) -> list[str]:
     if now.cost is not None:
         lines += wrap(f"cost: {now.cost}, at {now.cost.price}", width, "", "  ")
     lines += map(clean, now.alarms())
+    if now.diagnosis is not None:
+        lines += ["", *verdict_sentences(now.diagnosis)]
     if ledger is not None and ledger.wall_seconds > 0:
         lines += ["", "where the time went"]
         for name in largest_buckets(ledger):
             share, took = percent(ledger.share(name), 1), duration(ledger.seconds[name])
             lines.append(f"  {now.label(name):24}{share:>8}  {took}"[: max(20, width)])
-    if now.diagnosis is not None:
-        lines += ["", *verdict_sentences(now.diagnosis)]
+    resources = now.resources
+    lines += ["", *(f"  {name:24}{words}" for name, words in resources.items())] if resources else []
     return lines

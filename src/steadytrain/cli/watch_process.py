@@ -11,9 +11,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from steadytrain.cli.console import Foot, TerminalStream, note, print_json, print_text
+from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.render import shorten_name
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
@@ -23,9 +23,6 @@ from steadytrain.machine.process import given_environment, take_signals
 from steadytrain.monitor.process_watch import Cause, Moment, Reading, Sampler, read
 from steadytrain.monitor.rules import LEAST
 from steadytrain.reports.verdict import MAX_COLUMNS
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 KEPT_SECONDS = 120.0
 _RECENT_SECONDS = 30.0
@@ -44,21 +41,21 @@ class ProcessHistory:
         self.name = f"{pid} ({PurePath(program).name}{space}{arguments})"
         self.reading: Reading | None = None
         self.by_cause: dict[str, float] = defaultdict(float)
-        self.moments: tuple[Moment, ...] = ()  # replaced, never changed: another thread draws it
+        self._moments: list[Moment] = []
         self._settles = settles
         self._read_at = 0.0
 
     @property
     def seconds(self) -> float:
         """Seconds that the process was watched."""
-        return self.moments[-1].at if self.moments else 0.0
+        return self._moments[-1].at if self._moments else 0.0
 
     def look(self, sampler: Sampler) -> None:
         """Look once more; every two seconds all of the last half minute is read anew."""
         moment = sampler.look()
         if moment is None:
             return
-        self.moments = (*(earlier for earlier in self.moments if moment.at - earlier.at <= KEPT_SECONDS), moment)
+        self._moments = [*(earlier for earlier in self._moments if moment.at - earlier.at <= KEPT_SECONDS), moment]
         if moment.at - self._read_at >= _READ_SECONDS:
             self.reading = self.read(moment.at - _RECENT_SECONDS)
             if self.reading.seen is not None:
@@ -68,7 +65,7 @@ class ProcessHistory:
     def read(self, since: float = 0.0) -> Reading:
         """Read what is kept, without the first seconds of a command, in which it loads its libraries."""
         settling = min(_SETTLE_SECONDS, self.seconds / 3) if self._settles and self.seconds >= 6 else 0.0
-        return read([moment for moment in self.moments if moment.at > settling and moment.at >= since])
+        return read([moment for moment in self._moments if moment.at > settling and moment.at >= since])
 
     def is_over(self, seconds: float | None) -> bool:
         """Return whether the watch is at least so many seconds long."""
@@ -80,8 +77,8 @@ def watch_process(
 ) -> int:
     """Watch a process and all that it started, or a command that is started here, and say what holds it back.
 
-    A terminal shows it live; elsewhere there is a line every five seconds. Ctrl-C ends the watch of ``pid``, and never
-    the process. A command's output is passed through and nothing is drawn over it; its verdict goes to standard error.
+    Of ``pid`` there is a line every five seconds; Ctrl-C ends the watch, and never the process. A command's output is
+    passed through, and its verdict goes to standard error.
 
     Args:
         pid: a process that runs already.
@@ -103,22 +100,15 @@ def watch_process(
         raise InputError(f"--seconds is {seconds:g}; it must be above 0")
     if pid is None:
         return _watch_command(command, seconds, json)
-    stream = TerminalStream(sys.stderr)
     with Sampler(pid) as sampler:
         history = ProcessHistory(pid, sampler.command, settles=False)
         note(f"watching process {shorten_name(history.name, 40)}; Ctrl-C stops watching, not the process")
-
-        def lines(width: int, ascii_only: bool) -> list[Text]:
-            from steadytrain.cli.watch_screen import process_lines
-
-            return process_lines(history.name, history.moments, history.reading, width, ascii_only)
-
-        is_drawn, written = stream.isatty(), 0.0
-        with contextlib.suppress(KeyboardInterrupt), Foot(stream, lines) if is_drawn else contextlib.nullcontext():
+        written = 0.0
+        with contextlib.suppress(KeyboardInterrupt):
             while not history.is_over(seconds) and sampler.lives:
                 time.sleep(sampler.pause)
                 history.look(sampler)
-                if not is_drawn and history.reading is not None and history.seconds - written >= _LINE_SECONDS:
+                if history.reading is not None and history.seconds - written >= _LINE_SECONDS:
                     written = history.seconds
                     note(process_line(history.seconds, history.reading))
         state = "still running" if sampler.lives else "ended"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -194,31 +193,14 @@ class LogReader:
         self.offset = 0  # after the last whole line that was read
         self.size = 0  # of the file when it was last opened
         self._head = b""  # its first bytes: another file of the same name begins differently
-        self._digest = hashlib.sha256()  # of what was read
 
-    @property
-    def digest(self) -> str:
-        """The digest of all bytes up to :attr:`offset`."""
-        return self._digest.hexdigest()
-
-    def go_on(self, offset: int, digest: str) -> bool:
-        """Go on after ``offset`` bytes if the file still begins with those that had this digest; else do nothing."""
-        known, left = hashlib.sha256(), offset
-        try:
-            with open_regular(self.path) as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(0)
-                head = file.read(min(_HEAD_BYTES, offset))
-                file.seek(0)
-                while left and (data := file.read(min(left, _CHUNK_BYTES))):
-                    known.update(data)
-                    left -= len(data)
-        except OSError:
-            return False
-        if left or known.hexdigest() != digest:
-            return False
-        self.offset, self.size, self._head, self._digest = offset, size, head, known
-        return True
+    def skip(self, offset: int) -> None:
+        """Go on after so many bytes, whose events are known from before. Raises OSError."""
+        with open_regular(self.path) as file:
+            self.size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            self._head = file.read(min(_HEAD_BYTES, offset))
+        self.offset = offset
 
     def read(self) -> Iterator[Event]:
         """Yield the events since the last call, oldest first. To stop halfway, use :meth:`chunks`."""
@@ -243,7 +225,6 @@ class LogReader:
                     if is_too_long:  # its rest is passed over
                         rest, newline, data = data.partition(b"\n")
                         self.offset += len(rest) + len(newline)
-                        self._digest.update(rest + newline)
                         if not newline:
                             continue
                         is_too_long = False
@@ -254,11 +235,9 @@ class LogReader:
                         if not self.offset:
                             self._head = complete[:_HEAD_BYTES]
                         self.offset += len(complete)
-                        self._digest.update(complete)
                         yield _parse(complete)
                     if len(torn) > _MOST_LINE_BYTES:
                         self.offset += len(torn)
-                        self._digest.update(torn)
                         torn, is_too_long = b"", True
         except FileNotFoundError:
             if self.offset:
@@ -270,7 +249,6 @@ class LogReader:
         self.generation += 1
         self.offset = 0
         self._head = b""
-        self._digest = hashlib.sha256()
 
 
 def _parse(lines: bytes) -> list[Event]:

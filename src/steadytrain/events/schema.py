@@ -561,7 +561,7 @@ class ServerStats(Event, frozen=True, kw_only=True):
     pushes: Whole
     staleness: Finite
     staleness_max: Whole
-    servers: Sequence[ServerCallKeys] = ()
+    servers: Sequence[ServerCallKeys] = []
 
 
 class FeedPlaced(Event, frozen=True, kw_only=True):
@@ -614,8 +614,8 @@ class MachineStats(Event, frozen=True, kw_only=True):
     disk_busy: Finite | None = None
     network_bytes: Finite | None = None
     energy_joules: Finite | None = None
-    other_processes: Sequence[OtherProcessKeys] = ()
-    missing: Sequence[str] = ()
+    other_processes: Sequence[OtherProcessKeys] = []
+    missing: Sequence[str] = []
 
 
 class ThreadStats(Event, frozen=True, kw_only=True):
@@ -640,10 +640,10 @@ class ThreadStats(Event, frozen=True, kw_only=True):
     cost_seconds: Finite
     lock_seconds: Finite
     loop: Mapping[str, BucketKeys] = {}
-    places: Sequence[ThreadPlaceKeys] = ()
+    places: Sequence[ThreadPlaceKeys] = []
     compute: RanKeys | None = None
     feed: RanKeys | None = None
-    others: Sequence[OtherThreadKeys] = ()
+    others: Sequence[OtherThreadKeys] = []
 
 
 class DeviceStats(Event, frozen=True, kw_only=True):
@@ -670,10 +670,10 @@ class DeviceStats(Event, frozen=True, kw_only=True):
     clock_hertz: Finite | None = None
     clock_limit_hertz: Finite | None = None
     temperature: Finite | None = None
-    throttled: Sequence[str] = ()
+    throttled: Sequence[str] = []
     processes: Whole | None = None
-    other_processes: Sequence[OtherProcessKeys] = ()
-    missing: Sequence[str] = ()
+    other_processes: Sequence[OtherProcessKeys] = []
+    missing: Sequence[str] = []
 
 
 class StepMeasured(Event, frozen=True, kw_only=True):
@@ -692,7 +692,7 @@ class StepMeasured(Event, frozen=True, kw_only=True):
     passes: Mapping[str, Finite]
     fixed_seconds: Finite
     operations: Whole | None = None
-    syncs: Sequence[str] = ()
+    syncs: Sequence[str] = []
     forward_flops: Finite | None = None
     peak_flops: Finite | None = None
     seconds: Finite | None = None

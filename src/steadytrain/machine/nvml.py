@@ -111,8 +111,7 @@ class Driver:
 class GpuLoad:
     """One GPU between two looks at a watched process: ``utilisation`` is the share of time in which any kernel ran.
 
-    ``ours``: whether the watched processes compute on it, None where that cannot be told; ``others``: how many other
-    processes do.
+    ``ours``: whether the watched processes compute on it, None where that cannot be told.
     """
 
     index: int
@@ -123,7 +122,6 @@ class GpuLoad:
     power_watts: float | None = None
     power_limit_watts: float | None = None
     ours: bool | None = None
-    others: int | None = None
 
 
 class GpuReader:
@@ -527,11 +525,10 @@ class GpuWatcher:
 
     Args:
         nvml: the module ``pynvml``; None: the installed one.
-        root: where ``proc`` lies.
     """
 
-    def __init__(self, nvml: Any = None, *, root: Path = ROOT) -> None:
-        self.missing, self._root = "", root
+    def __init__(self, nvml: Any = None) -> None:
+        self.missing = ""
         self._nvml: Any = None
         self._gpus: list[GpuReader] = []
         try:
@@ -567,9 +564,4 @@ class GpuWatcher:
             ours = True
         elif open_devices is not None and minor is not None:
             ours = False if f"nvidia{minor}" not in open_devices else True if users else None
-        others: Set[int] | None = None
-        if users is not None and ours is not None:
-            others = other_processes(users, pids, root=self._root) if ours else users
-        return GpuLoad(
-            index=gpu.index, name=gpu.name(), **gpu.usage(), ours=ours, others=None if others is None else len(others)
-        )
+        return GpuLoad(index=gpu.index, name=gpu.name(), **gpu.usage(), ours=ours)

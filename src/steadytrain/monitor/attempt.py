@@ -186,6 +186,8 @@ class Attempt:
     _few_stops: Evenly = field(default_factory=Evenly)
 
     def __post_init__(self) -> None:
+        if self.marks:  # it was stored
+            return
         startup = sum(_positive(self.started.startup).values()) if self.started else 0.0
         self.process_began = self.began - startup
         self.last_time = self.began
@@ -242,7 +244,7 @@ class Attempt:
     def take(self, event: Event) -> None:
         """Absorb an event of this attempt; every kind at least moves the clock."""
         if isinstance(event, Step):
-            self.take_steps([event])
+            self.take_step(event)
             return
         self._tail["other"] += max(0.0, event.time - self._clock)
         self._clock = event.time
@@ -279,33 +281,26 @@ class Attempt:
                 if not self._is_accounted:
                     self._complete(event)
 
-    def take_steps(self, steps: Sequence[Step]) -> None:
-        """Absorb updates, as :meth:`take` does: a log has little but these, so that each call counts."""
-        tail, clock, newest, images = self._tail, self._clock, self.last_time, self.images
-        waited, updated, other = tail["input"], tail["update"], tail["other"]
-        for event in steps:
-            time, seconds, wait = event.time, event.seconds, event.wait_seconds
-            if time > clock:  # a clock that was set back stands still
-                other += time - clock
-                if time > newest:
-                    newest = time
-            clock = time
-            if wait > seconds:
-                wait = seconds
-            if not wait > 0:
-                wait = 0.0
-            work = (seconds if seconds > 0 else 0.0) - wait
-            waited += wait
-            updated += work
-            other -= wait
-            if not other > 0:
-                other = 0.0
-            other -= work
-            if not other > 0:
-                other = 0.0
-            images += event.n
-        tail["input"], tail["update"], tail["other"] = waited, updated, other
-        self._clock, self.last_time, self.step, self.images = clock, newest, steps[-1].step, images
+    def take_step(self, event: Step) -> None:
+        """Absorb an update, as :meth:`take` does: a log has little but these, so that each call counts."""
+        tail, time, seconds, wait = self._tail, event.time, event.seconds, event.wait_seconds
+        other = tail["other"]
+        if time > self._clock:  # a clock that was set back stands still
+            other += time - self._clock
+        self._clock = time
+        if time > self.last_time:
+            self.last_time = time
+        if seconds > 0:  # a measured duration counts even if the clock disagrees
+            if wait > 0:
+                wait = wait if wait < seconds else seconds
+                tail["input"] += wait
+                tail["update"] += seconds - wait
+            else:
+                tail["update"] += seconds
+            other = other - seconds if other > seconds else 0.0
+        tail["other"] = other
+        self.step = event.step
+        self.images += event.n
 
     def end(self) -> Mark:
         """Return the totals up to the newest event."""
@@ -451,13 +446,17 @@ class Attempt:
         self.launching_measured = event.launching_measured
         self._few_marks.add(self.marks, mark)
         if len(self._waits.unsettled) > 2 * len(self.marks) + MAX_KEPT:  # no figures of a feed ever come
-            self._waits.unsettled = [mark for mark in self.marks if mark.pending is not None]
+            self.share_marks()
         self._waits.add_wait(mark, seconds.get("input", 0.0) - before.seconds.get("input", 0.0))
         self._clock, self._tail = event.time, _empty_tail()
         for step, wall in self._late.items():
             if wall > mark.wall:  # a clock that was set forward
                 self.saved[step] = mark.wall
         self._late.clear()
+
+    def share_marks(self) -> None:
+        """Let the marks whose wait is not divided yet be the kept ones alone."""
+        self._waits.unsettled = [mark for mark in self.marks if mark.pending is not None]
 
     def _complete(self, event: Ended) -> None:
         """Complete the wall time of a log without accounts from the total in its ``Ended`` event."""

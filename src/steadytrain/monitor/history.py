@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 from msgspec.structs import asdict, replace
 
@@ -25,7 +25,6 @@ from steadytrain.errors import RunError
 from steadytrain.events import (
     Accounted,
     Ceilings,
-    Compiled,
     DeviceStats,
     Ended,
     EpochTrained,
@@ -60,11 +59,10 @@ from steadytrain.monitor.ledger import (
     slices,
 )
 from steadytrain.monitor.lines import LogLines
-from steadytrain.monitor.samples import FIRST, LATER, SAMPLED, START, Evenly, RunSamples, StepTimes
+from steadytrain.monitor.samples import FIRST, LATER, SAMPLED, START, RunSamples, StepTimes
 from steadytrain.monitor.series import DRAWN, MAX_POINTS, TAKEN_BACK, ChartPoint, points_of, thin_points
 
 MAX_RECENT = 2000
-MAX_RATES = 8000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +137,6 @@ class RunHistory:
         lines: the log lines without those that a restart took back; so, too,
         evaluated: all evaluations, and
         trained: what each epoch came to, by its number.
-        rates: steps, of a long run some, and log lines, for the learning rate.
         points: of the live charts, oldest first; of many the extremes of each stretch. ``redrawn`` counts up where
             points before no longer hold: a restart took steps back, or there were too many.
         saved, noticed, stalls: all of them.
@@ -161,7 +158,6 @@ class RunHistory:
     lines: LogLines = field(default_factory=LogLines)
     evaluated: list[Evaluated] = field(default_factory=list)
     trained: dict[int, EpochTrained] = field(default_factory=dict)
-    rates: list[Step | Logged] = field(default_factory=list)
     saved: list[Saved] = field(default_factory=list)
     noticed: list[Noticed] = field(default_factory=list)
     stalls: list[Stalled] = field(default_factory=list)
@@ -176,15 +172,10 @@ class RunHistory:
     points: list[ChartPoint] = field(default_factory=list)
     redrawn: int = 0
     _num_points: dict[str, int] = field(default_factory=dict)
-    _newest: dict[type[Event], Event] = field(default_factory=dict)
-    _few_rates: Evenly = field(default_factory=lambda: Evenly(MAX_RATES))
+    _newest: dict[str, Event] = field(default_factory=dict)
     _others: dict[int, RunHistory] = field(default_factory=dict)
     _unreadable: int = 0
     _joined: list[RunHistory] = field(default_factory=list)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what is stored of it: all but its recipe and the histories of other logs."""
-        return {**vars(self), "recipe": None, "_joined": []}
 
     @property
     def logged(self) -> list[Logged]:
@@ -194,8 +185,7 @@ class RunHistory:
     @property
     def ranks(self) -> dict[int, RunHistory]:
         """The history of each rank, by its number."""
-        others = {rank: history for joined in self._joined for rank, history in joined._others.items()}
-        return {self.rank: self, **self._others, **others}
+        return {self.rank: self, **self._others, **{joined.rank: joined for joined in self._joined}}
 
     @property
     def unreadable(self) -> int:
@@ -208,31 +198,10 @@ class RunHistory:
 
     def take(self, event: Event) -> None:
         """Fold in one event; every kind at least moves the clock."""
-        self.take_all([event])
-
-    def take_all(self, events: Iterable[Event]) -> None:
-        """Fold in events in their order: updates of the newest attempt, which most are, many at once."""
-        attempt = self.attempts[-1].number if self.attempts else None
-        between, steps = list[Step](), list[Step]()  # updates since the fact before, and since the newest start
-        for event in events:
-            if type(event) is Step and event.attempt == attempt and event.rank == self.rank:
-                between.append(event)
-                continue
-            if between:
-                steps += self._take_between(between)
-                between = []
-            if steps and (event.attempt != attempt or _is_elsewhere(event, steps[-1].step)):
-                self._take_rates(steps)
-                steps = []
-            self._take_other(event)
-            attempt = self.attempts[-1].number if self.attempts else None
-        steps += self._take_between(between)
-        if steps:
-            self._take_rates(steps)
-
-    def _take_other(self, event: Event) -> None:
-        """Fold in what is no update of the newest attempt."""
-        if isinstance(event, Unreadable):
+        attempt = self.attempts[-1] if self.attempts else None
+        if type(event) is Step and attempt and event.attempt == attempt.number and event.rank == self.rank:
+            self._take_step(event, attempt)  # which most are
+        elif isinstance(event, Unreadable):
             self._unreadable += 1
         elif event.rank != self.rank:
             if event.rank not in self._others:
@@ -244,25 +213,14 @@ class RunHistory:
             if isinstance(event, DRAWN) and not self.rank and self.attempts:
                 self._draw(event, feed)
 
-    def _take_between(self, steps: Sequence[Step]) -> Sequence[Step]:
-        """Fold in updates of the newest attempt that nothing comes between; :meth:`_take_rates` has to follow."""
-        if steps:
-            self.attempts[-1].take_steps(steps)
-            self.recent.extend(steps)
-            self.stalled = None
-        return steps
-
-    def _take_rates(self, steps: Sequence[Step]) -> None:
-        """Take what curves and times show of updates of the newest attempt."""
-        self.last_time = max(self.last_time, *[event.time for event in steps])
-        before, rates = self.rates[-1].step if self.rates else None, list[Step]()
-        for event in steps:
-            if event.step != before:
-                rates.append(event)
-                before = event.step
-        self._few_rates.extend(self.rates, rates)
-        last_warm = self.attempts[-1].first_step + WARM_UPDATES
-        self.step_times.extend([event for event in steps if event.step > last_warm])
+    def _take_step(self, event: Step, attempt: Attempt) -> None:
+        attempt.take_step(event)
+        self.recent.append(event)
+        self.stalled = None
+        if event.time > self.last_time:
+            self.last_time = event.time
+        if event.step > attempt.first_step + WARM_UPDATES:
+            self.step_times.add(event)
 
     def _take_fact(self, event: Event) -> None:
         is_new = not self.attempts or event.attempt != self.attempts[-1].number
@@ -270,24 +228,22 @@ class RunHistory:
             self._begin(Attempt(event.attempt, event if isinstance(event, Started) else None, event.time))
             is_new = False
         if event.attempt == 0 and isinstance(event, (Ceilings, StepMeasured)):  # measured while nobody trained
-            self._newest[type(event)] = event
+            self._newest[type(event).__name__] = event
         if not self.attempts:
             self.ended = event if isinstance(event, Failed) else None
             return
         self.last_time = max(self.last_time, event.time)
         if not isinstance(event, (Step, Logged)):
             self.num_facts += 1
-            self._newest[type(event)] = event
+            self._newest[type(event).__name__] = event
         match event:
             case Step():
-                self._take_rate(event)
                 self.recent.append(event)
                 self.stalled = None
             case Logged():
                 started = self.attempts[-1].started
                 may_thin = started is not None and bool(started.digest) and started.steps_per_epoch > 0
                 self.lines.add(event, self.attempts[-1].batches, self.epoch_of if may_thin else None)
-                self._take_rate(event)
             case EpochTrained():
                 self.trained[event.epoch] = event
             case Evaluated():
@@ -346,7 +302,6 @@ class RunHistory:
             self.lines.take_back(step)
             self.evaluated = [score for score in self.evaluated if score.step <= step]
             self.trained = {epoch: means for epoch, means in self.trained.items() if means.step <= step}
-            self.rates = [event for event in self.rates if event.step <= step]
             self._show([p for p in self.points if p.series not in TAKEN_BACK or (p.row[2] or 0) <= step])
         if self.attempts:
             before = self.attempts[-1]
@@ -354,13 +309,9 @@ class RunHistory:
             attempt.before = before.before + before.last_time - before.process_began
         self.attempts.append(attempt)
         self.samples.begin_attempt()
-        self._newest.pop(Compiled, None)
+        self._newest.pop("Compiled", None)
         self.recent.clear()
         self.stalled = self.ended = None
-
-    def _take_rate(self, event: Step | Logged) -> None:
-        if not any(newest and newest[-1].step == event.step for newest in (self.rates, self.recent)):
-            self._few_rates.add(self.rates, event)
 
     @property
     def started(self) -> Started | None:
@@ -458,7 +409,7 @@ class RunHistory:
 
     def newest(self, kind: type[E]) -> E | None:
         """Return the newest event of a kind; None where there is none. Of GPUs see :attr:`devices`."""
-        return cast("E | None", self._newest.get(kind))
+        return cast("E | None", self._newest.get(kind.__name__))
 
     def evidence(self) -> Evidence:
         """Return the facts that a verdict is based on. Raises RunError before the run began."""
@@ -504,7 +455,7 @@ class RunHistory:
             whole=samples.whole.result(),
             first_part=first_part,
             updates=self.step_times.result(),
-            events=dict(self._newest),
+            events={type(event): event for event in self._newest.values()},
             devices=samples.gpus(LATER, FIRST, START),
             evaluations=samples.evaluations,
             checkpoints=samples.checkpoints,
@@ -641,11 +592,6 @@ class RunHistory:
                     seconds["host"] += seconds[name] * part
                     seconds[name] *= 1 - part
         return seconds
-
-
-def _is_elsewhere(event: Event, step: int) -> bool:
-    """Return whether an event goes on from, or has the rates of, another update than the newest."""
-    return isinstance(event, Started | Logged) and event.step != step
 
 
 def _warmup_images(attempt: Attempt) -> int:

@@ -1,47 +1,54 @@
 """Read a run's history; of a long log, what was read before is taken from the user's cache.
 
 A history that a long log came to is stored with the place up to which it goes and a digest of all bytes before it. It
-is used only while the log begins with the very same bytes, by the same code; else the log is read from its start.
+is used only while the log begins with the very same bytes, by the same code; else the log is read from its start. Of a
+log whose size and time are those of then the bytes are not read again.
 Nothing is written into the run's folder, and what is stored can be deleted at any time.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import pickle
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
+from dataclasses import fields
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from steadytrain.config.batches import Batches, BatchStage
+import msgspec
+
+from steadytrain.config import Recipe
 from steadytrain.errors import RunError, SteadyError
-from steadytrain.events import KINDS, Failed, LogReader, Unknown, Unreadable
-from steadytrain.files import replace_file
+from steadytrain.events import KINDS, Failed, LogReader, Step, Unknown
+from steadytrain.files import open_regular, replace_file
 from steadytrain.format import count
 from steadytrain.machine.facts import cache_folder
-from steadytrain.monitor.attempt import Attempt, InputWait, Mark
-from steadytrain.monitor.evidence import Company
-from steadytrain.monitor.history import RunHistory
+from steadytrain.monitor.history import MAX_RECENT, RunHistory
 from steadytrain.monitor.ledger import Ledger
-from steadytrain.monitor.lines import LogLines, LogSpan
-from steadytrain.monitor.samples import Evenly, Mean, RunSamples, StepTimes
-from steadytrain.monitor.series import ChartPoint
 from steadytrain.run import Run
 
-LEAST_BYTES = 4 << 20
-"""Bytes of a log up to which it is read again each time: it takes a fifth of a second."""
+LEAST_BYTES = 1 << 20
+"""Bytes of a log up to which it is read again each time: it takes some hundredths of a second."""
 
-MAX_STORED = 64
+SETTLED_SECONDS = 2.0
+"""Seconds after its last change from which on a file's time tells a later change."""
+
+MAX_STORED = 128
 """Histories in the cache; the oldest go first."""
 
 MOST_STORED_BYTES = 64 << 20
 """The most bytes of a stored history: one of a million events has some."""
+
+_CHUNK_BYTES = 1 << 20
+
+NOT_STORED = ("recipe", "_others", "_joined")
+"""What a history holds of other files."""
 
 
 class LogHistory:
@@ -52,14 +59,14 @@ class LogHistory:
         rank: whose log.
 
     Attributes:
-        history: of all ranks whose events are in this log.
+        history: of that rank.
     """
 
     def __init__(self, run: Run, rank: int = 0) -> None:
         self._run, self._rank = run, rank
         self._reader = LogReader(run.log_path(rank))
         self._stored = 0  # bytes of the log that the stored history goes to
-        self.history = RunHistory(run.recipe)
+        self.history = RunHistory(run.recipe, rank)
 
     def read(self) -> RunHistory:
         """Read the new events; return the history."""
@@ -76,7 +83,8 @@ class LogHistory:
             if generation != self._reader.generation:
                 generation = self._reader.generation
                 self._restart()
-            self.history.take_all(chunk)
+            for event in chunk:
+                self.history.take(event)
             yield self._share
         if generation != self._reader.generation:  # it is gone
             self._restart()
@@ -89,37 +97,38 @@ class LogHistory:
         return self._reader.offset / max(1, self._reader.size)
 
     def _restart(self) -> None:
-        self.history = RunHistory(self._run.recipe)
+        self.history = RunHistory(self._run.recipe, self._rank)
         self._stored = 0
 
     def _restore(self) -> bool:
         """Go on from the stored history, if there is one of this log and nothing of it was changed."""
         path, log = self._path(), self._run.log_path(self._rank)
-        with suppress(*_UNUSABLE):
+        with suppress(OSError, ValueError, TypeError, RecursionError, msgspec.MsgspecError):
             if path is None or log.stat().st_size < LEAST_BYTES or path.stat().st_size > MOST_STORED_BYTES:
                 return False
             head, _, state = path.read_bytes().partition(b"\n")
-            code, offset, digest, whole = json.loads(head)
+            code, offset, stamp, digest, whole = json.loads(head)
             if code != _code() or whole != hashlib.sha256(state).hexdigest():
                 return False
-            history = _Unpickler(io.BytesIO(state)).load()
-            for each in history.ranks.values():
-                each.recipe = self._run.recipe
-            if self._reader.go_on(offset, digest):
-                self.history, self._stored = history, offset
-                return True
+            if (stamp is None or stamp != _stamp(log)) and digest != _digest(log, offset):
+                return False
+            history = _decode(state, self._run.recipe)
+            self._reader.skip(offset)
+            self.history, self._stored = history, offset
+            return True
         return False
 
     def _store(self) -> None:
         """Store the history; without a place for it the next reading takes longer."""
-        if (path := self._path()) is None:
+        if (path := self._path()) is None or len(self.history.ranks) > 1:
             return
-        self._stored = self._reader.offset
-        state = pickle.dumps(self.history, protocol=5)
+        self._stored, log = self._reader.offset, self._run.log_path(self._rank)
+        state = _encode(self.history)
         if len(state) > MOST_STORED_BYTES:
             return
-        head = json.dumps([_code(), self._stored, self._reader.digest, hashlib.sha256(state).hexdigest()])
         with suppress(SteadyError, OSError):
+            whole = hashlib.sha256(state).hexdigest()
+            head = json.dumps([_code(), self._stored, _stamp(log), _digest(log, self._stored), whole])
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, head.encode() + b"\n" + state)
             others = sorted(path.parent.glob("*.history"), key=lambda other: other.stat().st_mtime)
@@ -132,21 +141,44 @@ class LogHistory:
         return folder / "histories" / f"{name}.history" if folder else None
 
 
-_STORED: tuple[Any, ...] = (
-    *(RunHistory, Attempt, Mark, InputWait, Company, LogLines, LogSpan, ChartPoint),
-    *(RunSamples, Mean, StepTimes, Evenly, Batches, BatchStage, deque),
-    *(Unknown, *KINDS.values(), Unreadable().__reduce__()[0]),
-)
-_NAMES = {(kind.__module__, kind.__qualname__): kind for kind in _STORED}
-_UNUSABLE = (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RecursionError, pickle.PickleError)
-"""Errors of a stored history that is damaged, or of something else."""
+_HINTS: dict[str, Any] = get_type_hints(RunHistory) | {
+    "recent": list[Step],
+    "_newest": dict[str, reduce(or_, [*KINDS.values(), Unknown])],  # type: ignore[misc]
+}
+_FIELDS = {field.name: _HINTS[field.name] for field in fields(RunHistory) if field.name not in NOT_STORED}
+_decoder = msgspec.msgpack.Decoder(msgspec.defstruct("StoredHistory", list(_FIELDS.items())))
 
 
-class _Unpickler(pickle.Unpickler):
-    """Reads a history, and nothing but what histories are made of: no other code runs, whoever wrote the file."""
+def _encode(history: RunHistory) -> bytes:
+    """Encode what a history holds of its own log."""
+    return msgspec.msgpack.encode({name: getattr(history, name) for name in _FIELDS}, enc_hook=list)
 
-    def find_class(self, module: str, name: str) -> Any:
-        return _NAMES[module, name]
+
+def _decode(state: bytes, recipe: Recipe) -> RunHistory:
+    """Decode a history. Raises msgspec.MsgspecError where it is not one."""
+    values = msgspec.structs.asdict(_decoder.decode(state))
+    history = RunHistory(recipe, **values)
+    history.recent = deque(values["recent"], MAX_RECENT)
+    for attempt in history.attempts:
+        attempt.share_marks()
+    return history
+
+
+def _stamp(log: Path) -> list[int] | None:
+    """Return size and time of a log; None where it may change without a change of these. Raises OSError."""
+    status = log.stat()
+    is_settled = time.time() - status.st_mtime > SETTLED_SECONDS
+    return [status.st_size, status.st_mtime_ns] if is_settled else None
+
+
+def _digest(log: Path, num_bytes: int) -> str:
+    """Return a digest of so many first bytes of a log, empty where it has fewer. Raises OSError."""
+    known, left = hashlib.sha256(), num_bytes
+    with open_regular(log) as file:
+        while left and (data := file.read(min(left, _CHUNK_BYTES))):
+            known.update(data)
+            left -= len(data)
+    return "" if left else known.hexdigest()
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby
 from operator import attrgetter
 
 import msgspec
@@ -63,9 +63,8 @@ class LogLines:
 
     kept: list[Logged] = field(default_factory=list)
     spans: list[LogSpan] = field(default_factory=list)
-    _numbers: list[int] = field(default_factory=list)  # of each kept line among all
     _bad: list[int] = field(default_factory=list)  # lines up to it whose loss is not finite
-    _width: int = 1  # lines of a stretch of which the extremes are kept
+    _width: int = 1  # updates of a stretch of which the extremes are kept
     _most_spans: int = MAX_LINES
 
     @property
@@ -84,12 +83,11 @@ class LogLines:
         first = self.kept[-1].step if self.kept else 0
         steps, rate = line.step - first, line.images_per_second
         if steps > 0 and math.isfinite(rate) and rate > 0:
-            images = batches.position(line.step) - batches.position(first) if batches else 0
+            images = float(batches.position(line.step) - batches.position(first)) if batches else 0.0
             self.spans.append(
                 LogSpan(first, line.step, steps, images, images / rate, line.loss, line.top1, line.wait_share)
             )
         self._bad.append(self.not_finite + (not math.isfinite(line.loss)))
-        self._numbers.append(self._numbers[-1] + 1 if self._numbers else 0)
         self.kept.append(line)
         if epoch_of is not None and len(self.kept) > MAX_LINES:
             self._thin()
@@ -103,23 +101,18 @@ class LogLines:
 
     def _keep(self, chosen: Sequence[int]) -> None:
         self.kept = [self.kept[index] for index in chosen]
-        self._numbers = [self._numbers[index] for index in chosen]
         self._bad = [self._bad[index] for index in chosen]
 
     def _thin(self) -> None:
-        """Keep the extremes of each stretch of the older lines; stretches are of as many lines, whatever was kept."""
+        """Keep the extremes of each stretch of the older lines; stretches are of as many updates."""
         while len(self.kept) > MAX_LINES // 2 + RECENT_LINES:
             self._width *= 2
             chosen, end = set[int](), len(self.kept) - RECENT_LINES
-            starts = [i for i in range(end) if not i or self._group(i) != self._group(i - 1)]
-            for begin, until in pairwise([*starts, end]):
-                chosen |= self._extremes(range(begin, until))
+            for _, stretch in groupby(range(end), lambda index: self.kept[index].step // self._width):
+                chosen |= self._extremes(list(stretch))
             self._keep([*sorted(chosen), *range(end, len(self.kept))])
 
-    def _group(self, index: int) -> int:
-        return self._numbers[index] // self._width
-
-    def _extremes(self, stretch: range) -> set[int]:
+    def _extremes(self, stretch: Sequence[int]) -> set[int]:
         chosen = set[int]()
         for column in zip(*(_drawn(self.kept[i]) for i in stretch), strict=True):
             known = [(value, i) for value, i in zip(column, stretch, strict=True) if math.isfinite(value)]

@@ -65,25 +65,17 @@ class Evenly:
 
     def add(self, items: list[T], item: T) -> None:
         """Append an item."""
-        self.extend(items, [item])
-
-    def extend(self, items: list[T], more: Sequence[T]) -> None:
-        """Append items, as if one by one."""
-        done = 0
-        while done < len(more):
-            count = min(self._every - self._since, len(more) - done)  # of these only the last stays
-            done += count
-            if self._is_loose:
-                items[-1] = more[done - 1]
-            else:
-                items.append(more[done - 1])
-            self._since += count
-            self._is_loose = self._since < self._every
-            if not self._is_loose:
-                self._since = 0
-                if len(items) > self.most:
-                    del items[1:-1:2]
-                    self._every *= 2
+        if self._is_loose:
+            items[-1] = item
+        else:
+            items.append(item)
+        self._since += 1
+        self._is_loose = self._since < self._every
+        if not self._is_loose:
+            self._since = 0
+            if len(items) > self.most:
+                del items[1:-1:2]
+                self._every *= 2
 
 
 @dataclass
@@ -120,7 +112,7 @@ class Mean(Generic[Sampled]):
                 items += [item for item in value if item not in items]
             elif name in EXTREMES:
                 before = self._values.get(name)
-                self._values[name] = value if before is None else EXTREMES[name](before, value)
+                self._values[name] = float(value) if before is None else EXTREMES[name](before, float(value))
             elif name in SUMMED:
                 self._values[name] = self._values.get(name, 0.0) + value
             else:
@@ -137,7 +129,7 @@ class Mean(Generic[Sampled]):
             if (moved := process.get("disk_bytes")) is not None:
                 sums["disk_bytes"] = sums.get("disk_bytes", 0.0) + moved * seconds
             if (memory := process.get("memory_bytes")) is not None:
-                sums["memory_bytes"] = max(memory, sums.get("memory_bytes", 0))
+                sums["memory_bytes"] = max(float(memory), sums.get("memory_bytes", 0.0))
         if len(self._processes) > 2 * MAX_PROCESSES:
             self._processes = dict(self._busiest(MAX_PROCESSES))
 
@@ -238,21 +230,19 @@ class StepTimes:
     _count: int = 0
     _slowest: list[tuple[float, int]] = field(default_factory=list)
 
-    def extend(self, steps: Sequence[Step]) -> None:
-        """Add updates."""
-        slowest, number = self._slowest, self._count
-        for event in steps:
-            if len(slowest) < MAX_SLOWEST:
-                heapq.heappush(slowest, (event.seconds, event.step))
-            elif event.seconds >= slowest[0][0]:
-                heapq.heappushpop(slowest, (event.seconds, event.step))
-            if number % self._every == 0:
-                self._kept.append((event.seconds, event.wait_seconds))
-                if len(self._kept) >= MAX_STEPS:
-                    del self._kept[1::2]
-                    self._every *= 2
-            number += 1
-        self._count = number
+    def add(self, event: Step) -> None:
+        """Add an update."""
+        slowest = self._slowest
+        if len(slowest) < MAX_SLOWEST:
+            heapq.heappush(slowest, (event.seconds, event.step))
+        elif event.seconds >= slowest[0][0]:
+            heapq.heappushpop(slowest, (event.seconds, event.step))
+        if self._count % self._every == 0:
+            self._kept.append((event.seconds, event.wait_seconds))
+            if len(self._kept) >= MAX_STEPS:
+                del self._kept[1::2]
+                self._every *= 2
+        self._count += 1
 
     def result(self) -> UpdateTimes:
         """Return the times so far."""

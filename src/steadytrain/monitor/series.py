@@ -15,7 +15,7 @@ from steadytrain.intervals import wilson
 
 MAX_POINTS = 4000
 
-ChartRow = tuple[float | None, ...]
+ChartRow = tuple[int | float | None, ...]
 
 Columns = Mapping[str, Callable[[Any], float | None]]
 """Names of columns, and what reads each off an event."""

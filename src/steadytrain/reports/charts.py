@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from steadytrain.events import EpochTrained, Evaluated, Logged, Step
 from steadytrain.intervals import wilson
 from steadytrain.monitor import RunHistory
+from steadytrain.monitor.history import MAX_RECENT
 from steadytrain.monitor.series import six_digits, thin
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -243,7 +244,7 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
             False,
             _alternate(trained(lambda means: means.loss), evaluated(lambda event: event.loss)),
         ),
-        ("lr", "Learning rate", ".4~g", True, curve("only", lambda history: history.rates, lambda event: event.lr)),
+        ("lr", "Learning rate", ".4~g", True, curve("only", _rates, lambda event: event.lr)),
         ("rate", "Images per second", ",.4~r", True, logged(lambda line: line.images_per_second)),
         ("wait", "Waiting for images", ".1%", True, logged(lambda line: line.wait_share)),
     )
@@ -258,6 +259,12 @@ def _most_means(history: RunHistory) -> Sequence[Logged | EpochTrained]:
     """Return the training means to draw: of the log lines or, where there are more of them, of the epochs."""
     epochs = list(history.trained.values())
     return epochs if len(epochs) > len(history.logged) else history.logged
+
+
+def _rates(history: RunHistory) -> Sequence[Step | Logged]:
+    """Return the updates of a short run, the log lines of another, for the learning rate."""
+    has_all = len(history.attempts) == 1 and 0 < len(history.recent) < MAX_RECENT
+    return list(history.recent) if has_all or not history.logged else history.logged
 
 
 def _alternate(first: Sequence[Trace], second: Sequence[Trace]) -> list[Trace]:

@@ -18,7 +18,7 @@ import socket
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from steadytrain.cost.prices import Price
 from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats
-from steadytrain.format import NONE, duration, money, number, percent, rate, size, whole_number
+from steadytrain.format import NONE, duration, money, number, percent, rate, whole_number
 from steadytrain.machine.process import return_free_memory
 from steadytrain.machine.web_server import LimitedServer, ServerLimits
 from steadytrain.monitor.series import COLUMNS, MAX_POINTS, THINNED_BY, ChartPoint, ChartRow, six_digits
-from steadytrain.reports.charts import LIVE_CHARTS, TEMPLATES, LiveChart
-from steadytrain.reports.page import packed_plotly, probe_heroes, render, script
+from steadytrain.reports.charts import LIVE_CHARTS, TEMPLATES
+from steadytrain.reports.page import best_hero, packed_plotly, probe_heroes, render, script
 from steadytrain.reports.run_list import DAMAGED, RunRow, list_runs, row_cells
 from steadytrain.reports.status import milestones
 from steadytrain.reports.time_spent import BUCKETS_SHOWN, largest_buckets, stacked
-from steadytrain.reports.verdict import ceiling_line, saving
+from steadytrain.reports.verdict import ceiling_line
 from steadytrain.reports.watch import RunSnapshot, Watch, snapshot
 from steadytrain.run import Run
 
@@ -137,7 +137,7 @@ class _RunPage:
             "buckets": {name: {"label": look.label, "colour": look.colour} for name, look in BUCKETS_SHOWN.items()},
             "limit": MAX_POINTS,
             "thinned": THINNED_BY,
-            "charts": [_plain_chart(chart) for chart in LIVE_CHARTS],
+            "charts": [asdict(chart) for chart in LIVE_CHARTS],
         }
         names = {"name": run.name, "model": run.recipe.model.name, "directory": str(run.directory), "up": up}
         self._fixed = {
@@ -375,12 +375,6 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def _plain_chart(chart: LiveChart) -> dict[str, Any]:
-    """Return a chart as the page's script has it, without how values are read."""
-    curves = [{key: value for key, value in vars(curve).items() if key != "value"} for curve in chart.curves]
-    return {**vars(chart), "curves": curves}
-
-
 @functools.cache
 def _plotly() -> Response:
     headers = {"content-encoding": "gzip", "cache-control": "private, max-age=86400"}
@@ -430,16 +424,8 @@ def _is_of_another_site(scope: Scope, origins: Collection[str]) -> bool:
 
 def state(now: RunSnapshot) -> dict[str, Any]:
     """Format what changes from second to second: progress, speed, time left."""
-    progress, feed, machine = now.progress, now.feed, now.machine
+    progress, feed, resources = now.progress, now.feed, now.resources
     share, words = now.bar or (0.0, "")
-    cores = memory = ""
-    if machine is not None and machine.cpu is not None:
-        ranks = f", other ranks {machine.ranks:.1f}" if machine.ranks else ""
-        others = "" if machine.others is None else f", others {machine.others:.1f}"
-        cores = f"{machine.cpu:.1f} of {machine.cores}{ranks}{others}"
-    if machine is not None and machine.memory_bytes is not None:
-        limit = f" of {size(machine.memory_limit_bytes)}" if machine.memory_limit_bytes else ""
-        memory = size(machine.memory_bytes) + limit
     return {
         "status": now.signs.status,
         "silent": now.signs.silent or now.stalled is not None,
@@ -452,11 +438,11 @@ def state(now: RunSnapshot) -> dict[str, Any]:
         "seconds": round(now.seconds, 1),
         "score": "mAP" if now.is_multi_label else "Top-1 accuracy",
         "heroes": _heroes(now),
-        "feed": "" if feed is None else f"{feed.ready:.1f} of {feed.depth:.0f}",
+        "feed": resources.get("batches ready", ""),
         "starved": "" if feed is None else percent(feed.starved, 0),
-        "cores": cores,
-        "memory": memory,
-        "devices": [_device(device) for device in now.devices],
+        "cores": resources.get("cores", ""),
+        "memory": resources.get("memory", ""),
+        "devices": [_device(device, resources[f"GPU {device.index}"]) for device in now.devices],
     }
 
 
@@ -485,7 +471,7 @@ def account(watch: Watch, now: RunSnapshot) -> dict[str, Any]:
                 "evidence": list(cause.evidence),
                 "change": cause.change,
                 "typed": cause.change.startswith(TYPED),
-                "saves": saving(cause),
+                "saves": cause.saving,
             }
             for cause in diagnosis.causes
         )
@@ -506,9 +492,8 @@ def _heroes(now: RunSnapshot) -> list[dict[str, str]]:
         name = "Exact match" if now.is_multi_label else "Top-1 accuracy"
         heroes = [hero(name, percent(now.logged.top1 if now.logged else None, 2), more)]
     else:
-        interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
-        more = interval + best.when.removeprefix("at ") + ("" if loss is None else f"; train {loss}")
-        heroes = [hero("Best mAP" if now.is_multi_label else "Best top-1 accuracy", percent(best.value, 2), more)]
+        label, value, more = best_hero(best, now.is_multi_label)
+        heroes = [hero(label, value, more + ("" if loss is None else f"; train {loss}"))]
     steady = f"{rate(rates.steady)} steady, {rate(rates.overall)} overall" if rates.overall else ""
     if not now.progress.step and now.probe is not None:
         heroes += [hero(*words) for words in probe_heroes(now.probe)]
@@ -531,10 +516,6 @@ def _heroes(now: RunSnapshot) -> list[dict[str, str]]:
     return heroes
 
 
-def _device(device: DeviceStats) -> dict[str, Any]:
-    parts = [] if device.utilisation is None else [f"{percent(device.utilisation, 0)} busy"]
-    parts += [] if device.memory_bytes is None else [size(device.memory_bytes)]
-    parts += [] if device.power_watts is None else [f"{device.power_watts:.0f} W"]
-    parts += [f"clock throttled: {', '.join(device.throttled)}"] if device.throttled else []
+def _device(device: DeviceStats, words: str) -> dict[str, Any]:
     missing = f"not measurable here: {', '.join(device.missing)}" if device.missing else ""
-    return {"index": device.index, "name": device.name, "now": ", ".join(parts), "missing": missing}
+    return {"index": device.index, "name": device.name, "now": words, "missing": missing}

@@ -34,6 +34,7 @@ from steadytrain.format import (
     size,
     when,
 )
+from steadytrain.monitor.history import RunScore
 from steadytrain.reports.charts import TEMPLATES, charts, has_line, style
 from steadytrain.reports.mistakes import sections
 from steadytrain.reports.status import milestones
@@ -314,6 +315,15 @@ def heroes_and_verdict(account: Account) -> tuple[list[dict[str, str]], list[str
     return _heroes(account), [line[:1].upper() + line[1:] for line in held_back(account)]
 
 
+def best_hero(best: RunScore | None, is_multi_label: bool) -> tuple[str, str, str]:
+    """Return the best score for the head of a page, with its interval and when it was made."""
+    label = "Best mAP" if is_multi_label else "Best top-1 accuracy"
+    if best is None:
+        return label, NONE, "no evaluation yet"
+    interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
+    return label, percent(best.value, 2), interval + best.when.removeprefix("at ")
+
+
 def probe_heroes(probe: ProbeProgress) -> list[tuple[str, str, str]]:
     """Return the speed of a probe for the head of a page: of the features, and of the fit."""
     features = f"through the frozen network: {probe.images:,} of {count(probe.total, 'image')}"
@@ -323,10 +333,6 @@ def probe_heroes(probe: ProbeProgress) -> list[tuple[str, str, str]]:
 
 def _heroes(account: Account) -> list[dict[str, str]]:
     summary, progress, speed = account.summary, account.summary.progress, account.summary.speed
-    best, accuracy, more = summary.quality.best, NONE, "no evaluation yet"
-    if best is not None:
-        interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
-        accuracy, more = percent(best.value, 2), interval + best.when.removeprefix("at ")
     per_epoch = ""
     if progress.epoch >= 1:  # as the live page has it
         per_epoch = f"{duration(speed.seconds / progress.epoch)} an epoch"
@@ -334,7 +340,7 @@ def _heroes(account: Account) -> list[dict[str, str]]:
     is_updated = speed.images_per_second_overall is not None
     overall = f"steady; {rate(speed.images_per_second_overall)} overall" if is_updated else "no updates"
     heroes = [
-        ("Best mAP" if summary.quality.is_multi_label else "Best top-1 accuracy", accuracy, more),
+        best_hero(summary.quality.best, summary.quality.is_multi_label),
         ("Images per second", rate(speed.images_per_second), overall),
         ("Wall time", duration(speed.seconds), per_epoch),
         ("Epochs", epoch(progress.epoch), f"of {epoch(progress.epochs)}"),

@@ -42,7 +42,7 @@ class Removal:
         return "the whole folder" if self.is_whole else ", ".join(path.name for path in self.paths)
 
 
-def plan_removals(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool) -> tuple[list[Removal], list[str]]:
+def plan_removals(rows: Sequence[RunRow], *, is_chosen: bool) -> tuple[list[Removal], list[str]]:
     """Return what goes of each run, and why others keep all.
 
     Of a run that failed, or was interrupted, the checkpoints and weights go, of a finished one the checkpoints; of one
@@ -50,7 +50,6 @@ def plan_removals(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool) -> tu
 
     Args:
         rows: of runs.
-        whole: the whole folders go.
         is_chosen: the user chose these runs; else only those that failed or never started are taken.
     """
     removals = list[Removal]()
@@ -63,7 +62,7 @@ def plan_removals(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool) -> tu
             reasons.append(f"{folder} stays: {reason}")
             continue
         never_started = row.status == "waiting" or (row.status == "failed" and not Run.open(folder).progress().started)
-        is_whole = whole or (never_started and {path.name for path in folder.iterdir()} <= OURS)
+        is_whole = never_started and {path.name for path in folder.iterdir()} <= OURS
         names = ["checkpoints"] if row.status == "finished" else ["checkpoints", *WEIGHTS]
         existing = (path for path in map(folder.joinpath, names) if os.path.lexists(path) and not path.is_symlink())
         paths = (folder,) if is_whole else tuple(existing)
@@ -71,7 +70,7 @@ def plan_removals(rows: Sequence[RunRow], *, whole: bool, is_chosen: bool) -> tu
         if is_whole or num_bytes:
             removals.append(Removal(row, paths, num_bytes, is_whole))
         else:
-            reasons.append(f"{folder} ({row.status}) has no weights: --whole --where status={row.status} removes it")
+            reasons.append(f"{folder} ({row.status}) has no weights: rm -r removes all of it")
     return removals, reasons
 
 

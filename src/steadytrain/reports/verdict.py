@@ -14,11 +14,11 @@ from steadytrain.format import clean, number, pairs, percent, rate, wrap
 from steadytrain.monitor import Cause, Diagnosis, Ledger, diagnose
 from steadytrain.monitor.ledger import INPUT
 from steadytrain.monitor.rules import LEAST
+from steadytrain.monitor.rules.cause import LEAST_SAVED
 from steadytrain.monitor.rules.diagnose import Ceiling
 from steadytrain.reports.summary import Account
 
 MAX_CAUSES, MAX_COLUMNS, MAX_BUCKETS = 3, 100, 6
-LEAST_SHOWN = 0.005  # of the time: less rounds to nothing
 _SHORT = {name: name.replace("input_", "waiting for ") for name in INPUT} | {
     "input_storage": "waiting for storage",
     "input_batch": "waiting for gathering",
@@ -41,17 +41,13 @@ def verdict_brief(cause: Cause, *, width: int | None = None) -> list[str]:
     width = _columns(width)
     lines = wrap(f"verdict: {cause.sentence}", width, "", "  ")
     if cause.change:
-        lines += wrap(f"change: {_change(cause)}", width, "  ", "    ")
+        lines += wrap(f"change: {cause.advice}", width, "  ", "    ")
     return lines if cause.name == "nothing" else [*lines, f"  more: steady help {cause.name}"]
 
 
 def verdict_sentences(diagnosis: Diagnosis) -> list[str]:
-    """Describe the dominant cause, what to change, and the next two causes, a sentence a line."""
-    first, *others = diagnosis.causes
-    lines = [clean(first.sentence)]
-    if first.change:
-        lines.append(f"change: {clean(_change(first))}")
-    return lines + [f"then: {clean(cause.sentence)}" for cause in others[:2]]
+    """Return the verdict's few lines, with nothing in them that steers a terminal."""
+    return [clean(line) for line in str(diagnosis).split("\n")]
 
 
 def held_back(account: Account) -> list[str]:
@@ -93,11 +89,6 @@ def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -
     return "\n".join(lines)
 
 
-def saving(cause: Cause) -> str:
-    """Describe what the change saves; empty if that is not known."""
-    return f"saves about {percent(cause.saves)} of the time" if cause.saves >= LEAST_SHOWN else ""
-
-
 def ceiling_line(diagnosis: Diagnosis) -> str:
     """Describe how close the run is to its ceiling; empty if that is not known."""
     ceiling = diagnosis.ceiling
@@ -117,12 +108,8 @@ def _columns(width: int | None) -> int:
     return min(shutil.get_terminal_size().columns, MAX_COLUMNS) if width is None else width
 
 
-def _change(cause: Cause) -> str:
-    return f"{cause.change} ({saving(cause)})" if saving(cause) else cause.change
-
-
 def _cause(index: int, cause: Cause, width: int) -> Iterator[str]:
-    share = f": {percent(cause.share)} of the time" if cause.share >= LEAST_SHOWN else ""
+    share = f": {percent(cause.share)} of the time" if cause.share >= LEAST_SAVED else ""
     because = f", which follows from {_called(cause.because)}" if cause.because else ""
     yield from wrap(f"{index}. {_called(cause.name)}{share}{because}", width, "", "   ")
     yield from wrap(cause.sentence, width, "   ")
@@ -132,7 +119,7 @@ def _cause(index: int, cause: Cause, width: int) -> Iterator[str]:
         faster = f", {1 / (1 - cause.saves):.1f} times as fast" if cause.saves < 0.99 else ""
         saves = f"saves: about {percent(cause.saves)} of the time{faster}"
         yield from wrap(f"change: {cause.change}", width, "   ", "     ")
-        yield from wrap(saves if saving(cause) else "saves: not known before it is tried", width, "   ", "     ")
+        yield from wrap(saves if cause.saving else "saves: not known before it is tried", width, "   ", "     ")
     if index == 1 and cause.name != "nothing":
         yield f"   more: steady help {cause.name}"
 

@@ -21,7 +21,7 @@ from steadytrain.cost.bill import Bill
 from steadytrain.cost.prices import Price
 from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats, Logged, MachineStats, ProbeProgress, Stalled, Started
-from steadytrain.format import duration, epoch, time_of_day
+from steadytrain.format import duration, epoch, percent, size, time_of_day
 from steadytrain.monitor import Diagnosis, Ledger, RunHistory, diagnose
 from steadytrain.monitor.history import RunReach, RunScore
 from steadytrain.monitor.history_reader import LogHistory
@@ -173,6 +173,27 @@ class RunSnapshot:
     def is_multi_label(self) -> bool:
         """Return whether an image may have several labels."""
         return self.started is not None and self.started.is_multi_label
+
+    @property
+    def resources(self) -> dict[str, str]:
+        """What the run uses, in words: ``batches ready``, ``cores``, ``memory``, and each GPU that is measured."""
+        words, feed, machine = dict[str, str](), self.feed, self.machine
+        if feed is not None:
+            words["batches ready"] = f"{feed.ready:.1f} of {feed.depth:.0f}"
+        if machine is not None and machine.cpu is not None:
+            ranks = f", other ranks {machine.ranks:.1f}" if machine.ranks else ""
+            others = "" if machine.others is None else f", others {machine.others:.1f}"
+            words["cores"] = f"{machine.cpu:.1f} of {machine.cores}{ranks}{others}"
+        if machine is not None and machine.memory_bytes is not None:
+            limit = f" of {size(machine.memory_limit_bytes)}" if machine.memory_limit_bytes else ""
+            words["memory"] = size(machine.memory_bytes) + limit
+        for device in self.devices:
+            parts = [] if device.utilisation is None else [f"{percent(device.utilisation, 0)} busy"]
+            parts += [] if device.memory_bytes is None else [size(device.memory_bytes)]
+            parts += [] if device.power_watts is None else [f"{device.power_watts:.0f} W"]
+            parts += [f"clock throttled: {', '.join(device.throttled)}"] if device.throttled else []
+            words[f"GPU {device.index}"] = ", ".join(parts)
+        return words
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: instead of ``diagnosis`` its ``causes``, ``ceiling`` and ``not_measurable``."""

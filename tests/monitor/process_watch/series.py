@@ -45,13 +45,11 @@ class Scene:
     others: float = 0.0
     quota: float | None = None
     throttled: float | None = None
-    steal: float = 0.0
     memory_pressure: float = 0.0
     swap_in_bytes: float = 0.0
     swapped_bytes: int = 0
     disk_read_bytes: float = 0.0
     power_watts: float = 300.0
-    gpu_others: int = 0
     state: str = "S"
     name: str = "python"
 
@@ -67,7 +65,7 @@ class Scene:
             self._process(200 + n, 100, [self._thread(200 + n, part, at, noise)]) for n, part in enumerate(self.workers)
         ]
         used = sum(value.cpu for value in (trainer, *crew))
-        free = max(0.0, self.cores - used - self.others - self.steal)
+        free = max(0.0, self.cores - used - self.others)
         waiting = sum(thread.state == "D" for value in (trainer, *crew) for thread in value.threads)
         iowait = min(free, float(waiting))
         machine = MachineLoad(
@@ -76,13 +74,10 @@ class Scene:
             quota=self.quota,
             idle=free - iowait,
             iowait=iowait,
-            steal=self.steal,
             others=self.others,
             throttled=self.throttled,
             pressure={"cpu": 0.0, "memory": self.memory_pressure, "io": 0.0},
             swap_in_bytes=self.swap_in_bytes,
-            available_bytes=8 << 30,
-            memory_bytes=64 << 30,
         )
         return Moment(at=at, seconds=INTERVAL, processes=(trainer, *crew), machine=machine, gpus=self._gpus(at, noise))
 
@@ -102,13 +97,9 @@ class Scene:
             command=f"{self.name} train.py",
             cpu=sum(thread.cpu for thread in threads),
             threads=tuple(threads),
-            num_threads=len(threads),
             memory_bytes=2 << 30,
             swapped_bytes=self.swapped_bytes,
             disk_read_bytes=self.disk_read_bytes,
-            read_bytes=2 * self.disk_read_bytes,
-            major_faults=0.0,
-            involuntary_switches=0.0,
         )
 
     def _gpus(self, at: float, noise: Random) -> tuple[GpuLoad, ...]:
@@ -124,7 +115,6 @@ class Scene:
             power_watts=self.power_watts,
             power_limit_watts=700.0,
             ours=True,
-            others=self.gpu_others,
         )
         return (load,)
 

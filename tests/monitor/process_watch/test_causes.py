@@ -27,14 +27,12 @@ SCENES = {
     "noisy_neighbour": Scene(
         gpu=BEAT, main=Part(cpu=0.1), workers=[Part(cpu=0.3, queued=0.6)] * 4, others=6.6, cores=8
     ),
-    "steal": Scene(main=Part(cpu=0.6, queued=0.05), cores=1, steal=0.4),
     "oversubscription": Scene(
         main=Part(cpu=0.25, queued=0.7), helpers=[Part(cpu=0.25, queued=0.7)] * 15, cores=4, others=0.0
     ),
     "memory": Scene(
         gpu=BEAT, main=Part(cpu=0.1), memory_pressure=0.5, swap_in_bytes=40e6, swapped_bytes=3 << 30, workers=[READER]
     ),
-    "interpreter": Scene(gpu=BEAT, main=Part(cpu=0.05), helpers=[Part(cpu=0.23)] * 4),
     "communication": Scene(gpu=1.0, main=Part(cpu=1.0), workers=[Part(asleep_in="futex")] * 2, power_watts=130),
     "hung": Scene(gpu=0.0, main=Part(asleep_in="futex"), workers=[Part(asleep_in="read pipe")] * 2),
     "stopped": Scene(main=Part(), state="T"),
@@ -116,11 +114,6 @@ def test_threads_of_the_process_itself_are_named_where_it_has_no_workers() -> No
     assert first.name == "decode" and "8 threads burn 7.8 of 8 cores" in first.sentence
 
 
-def test_a_shared_gpu_is_mentioned_beside_the_cause() -> None:
-    names = [cause.name for cause in read(replace(SCENES["compute"], gpu_others=2).moments()).causes]
-    assert "device_shared" in names
-
-
 def test_a_shell_around_it_is_not_the_training_process() -> None:
     def wrapped(reading_of: Scene) -> Reading:
         changes = []
@@ -180,10 +173,8 @@ def test_figures_that_are_missing_are_not_taken_for_zero() -> None:
     bare = [
         replace(
             moment,
-            machine=replace(
-                moment.machine, idle=None, iowait=None, steal=None, others=None, swap_in_bytes=None, pressure={}
-            ),
-            processes=tuple(replace(p, disk_read_bytes=None, read_bytes=None) for p in moment.processes),
+            machine=replace(moment.machine, idle=None, iowait=None, others=None, swap_in_bytes=None, pressure={}),
+            processes=tuple(replace(p, disk_read_bytes=None) for p in moment.processes),
         )
         for moment in SCENES["storage"].moments()
     ]

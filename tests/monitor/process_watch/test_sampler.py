@@ -1,4 +1,4 @@
-"""Real processes whose doings are known, watched from outside; and how long a thread waits for a processor."""
+"""Real processes whose doings are known, watched from outside."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from steadytrain.errors import InputError
 from steadytrain.monitor.process_watch import Moment, ProcessLoad, Reading, Sampler, read
-from steadytrain.monitor.process_watch.sampler import ThreadCounters, queued_seconds
 from steadytrain.monitor.process_watch.summary import Activity, WatchSummary, summarise
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
@@ -73,7 +70,7 @@ def test_a_process_that_burns_a_core_is_seen_to_want_one_all_the_time() -> None:
         summary = summarise(watched(pid, 3.0))
     assert summary.main.busy > 0.8 and summary.working > 0.8
     assert summary.rhythm is None and summary.quiet_seconds == 0 and not summary.stopped
-    assert summary.trainer.disk < 0.2 and summary.is_python
+    assert summary.trainer.disk < 0.2
 
 
 ALTERNATE = """
@@ -171,7 +168,6 @@ def test_reads_from_disk_are_distinguished_from_cached_reads(tmp_path: Path) -> 
     if not dropped.disk_read_bytes:
         pytest.skip(f"{tmp_path} lies on no disk, or /proc/PID/io is not readable")
     assert dropped.disk_read_bytes > 1e6 > (cached.disk_read_bytes or 0.0)
-    assert cached.read_bytes is not None and cached.read_bytes > 1e6
 
 
 def test_a_shell_and_children_of_children_belong_to_it_also_when_their_parent_is_gone() -> None:
@@ -388,53 +384,3 @@ def test_mxnet_with_slow_workers_waits_for_them(mxnet_python: str) -> None:
         child.stdout.close()
     assert reading.seen is not None and len(reading.seen.workers) == 2
     assert {cause.name for cause in reading.causes} & {"waiting", "noisy_neighbour"}
-
-
-TICK = 0.01
-
-
-@given(st.lists(st.booleans(), min_size=40, max_size=400), st.integers(3, 30))
-def test_queue_figures_add_up_to_the_actual_waits(runs: list[bool], every: int) -> None:
-    """``runs``: in each hundredth of a second whether the thread runs; else it waits for a processor."""
-    ran = queued = waiting = seconds = 0.0
-    turns, before, looked_at = 0, ThreadCounters("t", "R", 0.0, 0.0, 0), 0
-    for at, (earlier, now) in enumerate(zip([False, *runs], runs, strict=False), start=1):
-        if now and not earlier:
-            turns, queued, waiting = turns + 1, queued + waiting, 0.0
-        ran, waiting = ran + TICK * now, waiting + TICK * (not now)
-        if at % every == 0:
-            looked_at, after = at, ThreadCounters("t", "R", ran, queued, turns)
-            part, ahead = queued_seconds(before, after, every * TICK)
-            seconds, before = seconds + part, ThreadCounters("t", "R", ran, queued, turns, ahead)
-    waited = TICK * (looked_at - sum(runs[:looked_at]))
-    assert waited - every * TICK - 1e-6 <= seconds <= waited + 1e-6
-
-
-def test_a_thread_that_waits_through_several_looks_is_seen_to_wait_in_each() -> None:
-    counters = ThreadCounters("t", "R", 1.0, 5.0, 7)
-    part, ahead = queued_seconds(counters, counters, 0.1)
-    assert part == 0.1
-    two = ThreadCounters("t", "R", 1.0, 5.0, 7, ahead)
-    part, ahead = queued_seconds(two, counters, 0.1)
-    assert (part, round(ahead, 6)) == (0.1, 0.2)
-    at_last = ThreadCounters("t", "R", 1.07, 5.23, 8)
-    part, ahead = queued_seconds(ThreadCounters("t", "R", 1.0, 5.0, 7, ahead), at_last, 0.1)
-    assert (part, ahead) == (0.03, 0.0)
-
-
-def test_a_thread_that_runs_all_the_time_waits_for_nothing() -> None:
-    assert queued_seconds(ThreadCounters("t", "R", 1.0, 5.0, 7), ThreadCounters("t", "R", 1.1, 5.0, 7), 0.1) == (
-        0.0,
-        0.0,
-    )
-
-
-def test_a_thread_that_slept_waits_for_nothing() -> None:
-    asleep = ThreadCounters("t", "S", 1.0, 5.0, 7)
-    assert queued_seconds(asleep, asleep, 0.1) == (0.0, 0.0)
-    assert queued_seconds(asleep, ThreadCounters("t", "R", 1.0, 5.0, 7), 0.1) == (0.0, 0.0)
-
-
-def test_a_kernel_that_does_not_count_tells_nothing() -> None:
-    counters = ThreadCounters("t", "R", 1.0, None, None)
-    assert queued_seconds(counters, counters, 0.1) == (0.0, 0.0)

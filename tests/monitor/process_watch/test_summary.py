@@ -19,7 +19,6 @@ def process(pid: int, parent: int, command: str, cpu: float = 0.0, devices: tupl
         command=command,
         cpu=cpu,
         threads=(thread,),
-        num_threads=1,
         memory_bytes=pid << 20,
         devices=devices,
     )

@@ -22,9 +22,8 @@ from itertools import pairwise
 from statistics import fmean
 
 from steadytrain.errors import InputError, did_you_mean
-from steadytrain.interop.logs.figures import Figures, kind_of, parse_figures, score
 from steadytrain.interop.logs.run import MAX_EPOCH, NAN, LogEpoch, LogPoint, LogRun
-from steadytrain.interop.logs.settings import add_namespace, number, stamp, whole
+from steadytrain.interop.logs.settings import add_namespace, fraction, number, stamp, whole
 from steadytrain.interop.mxnet.networks import FAMILIES
 
 MAX_NAMES, MAX_OTHERS = 4096, 12
@@ -54,6 +53,20 @@ _NO_NAME = re.compile(
     r"[^\w.-]+"
 )
 _STAMP_LENGTH = len("2018-03-07 05:23:13,528")
+
+# Names and blanks are bounded: so the time is linear in the length of a line, whatever it holds.
+_TOKEN = re.compile(
+    r"\b(?P<section>train(?:ing)?|val(?:id(?:ation)?)?|test(?:ing)?|eval(?:uation)?)\s{0,40}:\s{0,40}(?=[a-z])"
+    r"|(?P<name>[a-z][\w@.\-]{0,99}(?: cost)?)\s{0,40}[:=]\s{0,40}"
+    r"(?P<value>(?:[-+]?(?:\d[\w.+\-]*|\.\d+)|[-+]?(?:nan|inf)\b)%?)",
+    re.IGNORECASE,
+)
+_PART = re.compile(r"(?:(train(?:ing)?)|val(?:id(?:ation)?)?|test|eval)(?:[-_ ](.+))?", re.IGNORECASE)
+_SPEEDS, _TIMES, _RATES = ("speed", "throughput"), ("time", "time cost", "time_cost"), ("lr", "learning_rate")
+_LOSSES = ("cross-entropy", "loss", "softmax-cross-entropy", "softmaxcrossentropyloss", "celoss", "nll-loss", "ce")
+_SCORE = r"(?:acc(?:uracy)?|prec(?:ision)?|err(?:or)?)"
+_TOP = re.compile(rf"(?:{_SCORE}[-_@]?)?(?:top[-_]?(?:k_accuracy_)?|@)?(?P<k>[15])(?:[-_]?{_SCORE})?")
+_ERROR = re.compile(r"(?:^|[-_@]|\d)err(?:or)?(?:$|[-_@]|\d)")
 
 
 @dataclass
@@ -240,6 +253,75 @@ class MXNetLines:
         return [reading.run for reading in readings]
 
 
+@dataclass
+class _Figures:
+    """Figures of a line: names of metrics with their values as text; seconds, images/s and rate are NaN if unknown."""
+
+    train: list[tuple[str, str]] = field(default_factory=list)
+    val: list[tuple[str, str]] = field(default_factory=list)
+    seconds: float = NAN
+    images_per_second: float = NAN
+    lr: float = NAN
+
+
+def parse_figures(text: str) -> _Figures:
+    """Parse figures of an epoch as Gluon's, GluonCV's and Horovod's scripts write them, behind the epoch's number.
+
+    A word such as ``validation:`` says whose the figures after it are.
+
+    >>> line = parse_figures("train=0.41 val=0.45 loss=1.6 time: 28.0")
+    >>> line.train, line.val, line.seconds
+    ([('accuracy', '0.41'), ('loss', '1.6')], [('accuracy', '0.45')], 28.0)
+    >>> parse_figures("validation: err-top1=0.72 err-top5=0.46").val
+    [('err-top1', '0.72'), ('err-top5', '0.46')]
+    """
+    figures = _Figures()
+    is_val = False
+    for token in _TOKEN.finditer(text):
+        if section := token["section"]:
+            is_val = not section.lower().startswith("train")
+            continue
+        name, value = token["name"], token["value"]
+        if name.lower() in _SPEEDS:
+            figures.images_per_second = number(value)
+        elif name.lower() in _RATES:
+            figures.lr = number(value)
+        elif name.lower() not in _TIMES:
+            part = _PART.fullmatch(name)
+            is_of_val = is_val if part is None else part[1] is None
+            metric = name if part is None else part[2] or "accuracy"
+            (figures.val if is_of_val else figures.train).append((metric, value))
+        elif not is_val:
+            figures.seconds = number(value)
+    return figures
+
+
+def kind_of(metric: str) -> str:
+    """Return which of our figures a metric is (top1, top5, loss, perplexity); empty for others.
+
+    >>> kind_of("err-top1"), kind_of("acc@5"), kind_of("mae")
+    ('top1', 'top5', '')
+    """
+    name = metric.lower()
+    if name in ("accuracy", "acc", "err", "error"):
+        return "top1"
+    if (top := _TOP.fullmatch(name)) and not name.isdigit():
+        return f"top{top['k']}"
+    if name in ("ppl", "perplexity"):
+        return "perplexity"
+    return "loss" if name in _LOSSES else ""
+
+
+def score(metric: str, text: str) -> float:
+    """Return an accuracy as a fraction: what an error leaves of 1; NaN for what is none.
+
+    >>> score("err-top1", "0.75")
+    0.25
+    """
+    value = fraction(number(text), percents=text.rstrip(",;").endswith("%"))
+    return round(1 - value, 12) if _ERROR.search(metric.lower()) else value
+
+
 def _add_start(run: LogRun, line: str) -> None:
     """Add the arguments that a program begins with; in 2015 it named its devices: ``[gpu(0), gpu(1)]``."""
     add_namespace(run, line)
@@ -247,7 +329,7 @@ def _add_start(run: LogRun, line: str) -> None:
         run.settings.setdefault("gpus", ",".join(gpus))
 
 
-def _figures_of_epoch(text: str, batches: float, *, is_bracketed: bool) -> Figures | None:
+def _figures_of_epoch(text: str, batches: float, *, is_bracketed: bool) -> _Figures | None:
     """Return the figures of a line of Gluon's or Horovod's about a whole epoch; None for another line."""
     if text.startswith(_OF_FIT) and not is_bracketed and math.isnan(batches):
         return None
@@ -259,7 +341,7 @@ def _figures_of_epoch(text: str, batches: float, *, is_bracketed: bool) -> Figur
     return figures if has_any and is_whole else None
 
 
-def _take_figures(reading: _Reading, name: str, facts: LogEpoch, figures: Figures, time: float) -> None:
+def _take_figures(reading: _Reading, name: str, facts: LogEpoch, figures: _Figures, time: float) -> None:
     """Add the figures of an epoch's own line."""
     if figures.seconds >= 0:
         facts.seconds.append(figures.seconds)

@@ -21,8 +21,6 @@ from steadytrain.format import NONE, percent
 MAX_EPOCH = 100_000
 """A line of a later epoch is not believed."""
 MAX_STEPS_PER_EPOCH = 2**31
-MAX_POINTS = 16_000
-"""Log lines that are kept of a run; of more, neighbours are averaged."""
 MAX_NOTICES = 20
 NAN = math.nan
 
@@ -90,13 +88,6 @@ class LogPoint:
     images_per_second: float = NAN
     wait_share: float = NAN
     time: float = NAN
-
-    def absorb(self, other: LogPoint) -> None:
-        """Take the mean with another point's figures, as far as both have them."""
-        for name in ("loss", "top1", "lr", "images_per_second", "wait_share"):
-            value, other_value = getattr(self, name), getattr(other, name)
-            if not math.isnan(other_value):
-                setattr(self, name, other_value if math.isnan(value) else (value + other_value) / 2)
 
 
 @dataclass
@@ -196,18 +187,9 @@ class LogRun:
         return self.epochs[number]
 
     def add_point(self, point: LogPoint) -> LogPoint:
-        """Keep a log line; of very many, average neighbours within an epoch."""
+        """Keep a log line."""
         self.epoch(point.epoch)
         self.points.append(point)
-        if len(self.points) > MAX_POINTS:
-            merged = []
-            for earlier, later in zip(self.points[::2], self.points[1::2], strict=False):
-                if earlier.epoch == later.epoch:
-                    later.absorb(earlier)
-                else:
-                    merged.append(earlier)
-                merged.append(later)
-            self.points = merged + (self.points[-1:] if len(self.points) % 2 else [])
         return point
 
     def drop_from(self, number: int) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 from steadytrain.interop.logs.run import MAX_EPOCH, MAX_STEPS_PER_EPOCH, NAN, LogEpoch, LogPoint, LogRun
 from steadytrain.interop.logs.settings import add_namespace, add_setting, clock_seconds, fraction, number, stamp, whole
@@ -45,16 +46,18 @@ class TorchLines:
         self._epoch = -1
         self._batch = -1
         self._start = ""
+        self._takers: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], str], bool]], ...] = (
+            (_TIMM, self._take_timm),
+            (_TORCHVISION, self._take_epoch),
+            (_TEST, self._take_test),
+            (_RESULT, self._take_result),
+            (_TOTAL, self._take_total),
+        )
 
     def take(self, line: str) -> bool:
         """Parse a line; return False if it is none of these."""
-        is_figure = (
-            self._take_timm(line)
-            or self._take_epoch(line)
-            or self._take_test(line)
-            or self._take_result(line)
-            or self._take_total(line)
-        )
+        matches = ((pattern.search(line), take) for pattern, take in self._takers)
+        is_figure = any(match is not None and take(match, line) for match, take in matches)
         self.num_lines += is_figure
         return is_figure or self._take_start(line)
 
@@ -96,10 +99,7 @@ class TorchLines:
     def _facts(self) -> LogEpoch:
         return self._run.epoch(max(0, self._epoch))
 
-    def _take_timm(self, line: str) -> bool:
-        match = _TIMM.search(line)
-        if match is None:
-            return False
+    def _take_timm(self, match: re.Match[str], line: str) -> bool:
         epoch, batch, of = int(match[1]), int(match[2]), int(match[3])
         run = self._go_to(epoch, batch, of, "timm")
         if run is None:
@@ -120,10 +120,7 @@ class TorchLines:
         _note_time(run, time)
         return True
 
-    def _take_epoch(self, line: str) -> bool:
-        match = _TORCHVISION.search(line)
-        if match is None:
-            return False
+    def _take_epoch(self, match: re.Match[str], line: str) -> bool:
         epoch, batch, of = int(match[1]), int(match[3]), int(match[4])
         run = self._go_to(epoch, batch, of, "torchvision" if match[2] else "PyTorch ImageNet example")
         if run is None:
@@ -154,10 +151,7 @@ class TorchLines:
         _note_time(run, time)
         return True
 
-    def _take_test(self, line: str) -> bool:
-        match = _TEST.search(line)
-        if match is None:
-            return False
+    def _take_test(self, match: re.Match[str], line: str) -> bool:
         facts = self._facts()
         names = {"loss": ("loss",), "top1": TOP1, "top5": TOP5}
         for name, value in _figures(_pairs(line[match.end() :]), names, 1).items():  # the newest line has the means
@@ -165,10 +159,7 @@ class TorchLines:
         facts.evaluated = stamp(line, match.start() + 1)
         return True
 
-    def _take_result(self, line: str) -> bool:
-        match = _RESULT.search(line)
-        if match is None:
-            return False
+    def _take_result(self, match: re.Match[str], line: str) -> bool:
         part = self._facts().ema if match[1] else self._facts().val
         for name, text in (("top1", match[2]), ("top5", match[3])):
             if math.isfinite(value := fraction(number(text), percents=True)):
@@ -177,10 +168,9 @@ class TorchLines:
             part["loss"] = [number(match[4])]
         return True
 
-    def _take_total(self, line: str) -> bool:
-        match = _TOTAL.search(line)
-        seconds = clock_seconds(match[2]) if match else NAN
-        if match is None or not seconds >= 0:
+    def _take_total(self, match: re.Match[str], line: str) -> bool:
+        seconds = clock_seconds(match[2])
+        if not seconds >= 0:
             return False
         if match[1]:
             self._run.epoch(min(int(match[1]), MAX_EPOCH)).seconds = [seconds]

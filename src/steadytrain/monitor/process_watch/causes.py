@@ -81,21 +81,12 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
     """Find memory and processors that are short: held back by a control group, taken by others, or by each other."""
     pressure, swapped = seen.machine.pressure.get("memory", 0.0), seen.machine.swap_in_bytes or 0.0
     if pressure >= 0.1 or (swapped > 1e6 and seen.swapped_bytes > 0):
-        available, total = seen.machine.available_bytes, seen.machine.memory_bytes
         yield Cause(
             name="memory",
             share=max(pressure, seen.idle if swapped > 1e6 else 0.0),
             sentence=f"memory is short: processes waited for it {pressure:.0%} of the time"
             + (f", {swapped / 1e6:.0f} MB/s are read back from swap" if swapped > 1e5 else ""),
-            evidence=(
-                f"{seen.swapped_bytes / 1e9:.1f} GB of the watched processes are in swap",
-                f"{seen.major_faults:.0f} page faults per second read from disk",
-                *(
-                    [f"{available / 1e9:.1f} of {total / 1e9:.0f} GB available"]
-                    if available is not None and total
-                    else []
-                ),
-            ),
+            evidence=(f"{seen.swapped_bytes / 1e9:.1f} GB of the watched processes are in swap",),
             change="fewer or smaller workers (each holds its own copy of the data it touches), a smaller batch, or "
             "more memory",
         )
@@ -134,29 +125,19 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
             ),
             change="stop or move the other processes, or reserve cores for this one (taskset, cpuset)",
         )
-    stolen = clip((seen.machine.steal or 0.0) / seen.machine.processors)
-    if stolen >= 0.1:
-        yield Cause(
-            name="steal",
-            share=stolen if not seen.gpus else min(stolen, seen.idle),
-            sentence=f"the hypervisor takes {stolen:.0%} of the cores for other virtual machines",
-            evidence=(_works(seen),),
-            change="use another machine type, or one with dedicated cores",
-        )
     if queued >= 0.2 and seen.runnable >= 1.25 * cores + 0.25 and others <= 0.25 * cores:
-        pushed = f"main threads are preempted {seen.involuntary_switches:.0f} times a second"
         yield Cause(
             name="oversubscription",
             share=0.5 * seen.working * queued if not seen.gpus else seen.idle * queued,
             sentence=f"{seen.runnable:.1f} training threads are runnable at a time on {cores} cores: they wait for "
             f"each other {queued:.0%} of the time",
-            evidence=(_works(seen), pushed),
+            evidence=(_works(seen),),
             change="use fewer compute threads (OMP_NUM_THREADS), or run fewer processes on this machine",
         )
 
 
 def gpu(seen: WatchSummary) -> Iterator[Cause]:
-    """Find kernels that wait for other ranks (full load, little power, nothing else moves), and a shared GPU."""
+    """Find kernels that wait for other ranks: full load, little power, nothing else moves."""
     power = [gpu.power_watts / gpu.power_limit_watts for gpu in seen.gpus if gpu.power_watts and gpu.power_limit_watts]
     moves = (seen.disk_read_bytes or 0) > 0 or any(actor.active for actor in (*seen.workers, *seen.helpers))
     if power and seen.working >= 0.99 and max(power) <= 0.35 and not moves:
@@ -167,13 +148,6 @@ def gpu(seen: WatchSummary) -> Iterator[Cause]:
             " seem to wait for other ranks",
             evidence=_waits(seen.main, *seen.workers[:1]),
             change="check the other ranks: all of them wait if one has ended or hangs",
-        )
-    if shared := ", ".join(f"GPU {gpu.index}: {gpu.others}" for gpu in seen.gpus if gpu.others):
-        yield Cause(
-            name="device_shared",
-            share=0.1,
-            sentence=f"other processes use the same GPU ({shared}); utilisation includes theirs",
-            change="use another GPU (CUDA_VISIBLE_DEVICES), or stop the other processes",
         )
 
 
@@ -190,13 +164,11 @@ def feeding(seen: WatchSummary) -> Iterator[Cause]:
         )
         file = next((name for actor in feeders or (seen.main,) for name in actor.waits if "/" in name), "")
         from_disk, waiting = seen.disk_read_bytes, seen.machine.iowait or 0.0
-        called = max(seen.read_bytes or 0.0, from_disk or 0.0)  # a call is counted when it returns
         evidence = [
             *_feeders(seen),
             *([f"waits most often in {file}"] if file else []),
-            *([] if from_disk is None else [f"{from_disk / 1e6:.1f} MB/s from disk, {called / 1e6:.1f} MB/s read"]),
+            *([] if from_disk is None else [f"{from_disk / 1e6:.1f} MB/s from disk"]),
             *([f"{waiting:.1f} {_of_cores(seen)} idle for I/O"] if waiting >= 0.05 else []),
-            *([f"{seen.major_faults:.0f} page faults per second read from disk"] if seen.major_faults >= 10 else []),
         ]
         yield Cause(
             name="storage",
@@ -232,7 +204,7 @@ def feeding(seen: WatchSummary) -> Iterator[Cause]:
 
 
 def main_thread(seen: WatchSummary) -> Iterator[Cause]:
-    """Find a thread that keeps a core busy while nothing else works, or several that share one core's worth."""
+    """Find a main thread that keeps a core busy while nothing else works."""
     others, free = (*seen.workers, *seen.helpers), f"{seen.free_cores:.1f} {_of_cores(seen)}"
     burns = f"main thread on a processor {seen.main.cpu:.0%} of the time"
     is_idle = not seen.gpus or seen.idle >= _IDLE
@@ -248,19 +220,6 @@ def main_thread(seen: WatchSummary) -> Iterator[Cause]:
             sentence=f"{_works(seen)}; the main thread keeps one core busy and {makes}, {free} are free",
             evidence=(burns, *_feeders(seen)),
             change=change,
-        )
-    active = [actor for actor in seen.helpers if actor.active]
-    together = sum(actor.cpu for actor in active) + seen.main.cpu
-    is_shared = len(active) >= 2 and 0.8 <= together <= 1.2 and max(actor.busy for actor in active) < _ONE_CORE
-    if is_shared and is_idle and not seen.workers and seen.free_cores >= 0.5:
-        lock = "the GIL" if seen.is_python else "a lock"
-        yield Cause(
-            name="interpreter",
-            share=seen.idle if seen.gpus else 0.5,
-            sentence=f"{_works(seen)}; {len(active) + 1} threads share {together:.1f} {_of_cores(seen)}: {lock} lets "
-            "one run at a time",
-            evidence=(*_feeders(seen), *_waits(*active[:2])),
-            change="use worker processes instead of threads, or code that releases the GIL",
         )
     is_hard = sum(actor.busy >= 0.5 for actor in others) > 1
     if seen.gpus and seen.rhythm is None and seen.idle >= _IDLE and seen.main.busy >= _ONE_CORE and not is_hard:
@@ -373,15 +332,12 @@ def _waits(*actors: Activity) -> tuple[str, ...]:
 
 
 def _feeders(seen: WatchSummary) -> tuple[str, ...]:
-    """Describe what the makers of batches do: computing, waiting for files, asleep; in each half of the rhythm."""
+    """Describe what the makers of batches do: computing, waiting for files, asleep."""
     if not (feeders := seen.feeders):
         return ()
     busy, disk = _mean_shares(feeders)
     works = f"each works, or could, {busy:.0%} of the time and waits for files {disk:.0%}"
-    lines = [f"{_crowd(feeders, seen)}: {sum(actor.cpu for actor in feeders):.1f} {_of_cores(seen)}; {works}"]
-    if (low := seen.busy_while_low) is not None and (high := seen.busy_while_high) is not None:
-        lines.append(f"they burn {low:.1f} cores while it is low, {high:.1f} while high")
-    return tuple(lines)
+    return (f"{_crowd(feeders, seen)}: {sum(actor.cpu for actor in feeders):.1f} {_of_cores(seen)}; {works}",)
 
 
 def _mean_shares(actors: tuple[Activity, ...]) -> tuple[float, float]:

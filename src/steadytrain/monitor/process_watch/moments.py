@@ -45,11 +45,11 @@ class ThreadLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLoad:
-    """One process of the tree in one interval; bytes, faults and switches are per second.
+    """One process of the tree in one interval; bytes are per second.
 
     ``cpu``: in cores, all threads; ``command``: its command line. ``threads``: the main one first, then those that ran
-    or wait for storage; ``num_threads`` counts all. ``disk_read_bytes`` came from a device, ``read_bytes`` by any
-    reading call, pages from the cache included. ``devices``: GPU devices that it holds open, such as ``nvidia0``.
+    or wait for storage. ``disk_read_bytes`` came from a device. ``devices``: GPU devices that it holds open, such as
+    ``nvidia0``.
     """
 
     pid: int
@@ -58,13 +58,9 @@ class ProcessLoad:
     command: str
     cpu: float
     threads: tuple[ThreadLoad, ...]
-    num_threads: int
     memory_bytes: int | None = None
     swapped_bytes: int | None = None
     disk_read_bytes: float | None = None
-    read_bytes: float | None = None
-    major_faults: float | None = None
-    involuntary_switches: float | None = None
     devices: tuple[str, ...] = ()
 
     @property
@@ -99,13 +95,10 @@ class MachineLoad:
     quota: float | None = None
     idle: float | None = None
     iowait: float | None = None
-    steal: float | None = None
     others: float | None = None
     throttled: float | None = None
     pressure: dict[str, float] = field(default_factory=dict)
     swap_in_bytes: float | None = None
-    available_bytes: int | None = None
-    memory_bytes: int | None = None
     other_processes: tuple[Mapping[str, Any], ...] = ()
 
 

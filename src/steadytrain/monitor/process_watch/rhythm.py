@@ -1,46 +1,40 @@
 """Detect oscillation of a utilisation: its period, and the part of it for which the load is high.
 
-The period is the first high hill of the autocorrelation, refined at its multiples (hills of the autocorrelation are
-what M. Vlachos, P. Yu and V. Castelli, "On periodicity detection and structural similarity", SDM 2005, confirm a period
-by); the two levels are those that part the values best (N. Otsu, "A threshold selection method from gray-level
-histograms", 1979). What is found must also be seen: the load must really rise about once a period.
+The two levels are those that part the values best (N. Otsu, "A threshold selection method from gray-level histograms",
+1979). The period is the usual time between two rises from the lower to the higher one; most of them have to be about
+that long, and the load has to resemble itself a period later more than noise would.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from operator import mul
-from statistics import fmean, median, median_low, pstdev
+from statistics import fmean, median, median_low
+
+import numpy as np
 
 LEAST_SWING = 0.15
-_LEAST_CYCLES = 3.0
+_LEAST_CYCLES = 3
 _LEAST_SAMPLES_A_PERIOD = 4
 _LEAST_CORRELATION = 0.3
-_MOST_IRREGULAR = 0.5
+_SIMILAR = 0.3  # of the usual time between two rises: the others differ by no more
+_LEAST_SIMILAR = 0.7
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rhythm:
     """A load that is ``high`` for ``duty`` (a share) of each ``period_seconds`` and ``low`` for the rest.
 
-    ``strength``: the autocorrelation at the period, 1 where each period is like the one before. ``cycles`` were seen.
+    ``cycles`` of it were seen.
     """
 
     period_seconds: float
     duty: float
     low: float
     high: float
-    strength: float
     cycles: float
-
-    @property
-    def threshold(self) -> float:
-        """Between the two levels."""
-        return (self.low + self.high) / 2
 
 
 def rhythm(values: Sequence[float], *, interval_seconds: float) -> Rhythm | None:
@@ -48,8 +42,8 @@ def rhythm(values: Sequence[float], *, interval_seconds: float) -> Rhythm | None
 
     Args:
         values: loads, such as utilisation from 0 to 1.
-        interval_seconds: between two of them. Periods from four of these to a third of the whole are found; the duty is
-            right where both of its parts last for two and a half.
+        interval_seconds: between two of them. Periods from four of these to a quarter of the whole are found; the duty
+            is right where both of its parts last for two and a half.
 
     >>> swing = rhythm([0.95, 0.95, 0.95, 0.1, 0.1] * 8, interval_seconds=0.5)
     >>> round(swing.period_seconds, 2), round(swing.duty, 2), swing.high, swing.low
@@ -57,26 +51,27 @@ def rhythm(values: Sequence[float], *, interval_seconds: float) -> Rhythm | None
     >>> rhythm([0.9, 0.91, 0.9, 0.89] * 10, interval_seconds=0.5) is None
     True
     """
-    num = len(values)
-    if num < _LEAST_CYCLES * _LEAST_SAMPLES_A_PERIOD:
+    if len(values) < _LEAST_CYCLES * _LEAST_SAMPLES_A_PERIOD:
         return None
     low, high = levels(values)
-    if high - low < LEAST_SWING:
+    lengths = [b - a for a, b in pairwise(_rises(values, low, high))]
+    if high - low < LEAST_SWING or len(lengths) < _LEAST_CYCLES:
         return None
-    correlation = autocorrelation(values, int(num / _LEAST_CYCLES))
-    peak = _first_hill(correlation, num)
-    if peak is None:
+    usual = median(lengths)
+    similar = [length for length in lengths if abs(length - usual) <= max(1, _SIMILAR * usual)]
+    period = fmean(similar) if similar else usual
+    if len(similar) < _LEAST_SIMILAR * len(lengths) or period < _LEAST_SAMPLES_A_PERIOD:
         return None
-    period = _refined(autocorrelation(values, num - num // 4), peak)
-    if num / period < _LEAST_CYCLES or not _is_seen(values, period, low, high):
+    lag = round(period)
+    # Of white noise the correlation of n pairs has a standard deviation of 1 / sqrt(n).
+    if np.corrcoef(values[:-lag], values[lag:])[0, 1] < max(_LEAST_CORRELATION, 4 / math.sqrt(len(values) - lag)):
         return None
     return Rhythm(
         period_seconds=period * interval_seconds,
         duty=min(1.0, max(0.0, (fmean(values) - low) / (high - low))),
         low=low,
         high=high,
-        strength=correlation[peak],
-        cycles=num / period,
+        cycles=len(values) / period,
     )
 
 
@@ -93,19 +88,11 @@ def even(times: Sequence[float], values: Sequence[float], interval_seconds: floa
     """
     if not times:
         return []
-    first = times[0] - (median_low(b - a for a, b in pairwise(times)) if len(times) > 1 else interval_seconds)
-    ends = [first, *times]
-    total = [0.0, *accumulate(value * (b - a) for value, (a, b) in zip(values, pairwise(ends), strict=True))]
-    num = int((ends[-1] - first) / interval_seconds + 1e-9)
-
-    def total_until(at: float) -> float:
-        right = min(max(1, bisect_left(ends, at)), len(ends) - 1)
-        width = ends[right] - ends[right - 1]
-        part = (at - ends[right - 1]) / width if width > 0 else 0.0
-        return total[right - 1] + (total[right] - total[right - 1]) * part
-
-    totals = [total_until(first + step * interval_seconds) for step in range(num + 1)]
-    return [(b - a) / interval_seconds for a, b in pairwise(totals)]
+    typical = median_low([b - a for a, b in pairwise(times)] or [interval_seconds])
+    ends = np.array([times[0] - typical, *times])
+    totals = np.concatenate([[0.0], np.cumsum(np.diff(ends) * values)])
+    grid = ends[0] + interval_seconds * np.arange(int((ends[-1] - ends[0]) / interval_seconds + 1e-9) + 1)
+    return [float(mean) for mean in np.diff(np.interp(grid, ends, totals)) / interval_seconds]
 
 
 def levels(values: Sequence[float]) -> tuple[float, float]:
@@ -129,79 +116,13 @@ def levels(values: Sequence[float]) -> tuple[float, float]:
     return ordered[(cut - 1) // 4], ordered[cut + (num - cut - 1) * 3 // 4]
 
 
-def autocorrelation(values: Sequence[float], most: int) -> list[float]:
-    """Correlate the values with themselves (Pearson), shifted by 0 to ``most`` places.
-
-    >>> [round(value, 2) for value in autocorrelation([0, 1, 0, 1, 0, 1], 2)]
-    [1.0, -1.0, 1.0]
-    """
-    mean = fmean(values)
-    centred = [value - mean for value in values]
-    squares = [0.0, *accumulate(value * value for value in centred)]
-    correlations = []
-    for lag in range(most + 1):
-        product = sum(map(mul, centred, centred[lag:]))
-        energy = squares[len(centred) - lag] * (squares[-1] - squares[lag])
-        correlations.append(product / math.sqrt(energy) if energy > 0 else 0.0)
-    return correlations
-
-
-def _first_hill(correlation: Sequence[float], num: int) -> int | None:
-    """Find the first hill that is nearly as high as any, behind the first valley, and too high for noise."""
-    valley = next((lag for lag, value in enumerate(correlation) if value < 0.1), None)
-    if valley is None:
-        return None
-    hills = [
-        lag
-        for lag in range(max(valley, _LEAST_SAMPLES_A_PERIOD), len(correlation) - 1)
-        if correlation[lag - 1] <= correlation[lag] >= correlation[lag + 1]
-    ]
-    highest = max((correlation[lag] for lag in hills), default=0.0)
-    if highest < _LEAST_CORRELATION:
-        return None
-    first = next(lag for lag in hills if correlation[lag] >= 0.85 * highest)
-    top = max(range(first, min(len(correlation), first + first // 4 + 1)), key=correlation.__getitem__)
-    # Of white noise the correlation of n pairs has a standard deviation of 1 / sqrt(n).
-    return top if correlation[top] >= 4 / math.sqrt(num - top) else None
-
-
-def _refined(correlation: Sequence[float], peak: int) -> float:
-    """The period in samples: the top of the hill between samples, and of the hills at its multiples."""
-    period, multiple = _top(correlation, peak), 2
-    while (round(period * multiple) + peak // 4) < len(correlation) - 1:
-        middle = round(period * multiple)
-        reach = range(middle - max(1, peak // 4), middle + max(1, peak // 4) + 1)
-        lag = max(reach, key=correlation.__getitem__)
-        if correlation[lag] < 0.6 * correlation[peak] or lag in (reach[0], reach[-1]):
-            break
-        period = _top(correlation, lag) / multiple
-        multiple += 1
-    return period
-
-
-def _top(correlation: Sequence[float], lag: int) -> float:
-    """The top of the parabola through three neighbours."""
-    before, top, after = correlation[lag - 1 : lag + 2]
-    bend = before - 2 * top + after
-    return lag + (0.5 * (before - after) / bend if bend < 0 else 0.0)
-
-
-def _is_seen(values: Sequence[float], period: float, low: float, high: float) -> bool:
-    """Return whether the values, smoothed over a tenth of the period, rise nearly evenly, once a period.
-
-    A rise is where they come above two thirds of the way up, having been below one third.
-    """
-    width = max(1, round(period / 10))
-    sums = [0.0, *accumulate(values)]
+def _rises(values: Sequence[float], low: float, high: float) -> list[int]:
+    """Find where the load comes above two thirds of the way up, having been below one third."""
     swing, was_low, rises = high - low, False, []
-    for at in range(len(values) - width + 1):
-        value = (sums[at + width] - sums[at]) / width
+    for at, value in enumerate(values):
         if value < low + swing / 3:
             was_low = True
         elif was_low and value > low + swing * 2 / 3:
             rises.append(at)
             was_low = False
-    lengths = [b - a for a, b in pairwise(rises)]
-    if len(lengths) < 2:
-        return False
-    return 0.7 <= median(lengths) / period <= 1.4 and pstdev(lengths) / fmean(lengths) <= _MOST_IRREGULAR
+    return rises

@@ -49,8 +49,7 @@ class WatchSummary:
     other threads; ``workers``: the processes that it started to make batches, as many as there are at a time. They
     were started anew ``renewals`` times, and ``idle_after_renewals`` is the share of the time in which what computes
     waited right after that. ``queued``: of the time in which threads could run, without a processor. ``runnable``: the
-    trainer's threads that run or could. ``quiet_seconds``: nothing has moved for so long. ``busy_while_low`` and
-    ``busy_while_high``: cores that workers and helpers use in either half of the rhythm.
+    trainer's threads that run or could. ``quiet_seconds``: nothing has moved for so long.
     """
 
     seconds: float
@@ -67,18 +66,12 @@ class WatchSummary:
     idle_after_renewals: float
     working: float
     rhythm: Rhythm | None
-    busy_while_low: float | None
-    busy_while_high: float | None
     queued: float | None
     runnable: float
     disk_read_bytes: float | None
-    read_bytes: float | None
-    major_faults: float
     swapped_bytes: int
-    involuntary_switches: float
     quiet_seconds: float
     stopped: bool
-    is_python: bool
     missing: tuple[str, ...]
 
     @property
@@ -118,25 +111,17 @@ def summarise(moments: Sequence[Moment]) -> WatchSummary:
         for thread in process.threads[1:]:
             helpers.setdefault(thread.tid, []).append((thread, length))
 
-    # What computes, and what makes batches meanwhile, at each moment.
     gpus = _used_gpus(moments)
-    used, load, feeding = {gpu.index for gpu in gpus}, list[float](), list[float]()
+    used, load = {gpu.index for gpu in gpus}, list[float]()  # what computes, at each moment
     for moment in moments:
-        training_now = [process for process in moment.processes if process.pid in trainers]
         if gpus:
             now = _mean(gpu.utilisation for gpu in moment.gpus if gpu.index in used)
             load.append(now if now is not None else load[-1] if load else 0.0)
         else:  # waiting for a processor counts as computing
-            load.append(_mean(min(1.0, max(process.cpu, process.busy)) for process in training_now) or 0.0)
-        crew = [process.cpu for process in moment.processes if process.pid in workers]
-        helper_loads = [
-            thread.cpu for process in training_now for thread in process.threads if thread.tid != process.pid
-        ]
-        feeding.append(sum(crew if workers else helper_loads))
+            trains = (process for process in moment.processes if process.pid in trainers)
+            load.append(_mean(min(1.0, max(process.cpu, process.busy)) for process in trains) or 0.0)
     interval = max(0.1, seconds / len(moments))
     beat = rhythm(even([moment.at for moment in moments], load, interval), interval_seconds=interval)
-    is_high = [beat is not None and now >= beat.threshold for now in load]
-
     fresh, places = find_restarts(moments, workers, _RENEWED_SECONDS), group_workers(moments, workers)
     threads = [thread for moment in moments for process in moment.processes for thread in process.threads]
     ran, queued = sum(thread.cpu for thread in threads), sum(thread.queued or 0.0 for thread in threads)
@@ -161,18 +146,12 @@ def summarise(moments: Sequence[Moment]) -> WatchSummary:
         idle_after_renewals=sum((1 - now) * new for now, new in zip(load, fresh, strict=True)) / len(load),
         working=fmean(load),
         rhythm=beat,
-        busy_while_low=_mean(cores for cores, high in zip(feeding, is_high, strict=True) if beat and not high),
-        busy_while_high=_mean(cores for cores, high in zip(feeding, is_high, strict=True) if high),
         queued=queued / (ran + queued) if ran + queued > 0.01 * len(moments) else None,
         runnable=sum(thread.busy for process, _ in training for thread in process.threads) / len(moments),
         disk_read_bytes=_rate(moments, lambda process: process.disk_read_bytes),
-        read_bytes=_rate(moments, lambda process: process.read_bytes),
-        major_faults=_rate(moments, lambda process: process.major_faults) or 0.0,
         swapped_bytes=sum(process.swapped_bytes or 0 for process in last),
-        involuntary_switches=_rate(moments, lambda process: process.involuntary_switches) or 0.0,
         quiet_seconds=_quiet_seconds(moments),
         stopped=bool(last) and all(process.threads[0].state in "Tt" for process in last if process.threads),
-        is_python=any("python" in (process.name + process.command) for process in last if process.pid in trainers),
         missing=moments[-1].missing,
     )
 
@@ -312,7 +291,7 @@ def _quiet_seconds(moments: Sequence[Moment]) -> float:
 def _mean_machine(moments: Sequence[Moment]) -> MachineLoad:
     """Return the machine at the last moment, with means of what is a share or a rate."""
     loads = [moment.machine for moment in moments]
-    rates = ("idle", "iowait", "steal", "others", "throttled", "swap_in_bytes")
+    rates = ("idle", "iowait", "others", "throttled", "swap_in_bytes")
     means: dict[str, Any] = {name: _mean(getattr(load, name) for load in loads) for name in rates}
     names = sorted({name for load in loads for name in load.pressure})
     pressure = {name: _mean(load.pressure.get(name) for load in loads) or 0.0 for name in names}

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from steadytrain.format import percent
 from steadytrain.monitor.evidence import Evidence
 
 LEAST = 0.03  # a cause that takes a smaller share of the wall time is not worth a person's time
+LEAST_SAVED = 0.005  # of the time: less rounds to nothing
 NAMED = 0.2  # of what others take: a process that takes so much is named in the sentence
 LEAST_SECONDS = 1.0  # nor is one that takes less in all: equal runs differ by as much
 STOP_OTHERS = "stop the other processes, wait until they end, or move this run to another machine"
@@ -39,6 +41,16 @@ class Cause:
     saves: float = 0.0
     because: str = ""
     is_usual: bool = False
+
+    @property
+    def saving(self) -> str:
+        """What the change saves, in words; empty if that is not known."""
+        return f"saves about {percent(self.saves)} of the time" if self.saves >= LEAST_SAVED else ""
+
+    @property
+    def advice(self) -> str:
+        """The change, with what it saves."""
+        return f"{self.change} ({self.saving})" if self.saving else self.change
 
     def __post_init__(self) -> None:
         assert 0 <= self.share <= 1, f"{self.name}: a share of {self.share}"

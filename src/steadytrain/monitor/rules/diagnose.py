@@ -110,13 +110,12 @@ class Diagnosis:
         }
 
     def __str__(self) -> str:
-        """Describe the verdict in a few lines."""
+        """Describe the verdict in a few lines: the dominant cause, what to change, and the next two causes."""
         first, *more = self.causes
         lines = [first.sentence]
         if first.change:
-            lines.append(f"Change: {first.change} (saves {percent(first.saves)} of the time)")
-        lines += [f"Then: {cause.sentence}" for cause in more[:2]]
-        return "\n".join(lines)
+            lines.append(f"change: {first.advice}")
+        return "\n".join([*lines, *(f"then: {cause.sentence}" for cause in more[:2])])
 
 
 def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
