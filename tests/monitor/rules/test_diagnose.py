@@ -253,8 +253,9 @@ def test_no_cause_says_what_its_own_figures_contradict(evidence: Evidence) -> No
             if "another" not in cause.sentence:
                 assert seconds == pytest.approx(cause.share * evidence.ledger.wall_seconds, rel=0.01), text
         if cause.name == "noisy_neighbour":
-            (cores,) = figures(cause.sentence, r"take ([\d.]+) cores?")
-            assert cause.share <= cores + 0.05, text
+            counted = figures(cause.sentence, r"take ([\d.]+) cores?")
+            assert counted or "take longer meanwhile" in cause.sentence, text
+            assert all(cause.share <= cores + 0.05 for cores in counted), text
         if cause.name == "busy_thread":
             (used,) = figures(cause.evidence[0], r"processor ([\d.]+) %")
             assert 100 * cause.share <= used + 1, text
