@@ -15,25 +15,17 @@ from steadytrain.machine.nvml import Gpu as Gpu
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """The operating system, Python, what runs around them, and the clock.
-
-    ``container`` is a name such as ``docker``, or ``none``; ``container_by`` is the evidence. ``clock_behind_seconds``
-    says by how much the clock is earlier than the newest file of this installation.
-    """
+    """The operating system, Python, and what runs around them; ``container``: such as ``docker``, or ``none``."""
 
     host: str | None = None
     system: str | None = None
     kernel: str | None = None
     distribution: str | None = None
     hardware: str | None = None
-    virtual: bool | None = None
     container: str | None = None
-    container_by: str | None = None
     python: str | None = None
     executable: str | None = None
     venv: str | None = None
-    clock_source: str | None = None
-    clock_behind_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +67,6 @@ class Load:
     """
 
     load_1: float | None = None
-    load_5: float | None = None
-    load_15: float | None = None
     pressure_cpu_share: float | None = None
     pressure_memory_share: float | None = None
     pressure_io_share: float | None = None
@@ -94,10 +84,7 @@ class Memory:
     group_used_bytes: int | None = None
     swap_total_bytes: int | None = None
     swap_used_bytes: int | None = None
-    swappiness: int | None = None
-    overcommit: str | None = None
     huge_pages: str | None = None
-    huge_pages_defrag: str | None = None
     out_of_memory_kills: int | None = None
 
 
@@ -112,26 +99,6 @@ class FolderFacts:
     writable: bool | None = None
     total_bytes: int | None = None
     free_bytes: int | None = None
-    free_files: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits that the kernel sets this process (``ulimit``); None also where there is no limit."""
-
-    open_files: int | None = None
-    open_files_most: int | None = None
-    processes: int | None = None
-    address_space_bytes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Allocator:
-    """The memory allocator: the C library's, or one loaded before it; and what steadytrain changes by itself."""
-
-    libc: str | None = None
-    preloaded: tuple[str, ...] | None = None
-    by_steadytrain: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +123,6 @@ class Torch:
     state: str | None = None
     error: str | None = None
     version: str | None = None
-    folder: str | None = None
     cuda: str | None = None
     rocm: str | None = None
     cudnn: str | None = None
@@ -169,11 +135,7 @@ class Torch:
     isa: str | None = None
     isa_extras: tuple[str, ...] = ()
     threads: int | None = None
-    interop_threads: int | None = None
     allowed: int | None = None
-    mkl: bool | None = None
-    onednn: bool | None = None
-    openmp: bool | None = None
     torchvision: str | None = None
     torchvision_error: str | None = None
 
@@ -228,10 +190,6 @@ class Decoders:
     simplejpeg_simd: bool | None = None
     pillow_error: str | None = None
     pillow_turbo: str | None = None
-    pillow_zlib_ng: bool | None = None
-    pillow_webp: bool | None = None
-    pillow_avif: bool | None = None
-    pillow_jpeg2000: bool | None = None
     resizer: str | None = None
     resizer_error: str | None = None
     parts: str | None = None
@@ -256,8 +214,6 @@ class MachineFacts:
     load: Load = Load()
     memory: Memory = Memory()
     places: dict[str, FolderFacts] = field(default_factory=dict)
-    limits: Limits = Limits()
-    allocator: Allocator = Allocator()
     variables: dict[str, str] = field(default_factory=dict)
     torch: Torch = Torch()
     accelerators: Accelerators = Accelerators()
