@@ -201,7 +201,6 @@ def test_every_command_that_a_hint_names_is_one(sentence: str) -> None:
 def test_every_flag_of_the_table_is_read_as_one_of_ours() -> None:
     table = foreign_table()
     texts = [re.sub(r"\{\w+\}", "1", text) for text in (*table["ours"], *table["usual"]) if text[0] != "{"]
-    texts += [text.replace("{}", "1") for text in table["joined"]]
     texts += [f"--{flag} {value}" for flag, values in table["values"].items() for value in values]
     for text in texts:
         options = parse(["train", "photos", *text.split()])["options"]

@@ -75,7 +75,6 @@ def test_the_installed_decoders() -> None:
     with started(DECODERS) as child:
         libraries = decoders(wait_answer(child, 240))
     assert (libraries.simplejpeg_error, libraries.pillow_error) == (None, None)
-    assert (libraries.simplejpeg_turbo or "").count(".") == 2 and libraries.simplejpeg_simd is True
     assert libraries.pillow_turbo == features.version("libjpeg_turbo")
 
 
@@ -84,7 +83,7 @@ def test_one_that_cannot_be_loaded_does_not_hide_the_other(tmp_path: Path, monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with started(DECODERS) as child:
         libraries = decoders(wait_answer(child, 240))
-    assert libraries.simplejpeg_error == "ImportError: GLIBC_2.38 not found" and libraries.simplejpeg_simd is None
+    assert libraries.simplejpeg_error == "ImportError: GLIBC_2.38 not found"
     assert libraries.pillow_error is None and libraries.pillow_turbo
 
 

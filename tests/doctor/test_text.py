@@ -26,7 +26,7 @@ def full() -> MachineFacts:
         places={"cache": FolderFacts(path="/mnt/ein langer Pfad/cache", kind="nfs4", network=True, writable=True)},
         torch=CUDA13,
         accelerators=accelerators(Path("/nowhere"), Library(H100, GEFORCE, driver="535.129.03")),
-        decoders=Decoders(simplejpeg_turbo="3.1.2", simplejpeg_simd=True, pillow_turbo="3.2.0"),
+        decoders=Decoders(pillow_turbo="3.2.0"),
         packages={"torch": Package(version="2.15.0", wanted=">=2.10", fits=True), "triton": Package(version="3.9.0")},
         variables={"CUDA_VISIBLE_DEVICES": "0,1"},
     )

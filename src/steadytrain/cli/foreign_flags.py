@@ -61,7 +61,6 @@ class FlagReading:
         left: words that stay as they are, and flags of ours.
         ours: words of ours in place of others'.
         usual: text of the table -> what was typed, and the words of ours that hold unless another flag says otherwise.
-        parts: values of flags that say something together.
         transforms: by name.
         notes: for the user.
     """
@@ -69,7 +68,6 @@ class FlagReading:
     left: list[str] = field(default_factory=list)
     ours: list[str] = field(default_factory=list)
     usual: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
-    parts: dict[str, str] = field(default_factory=dict)
     transforms: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -110,8 +108,6 @@ class FlagReading:
                 continue
             elif row.section == "needless":
                 self.notes.append(f"{typed} is not needed: {row.words}")
-            elif row.section == "joined":
-                self.parts[name] = value
             elif row.section in ("ours", "usual"):
                 ours = _filled(row, rows, word, values)
                 if ours and row.section == "usual":
@@ -140,12 +136,7 @@ class FlagReading:
         self.transforms |= {text.partition(":")[0]: text for text in split_transforms(texts)}
 
     def in_our_words(self) -> list[str]:
-        """Return the command line, with what several flags say together and what is usual without them."""
-        for flag, text in self._joined():
-            if flag == "--transforms":
-                self._add_transforms(text)
-            else:
-                self.ours += [flag, text]
+        """Return the command line, with what is usual where no other flag says it."""
         chosen = dict(_keys(self.left + self.ours))
         for text in foreign_table()["usual"] if self.usual else ():
             typed, ours = self.usual.get(text, ("", []))
@@ -157,21 +148,6 @@ class FlagReading:
                 chosen.setdefault(key, "")
         transforms = ["--transforms", ",".join(self.transforms.values())] if self.transforms else []
         return [*self.left, *self.ours, *transforms]
-
-    def _joined(self) -> Iterator[tuple[str, str]]:
-        """Yield what several flags say together, as a flag of ours and its value."""
-        for text, places in foreign_table()["joined"].items() if self.parts else ():
-            flag, form = text.split()
-            given, needed, values = False, list[str](), list[str]()
-            for names, equals, usual in (place.partition("=") for place in places):
-                value = next((self.parts[name] for name in names.split() if name in self.parts), "")
-                given |= bool(value)
-                needed += [] if equals else [value]
-                values.append(value or usual)
-            is_off = flag == "--transforms" and all(map(_is_zero, needed or values))
-            is_for_another = form.startswith("randaugment") and "randaugment" not in self.transforms
-            if given and all(needed) and not is_off and not is_for_another:
-                yield flag, form.format(*values)
 
 
 def _is_zero(value: str) -> bool:

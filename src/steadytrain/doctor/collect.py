@@ -141,37 +141,18 @@ def processor(root: Path) -> Processor:
     """Collect the facts about the processor."""
     cpuinfo = map(parse_table, (read(root / "proc/cpuinfo") or "").split("\n\n"))
     blocks = [table for table in cpuinfo if "processor" in table]
-    cpus = root / "sys/devices/system/cpu"
-    names = ("physical_package_id", "core_id")
-    cores = {tuple(_integer(folder / name) for name in names) for folder in cpus.glob("cpu[0-9]*/topology")}
-    if not cores:
-        names = ("physical id", "core id")
-        cores = {tuple(int(block[name]) for name in names) for block in blocks if block.keys() >= set(names)}
-    if any(None in core for core in cores):
-        cores = set()
-    sockets = {socket for socket, _ in cores}
-    physical = len(cores) or (None if blocks else psutil.cpu_count(logical=False))
-    logical = len(blocks) or psutil.cpu_count()
-    smt = {"0": False, "1": True}.get(read(cpus / "smt/active") or "")
-    if smt is None and logical is not None and physical is not None:
-        smt = logical > physical
-    clocks = [_megahertz(file) for file in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
-    known = [mhz for mhz in clocks or [_number(block.get("cpu MHz")) for block in blocks] if mhz is not None]
-    frequency, features = cpus / "cpu0/cpufreq", facts.cpu_features(root)
+    frequency, features = root / "sys/devices/system/cpu/cpu0/cpufreq", facts.cpu_features(root)
     return Processor(
         model=facts.cpu_model(root) or None,
         architecture=platform.machine() or None,
         isa=facts.isa(root) or None,
         features=tuple(name for name in _FEATURES if name in features),
-        sockets=len(sockets) if sockets and -1 not in sockets else None,
-        physical=physical,
-        logical=logical,
-        smt=smt,
+        physical=psutil.cpu_count(logical=False),
+        logical=len(blocks) or psutil.cpu_count(),
         allowed=len(cgroups.allowed()) if hasattr(os, "sched_getaffinity") else None,
         quota=cgroups.quota(root),
         usable=cgroups.cores(root),
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
-        mhz=round(sum(known) / len(known), 1) if known else None,  # in a virtual machine often a constant
         mhz_max=_megahertz(frequency / "cpuinfo_max_freq"),
         mhz_allowed=_megahertz(frequency / "scaling_max_freq"),
         governor=read(frequency / "scaling_governor"),
@@ -237,7 +218,7 @@ _NETWORK_FUSE = re.compile(
     r"fuse\.(sshfs|s3fs|gcsfuse|rclone|glusterfs|ceph|goofys|mount-s3|mountpoint-s3|blobfuse2?|juicefs|davfs2|dbfs"
     r"|moosefs|mfs|seaweedfs|cvmfs2|geesefs|s3backer|afs|weka\S*|hdfs\S*|alluxio\S*|quobyte\S*)"
 )
-_Mount = tuple[str, str, str]  # where, which file system, and the device's number
+_Mount = tuple[str, str]  # where, and which file system
 
 
 def places(root: Path, environment: Mapping[str, str], *others: str) -> dict[str, FolderFacts]:
@@ -265,7 +246,7 @@ def places(root: Path, environment: Mapping[str, str], *others: str) -> dict[str
         words, more = first.split(), last.split()
         if len(words) >= 5 and more:
             point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[4])
-            mounts.append((point, more[0], words[2]))
+            mounts.append((point, more[0]))
     return {name: _place(folder, mounts, root) for name, folder in folders.items() if folder is not None}
 
 
@@ -276,12 +257,11 @@ def _place(folder: Path, mounts: list[_Mount], root: Path) -> FolderFacts:
     except (OSError, StopIteration):
         return FolderFacts(path=str(folder))
     around = [mount for mount in mounts if existing.is_relative_to(mount[0])]
-    _, kind, device = max(reversed(around), key=lambda mount: len(Path(mount[0]).parts), default=("", None, ""))
+    kind = max(reversed(around), key=lambda mount: len(Path(mount[0]).parts), default=("", None))[1]
     return FolderFacts(
         path=str(folder),
         kind=kind,
         network=None if kind is None else is_network(kind),
-        rotational=None if kind is None else _rotational(root / "sys/dev/block" / device),
         writable=os.access(existing, os.W_OK),
         total_bytes=room.f_blocks * room.f_frsize if room and room.f_blocks else None,
         free_bytes=room.f_bavail * room.f_frsize if room and room.f_blocks else None,
@@ -295,14 +275,6 @@ def is_network(kind: str) -> bool:
     (True, True, False, False)
     """
     return kind in _NETWORK or _NETWORK_FUSE.match(kind) is not None
-
-
-def _rotational(block: Path) -> bool | None:
-    """Return whether the disk rotates: of a partition that of its disk, of a virtual disk None."""
-    if block.resolve().name.startswith(("vd", "xvd")):
-        return None
-    turns = read(block / "queue/rotational") or read(block / "../queue/rotational")
-    return {"0": False, "1": True}.get(turns or "")
 
 
 _VARIABLES = (

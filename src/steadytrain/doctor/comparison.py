@@ -21,7 +21,7 @@ MATTERS = (
 """Beginnings of the keys of facts that change the speed, those that change it most first; differences come so."""
 IGNORED = (
     *("system.host", "system.executable", "system.venv", "accelerators.on_bus", "accelerators.driver_by"),
-    *("processor.mhz", "torch.gpu_error", "memory.available_bytes", "memory.group_used_bytes", "places.*.path"),
+    *("torch.gpu_error", "memory.available_bytes", "memory.group_used_bytes", "places.*.path"),
     *("memory.swap_used_bytes", "places.*.free_bytes", "places.shm.kind", "packages.*.wanted"),
     *(f"accelerators.gpus.*.{name}" for name in ("processes", "memory_used_bytes", "mhz", "uuid")),
     *(f"accelerators.gpus.*.{name}" for name in ("power_watts", "temperature")),

@@ -41,15 +41,12 @@ class Processor:
     architecture: str | None = None
     isa: str | None = None
     features: tuple[str, ...] = ()
-    sockets: int | None = None
     physical: int | None = None
     logical: int | None = None
-    smt: bool | None = None
     allowed: int | None = None
     quota: float | None = None
     usable: int | None = None
     numa_nodes: int | None = None
-    mhz: float | None = None
     mhz_max: float | None = None
     mhz_allowed: float | None = None
     governor: str | None = None
@@ -95,7 +92,6 @@ class FolderFacts:
     path: str
     kind: str | None = None
     network: bool | None = None
-    rotational: bool | None = None
     writable: bool | None = None
     total_bytes: int | None = None
     free_bytes: int | None = None
@@ -177,17 +173,15 @@ class Accelerators:
 class Decoders:
     """Image decoders: simplejpeg for common JPEGs, Pillow for all else; and what scales images when packing.
 
-    An ``error`` says why it cannot be loaded. ``turbo`` is the version of libjpeg-turbo inside (``no`` where it is
-    another libjpeg), ``simd`` whether that has its vector code. ``resizer`` is the version of cykooz-resizer, or
-    ``no`` where numpy scales in its place. ``parts`` is the version of the native decoder, which decodes no more of a
-    JPEG than is seen, ``no`` where it was not built, or ``idle`` where this processor lacks what it needs (AVX2).
-    ``jpeg`` is what decodes common JPEGs here: ``native`` or ``simplejpeg``.
+    An ``error`` says why it cannot be loaded. ``pillow_turbo`` is the version of libjpeg-turbo inside (``no`` where it
+    is another libjpeg). ``resizer`` is the version of cykooz-resizer, or ``no`` where numpy scales in its place.
+    ``parts`` is the version of the native decoder, which decodes no more of a JPEG than is seen, ``no`` where it was
+    not built, or ``idle`` where this processor lacks what it needs (AVX2). ``jpeg`` is what decodes common JPEGs here:
+    ``native`` or ``simplejpeg``.
     """
 
     jpeg: str | None = None
     simplejpeg_error: str | None = None
-    simplejpeg_turbo: str | None = None
-    simplejpeg_simd: bool | None = None
     pillow_error: str | None = None
     pillow_turbo: str | None = None
     resizer: str | None = None

@@ -81,18 +81,13 @@ else:
     ask("torchvision", vision)
 """
 
-# libjpeg-turbo is part of simplejpeg's one file. What it holds can be read off its texts: its version, and the names
-# of the variables that switch its vector code off, which are there only where that code is.
 DECODERS = """
-import re, warnings
+import warnings
 from importlib import metadata
 warnings.simplefilter("ignore")
 def simplejpeg():
-    from simplejpeg import _jpeg
-    with open(_jpeg.__file__, "rb") as file:
-        data = file.read()
-    version = re.search(rb"libjpeg-turbo version (\\d+(?:\\.\\d+)+)", data)
-    return {"simplejpeg_turbo": version and version[1].decode(), "simplejpeg_simd": b"JSIMD_FORCENONE" in data}
+    import simplejpeg
+    return {}
 def pillow():
     from PIL import features
     return {"pillow_turbo": features.version("libjpeg_turbo") if features.check("libjpeg_turbo") else "no"}
