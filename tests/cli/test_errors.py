@@ -337,16 +337,6 @@ def test_a_folder_of_runs_in_place_of_a_run_lists_them(steady: Callable[..., Sai
         _refused(steady(*words), 2, "It holds 2 runs: ", f"all/first {score}", f"all/second {score}; name one")
 
 
-def test_the_end_of_a_run_offers_the_test_images(
-    steady: Callable[..., Said], write_digits: Callable[..., Path], tmp_path: Path
-) -> None:
-    for split in ("train", "val", "test"):
-        write_digits(tmp_path / "photos" / split, 40, 2)
-    output = steady("train", "photos", *QUICK, "--run", "a")
-    assert output.code == 0 and "  steady evaluate a photos/test\n" in output.error
-    assert steady("evaluate", "a", "photos/test").code == 0
-
-
 def test_test_images_that_validate_are_not_offered_as_unseen(
     steady: Callable[..., Said], write_digits: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -115,11 +115,11 @@ def _table(rows: Sequence[Mapping[str, Any]], counted: bool, columns: int | None
         )
         cells.append([*figures, size, row["weights"], mark + shown])
     lines = [["model", *heads], *([row["name"], *figures] for row, figures in zip(rows, cells, strict=True))]
-    right = range(1, len(heads))
+    right = range(1, len(heads) - 1)
     table = text_table(lines, right=right)
     if columns is None or max(map(len, table.splitlines())) <= columns:
         return table
-    figures = text_table([["  ", *line[1:]] for line in lines], right=right).splitlines()
+    figures = text_table([["", *line[1:]] for line in lines], right=right).splitlines()
     return "\n".join(f"{line[0]}\n{row}" for line, row in zip(lines, figures, strict=True))
 
 

@@ -66,12 +66,6 @@ def _number(text: str | None) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _integer(path: Path) -> int | None:
-    """The whole number in a file."""
-    number = _number(read(path))
-    return None if number is None else int(number)
-
-
 def _megahertz(path: Path) -> float | None:
     kilohertz = _number(read(path))
     return None if kilohertz is None else kilohertz / 1000
