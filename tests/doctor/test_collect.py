@@ -101,17 +101,11 @@ HOSTNAME = "738 722 8:1 /var/lib/{0}/hostname /etc/hostname rw,relatime - ext4 /
         (POD, {}, "kubernetes"),
         ({"run/.containerenv": 'engine="podman-4.9.3"'}, {}, "podman"),
         ({"run/systemd/container": "lxc"}, {}, "lxc"),
-        ({"proc/1/environ": "PATH=/bin\0container=lxc\0TERM=linux"}, {}, "lxc"),
         ({}, {"APPTAINER_CONTAINER": "/images/a.sif"}, "apptainer"),
         (
             {"proc/self/mountinfo": f"{OVERLAY}\n{HOSTNAME.format('docker/containers/4f1c')}"},
             {},
             "docker",
-        ),
-        (
-            {"proc/sys/kernel/osrelease": "5.15.153.1-microsoft-standard-WSL2"},
-            {},
-            "wsl",
         ),
     ],
 )

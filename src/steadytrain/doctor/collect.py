@@ -112,14 +112,9 @@ def _container_signs(root: Path, environment: Mapping[str, str]) -> Iterator[str
             yield kind
     if manager := read(root / "run/systemd/container"):
         yield manager.split()[0]
-    of_init = parse_table((read(root / "proc/1/environ") or "").replace("\0", "\n"), "=")
-    if of_init.get("container"):
-        yield of_init["container"]
     for file in ("proc/self/cgroup", "proc/1/cgroup", "proc/self/mountinfo"):
         text = read(root / file) or ""
         yield from (kind for kind, pattern in _CONTAINERS if pattern.search(text))
-    if "microsoft" in (read(root / "proc/sys/kernel/osrelease") or "").lower():
-        yield "wsl"
 
 
 # The instructions beyond the basic ones for which torch and its libraries have code of their own, in the kernel's

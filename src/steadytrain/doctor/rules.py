@@ -71,7 +71,7 @@ def gpu_unused(facts: MachineFacts) -> Iterator[MachineFinding]:
         return
     # A container that was given no GPU may well be meant to have none.
     container = facts.system.container
-    is_kept_out = container not in (None, "none", "wsl") and machine.device_files == 0
+    is_kept_out = container not in (None, "none") and machine.device_files == 0
     gpus = machine.names or "the NVIDIA GPU"
     why = why_unseen(
         gpus,
