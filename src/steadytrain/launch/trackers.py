@@ -81,14 +81,8 @@ def translate(argv: Sequence[str]) -> LaunchCommand:
         notes.append(f"{ranks} workers become as many ranks" + ", one per machine" * is_one_each)
     command = rest[1:] if rest[:1] == ["--"] else rest
     first, others = (
-        [
-            word
-            for flag, values in ours.items()
-            if (flag in _FIRST) is is_first
-            for value in values
-            for word in (flag, value)
-        ]
-        for is_first in (True, False)
+        [word for flag in flags for value in ours[flag] for word in (flag, value)]
+        for flags in ([flag for flag in _FIRST if flag in ours], [flag for flag in ours if flag not in _FIRST])
     )
     argv = (*first, *placed, *others, *switches, *(["--", *command, *servers] if command else []))
     return LaunchCommand(argv=argv, notes=tuple(notes))
