@@ -180,9 +180,9 @@ def test_ceilings_are_told_with_their_limit_and_the_room_that_is_left() -> None:
         " ceiling=compute of_ceiling=0.950 feed_headroom=3.00"
     ]
     assert describe_event(ceilings) == [
-        "probe, images/s: loading alone 900, updates alone 300",
-        "both 285: 95% of what the updates allow",
-        "the data loader has room for 3 times as many",
+        "probe, images/s: loading alone 900.0, updates alone 300.0",
+        "both 285.0: 95% of what the updates allow",
+        "the data loader has room for 3.00 times as many",
     ]
 
 

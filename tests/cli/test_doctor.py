@@ -70,7 +70,7 @@ def test_the_document_is_about_this_machine(here: dict[str, Any], broken_torch: 
     whole = json.loads(doctor("--json", PYTHONPATH=broken_torch).stdout)
     assert whole["processor"]["allowed"] == len(os.sched_getaffinity(0))
     assert here["places"]["cache"]["path"] == os.environ["STEADYTRAIN_CACHE"]
-    assert here["decoders"]["simplejpeg_simd"] is True
+    assert here["decoders"]["pillow_turbo"]
 
 
 def test_only_what_was_asked_for_is_on_standard_output(broken_torch: str) -> None:
@@ -122,7 +122,7 @@ def test_where_torch_is_not_installed_that_is_the_finding(without_torch: str) ->
     document = json.loads(ended.stdout)
     assert (ended.returncode, document["torch"]["state"]) == (1, "missing")
     assert [finding["rule"] for finding in document["findings"] if finding["severity"] == "bad"][0] == "torch-missing"  # noqa: RUF015
-    assert document["decoders"]["simplejpeg_turbo"] and document["processor"]["usable"]
+    assert document["decoders"]["pillow_turbo"] and document["processor"]["usable"]
 
 
 def test_where_torch_is_not_installed_it_is_readable_too(without_torch: str) -> None:

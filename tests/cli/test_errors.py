@@ -198,7 +198,7 @@ def test_a_value_that_cannot_be(steady: Callable[..., Said], digits: Path, flag:
 def test_a_value_of_the_wrong_kind(steady: Callable[..., Said], digits: Path) -> None:
     _refused(steady("train", digits, "--epochs", "many"), 2, "many")
     _refused(steady("train", digits, "--batch-size", "32.5"), 2, "--batch-size is '32.5'; it must be a whole number")
-    _refused(steady("feed", digits, "-j", "1.5"), 2, "-j is '1.5'; it must be a whole number, such as 2")
+    _refused(steady("feed", digits, "-j", "1.5"), 2, "-j is '1.5'; it must be a whole number")
 
 
 def test_a_key_without_its_part(steady: Callable[..., Said], digits: Path) -> None:
@@ -268,14 +268,14 @@ def test_flags_are_checked_before_any_file_is_looked_at(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("train a --lr 0,1", "--lr is '0,1'; it must be a number: 0.1, with a point"),
-        ("train a --batch-size 64MB", "--batch-size is '64MB'; it must be a whole number or auto, such as 64"),
-        ("train a --batch-size 1,024", "--batch-size is '1,024'; it must be a whole number or auto, such as 1024"),
+        ("train a --lr 0,1", "--lr is '0,1'; it must be a number"),
+        ("train a --batch-size 64MB", "--batch-size is '64MB'; it must be a whole number or auto"),
+        ("train a --batch-size 1,024", "--batch-size is '1,024'; it must be a whole number or auto"),
         (
             "bench infer a --batch-size 1,4",
             "--batch-size is '1,4'; it must be a whole number, or several: --batch-size 1 4",
         ),
-        ("train a --size 224x224", "--size is '224x224'; it must be a whole number: the side of the square, 224"),
+        ("train a --size 224x224", "--size is '224x224'; it must be a whole number"),
         ("train a --epochs ten", "--epochs is 'ten'; it must be a number"),
         ("serve a --port http", "--port is 'http'; it must be a whole number"),
     ],
@@ -330,16 +330,6 @@ def test_a_folder_of_runs_in_place_of_a_run_lists_them(steady: Callable[..., Sai
         ["export", "all", "-o", "x.onnx"],
     ):
         _refused(steady(*words), 2, "It holds 2 runs: ", "all/first", "all/second; name one")
-
-
-def test_the_end_of_a_run_offers_the_test_images(
-    steady: Callable[..., Said], write_digits: Callable[..., Path], tmp_path: Path
-) -> None:
-    for split in ("train", "val", "test"):
-        write_digits(tmp_path / "photos" / split, 40, 2)
-    output = steady("train", "photos", *QUICK, "--run", "a")
-    assert output.code == 0 and "  steady evaluate a photos/test\n" in output.error
-    assert steady("evaluate", "a", "photos/test").code == 0
 
 
 def test_test_images_that_validate_are_not_offered_as_unseen(

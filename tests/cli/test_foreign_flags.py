@@ -144,10 +144,10 @@ def test_what_is_not_needed_is_taken_with_the_reason() -> None:
     assert len(notes) == 3 and all("is not needed: " in line for line in notes)
 
 
-def test_steps_of_another_schedule_are_left_out_with_a_word() -> None:
-    words, notes = read_flags(["photos", "--sched", "cosine", "--decay-epochs", "30"])
-    assert words == ["photos", "--schedule", "cosine"]
-    assert notes == ["--decay-epochs 30 is left out: --schedule cosine counts"]
+def test_what_is_said_outright_counts_after_what_is_usual() -> None:
+    words, notes = read_flags(["train", "photos", "--sched", "cosine", "--decay-epochs", "30"])
+    assert words == ["train", "--schedule", "factor,every=30", "photos", "--schedule", "cosine"]
+    assert notes == [] and parse(words)["options"].changes["optim.schedule"] == "cosine"
 
 
 def test_the_table_does_not_hide_flags_of_ours() -> None:
@@ -201,7 +201,6 @@ def test_every_command_that_a_hint_names_is_one(sentence: str) -> None:
 def test_every_flag_of_the_table_is_read_as_one_of_ours() -> None:
     table = foreign_table()
     texts = [re.sub(r"\{\w+\}", "1", text) for text in (*table["ours"], *table["usual"]) if text[0] != "{"]
-    texts += [text.replace("{}", "1") for text in table["joined"]]
     texts += [f"--{flag} {value}" for flag, values in table["values"].items() for value in values]
     for text in texts:
         options = parse(["train", "photos", *text.split()])["options"]

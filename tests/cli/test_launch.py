@@ -122,7 +122,6 @@ MOUNT, COPY = ("--set", "kubernetes.mount=/mnt"), ("--set", "sky.workdir=.")
         ([*MACHINES, *BUCKET], "train cats --run /data/a", "cats is", "/data/cats"),
         ([*MACHINES, *BUCKET, *COPY], "train c --run r", "r is", "--run /data/runs/r"),
         ([*MACHINES, *BUCKET, *COPY], "train ../c --run /data/r", "../c is", "/data/c"),
-        (["--on", "yarn", "--dry-run"], "train cats --run /nfs/a", "cats: a relative path", "folder=/PATH"),
     ],
 )
 def test_data_and_runs_that_machines_do_not_share_are_refused_in_one_line(
@@ -173,8 +172,6 @@ def test_slurm_is_asked_for_cores_and_what_is_not_asked_for_is_said(capsys: pyte
     ("words", "asked"),
     [
         ((*POD, *CLAIM, "--set", "gpus=2", "--procs", "2", "--", "train", "/data/c", "--run", "/data/a"), "cpu: '8'"),
-        (("--on", "yarn", "--dry-run", "--procs", "3", "--", "train", "/c", "--run", "/a"), '"cpus": 3'),
-        (("--on", "yarn", "--dry-run", "--procs", "3", "--", "train", "/c", "--run", "/a"), '"memory": "12288"'),
         ((*POD, *CLAIM, "--set", "gpus=4", "--", "train", "/data/c", "--run", "/data/a"), "1 of the 4 GPUs"),
     ],
 )

@@ -68,6 +68,38 @@ def test_a_recipe_file_without_end_is_refused(name: str, text: str, message: str
         read_recipe(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("1.5e+2", 150.0),
+        (".5", 0.5),
+        ("010", 10),
+        ("-3", -3),
+        ("true", True),
+        ("on", "on"),
+        ("no", "no"),
+        ("~", None),
+        ("", None),
+        ("2026-01-01", "2026-01-01"),
+        ("1:30", "1:30"),
+        ("'1'", "1"),
+        ("!!str 1e-3", "1e-3"),
+    ],
+)
+def test_yaml_is_read_as_its_version_1_2_has_it(text: str, value: object, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"optim:\n  lr: {text}\n")
+    read = read_recipe(tmp_path / "a.yaml")["optim"]["lr"]
+    assert read == value and type(read) is type(value)
+
+
+def test_on_is_no_switch_in_yaml(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("precision: {channels_last: on}\n")
+    recipe = Recipe(data=Data(train="data"), model=Model("mlp"))
+    with pytest.raises(RecipeError, match=r"precision.channels_last is 'on'; it must be true or false"):
+        TrainingOptions(recipe=tmp_path / "a.yaml").recipe_over(recipe)
+
+
 def test_a_pipe_for_a_recipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.toml")
     with pytest.raises(RecipeError, match=r"cannot read .*: it is a pipe"):

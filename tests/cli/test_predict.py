@@ -13,7 +13,6 @@ import torch
 from tests.data.packing.odd import GROUPS, TOO_LONG
 
 from steadytrain.cli import main
-from steadytrain.cli.evaluate import _confidence_text
 
 NON_COMMERCIAL = "timm/convnextv2_atto.fcmae_ft_in1k"
 
@@ -62,19 +61,6 @@ def test_an_evaluation_has_scores_for_each_class_within_80_columns(
     bins = document["calibration"]
     assert len(bins) == 15 and sum(row["n"] for row in bins) == document["n"]
     assert all(row["recall"] == row["top1"] for row in document["classes"])
-
-
-@pytest.mark.parametrize(
-    ("confidence", "words"),
-    [
-        (0.93, ["The model is overconfident: it claims 93 % and is right 86 %."]),
-        (0.79, ["The model is underconfident: it claims 79 % and is right 86 %."]),
-        (0.87, []),
-    ],
-)
-def test_probabilities_that_are_not_true_are_worded(confidence: float, words: list[str]) -> None:
-    document = {"confidence": confidence, "top1": 0.86, "top1_low": 0.85, "top1_high": 0.868}
-    assert _confidence_text(document) == words
 
 
 def test_a_single_image_has_a_line_for_each_class(

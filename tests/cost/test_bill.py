@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 from tests.forked import stand_at, start
-from tests.reports.runs import Clock, course, finished, recipe, restarted, started, write
+from tests.reports.runs import Clock, course, recipe, restarted, started, write
 
 from steadytrain import events
 from steadytrain.cli import main
@@ -19,7 +19,6 @@ from steadytrain.cost.bill import (
     Habits,
     bill_of,
     break_even,
-    energy,
     expect,
     habits,
     make_bill,
@@ -32,7 +31,6 @@ from steadytrain.cost.bill import (
 )
 from steadytrain.cost.prices import Offer, Price, find_offer, parse_price
 from steadytrain.errors import InputError, RunError
-from steadytrain.events import DeviceStats, MachineStats
 from steadytrain.monitor import RunHistory, read_history
 from steadytrain.run import Run
 
@@ -149,18 +147,6 @@ def test_a_run_of_a_version_without_prices_is_paid_by_the_one_given(tmp_path: Pa
     assert split.per_epoch * 3 + split.lost + split.setup == pytest.approx(bill.so_far, rel=0.01)
 
 
-def test_energy_is_the_sum_of_what_was_measured(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "a", recipe())
-    machine = MachineStats(seconds=10.0, cores=2, machine_cores=2, energy_joules=500.0)
-    gpu = DeviceStats(seconds=10.0, index=0, name="GPU", energy_joules=3000.0)
-    write(run, [started(), *[machine, gpu] * 4], Clock())
-    used = energy(read_history(run))
-    assert used is not None
-    assert used.cpu_joules == 2000.0 and used.gpu_joules == 12000.0 and used.watts == pytest.approx(350.0)
-    assert used.kwh == pytest.approx(14000 / 3.6e6)
-    assert energy(read_history(finished(tmp_path))) is None, "nothing was measured"
-
-
 def test_how_a_run_saves_and_starts_is_measured(tmp_path: Path) -> None:
     measured = habits(read_history(restarted(tmp_path)))
     assert measured.interruptions == 1 and measured.away == pytest.approx(3600, rel=0.01)
@@ -208,7 +194,7 @@ def test_at_the_break_even_spot_costs_what_on_demand_does() -> None:
         Offer(cloud="aws", region="here", zone=zone, instance="p3.2xlarge", on_demand=3.06, spot=spot)
         for zone, spot in (("b", 1.2), ("a", 1.0))
     ]
-    rows = spot_rows([*offers, replace(offers[0], spot=None)], 7200.0, measured, per_hour=even, wait=0.0)
+    rows = spot_rows([*offers, replace(offers[0], spot=None)], 7200.0, measured, per_hour=even)
     assert [row.offer.zone for row in rows] == ["a", "b"]
     assert rows[0].money == pytest.approx(rows[0].on_demand_money)
 

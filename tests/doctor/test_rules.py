@@ -19,11 +19,9 @@ from steadytrain.doctor import MachineFacts, MachineFinding, findings
 from steadytrain.doctor import rules as rule_module
 from steadytrain.doctor.facts import (
     Accelerators,
-    Allocator,
     Decoders,
     FolderFacts,
     Gpu,
-    Limits,
     Load,
     Memory,
     Package,
@@ -230,24 +228,9 @@ def test_a_power_limit_is_advised_as_far_as_one_may_be_set(limit: int, usual: in
     assert (finding.rule, finding.remedy) == ("gpu-power.0", remedy)
 
 
-def test_unlike_gpus_may_have_other_numbers_in_cuda() -> None:
-    facts = MachineFacts(torch=SEEN, accelerators=machine("580.1", Gpu(name="Quadro K620"), A100))
-    assert rules(facts) == ["gpu-order"]
-    assert rules(replace(facts, variables={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})) == []
-    assert rules(replace(facts, accelerators=machine("580.1", A100, A100))) == []
-
-
-def test_a_mode_for_one_process_is_noted() -> None:
-    (finding,) = findings(MachineFacts(torch=SEEN, accelerators=machine("580.1", replace(A100, exclusive=True))))
-    assert (finding.rule, finding.severity) == ("gpu-exclusive.0", "note") and "-c DEFAULT" in finding.remedy
-
-
-def test_memory_errors_are_bad_and_parts_are_noted() -> None:
-    problems = findings(MachineFacts(torch=SEEN, accelerators=machine("580.1", replace(A100, ecc_errors=2, mig=True))))
-    assert [(problem.rule, problem.severity) for problem in problems] == [
-        ("gpu-memory-errors.0", "bad"),
-        ("gpu-parts.0", "note"),
-    ]
+def test_memory_errors_are_bad() -> None:
+    problem = only(MachineFacts(torch=SEEN, accelerators=machine("580.1", replace(A100, ecc_errors=2))))
+    assert (problem.rule, problem.severity) == ("gpu-memory-errors.0", "bad")
 
 
 def test_gpus_of_others_are_noted() -> None:
@@ -324,14 +307,7 @@ def test_a_saving_governor_is_told_apart_from_one_that_is_only_called_so(
 
 def test_a_clock_that_is_held_down() -> None:
     assert only(MachineFacts(processor=Processor(mhz_max=3900, mhz_allowed=2100))).rule == "clock-capped"
-    assert findings(MachineFacts(processor=Processor(mhz_max=3900, mhz_allowed=3900, mhz=800))) == []
-
-
-def test_a_slow_and_a_wrong_clock() -> None:
-    assert only(MachineFacts(system=System(clock_source="hpet"))).rule == "clock-source"
-    assert findings(MachineFacts(system=System(clock_source="tsc", clock_behind_seconds=60.0))) == []
-    finding = only(MachineFacts(system=System(clock_behind_seconds=400 * 86_400.0)))
-    assert "400 days earlier" in finding.what
+    assert findings(MachineFacts(processor=Processor(mhz_max=3900, mhz_allowed=3900))) == []
 
 
 def test_little_memory_is_told_by_whose_it_is() -> None:
@@ -353,16 +329,9 @@ def test_a_run_that_vanished_has_an_explanation() -> None:
     assert finding.what == "the kernel killed 2 processes here because memory ran out"
 
 
-@pytest.mark.parametrize(
-    ("memory", "rule"),
-    [
-        (Memory(huge_pages="never"), "huge-pages"),
-        (Memory(overcommit="never"), "overcommit"),
-    ],
-)
-def test_settings_of_the_kernel(memory: Memory, rule: str) -> None:
-    assert only(MachineFacts(memory=memory)).rule == rule
-    assert findings(MachineFacts(memory=Memory(huge_pages="madvise", overcommit="heuristic"))) == []
+def test_huge_pages_that_are_switched_off() -> None:
+    assert only(MachineFacts(memory=Memory(huge_pages="never"))).rule == "huge-pages"
+    assert findings(MachineFacts(memory=Memory(huge_pages="madvise"))) == []
 
 
 def test_small_shared_memory_is_noted_and_it_is_said_that_it_does_not_matter_here() -> None:
@@ -390,7 +359,6 @@ def test_a_cache_on_a_network_costs_and_a_current_folder_there_is_noted() -> Non
     [
         (FolderFacts(path="/c", writable=False), "not-writable.cache"),
         (FolderFacts(path="/c", writable=True, total_bytes=500 * GB, free_bytes=GB), "full.cache"),
-        (FolderFacts(path="/c", writable=True, total_bytes=500 * GB, free_bytes=400 * GB, free_files=3), "full.cache"),
     ],
 )
 def test_a_cache_that_cannot_take_more(place: FolderFacts, rule: str) -> None:
@@ -400,13 +368,6 @@ def test_a_cache_that_cannot_take_more(place: FolderFacts, rule: str) -> None:
 def test_a_small_disk_with_room_is_not_called_full() -> None:
     small = FolderFacts(path="/tmp", writable=True, total_bytes=2 * GB, free_bytes=GB)
     assert findings(MachineFacts(places={"temporary": small})) == []
-
-
-def test_limits_that_are_easily_met() -> None:
-    finding = only(MachineFacts(limits=Limits(open_files=256, open_files_most=10_240)))
-    assert (finding.rule, finding.remedy) == ("open-files", "ulimit -n 10240")
-    assert "hard limit" in only(MachineFacts(limits=Limits(open_files=256, open_files_most=256))).remedy
-    assert only(MachineFacts(limits=Limits(open_files=20_000, address_space_bytes=8 << 30))).severity == "warn"
 
 
 FOUR = Processor(logical=4, allowed=4, usable=4)
@@ -443,8 +404,7 @@ def test_a_thread_that_is_started_after_torch_inherits_the_pinning() -> None:
         ("3", 3, "warn"),
         ("64", 64, "warn"),
         ("8,2", 8, "warn"),
-        ("many", 4, "note"),
-        ("0", 4, "note"),
+        ("many", 4, None),
         ("4", 4, None),
         (None, 64, "warn"),  # a quota, of which torch does not know
         (None, 4, None),
@@ -482,7 +442,6 @@ def test_one_thread_on_one_core_is_as_it_should_be() -> None:
         ("NVIDIA_TF32_OVERRIDE", "1", False),
         ("OMP_WAIT_POLICY", "ACTIVE", True),
         ("OMP_WAIT_POLICY", "PASSIVE", False),
-        ("KMP_BLOCKTIME", "200", False),
         ("JSIMD_FORCENONE", "1", True),
         ("PYTHONMALLOC", "malloc_debug", True),
         ("PYTHONMALLOC", "malloc", False),
@@ -500,29 +459,13 @@ def test_an_empty_variable_costs_nothing() -> None:
     assert findings(MachineFacts(variables={name: "" for name, *_ in VARIABLES})) == []
 
 
-def test_other_allocators() -> None:
-    assert only(MachineFacts(allocator=Allocator(preloaded=("libjemalloc.so.2",)))).severity == "note"
-    finding = only(MachineFacts(allocator=Allocator(preloaded=("libtcmalloc.so.4 (not loaded)",))))
-    assert (finding.rule, finding.severity) == ("preload", "warn")
-
-
-def test_vector_code_older_than_the_processor() -> None:
-    avx512 = Processor(isa="avx512")
-    assert only(MachineFacts(processor=avx512, torch=Torch(isa="AVX2"))).rule == "vector-code"
-    assert findings(MachineFacts(processor=avx512, torch=Torch(isa="AVX512"))) == []
-    forced = MachineFacts(processor=avx512, torch=Torch(isa="DEFAULT"), variables={"ATEN_CPU_CAPABILITY": "default"})
-    assert only(forced).rule == "variable.ATEN_CPU_CAPABILITY"
-
-
 @pytest.mark.parametrize(
     ("decoders", "rules"),
     [
         (Decoders(simplejpeg_error="ImportError: no"), ["simplejpeg"]),
         (Decoders(simplejpeg_error="ended by SIGILL", pillow_error="ended by SIGILL"), ["simplejpeg"]),
-        (Decoders(simplejpeg_simd=False), ["simplejpeg-simd"]),
         (Decoders(pillow_error="ImportError: no"), ["pillow"]),
-        (Decoders(pillow_turbo="no", pillow_webp=False), ["pillow-webp", "pillow-turbo"]),
-        (Decoders(simplejpeg_simd=True, pillow_turbo="3.1.2", pillow_webp=True, pillow_avif=False), []),
+        (Decoders(pillow_turbo="3.1.2"), []),
         (Decoders(resizer="no"), ["resizer"]),
         (Decoders(resizer_error="ImportError: no"), ["resizer"]),
         (Decoders(resizer="4.0.1"), []),
@@ -580,10 +523,13 @@ FACTS = st.builds(
     load=st.builds(Load, load_1=st.one_of(st.none(), st.floats(0, 1e4)), steal_share=SHARES, throttled_share=SHARES),
     memory=st.builds(Memory, total_bytes=SIZES, available_bytes=SIZES, limit_bytes=SIZES, swap_used_bytes=SIZES),
     places=st.dictionaries(st.sampled_from(["here", "cache", "shm"]), any_of(FolderFacts)),
-    limits=any_of(Limits),
     variables=st.dictionaries(st.sampled_from(["OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"]), st.text(max_size=4)),
     torch=st.builds(Torch, state=st.sampled_from([None, "works", "broken", "missing"]), threads=COUNTS, allowed=COUNTS),
-    accelerators=st.builds(Accelerators, gpus=st.lists(any_of(Gpu), max_size=2).map(tuple), device_files=COUNTS),
+    accelerators=st.builds(
+        Accelerators,
+        gpus=st.lists(any_of(Gpu).map(lambda gpu: replace(gpu, index=None)), max_size=2).map(tuple),
+        device_files=COUNTS,
+    ),
     packages=st.dictionaries(st.sampled_from(["torch", "numpy"]), any_of(Package)),
 )
 
@@ -608,4 +554,4 @@ def test_every_rule_is_on_the_page() -> None:
     rows = [line.partition(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
     words = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
     assert {name for name in names if name not in words and not name.endswith("-")} == set()
-    assert {"variable", "missing", "pressure-memory", "pressure-disk"} <= words and len(names) > 45
+    assert {"variable", "missing", "pressure-memory", "pressure-disk"} <= words and len(names) > 30

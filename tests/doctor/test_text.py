@@ -26,7 +26,7 @@ def full() -> MachineFacts:
         places={"cache": FolderFacts(path="/mnt/ein langer Pfad/cache", kind="nfs4", network=True, writable=True)},
         torch=CUDA13,
         accelerators=accelerators(Path("/nowhere"), Library(H100, GEFORCE, driver="535.129.03")),
-        decoders=Decoders(simplejpeg_turbo="3.1.2", simplejpeg_simd=True, pillow_turbo="3.2.0", pillow_avif=False),
+        decoders=Decoders(pillow_turbo="3.2.0"),
         packages={"torch": Package(version="2.15.0", wanted=">=2.10", fits=True), "triton": Package(version="3.9.0")},
         variables={"CUDA_VISIBLE_DEVICES": "0,1"},
     )
@@ -45,7 +45,7 @@ def test_lines_fit_the_terminal(width: int) -> None:
 
 def test_findings_come_first_and_the_gpu_that_is_not_used_on_top() -> None:
     verdict, empty, *first = text(full()).splitlines()
-    assert (verdict, empty) == ("trains on the CPU, 80 cores: 1 bad, 4 warnings, 2 notes", "")
+    assert (verdict, empty) == ("trains on the CPU, 80 cores: 1 bad, 4 warnings, 1 note", "")
     assert first[0] == "bad   NVIDIA H100 80GB HBM3, NVIDIA GeForce RTX 3090 will not be used: driver"
     assert first[1] == "      535.129.03 is too old for torch's CUDA 13.2"
     assert first[2] == "      Training runs on the CPU, many times slower and without an error message."
@@ -68,12 +68,7 @@ def test_a_gpus_facts_and_who_is_on_it() -> None:
     assert "gpu 0 name NVIDIA H100 80GB HBM3, index 0" in shown and "capability 9.0" in shown
     assert "mhz 345, mhz max 1980" in shown and "throttled by idle" in shown
     assert "process 0 pid 4242, name /usr/bin/python3, memory 20.0 GB" in shown
-    assert "ecc yes, ecc errors 0, mig no" in shown and "persistence yes, pcie generation 5" in shown
-
-
-def test_numbers_stay_with_their_units() -> None:
-    for width in range(40, 100):
-        assert not [line for line in text(full(), width).splitlines() if line.strip() in ("GB", "MB", "%", "MHz", "W")]
+    assert "ecc errors 0, mig no, exclusive no" in shown
 
 
 H100_SEEN = TorchDevice(name="NVIDIA H100 80GB HBM3", capability="9.0", memory_bytes=85_520_809_984)
@@ -121,7 +116,7 @@ def test_findings_are_counted_and_a_note_is_nothing_wrong(severities: tuple[Grad
     assert verdict(MachineFacts(), _found(*severities)).endswith(f": {text}")
 
 
-PARTS = ("system", "processor", "load", "memory", "places", "limits", "allocator", "variables", "torch", "accelerators")
+PARTS = ("system", "processor", "load", "memory", "places", "variables", "torch", "accelerators")
 
 
 def test_the_keys_are_the_same_on_every_machine() -> None:
@@ -152,7 +147,10 @@ def test_a_document_comes_back_from_its_file(tmp_path: Path) -> None:
         ("steady: nothing", "is not a JSON document"),
         ("[1, 2]", "was not written by steady doctor"),
         ('{"a": 1}', "was not written by steady doctor"),
-        ('{"kind": "steadytrain doctor comparison", "version": 1}', "has kind 'steadytrain doctor comparison'"),
+        (
+            '{"kind": "steadytrain doctor comparison", "version": 1}',
+            "was not written by steady doctor, or is a comparison",
+        ),
         ('{"kind": "steadytrain doctor", "version": 2}', "has version 2; this steadytrain reads 1"),
         ("[" * 100_000, "is not a JSON document"),
     ],

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,6 @@ import pytest
 import yaml
 
 from steadytrain.launch import Job, render
-from steadytrain.launch.kubernetes import Kubernetes
 from steadytrain.launch.supervise import job_exit_code
 
 NODE = [sys.executable, "-m", "steadytrain.launch.node"]
@@ -59,24 +57,18 @@ def test_each_rank_finds_its_world() -> None:
     }
 
 
-def test_a_task_of_skypilot_and_a_train_job_start_their_ranks() -> None:
-    """As SkyPilot and Kubeflow Trainer start them: in a shell, and with their variables put into the words."""
+def test_a_task_of_skypilot_starts_its_ranks() -> None:
+    """As SkyPilot starts them: in a shell."""
     job = Job(words=("python", "-c", SHOW), nodes=2, procs=2, image="a", python=sys.executable, port=29500)
     script = yaml.safe_load(render("sky", job).files[0].text)["run"]
     places = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "1"}
     sky = subprocess.run(
         ["bash", "-c", script], env={**os.environ, **places}, text=True, capture_output=True, check=True
     )
-    manifest = render("kubernetes", replace(job, options=(Kubernetes(kind="trainjob"),))).files[0].text
-    trainer = yaml.safe_load(manifest)["spec"]["trainer"]
-    values = {"$(PET_NODE_RANK)": "1", "$(PET_MASTER_ADDR)": "10.0.0.1"}
-    words = [values.get(word, word) for word in (*trainer["command"], *trainer["args"])]
-    kubeflow = subprocess.run(words, text=True, capture_output=True, check=True)
-    for done in (sky, kubeflow):
-        worlds = [json.loads(line.partition("] ")[2]) for line in sorted(done.stdout.splitlines())]
-        assert [(world["rank"], world["size"], world["address"]) for world in worlds] == [
-            *((2, 4, "10.0.0.1"), (3, 4, "10.0.0.1")),
-        ]
+    worlds = [json.loads(line.partition("] ")[2]) for line in sorted(sky.stdout.splitlines())]
+    assert [(world["rank"], world["size"], world["address"]) for world in worlds] == [
+        *((2, 4, "10.0.0.1"), (3, 4, "10.0.0.1")),
+    ]
 
 
 def test_machines_with_as_many_ranks_go_by_number() -> None:

@@ -24,7 +24,6 @@ from steadytrain.launch.plan import plan_text
 from steadytrain.launch.sky import Sky
 from steadytrain.launch.slurm import Slurm
 from steadytrain.launch.ssh import Ssh
-from steadytrain.launch.yarn import Yarn
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
 HOSTS = ("10.0.0.1", "10.0.0.2")
@@ -75,7 +74,8 @@ RAY_JOB = replace(
     words=("train", "/data/a b.rec", "--run", "/data/$(x)", "--engine", "async", "--ray-address", "auto"),
     options=(replace(POD.options_of(Kubernetes), kind="rayjob"),),
 )
-TRAIN_JOB = replace(POD, restarts=0, options=(replace(POD.options_of(Kubernetes), kind="trainjob"),))
+
+
 SKY = replace(
     SLURM,
     python="python3",
@@ -87,22 +87,8 @@ SKY = replace(
         Sky(infra="aws/us-east-1", accelerators="H100:2", spot=True, workdir=".", mounts={"/data": "s3://photos/2026"}),
     ),
 )
-YARN = Job(
-    words=("train", "/data/a b.rec"),
-    nodes=2,
-    procs=2,
-    name="cats",
-    folder="/work",
-    port=29500,
-    env={"OMP_NUM_THREADS": "4"},
-    restarts=3,
-    minutes=240,
-    cpus=16,
-    memory_gb=64,
-    gpus=2,
-    image="registry.example/steadytrain:1",
-    options=(Yarn(queue="vision"),),
-)
+
+
 ENV = {"OMP_NUM_THREADS": "4", "HF_TOKEN": None}
 SSH = Job(
     words=SPACED,
@@ -126,11 +112,10 @@ MPI = Job(
 MPICH = Job(words=TRAIN, procs=2, port=29500, options=(Mpi(kind="mpich"),))
 LOCAL = Job(words=("train", "a b.rec", "--run", "runs/a"), procs=2, env={"OMP_NUM_THREADS": "1"})
 
-FILES = [("slurm", SLURM, "slurm.sbatch"), ("slurm", ARRAY, "array.sbatch"), ("yarn", YARN, "yarn.json")]
+FILES = [("slurm", SLURM, "slurm.sbatch"), ("slurm", ARRAY, "array.sbatch")]
 FILES += [
     ("kubernetes", POD, "job.yaml"),
     ("kubernetes", SET, "jobset.yaml"),
-    ("kubernetes", TRAIN_JOB, "trainjob.yaml"),
 ]
 FILES += [("sky", SKY, "sky.yaml"), ("kubernetes", RAY_JOB, "rayjob.yaml")]
 COMMANDS = [("local", LOCAL, "local.txt"), ("ssh", SSH, "ssh.txt"), ("ssh", ELASTIC, "elastic.txt")]
@@ -154,7 +139,6 @@ def test_the_commands_of_a_job(on: str, job: Job, name: str) -> None:
     [
         ("slurm", SLURM, ["sbatch", "--parsable", "@cats.sbatch"]),
         ("kubernetes", POD, ["kubectl", "create", "-n", "vision", "-f", "@cats.yaml"]),
-        ("yarn", YARN, ["yarn", "app", "-launch", "cats", "@cats.json"]),
         ("sky", SKY, ["sky", "jobs", "launch", "--yes", "--detach-run", "--secret", "HF_TOKEN", "@cats.sky.yaml"]),
     ],
 )
@@ -235,11 +219,6 @@ def test_every_scheduler_hands_over_the_same_words(rest: list[str]) -> None:
     container = _containers(render("kubernetes", job).files[0].text)[0]
     changes = [word.replace("$$(", "$(") for word in container["args"]]
     assert changes[changes.index("--") + 1 :] == ["x.py", *(word.replace("$$(", "$(") for word in rest)]
-    line = json.loads(render("yarn", job).files[0].text)["components"][0]["launch_command"]
-    assert shlex.split(line)[shlex.split(line).index("--") + 1 :] == ["x.py", *rest]
-    manifest = yaml.safe_load(render("kubernetes", replace(job, options=(Kubernetes(kind="trainjob"),))).files[0].text)
-    args = manifest["spec"]["trainer"]["args"]
-    assert args[args.index("--") + 1 :] == container["args"][container["args"].index("--") + 1 :]
     manifest = yaml.safe_load(render("kubernetes", replace(job, options=(Kubernetes(kind="rayjob"),))).files[0].text)
     assert shlex.split(manifest["spec"]["entrypoint"]) == ["python3", "x.py", *rest]
     line = yaml.safe_load(render("sky", job).files[0].text)["run"].partition("\n")[2]
@@ -264,7 +243,6 @@ def _containers(manifests: str) -> list[dict[str, Any]]:
         ("slurm", Job(words=TRAIN, nodes=2, ranks=3), "change --nodes"),
         ("kubernetes", Job(words=TRAIN), "--set image="),
         ("kubernetes", Job(words=TRAIN, image="a", env={"A": None}), "kubernetes.secret=NAME"),
-        ("yarn", Job(words=TRAIN, env={"A": None}), "no field for secrets"),
         ("sky", Job(words=TRAIN), "--set 'sky.setup=pip install steadytrain'"),
         ("sky", Job(words=TRAIN, image="a", gpus=8), "--set sky.accelerators=H100:8"),
         ("sky", Job(words=TRAIN, image="a", least=1, nodes=2), "a single number for --nodes"),
@@ -279,8 +257,6 @@ def test_what_makes_no_difference_there_is_told() -> None:
     plan = render("local", Job(words=TRAIN, image="a", options=(Slurm(qos="high"),)))
     assert plan.notes == ("image, slurm: not used by local",)
     assert render("kubernetes", RAY_JOB).notes[-1].startswith("procs: not used by a RayJob")
-    changed = replace(TRAIN_JOB, folder="/work", restarts=1)
-    assert render("kubernetes", changed).notes[-1] == "folder, restarts: not used by a TrainJob; its runtime sets it"
 
 
 def test_ranks_that_pack_may_be_lost() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.launch.test_plans import POD, SET, SKY, TRAIN_JOB
+from tests.launch.test_plans import POD, SET, SKY
 
 from steadytrain.launch import Job, render
 from steadytrain.launch.kubernetes import Kubernetes
@@ -42,21 +42,6 @@ def test_jobsets() -> None:
     template = manifest["spec"]["replicatedJobs"][0]["template"]
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, **template}
     checked.validate(job, checked.latest_version(), strict=True)
-
-
-@pytest.mark.parametrize(
-    "job", [TRAIN_JOB, Job(words=("python", "x.py"), image="a", options=(Kubernetes(kind="trainjob"),))]
-)
-def test_train_jobs_of_kubeflow(job: Job) -> None:
-    models = pytest.importorskip("kubeflow_trainer_api.models")
-    (manifest,) = _manifests(job)
-    back = json.loads(models.TrainerV1alpha1TrainJob.from_dict(manifest).to_json())
-    assert not list(_unknown(manifest, back))
-    assert (manifest["apiVersion"], manifest["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
-    (patch,) = manifest["spec"]["runtimePatches"]
-    (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
-    assert replicated["name"] == container["name"] == "node", "as Kubeflow's runtimes name them"
 
 
 @pytest.mark.parametrize("job", [SKY, Job(words=("python", "x.py"), options=(Sky(setup="pip install steadytrain"),))])

@@ -221,8 +221,8 @@ def test_a_scheduler_that_refuses_is_quoted(work: Path) -> None:
 
 
 def test_a_scheduler_that_is_not_there(work: Path) -> None:
-    done = _launch("--on", "yarn", "--", "bandwidth", PATH="/nowhere")
-    assert done.returncode == 2 and "yarn is not installed here" in done.stderr
+    done = _launch("--on", "mpi", "--", "bandwidth", PATH="/nowhere")
+    assert done.returncode == 2 and "mpirun is not installed here" in done.stderr
 
 
 def _kept(monkeypatch: pytest.MonkeyPatch, ends: list[tuple[int, bool]], *, keep: bool) -> tuple[int, list[str], int]:

@@ -1,4 +1,4 @@
-"""The command lines of MXNet's launch.py and dmlc's trackers, as their documents have them, start the same ranks."""
+"""The command lines of MXNet's launch.py, as their documents have them, start the same ranks."""
 
 from __future__ import annotations
 
@@ -33,36 +33,10 @@ CASES = [
         "--hosts hosts --set ranks=4 --env OMP_NUM_THREADS=3 -- train a.rec",
         ["4 workers become as many ranks"],
     ),
-    # dmlc-submit
     (
-        "--cluster yarn --num-workers 2 --num-servers=0 --worker-cores 4 --worker-memory 8g --queue q train a.rec",
-        "--on yarn --nodes 2 --set yarn.queue=q --set cpus=4 --set memory_gb=8 -- train a.rec",
+        "--cluster kubernetes -n 2 train a.rec",
+        "--on kubernetes --nodes 2 -- train a.rec",
         ["2 workers become as many ranks, one per machine"],
-    ),
-    (
-        "--cluster slurm --slurm-worker-nodes 2 -n 4 --jobname cats train a.rec",
-        "--on slurm --nodes 2 --set ranks=4 --set name=cats -- train a.rec",
-        ["--slurm-worker-nodes 2 is --nodes", "4 workers become as many ranks"],
-    ),
-    (
-        "--cluster kubernetes -n 2 --kube-namespace vision --kube-worker-image me/x:1 train a.rec",
-        "--on kubernetes --nodes 2 --set kubernetes.namespace=vision --set image=me/x:1 -- train a.rec",
-        ["2 workers become as many ranks, one per machine"],
-    ),
-    # the trackers of 2015
-    (
-        "-n 2 -s 1 -q q --vcores 2 -mem 1500 --max-attempts 3 -ac 1 -f a.py -- train a.rec",
-        "--set ranks=2 --set yarn.queue=q --set restarts=2 --set cpus=2 --set memory_gb=2 -- train a.rec",
-        [
-            "-s 1 is ignored: there are no servers, ranks exchange gradients directly",
-            "-ac 1 is ignored: files are not shipped: --sync copies the working directory; put other files into "
-            "images or"
-            " on shared disks",
-            "-f a.py is ignored: files are not shipped: --sync copies the working directory; put other files into "
-            "images"
-            " or on shared disks",
-            "2 workers become as many ranks",
-        ],
     ),
     # our own words are left as they are, with and without the dashes
     ("--on mpi --procs 2 --dry-run train a.rec --run x", "--on mpi --procs 2 --dry-run -- train a.rec --run x", []),
@@ -85,9 +59,7 @@ def test_old_words_become_ours(old: str, new: str, notes: list[str]) -> None:
         ("--launcher sge -n 2 train", "sge is not supported"),
         ("--cluster mesos -n 2 train", "mesos is not supported"),
         ("--launcher shh -n 2 train", "Did you mean ssh?"),
-        ("--mesos-master zk -n 2 train", "Mesos is not supported"),
-        ("--kube-worker-template a.yaml train", "--dry-run -o FOLDER"),
-        ("--worker-memory lots train", "a size such as 2g"),
+        ("--cluster yarn -n 2 train", "yarn is not supported"),
         ("-n", "-n needs a value"),
     ],
 )

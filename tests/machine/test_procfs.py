@@ -11,7 +11,6 @@ from tests.machine.trees import tree
 
 from steadytrain.machine.procfs import (
     TICKS,
-    PackageEnergy,
     ProcessorSeconds,
     parse_table,
     pressure_seconds,
@@ -31,19 +30,6 @@ def test_counters_have_the_whole_name_and_kilobytes_become_bytes(tmp_path: Path)
     path = tmp_path / "counters"
     path.write_text("nr_periods 9\nnr_throttled 4\nread_bytes: 5\nMemFree:   4 kB\nmax -1\nlimit max\na b 3\n")
     assert read_counters(path) == {"nr_periods": 9, "nr_throttled": 4, "read_bytes": 5, "MemFree": 4096}
-
-
-def test_the_energy_of_all_packages_counts_across_the_end_of_their_counters(tmp_path: Path) -> None:
-    powercap = "sys/class/powercap"
-    names = {"intel-rapl:0": "package-0", "intel-rapl:1": "package-1", "intel-rapl:0:0": "core", "intel-rapl:2": "psys"}
-    files = {f"{powercap}/{place}/name": name for place, name in names.items()}
-    files |= {f"{powercap}/{place}/max_energy_range_uj": "1000000000" for place in names}
-    files |= {f"{powercap}/{place}/energy_uj": "990000000" for place in names}
-    energy = PackageEnergy(tree(tmp_path, files))
-    assert energy.read() == 0.0
-    tree(tmp_path, {f"{powercap}/intel-rapl:0/energy_uj": "992000000", f"{powercap}/intel-rapl:1/energy_uj": "3000000"})
-    assert energy.read() == pytest.approx(2.0 + 13.0), "the second counter began anew"
-    assert PackageEnergy(tmp_path / "gone").read() is None
 
 
 def test_what_is_not_there_is_none(tmp_path: Path) -> None:

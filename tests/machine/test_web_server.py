@@ -210,7 +210,6 @@ def test_a_request_with_two_lengths_ends_its_connection(port: int) -> None:
 CLOSE = b"host: a\r\nconnection: close\r\n"
 CHUNKED = b"POST /take HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
 ODD: dict[str, tuple[bytes, list[int], bytes]] = {
-    "as to a proxy": (b"GET http://b:80/host?c HTTP/1.1\r\n" + CLOSE + b"\r\n", [200], b"b:80"),
     "as to a proxy, without a path": (b"GET HTTP://b HTTP/1.1\r\n" + CLOSE + b"\r\n", [404], b""),
     "escapes in the path": (b"GET /%68ealt%68 HTTP/1.1\r\n" + CLOSE + b"\r\n", [200], b"alive"),
     "a path that leads up": (b"GET /../../health HTTP/1.1\r\n" + CLOSE + b"\r\n", [404], b""),

@@ -7,6 +7,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,15 @@ def test_what_was_taken_before_a_service_failed_is_not_sent_again(tmp_path: Path
     send(run, "kept")
     steps = [step for kept in Kept.all for step, _ in kept.values["train/loss"]]
     assert steps == [event.step for event in run.events() if isinstance(event, Logged)]
+
+
+def test_a_service_whose_package_is_broken_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("odd", "steadytrain.nowhere:Thing", trackers.GROUP)
+    monkeypatch.setattr(trackers, "entry_points", lambda group: [point])
+    with pytest.raises(
+        InputError, match=r"steadytrain.nowhere:Thing cannot be loaded \(.*\): mend or remove its package"
+    ):
+        find_trackers("odd")["odd"]()
 
 
 def test_an_unknown_or_missing_service_is_refused_before_anything_is_sent(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ PLANS = {
     "slurm": ["--on", "slurm", *BATCH, *COMMON[:4], "--set", "restarts=3", "--set", "slurm.partition=gpu"],
     "kubernetes": ["--on", "kubernetes", *BATCH, *COMMON[:2], *CLAIM],
     "jobset": ["--on", "kubernetes", *BATCH, "--set", "restarts=3", *CLAIM, "--set", "kubernetes.kind=jobset"],
-    "yarn": ["--on", "yarn", *BATCH, *COMMON[:2], *COMMON[4:], "--set", "yarn.queue=vision"],
 }
 
 
@@ -47,7 +46,7 @@ def _without_places(text: str, work: Path) -> str:
 
 
 def _command(name: str) -> list[str]:
-    return TRAIN_SHARED if name in ("kubernetes", "jobset", "yarn") else TRAIN
+    return TRAIN_SHARED if name in ("kubernetes", "jobset") else TRAIN
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.machine import facts
-from steadytrain.training.device import choose_device, near_gpu, set_up_machine
+from steadytrain.training.device import choose_device, set_up_machine
 
 CPU = torch.device("cpu")
 
@@ -73,30 +70,3 @@ def test_more_ranks_than_gpus_are_refused_with_the_number_that_fits(monkeypatch:
         choose_device("cuda:0,1", World(rank=3, size=4, local_rank=3, local_size=4))
     with pytest.raises(RecipeError, match=r"'cuda:3' but torch .* sees 2 GPUs: start 2 ranks a machine, or"):
         choose_device("auto", World(rank=3, size=4, local_rank=3, local_size=4))
-
-
-@pytest.mark.parametrize("rank", [0, 3])
-def test_ranks_on_gpus_stay_near_them_for_the_run_and_share_what_is_there(
-    monkeypatch: pytest.MonkeyPatch, rank: int
-) -> None:
-    """By pretended GPUs, of four ranks on a machine of two nodes."""
-    places = [f"0000:{bus:02x}:00.0" for bus in (23, 101, 202, 227)]
-    properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=[23, 101, 202, 227][rank], pci_device_id=0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    chosen: list[set[int]] = []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, processors: chosen.append(set(processors)))
-    monkeypatch.setattr("steadytrain.machine.cgroups.allowed", lambda: frozenset(range(8)))
-    nodes = {0: frozenset(range(4)), 1: frozenset(range(4, 8))}
-    near = lambda devices, own: (own // 2, nodes[own // 2]) if devices == places else None  # noqa: E731
-    monkeypatch.setattr("steadytrain.machine.cgroups.near_processors", near)
-    answers = iter([places, [0, 0, 1, 1]])
-    world = SimpleNamespace(rank=rank, is_first=rank == 0)
-    group: Any = SimpleNamespace(world=world, hosts=["a"] * 4, sharing=4, all_gather_json=lambda value: next(answers))
-    said: list[str] = []
-    with near_gpu(group, torch.device("cuda", rank), said.append) as sharing:
-        assert sharing == 2 and chosen == [nodes[rank // 2]]
-    assert chosen[1:] == [set(range(8))]
-    expected = "each rank stays on the processors of its GPU's NUMA node (rank 0: node 0, 4 of 8 processors)"
-    assert said == ([expected] if rank == 0 else [])
-    with near_gpu(group, torch.device("cpu"), said.append) as sharing:
-        assert sharing == 4 and len(chosen) == 2

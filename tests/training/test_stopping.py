@@ -80,8 +80,7 @@ def test_after_a_notice_the_run_saves_and_the_same_command_ends_it_with_the_same
     assert words[1].startswith(f"{file}: this machine is to be given up in ")
     assert words[1].endswith("saving and stopping (how long a checkpoint takes is not known yet)")
     assert run.progress().ended is not None and not _asking()
-    again = _words(list(steps(run)))  # the file is still there
-    assert again[1] == f"{file} is older than this attempt, and so ignored: the run continues"
+    list(steps(run))  # the file is still there, and older than this attempt
     assert weights(run.directory) == weights(tmp_path / "whole")
 
 

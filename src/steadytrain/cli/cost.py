@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import Json
@@ -22,12 +23,9 @@ def cost(
     instance: str | None = None,
     cloud: str | None = None,
     region: str | None = None,
-    spot: bool = False,
-    before: str | None = None,
-    target: float | None = None,
+    target: Annotated[float | None, Parameter(validator=Number(gte=0, lte=1))] = None,
     what_if: bool = False,
-    interruptions: float | None = None,
-    wait_minutes: float | None = None,
+    interruptions: Annotated[float | None, Parameter(validator=Number(gte=0, lte=3600))] = None,
     refresh: str | None = None,
     json: Json = False,
 ) -> None:
@@ -35,7 +33,7 @@ def cost(
 
     Every attempt counts from the start of its process to its last event. Checkpoints hold the same sum, so neither a
     kill nor a lost event log loses the bill. The price is that which the run recorded (steady train --price), or the
-    one given here; without any, the hours and the measured energy are shown. It only reads, and needs neither torch nor
+    one given here; without any, the hours are shown. It only reads, and needs neither torch nor
     a GPU.
 
     steady cost prices lists what instances cost, with the date of each price; words after it select.
@@ -47,14 +45,10 @@ def cost(
         instance: An instance, by name: compare spot with on-demand prices there.
         cloud: Only machines of this cloud.
         region: Only machines of this region or zone.
-        spot: Take the spot price of --instance.
-        before: Use the prices of this day, such as `2018-12-31`, or the newest before it.
         target: Also show the cost until this top-1 or mAP was reached, such as 0.9.
         what_if: Also estimate the run on other GPUs, by the ratios of their peaks.
         interruptions: Interruptions an hour to expect on spot. [default: as in the run's own events]
-        wait_minutes: Minutes until there is capacity again after one. [default: as in the run's own events]
-        refresh: With prices: keep a catalogue of prices, a CSV as SkyPilot publishes them, from an https address or a
-            file.
+        refresh: With prices: keep a catalogue of prices, a CSV file as SkyPilot publishes them.
         json: Print one JSON document.
 
     Examples:
@@ -74,21 +68,11 @@ def cost(
         _prices(runs[1:], refresh=refresh, cloud=cloud, region=region, json=json)
         return
     if refresh is not None:
-        raise InputError("--refresh belongs to the table of prices: steady cost prices --refresh URL|FILE")
+        raise InputError("--refresh belongs to the table of prices: steady cost prices --refresh FILE")
     if not runs:
         raise InputError("no run named: steady cost runs/a; or steady cost prices, which lists prices")
-    question = Question(
-        price=price,
-        instance=instance,
-        cloud=cloud,
-        region=region,
-        spot=spot,
-        before=before,
-        target=target,
-        what_if=what_if,
-        interruptions=interruptions,
-        wait_minutes=wait_minutes,
-    )
+    place = {"instance": instance, "cloud": cloud, "region": region}
+    question = Question(price=price, **place, target=target, what_if=what_if, interruptions=interruptions)
     costs = costs_of(runs, question, say=note)
     if json:
         documents = [run.to_dict() for run in costs]

@@ -46,9 +46,8 @@ def doctor(
     if other is None:
         lines = examination.lines(facts, findings, width=width)
     else:
-        comparison = examination.compare(other, document)
-        lines = examination.comparison_lines(comparison, width=width)
-        document = examination.comparison_document(comparison)
+        document = examination.compare(other, document)
+        lines = examination.comparison_lines(document, width=width)
     if json:
         print_json(document)
     else:

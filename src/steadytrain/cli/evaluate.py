@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv as csv_module
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,10 +40,8 @@ if TYPE_CHECKING:
     from steadytrain.training import Evaluation, Trained
 
 MAX_CLASSES = 40
-TELLING_GAP = 0.02
-"""The gap between the mean top-1 probability and the accuracy that is worth a word, where it is also outside the
-accuracy's 95 % interval.
-"""
+
+
 NAME_COLUMNS = 24  # that a class's name is padded to where each image has a line
 
 WeightsFlag = Annotated[
@@ -293,8 +290,7 @@ def predict(
     Args:
         images: Image files, folders of them, patterns (quoted), .rec files; -: standard input, with a path on each
             line, or the bytes of one image.
-        top: Classes to show for each image at most (default: 5; of several images as many as fit on a terminal's line;
-            of several labels all above the threshold).
+        top: Classes to show for each image at most (default: 5; of several labels all above the threshold).
         classes: A card (.json) or a text file with the name of each output on a line, for weights without names.
         batch_size: Images at a time, fewer where memory runs out (default: up to 64, on a CPU fewer of large images).
         threads: Threads that load images.
@@ -337,9 +333,6 @@ def predict(
         names = max(len(clean(str(files.path(number)))) for number in range(len(files))) if is_text else 0
         width = min(NAME_COLUMNS, max(len(clean(name)) for name in trained.classes))
         shown = min(top or (len(trained.classes) if trained.is_multi_label else 5), len(trained.classes))
-        is_one_class = is_text and not trained.is_multi_label
-        if top is None and len(files) > 1 and sys.stdout.isatty() and is_one_class:
-            shown = max(1, min(shown, (shutil.get_terminal_size().columns - names) // (width + 10)))
         documents: list[dict[str, Any]] = []
         num_bad, began = 0, time.perf_counter()
         options: dict[str, Any] = {"top": shown, "threshold": above, "batch_size": batch_size, "threads": threads}
@@ -526,17 +519,6 @@ def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes
     yield f"macro  {_means(document, 'macro')}  (means over classes)"
     bins = f"{len(document['calibration'])} equal-width bins of the top-1 probability"
     yield f"ECE    {percent(document['ece'], 2)}  (calibration error, {bins})"
-    yield from _confidence_text(document)
-
-
-def _confidence_text(document: Mapping[str, Any]) -> list[str]:
-    """Describe a mean top-1 probability that is further from the accuracy than chance explains."""
-    confidence, top1 = document["confidence"], document["top1"]
-    is_chance = document["top1_low"] <= confidence <= document["top1_high"]
-    if is_chance or not abs(confidence - top1) >= TELLING_GAP:
-        return []
-    kind = "overconfident" if confidence > top1 else "underconfident"
-    return [f"The model is {kind}: it claims {percent(confidence)} and is right {percent(top1)}."]
 
 
 def _label_figures_text(document: Mapping[str, Any], num_found: int, num_labels: int) -> Iterator[str]:

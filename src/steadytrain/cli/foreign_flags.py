@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from steadytrain.cli.options import flag_of, is_switch, key_of, our_flag
+from steadytrain.cli.options import flag_of, is_switch, our_flag
 from steadytrain.config.foreign import (
     OFF,
     ON,
@@ -60,16 +60,14 @@ class FlagReading:
     Args:
         left: words that stay as they are, and flags of ours.
         ours: words of ours in place of others'.
-        usual: text of the table -> what was typed, and the words of ours that hold unless another flag says otherwise.
-        parts: values of flags that say something together.
+        usual: text of the table -> words of ours that hold unless another flag says otherwise.
         transforms: by name.
         notes: for the user.
     """
 
     left: list[str] = field(default_factory=list)
     ours: list[str] = field(default_factory=list)
-    usual: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
-    parts: dict[str, str] = field(default_factory=dict)
+    usual: dict[str, list[str]] = field(default_factory=dict)
     transforms: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -110,14 +108,12 @@ class FlagReading:
                 continue
             elif row.section == "needless":
                 self.notes.append(f"{typed} is not needed: {row.words}")
-            elif row.section == "joined":
-                self.parts[name] = value
             elif row.section in ("ours", "usual"):
                 ours = _filled(row, rows, word, values)
-                if ours and row.section == "usual":
-                    self.usual[row.text] = typed, ours
-                elif ours:
-                    self._add(name, typed, ours)
+                if ours:
+                    self._add(
+                        name, typed, ours, self.usual.setdefault(row.text, []) if row.section == "usual" else self.ours
+                    )
             elif row.values:
                 raise InputError(f"{typed} has no counterpart here: {row.words}")
             else:
@@ -125,14 +121,14 @@ class FlagReading:
             return True
         return False
 
-    def _add(self, name: str, typed: str, ours: list[str]) -> None:
-        """Add words of ours, with a note where the table has one."""
+    def _add(self, name: str, typed: str, ours: list[str], words: list[str]) -> None:
+        """Add ours to words, with a note where the table has one."""
         about = foreign_table()["notes"].get(name, "")
         if ours[0] == "--transforms":
             self._add_transforms(ours[1])
             about = foreign_table()["notes"]["rand"] if " rand-" in typed else about
         else:
-            self.ours += [our_value(flag.removeprefix("--"), word) for flag, word in pairwise(["", *ours])]
+            words += [our_value(flag.removeprefix("--"), word) for flag, word in pairwise(["", *ours])]
         if about:
             self.notes.append(f"{typed} is read as {' '.join(ours)}: {about.replace('`', '')}")
 
@@ -140,52 +136,14 @@ class FlagReading:
         self.transforms |= {text.partition(":")[0]: text for text in split_transforms(texts)}
 
     def in_our_words(self) -> list[str]:
-        """Return the command line, with what several flags say together and what is usual without them."""
-        for flag, text in self._joined():
-            if flag == "--transforms":
-                self._add_transforms(text)
-            else:
-                self.ours += [flag, text]
-        chosen = dict(_keys(self.left + self.ours))
-        for text in foreign_table()["usual"] if self.usual else ():
-            typed, ours = self.usual.get(text, ("", []))
-            for key, words in _keys(ours):
-                if key not in chosen:
-                    self._add(plain_word(typed.split()[0]), typed, ours)
-                elif " " in typed and chosen[key] not in ("", words):
-                    self.notes.append(f"{typed} is left out: {chosen[key]} counts")
-                chosen.setdefault(key, "")
+        """Return the command line; of a flag that is there twice, the later one counts."""
+        usual = [words for text in reversed(foreign_table()["usual"]) for words in self.usual.get(text, ())]
         transforms = ["--transforms", ",".join(self.transforms.values())] if self.transforms else []
-        return [*self.left, *self.ours, *transforms]
-
-    def _joined(self) -> Iterator[tuple[str, str]]:
-        """Yield what several flags say together, as a flag of ours and its value."""
-        for text, places in foreign_table()["joined"].items() if self.parts else ():
-            flag, form = text.split()
-            given, needed, values = False, list[str](), list[str]()
-            for names, equals, usual in (place.partition("=") for place in places):
-                value = next((self.parts[name] for name in names.split() if name in self.parts), "")
-                given |= bool(value)
-                needed += [] if equals else [value]
-                values.append(value or usual)
-            is_off = flag == "--transforms" and all(map(_is_zero, needed or values))
-            is_for_another = form.startswith("randaugment") and "randaugment" not in self.transforms
-            if given and all(needed) and not is_off and not is_for_another:
-                yield flag, form.format(*values)
+        return [*self.left[:1], *usual, *self.left[1:], *self.ours, *transforms]
 
 
 def _is_zero(value: str) -> bool:
     return is_number(value) and float(value) == 0
-
-
-def _keys(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the keys of the recipe, or flags, that words of ours set, with these words."""
-    for word, value in pairwise([*words, ""]):
-        if word == "--set":
-            yield value.partition("=")[0], f"{word} {value}"
-        elif word.startswith("--"):
-            flag, equals, after = word.partition("=")
-            yield key_of(flag) or flag, f"{flag} {after if equals else value}"
 
 
 def _take_values(rows: Sequence[ForeignFlag], flag: str, word: str, waiting: deque[str]) -> list[str]:

@@ -46,13 +46,13 @@ def launch(
 
     Each rank runs the command after the two dashes. The ranks find each other, and only rank 0 prints. On Ctrl-C, or
     when one rank fails, all ranks save and stop; the same command resumes the run. Exit codes are those of the command.
-    The options of MXNet's launch.py and of dmlc's trackers are accepted as well.
+    The options of MXNet's launch.py are accepted as well.
 
     Args:
         command: After two dashes, the command to start: train, finetune, resume, bandwidth or pack with their options,
             or python and your program, which reads RANK, WORLD_SIZE and torchrun's other variables.
         on: The launcher: local (this machine, the default), ssh (the default with --hosts), mpi, slurm, kubernetes,
-            yarn, sky, or that of another package (docs: launch).
+            sky, or that of another package (docs: launch).
         nodes: Machines; MIN:MAX if machines may join and leave (ssh; torchrun's agents). Default: all of --hosts, or 1.
         procs: Processes on each machine, usually one for each GPU. Default: the host's slots, or 1.
         hosts: A file with one machine per line: name, user@name:port, name slots=2. The first has rank 0.

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from steadytrain.models.registry import Entry
 
 MAX_COUNTED = 60  # networks that are counted unasked: half a minute on one core
-LICENCE_COLUMNS = 18  # columns that a licence may have before names give way
-NAME_COLUMNS = 16  # names that have fewer get lines of their own
+LICENCE_COLUMNS = 18  # columns that a licence has on a terminal
 MARKS = {"non-commercial": "!", "unknown": "?", "own": "?"}
 
 
@@ -98,7 +97,7 @@ def _row(entry: Entry, counted: Mapping[str, ModelCounts] | None) -> dict[str, A
 
 
 def _table(rows: Sequence[Mapping[str, Any]], counted: bool, columns: int | None) -> str:
-    """Lay out a line for each model. Where ``columns`` are few, long names get lines of their own, licences are cut."""
+    """Lay out a line for each model, or two where ``columns`` are few."""
     marked = any(row["restriction"] for row in rows)
     heads = [*(("parameters", "GMACs") if counted else ()), "input", "weights", "  " * marked + "licence"]
     cells = []
@@ -110,21 +109,18 @@ def _table(rows: Sequence[Mapping[str, Any]], counted: bool, columns: int | None
             figures.append("-" if macs is None else f"{macs / 1e9:,.2f}" if macs >= 1e8 else f"{macs / 1e9:.2g}")
         size = str(row["width"]) if row["width"] == row["height"] else f"{row['height']}x{row['width']}"
         mark = f"{MARKS.get(row['restriction'], ' ')} " if marked else ""
-        cells.append([*figures, size, row["weights"], f"{mark}{row['licence'] or '-'}"])
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    longest = max(len(row["name"]) for row in rows)
-    left = (columns or 9999) - sum(widths[:-1]) - 2 * len(widths) - min(widths[-1], LICENCE_COLUMNS)
-    first = min(longest, left) if left >= min(longest, NAME_COLUMNS) else 2
-    if columns is not None:
-        widths[-1] = max(columns - first - sum(widths[:-1]) - 2 * len(widths), NAME_COLUMNS)
-
-    names = ["model", *(row["name"] for row in rows)]
-    lines = []
-    for name, (*figures, licence) in zip(names, [heads, *cells], strict=True):
-        licence = licence if len(licence) <= widths[-1] else f"{licence[: widths[-1] - 3]}..."
-        lines.append([name if len(name) <= first else "", *figures, licence])
-    table = text_table(lines, right=range(1, len(heads) - 1), least=[first]).splitlines()
-    return "\n".join(line if len(name) <= first else f"{name}\n{line}" for name, line in zip(names, table, strict=True))
+        licence = row["licence"] or "-"
+        shown = (
+            licence if columns is None or len(licence) <= LICENCE_COLUMNS else f"{licence[: LICENCE_COLUMNS - 3]}..."
+        )
+        cells.append([*figures, size, row["weights"], mark + shown])
+    lines = [["model", *heads], *([row["name"], *figures] for row, figures in zip(rows, cells, strict=True))]
+    right = range(1, len(heads) - 1)
+    table = text_table(lines, right=right)
+    if columns is None or max(map(len, table.splitlines())) <= columns:
+        return table
+    figures = text_table([["", *line[1:]] for line in lines], right=right).splitlines()
+    return "\n".join(f"{line[0]}\n{row}" for line, row in zip(lines, figures, strict=True))
 
 
 def _legend(rows: Sequence[Mapping[str, Any]], counted: bool) -> Iterator[str]:

@@ -282,19 +282,6 @@ def read_table(path: Path, what: str = "a recipe") -> dict[str, Any]:
     return values
 
 
-def _parse_yaml(text: str) -> Any:
-    """Read YAML as :func:`parse_json` reads JSON."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-            node = super().compose_mapping_node(anchor)
-            table_of([(key.value, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)])
-            return node
-
-    return yaml.load(text, Loader)  # a safe loader
-
-
 def _require_few(values: dict[str, Any], path: Path) -> None:
     """Refuse values without end: an anchor of YAML may hold itself, or others many times over. Raises RecipeError."""
     waiting: list[tuple[Any, int]] = [(values, 0)]
@@ -307,6 +294,36 @@ def _require_few(values: dict[str, Any], path: Path) -> None:
             raise RecipeError(f"{path} has tables or lists more than {MAX_DEPTH} deep within each other")
         waiting += [(item, depth + 1) for item in inner]
     raise RecipeError(f"{path} holds more than {MAX_VALUES:,} values, those that an anchor repeats included")
+
+
+_YAML_WORDS = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?",
+    "merge": "<<",
+}
+"""What plain words of YAML 1.2 stand for, in order (``<<``: of 1.1, which PyYAML reads: ``on`` as true, ``010`` as 8,
+1e-3 as a text)."""
+
+
+def _parse_yaml(text: str) -> Any:
+    """Read YAML 1.2 as :func:`parse_json` reads JSON."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - its base has it so
+
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            table_of([(key.value, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)])
+            return node
+
+    for name, pattern in _YAML_WORDS.items():
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"({pattern})$"), None)
+    Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
+    Loader.add_constructor("tag:yaml.org,2002:float", lambda _, node: float(node.value))
+    return yaml.load(text, Loader)  # a safe loader
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from steadytrain.events import (
     Started,
     StepMeasured,
 )
-from steadytrain.format import clean, clock, money, pairs, tells_top5
+from steadytrain.format import clean, clock, money, pairs, rate, tells_top5
 
 
 def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False) -> str | None:
@@ -151,20 +151,13 @@ def describe_event(
             )
             lower, higher = sorted((feed, compute))
             return [
-                f"probe, images/s: loading alone {_three_digits(feed)}, updates alone {_three_digits(compute)}",
-                f"both {_three_digits(both)}: {both / lower:.0%} of what the {limit}",
-                f"the {other} room for {_three_digits(higher / lower)} times as many",
+                f"probe, images/s: loading alone {rate(feed)}, updates alone {rate(compute)}",
+                f"both {rate(both)}: {both / lower:.0%} of what the {limit}",
+                f"the {other} room for {rate(higher / lower)} times as many",
             ]
-        case StepMeasured(seconds=float(seconds)):
-            return [f"measured what an update is made of, once, in {seconds:.2g} s"]
-        case Compiled():
-            images = event.images_until_paid
-            return [
-                f"compiled in {event.seconds:.3g} s",
-                f"a pass takes {event.compiled_seconds * 1000:.3g} ms, {event.eager_seconds * 1000:.3g} ms without",
-                "which gains nothing: leave --compile out" if images is None else f"earned after {images:,} images",
-                *(f"Python comes between at {clean(place)}" for place in event.breaks),
-            ]
+        case StepMeasured() | Compiled():
+            line = event_line(event)
+            return [] if line is None else [line]
         case Resumed():
             parts = [f"going on after {clock(event.seconds_away)}"]
             parts.append(f"{event.images_repeated:,} images are trained on again")
@@ -210,10 +203,6 @@ def shorten_name(name: str, columns: int) -> str:
     """
     text = clean(name)
     return text if len(text) <= columns else text[: max(8, columns - 4)] + "...)"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _rates(event: Ceilings) -> tuple[float, float, float]:

@@ -607,7 +607,8 @@ def open_draft(
     train = data or options.value("data.train")
     if train is None and (begun := options.begun_run()) is not None:
         run = Run(begun.directory, begun.recipe.with_(options.changes))
-        _say_if_any(run.outside_notice(), say)
+        if words := run.outside_notice():
+            say(words)
         return DraftRun(run.recipe, run.directory, None)
     if isinstance(train, str) and (Path(train) / "recipe.json").exists() and (Path(train) / "events.jsonl").exists():
         raise InputError(
@@ -631,10 +632,11 @@ def open_draft(
 
         if not FACTORY.fullmatch(model):  # which is imported later, if the user named it
             find(model)
-    _say_if_any(outside_notice(of_file), say)
+    if words := outside_notice(of_file):
+        say(words)
     started = _started(options, train)
     # Before torch and timm are imported, which takes seconds.
-    say(f"reading {train}{_size_note(Path(train)) if started is None else ''}")
+    say(f"reading {train}")
     with lasting_imports():
         from steadytrain.training.loop.defaults import choose_recipe
 
@@ -664,11 +666,6 @@ def _started(options: TrainingOptions, train: str) -> Started | None:
     return run.progress().started if run is not None and str(run.recipe.data.train) == train else None
 
 
-def _say_if_any(words: str, say: Say) -> None:
-    if words:
-        say(words)
-
-
 def _keep_batch(recipe: Recipe, folder: Path, options: TrainingOptions) -> Recipe:
     """Return a recipe with the batch of the run in ``folder``, if it was begun so with another number of ranks."""
     file = (folder if options.repeats is None else folder / f"{REPEAT}{recipe.seed}") / "recipe.json"
@@ -695,22 +692,6 @@ def _require_possible(options: TrainingOptions, *, finetune: bool) -> None:
         else:
             known_price(recipe.parallel.price)
             return
-
-
-def _size_note(data: Path) -> str:
-    """Describe how many images and classes there are, if that is known at once."""
-    from steadytrain.data.recordio.card import card_of
-    from steadytrain.data.sources.folder import count_images
-
-    if data.is_dir():
-        images, classes = count_images(data)
-    elif data.suffix == ".rec" and (card := card_of(data)) is not None:
-        if len(card.classes) < len(card.class_list):
-            return f": {count(card.num_images, 'image')} with {count(len(card.class_list), 'label')}"
-        images, classes = card.num_images, len(card.classes)
-    else:
-        return ""
-    return f": {count(images, 'image')} in {count(classes, 'class', 'classes')}" if images and classes > 1 else ""
 
 
 def require_licence(model: Model, *, accepted: bool) -> None:
@@ -844,20 +825,6 @@ def _print_verdict(run: Run) -> None:
         note(line)
 
 
-def _held_back(run: Run) -> Path | None:
-    """The folder of test images that no choice has seen yet; None where there is none, or where it validates."""
-    from steadytrain.data.filenames import folder_splits
-
-    data, val = run.locate(str(run.recipe.data.train)), run.recipe.data.val
-    folder = data / "test"
-    if not folder.is_dir():
-        return None
-    if val is not None:
-        return folder if run.locate(str(val)) != folder else None
-    splits = folder_splits([path.name for path in data.iterdir() if path.is_dir()]).values()
-    return folder if "val" in splits else None
-
-
 def print_next_commands(run: Run, code: int, *, image: Path | None = None, repeats: bool = False) -> None:
     """Suggest the next commands; ``image``: for ``steady predict``; ``repeats``: the run is one of several."""
     if code:
@@ -869,7 +836,5 @@ def print_next_commands(run: Run, code: int, *, image: Path | None = None, repea
     folder = shlex.quote(str(run.directory))
     images = "IMAGE..." if image is None else shlex.quote(str(image))
     reported = shlex.quote(str(run.directory.parent)) if repeats else folder
-    held_back = _held_back(run)
-    evaluated = f"evaluate {folder}" + (f" {shlex.quote(str(held_back))}" if held_back else "")
-    for command in (evaluated, f"predict {folder} {images}", f"report {reported} -o report.html"):
+    for command in (f"evaluate {folder}", f"predict {folder} {images}", f"report {reported} -o report.html"):
         note(f"  steady {command}")

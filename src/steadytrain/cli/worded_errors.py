@@ -130,16 +130,8 @@ def _wrong_value(error: Any) -> str:
         return f"{'one of ' * (' ' in name)}{name} is empty (an unset variable?)"
     if not {"a number", "a whole number", "true or false"} & set(kinds):
         return ""
-    meant = ""
-    if "," in value and get_origin(hint) in (list, tuple):
-        meant = f", or several: {name} {' '.join(value.replace(',', ' ').split())}"
-    elif re.fullmatch(r"-?\d+,\d+", value) and "a number" in kinds:
-        meant = f": {value.replace(',', '.')}, with a point"
-    elif re.fullmatch(r"\d+[x*,]\d+", value) and name in ("--size", "--img-size"):
-        meant = f": the side of the square, {re.split('[^0-9]', value)[0]}"
-    elif (digits := re.match(r"\d+(\.\d+)?", re.sub(r"[_,](?=\d{3})", "", value))) and "a whole number" in kinds:
-        number = float(digits[0])
-        meant = f", such as {number:.0f}" if number >= 1 else ""
+    several = f", or several: {name} {' '.join(value.replace(',', ' ').split())}"
+    meant = several if "," in value and get_origin(hint) in (list, tuple) else ""
     near = did_you_mean(value, [kind for kind in kinds if " " not in kind])
     return f"{name} is {value!r}; it must be {' or '.join(kinds)}{meant}{'.' * bool(near)}{near}"
 

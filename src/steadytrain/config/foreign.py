@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 ON, OFF = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "null")
 """Words behind a switch that turn it on or off."""
-SECTIONS = ("ours", "usual", "joined", "needless", "only", "instead", "absent")
+SECTIONS = ("ours", "usual", "needless", "only", "instead", "absent")
 """The sections of the table that are about flags; of two that have a flag, the first counts."""
 
 MOST_VALUES = {"numbers": 100, "options": 100, "side": 3}
@@ -76,10 +76,6 @@ def foreign_flags() -> Mapping[str, tuple[ForeignFlag, ...]]:
     known: dict[str, list[ForeignFlag]] = {}
     for section in SECTIONS:
         for text, flags in foreign_table()[section].items():
-            if section == "joined":
-                for name in " ".join(place.partition("=")[0] for place in flags).split():
-                    known.setdefault(name, []).append(ForeignFlag(section, text, most=1))
-                continue
             places = sum(MOST_VALUES.get(place, 1) for place in re.findall(r"\{(\w+)\}", text))
             for flag in flags.split():
                 name, equals, values = flag.partition("=")

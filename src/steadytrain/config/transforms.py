@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from steadytrain.config.factories import FACTORY
+from steadytrain.config.foreign import our_value
 from steadytrain.config.words import number
 from steadytrain.errors import RecipeError, did_you_mean
 
@@ -132,17 +133,6 @@ POLICIES = ("randaugment", "trivialaugment", "autoaugment", "augmix")
 MIXING = ("mixup", "cutmix")
 """Transforms that mix images. Where a recipe has both, each image gets one of them, drawn with equal chances."""
 
-SAME_NAMES = {
-    **dict.fromkeys(("colour", "color-jitter", "colorjitter", "colour-jitter"), "color"),
-    **dict.fromkeys(("gray", "grayscale", "greyscale"), "grey"),
-    **dict.fromkeys(("rand-augment", "ra"), "randaugment"),
-    **dict.fromkeys(("trivial", "ta", "ta-wide", "trivialaugmentwide", "trivial-augment"), "trivialaugment"),
-    **dict.fromkeys(("auto", "auto-augment"), "autoaugment"),
-    **dict.fromkeys(("random-erasing", "randomerasing", "erasing", "reprob"), "erase"),
-    **dict.fromkeys(("rotation", "degrees"), "rotate"),
-}
-"""Names that other libraries have for the same."""
-
 
 @dataclass(frozen=True)
 class Transform:
@@ -188,13 +178,15 @@ class Transform:
         """
         name, colon, arguments = text.strip().partition(":")
         name = name.strip().lower().replace("_", "-")
-        name = SAME_NAMES.get(name, name)
+        if name not in KINDS and FACTORY.fullmatch(text.strip()):
+            return Transform(text.strip())
+        if name not in KINDS:  # other libraries call it otherwise
+            name, same_colon, same = our_value("transforms", name).partition(":")
+            colon, arguments = (colon, arguments) if colon else (same_colon, same)
         if name not in KINDS:
-            if FACTORY.fullmatch(text.strip()):
-                return Transform(text.strip())
             raise RecipeError(
                 f"data.transforms has {text!r}; the transforms are {', '.join(KINDS)} and pkg.mod:factory."
-                f"{did_you_mean(name, (*KINDS, *SAME_NAMES))}"
+                f"{did_you_mean(name, KINDS)}"
             )
         kind = KINDS[name]
         words = [word.strip() for word in arguments.split(",")] if colon else []

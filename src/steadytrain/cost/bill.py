@@ -14,12 +14,15 @@ import json
 import math
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from steadytrain.cost.prices import Offer, Price, known_price, peaks, to_dict
 from steadytrain.errors import InputError
@@ -40,8 +43,8 @@ class BillPart:
     ``began``: when its process started, seconds since 1970, which tells attempts apart; ``source``: who tells of it.
     """
 
-    began: float
-    seconds: float
+    began: Annotated[float, msgspec.Meta(gt=-1e18, lt=1e18)]
+    seconds: Annotated[float, msgspec.Meta(gt=-1e18, lt=1e18)]
     attempt: int = 0
     machines: int = 1
     devices: int = 1
@@ -105,14 +108,8 @@ def parts_from(values: object) -> list[BillPart]:
     """Build the parts that a checkpoint holds; what is no such list has none."""
     parts = []
     for value in values if isinstance(values, list) else ():
-        numbers = [value.get(name) for name in ("began", "seconds")] if isinstance(value, Mapping) else [None]
-        if all(isinstance(number, int | float) and -1e18 < number < 1e18 for number in numbers):
-            details = {
-                name: value[name] for name in ("attempt", "machines", "devices") if isinstance(value.get(name), int)
-            }
-            began, seconds = (float(number) for number in numbers if number is not None)
-            price = Price.from_dict(value.get("price"))
-            parts.append(BillPart(began=began, seconds=seconds, price=price, source="checkpoint", **details))
+        with suppress(msgspec.ValidationError):
+            parts.append(replace(msgspec.convert(value, BillPart), source="checkpoint"))
     return parts
 
 
@@ -290,40 +287,6 @@ def shares(bill: Bill, history: RunHistory) -> Shares:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Energy:
-    """Measured joules of the first rank's machine: processors (RAPL: packages, all that runs on them) and its GPUs."""
-
-    seconds: float
-    cpu_joules: float | None
-    gpu_joules: float | None
-
-    @property
-    def kwh(self) -> float:
-        """The energy of processors and GPUs together, in kWh."""
-        return ((self.cpu_joules or 0.0) + (self.gpu_joules or 0.0)) / 3.6e6
-
-    @property
-    def watts(self) -> float:
-        """The mean power while it was measured."""
-        return 3.6e6 * self.kwh / self.seconds if self.seconds > 0 else 0.0
-
-
-def energy(history: RunHistory) -> Energy | None:
-    """Add up the energy that a run measured, over all attempts; None where nothing could be read."""
-    machines = [mean for mean in (sums.result() for sums in history.samples.machines.values()) if mean]
-    devices = [sums.result() for phases in history.samples.devices.values() for sums in phases.values()]
-    cpu = [mean.energy_joules for mean in machines if mean.energy_joules is not None]
-    gpu = [mean.energy_joules for mean in devices if mean is not None and mean.energy_joules is not None]
-    if not cpu and not gpu:
-        return None
-    return Energy(
-        seconds=sum(mean.seconds for mean in machines),
-        cpu_joules=sum(cpu) if cpu else None,
-        gpu_joules=sum(gpu) if gpu else None,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Habits:
     """Measured times of saving and starting, from a run's own events: they say what an interruption costs.
 
@@ -421,10 +384,11 @@ class SpotRow:
 
 
 def spot_rows(
-    offers: Iterable[Offer], work: float, measured: Habits, *, per_hour: float, wait: float, machines: int = 1
+    offers: Iterable[Offer], work: float, measured: Habits, *, per_hour: float, machines: int = 1
 ) -> list[SpotRow]:
     """Return what a run's work costs on each offer that has a spot price, the cheapest first."""
     rows = []
+    wait = measured.away or 0.0
     expected = expect(work, per_hour=per_hour, interval=measured.interval, restart=measured.restart, wait=wait)
     for offer in offers:
         if offer.spot is None:

@@ -10,19 +10,19 @@
 from __future__ import annotations
 
 import csv
-import ipaddress
 import json
 import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Annotated, Any
 
-from steadytrain.errors import FailedError, InputError, StorageError, did_you_mean, read_errors, storage_errors
+import msgspec
+
+from steadytrain.errors import InputError, StorageError, did_you_mean, read_errors, storage_errors
 from steadytrain.files import replace_file
 from steadytrain.format import count, few
 from steadytrain.machine.facts import cache_folder
@@ -31,7 +31,6 @@ TABLE = Path(__file__).with_name("prices.toml")
 VARIABLE = "STEADYTRAIN_PRICE"
 HOME_REGIONS = ("us-east-1", "us-central1", "eastus")
 """The regions that are meant where none is named: those that the clouds' own price lists show first."""
-MAX_BYTES, TIMEOUT_SECONDS = 64_000_000, 30
 SEPARATE = re.compile(r"(a2|a3|a4|a4x|g2|g4)-")
 """Families of Google's machines whose GPUs a catalogue lists, and prices, on lines of their own."""
 SYMBOLS = {"$": "USD", "€": "EUR", "£": "GBP"}
@@ -74,13 +73,13 @@ class Price:
     ``per_kwh``: of a machine of one's own that is paid by what it draws; ``per_hour`` is then at the watts given.
     """
 
-    name: str
-    per_hour: float
+    per_hour: Annotated[float, msgspec.Meta(ge=0, lt=1e18)]
+    name: str = ""
     currency: str = "USD"
     date: str = ""
     source: str = ""
     estimate: str = ""
-    per_kwh: float | None = None
+    per_kwh: Annotated[float, msgspec.Meta(ge=0, lt=1e18)] | None = None
 
     def money(self, seconds: float) -> float:
         """Return what so many seconds of one machine cost."""
@@ -98,16 +97,10 @@ class Price:
     @staticmethod
     def from_dict(values: object) -> Price | None:
         """Build it from what an event or a checkpoint holds; None where that is no price."""
-        names = {field.name for field in fields(Price)}
-        if not isinstance(values, Mapping):
+        try:
+            return msgspec.convert(values, Price)
+        except msgspec.ValidationError:
             return None
-        known = {"name": "", "per_hour": None, **{key: value for key, value in values.items() if key in names}}
-        numbers = (known.pop("per_hour"), known.pop("per_kwh", 0.0) or 0.0)
-        if not all(isinstance(number, int | float) and 0 <= number < 1e18 for number in numbers):
-            return None
-        if not all(isinstance(text, str) for text in known.values()):
-            return None
-        return Price(**known, per_hour=numbers[0], per_kwh=values.get("per_kwh"))
 
 
 def known_price(text: str | None, variables: Mapping[str, str] = os.environ) -> Price | None:
@@ -168,7 +161,6 @@ def find_offer(
     cloud: str | None = None,
     region: str | None = None,
     spot: bool = False,
-    before: str | None = None,
 ) -> Offer:
     """Return the newest offer of an instance; of several spot prices of a region the lowest.
 
@@ -176,7 +168,6 @@ def find_offer(
         instance: its name, in any case.
         cloud: None: any.
         region: a region or a zone; None: one of :data:`HOME_REGIONS` if it has a price there, else any.
-        before: the newest price that is not younger than this day, ``YYYY-MM-DD``.
 
     Raises:
         InputError: there is none; the message names what is near.
@@ -186,10 +177,10 @@ def find_offer(
     if not named:
         near = did_you_mean(instance.lower(), dict.fromkeys(row.instance.lower() for row in all_offers()))
         raise InputError(f"no price of an instance {instance!r} is known: {remedy}.{near}")
-    priced = [row for row in select(named, cloud, region, before) if (row.spot if spot else row.on_demand) is not None]
+    priced = [row for row in select(named, cloud, region) if (row.spot if spot else row.on_demand) is not None]
     if not priced:
         kind, places = "spot" if spot else "on-demand", dict.fromkeys(f"{row.cloud} {row.region}" for row in named)
-        asked = (("of", cloud), ("in", region), ("until", before))
+        asked = (("of", cloud), ("in", region))
         where = "".join(f" {word} {value}" for word, value in asked if value)
         raise InputError(
             f"no {kind} price of {instance}{where} is known; it has prices in {few(list(places))}: {remedy}"
@@ -201,16 +192,12 @@ def find_offer(
     return min(latest, key=lambda row: row.spot or 0.0) if spot else latest[0]
 
 
-def select(
-    offers: Iterable[Offer], cloud: str | None = None, region: str | None = None, before: str | None = None
-) -> list[Offer]:
-    """Return the offers of a cloud, of a region or zone, and of a day, ``YYYY-MM-DD``, or earlier; None: of any."""
+def select(offers: Iterable[Offer], cloud: str | None = None, region: str | None = None) -> list[Offer]:
+    """Return the offers of a cloud, and of a region or zone; None: of any."""
     return [
         offer
         for offer in offers
-        if (cloud is None or offer.cloud == cloud.lower())
-        and region in (None, offer.region, offer.zone)
-        and (before is None or offer.date <= before)
+        if (cloud is None or offer.cloud == cloud.lower()) and region in (None, offer.region, offer.zone)
     ]
 
 
@@ -281,26 +268,20 @@ def refresh(source: str, *, cloud: str | None = None) -> Refreshed:
     (https://github.com/skypilot-org/skypilot-catalog).
 
     Args:
-        source: a file, whose day is that of its last change, or an address by https, whose day is today.
+        source: a file, whose day is that of its last change.
         cloud: None: the folder that the file lies in, such as ``aws`` of ``catalogs/v8/aws/vms.csv``.
 
     Raises:
-        InputError: it is no such catalogue.
-        FailedError: it cannot be fetched.
+        InputError: it is no such catalogue, or no file.
         StorageError: it cannot be kept.
     """
-    is_url = re.match(r"[a-z]+://", source, re.IGNORECASE) is not None
-    date = time.strftime("%Y-%m-%d")
-    if is_url:
-        text = _fetch(source)
-    else:
-        path = Path(source)
-        with read_errors(source, InputError):
-            text = path.read_text(encoding="utf-8", errors="replace")
-            date = time.strftime("%Y-%m-%d", time.localtime(path.stat().st_mtime))
-    where = urlsplit(source).path if is_url else Path(source).absolute().as_posix()
-    parts = [part for part in where.split("/") if part]
-    cloud = (cloud or (parts[-2] if len(parts) > 1 else "")).lower()
+    if "://" in source:
+        raise InputError(f"--refresh is {source}; it takes a file: fetch it first (curl -LO {source})")
+    path = Path(source)
+    with read_errors(source, InputError):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        date = time.strftime("%Y-%m-%d", time.localtime(path.stat().st_mtime))
+    cloud = (cloud or path.absolute().parent.name).lower()
     if not re.fullmatch(r"[a-z][a-z0-9-]*", cloud):
         raise InputError(f"the cloud of {source} cannot be inferred from its folder: name it with --cloud aws")
     rows, left_out = _read_catalogue(text, source)
@@ -354,42 +335,6 @@ def _amount(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if 0 <= value < 1e9 else None
-
-
-def _fetch(url: str) -> str:
-    """Fetch a text by https, or from this machine itself; no redirect is followed. Raises InputError, FailedError."""
-
-    import http.client
-
-    from steadytrain.machine.web import client
-
-    def refuse(place: str) -> None:
-        raise InputError(f"{url} redirects to {place}: give that address if you trust it")
-
-    parts = urlsplit(url)
-    if parts.scheme.lower() != "https" and not (parts.scheme.lower() == "http" and _is_this_machine(parts.hostname)):
-        raise InputError(f"{url} is not fetched: prices come by https:// or from a file")
-    instead = (
-        "the prices that are here stay; fetch the CSV elsewhere, and name the file: steady cost prices --refresh FILE"
-    )
-    try:
-        with client(trusted=None, on_redirect=refuse).open(url, timeout=TIMEOUT_SECONDS) as answer:
-            content: bytes = answer.read(MAX_BYTES + 1)
-    except InputError:
-        raise
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise FailedError(f"cannot fetch {url} ({' '.join(str(reason).split())}): {instead}") from error
-    if len(content) > MAX_BYTES:
-        raise FailedError(f"{url} has more than {MAX_BYTES // 1_000_000} MB: that is no catalogue of prices; {instead}")
-    return content.decode("utf-8", errors="replace")
-
-
-def _is_this_machine(host: str | None) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
 
 
 def matching(words: Sequence[str], *, cloud: str | None = None, region: str | None = None) -> list[Offer]:

@@ -7,7 +7,6 @@ of this works where torch is missing, broken, or crashes.
 
 from steadytrain.doctor.collect import examine as examine
 from steadytrain.doctor.comparison import compare as compare
-from steadytrain.doctor.comparison import comparison_document as comparison_document
 from steadytrain.doctor.comparison import comparison_lines as comparison_lines
 from steadytrain.doctor.facts import MachineFacts as MachineFacts
 from steadytrain.doctor.rules import MachineFinding as MachineFinding

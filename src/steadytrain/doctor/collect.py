@@ -8,7 +8,6 @@ import platform
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -25,9 +24,7 @@ from packaging.version import InvalidVersion, Version
 from steadytrain.doctor import probes
 from steadytrain.doctor.facts import (
     Accelerators,
-    Allocator,
     FolderFacts,
-    Limits,
     Load,
     MachineFacts,
     Memory,
@@ -51,8 +48,6 @@ def examine() -> MachineFacts:
             processor=processor(root),
             memory=memory(root),
             places=places(root, environment),
-            limits=limits(),
-            allocator=allocator(root, environment),
             variables=variables(environment),
             accelerators=gpus,
             packages=packages(platform.python_version()),
@@ -71,12 +66,6 @@ def _number(text: str | None) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _integer(path: Path) -> int | None:
-    """The whole number in a file."""
-    number = _number(read(path))
-    return None if number is None else int(number)
-
-
 def _megahertz(path: Path) -> float | None:
     kilohertz = _number(read(path))
     return None if kilohertz is None else kilohertz / 1000
@@ -89,62 +78,43 @@ _CONTAINERS = (
     ("docker", re.compile(r"/docker/[0-9a-f]{12}|docker-[0-9a-f]{12}|/docker/containers/")),
     ("lxc", re.compile(r"/lxc/|lxc\.payload|/lxc\.monitor")),
 )
-_HYPERVISORS = (
-    *("QEMU", "KVM", "VMware", "VirtualBox", "Xen", "Virtual Machine", "Google Compute Engine", "Bochs", "OpenStack"),
-)
 
 
 def system(root: Path, environment: Mapping[str, str]) -> System:
-    """Collect the facts about the operating system, Python, what runs around them, and the clock."""
-    container, container_by = None, None
-    if (root / "proc/self").exists():
-        container, container_by = next(_container_signs(root, environment), ("none", None))
+    """Collect the facts about the operating system, Python, and what runs around them."""
+    container = next(_container_signs(root, environment), "none") if (root / "proc/self").exists() else None
     mac = platform.mac_ver()[0]
     distribution = (parse_table(read(root / "etc/os-release"), "=").get("PRETTY_NAME") or "").strip("\"'")
     board = read(root / "proc/device-tree/model")
     words = [read(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
     hardware = " ".join(word for word in words if word) or (board.rstrip("\0") if board else None)
-    # A hypervisor is told by the processor's own flag where there is one (x86), else by the maker's name.
-    flags = facts.cpuinfo(root).get("flags")
-    virtual = None if hardware is None else any(name in hardware for name in _HYPERVISORS)
-    newest = max((path.stat().st_mtime for path in Path(__file__).parent.glob("*.py")), default=None)
     return System(
         host=platform.node() or None,
         system=platform.system() or None,
         kernel=read(root / "proc/sys/kernel/osrelease") or platform.release() or None,
         distribution=distribution or (f"macOS {mac}" if mac else None),
         hardware=hardware,
-        virtual=virtual if flags is None else "hypervisor" in flags.split(),
         container=container,
-        container_by=container_by,
         python=platform.python_version(),
         executable=sys.executable or None,
         venv=sys.prefix if sys.prefix != sys.base_prefix else None,
-        clock_source=read(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
-        clock_behind_seconds=None if newest is None else max(0.0, newest - time.time()),
     )
 
 
-def _container_signs(root: Path, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Kinds of containers and their evidence, the surest and most telling first."""
+def _container_signs(root: Path, environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield kinds of containers for which there is evidence, the surest and most telling first."""
     if "KUBERNETES_SERVICE_HOST" in environment:
-        yield "kubernetes", "KUBERNETES_SERVICE_HOST"
-    for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
-        if name in environment:
-            yield "apptainer", name
+        yield "kubernetes"
+    if environment.keys() & {"APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"}:
+        yield "apptainer"
     for kind, file in (("podman", "run/.containerenv"), ("docker", ".dockerenv"), ("apptainer", ".singularity.d")):
         if (root / file).exists():
-            yield kind, f"/{file}"
+            yield kind
     if manager := read(root / "run/systemd/container"):
-        yield manager.split()[0], "/run/systemd/container"
-    of_init = parse_table((read(root / "proc/1/environ") or "").replace("\0", "\n"), "=")
-    if of_init.get("container"):
-        yield of_init["container"], "/proc/1/environ"
+        yield manager.split()[0]
     for file in ("proc/self/cgroup", "proc/1/cgroup", "proc/self/mountinfo"):
         text = read(root / file) or ""
-        yield from ((kind, f"/{file}") for kind, pattern in _CONTAINERS if pattern.search(text))
-    if "microsoft" in (read(root / "proc/sys/kernel/osrelease") or "").lower():
-        yield "wsl", "/proc/sys/kernel/osrelease"
+        yield from (kind for kind, pattern in _CONTAINERS if pattern.search(text))
 
 
 # The instructions beyond the basic ones for which torch and its libraries have code of their own, in the kernel's
@@ -160,37 +130,18 @@ def processor(root: Path) -> Processor:
     """Collect the facts about the processor."""
     cpuinfo = map(parse_table, (read(root / "proc/cpuinfo") or "").split("\n\n"))
     blocks = [table for table in cpuinfo if "processor" in table]
-    cpus = root / "sys/devices/system/cpu"
-    names = ("physical_package_id", "core_id")
-    cores = {tuple(_integer(folder / name) for name in names) for folder in cpus.glob("cpu[0-9]*/topology")}
-    if not cores:
-        names = ("physical id", "core id")
-        cores = {tuple(int(block[name]) for name in names) for block in blocks if block.keys() >= set(names)}
-    if any(None in core for core in cores):
-        cores = set()
-    sockets = {socket for socket, _ in cores}
-    physical = len(cores) or (None if blocks else psutil.cpu_count(logical=False))
-    logical = len(blocks) or psutil.cpu_count()
-    smt = {"0": False, "1": True}.get(read(cpus / "smt/active") or "")
-    if smt is None and logical is not None and physical is not None:
-        smt = logical > physical
-    clocks = [_megahertz(file) for file in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
-    known = [mhz for mhz in clocks or [_number(block.get("cpu MHz")) for block in blocks] if mhz is not None]
-    frequency, features = cpus / "cpu0/cpufreq", facts.cpu_features(root)
+    frequency, features = root / "sys/devices/system/cpu/cpu0/cpufreq", facts.cpu_features(root)
     return Processor(
         model=facts.cpu_model(root) or None,
         architecture=platform.machine() or None,
         isa=facts.isa(root) or None,
         features=tuple(name for name in _FEATURES if name in features),
-        sockets=len(sockets) if sockets and -1 not in sockets else None,
-        physical=physical,
-        logical=logical,
-        smt=smt,
+        physical=psutil.cpu_count(logical=False),
+        logical=len(blocks) or psutil.cpu_count(),
         allowed=len(cgroups.allowed()) if hasattr(os, "sched_getaffinity") else None,
         quota=cgroups.quota(root),
         usable=cgroups.cores(root),
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
-        mhz=round(sum(known) / len(known), 1) if known else None,  # in a virtual machine often a constant
         mhz_max=_megahertz(frequency / "cpuinfo_max_freq"),
         mhz_allowed=_megahertz(frequency / "scaling_max_freq"),
         governor=read(frequency / "scaling_governor"),
@@ -210,11 +161,8 @@ def load(root: Path) -> Load:
 
     loads = [_number(word) for word in (read(root / "proc/loadavg") or "").split()[:3]]
     periods = cgroups.throttled_periods(root)
-    load_1, load_5, load_15 = loads if len(loads) == 3 else (None, None, None)
     return Load(
-        load_1=load_1,
-        load_5=load_5,
-        load_15=load_15,
+        load_1=loads[0] if len(loads) == 3 else None,
         pressure_cpu_share=pressure("cpu"),
         pressure_memory_share=pressure("memory"),
         pressure_io_share=pressure("io"),
@@ -236,13 +184,8 @@ def memory(root: Path) -> Memory:
         used = max(0, limit.num_bytes - limit.left_bytes)
         available = None if available is None else max(0, min(available, limit.num_bytes - used))
     swap, swap_free = meminfo.get("SwapTotal"), meminfo.get("SwapFree")
-    kernel = root / "proc/sys/vm"
-
-    def huge_pages(name: str) -> str | None:
-        """The word in brackets, such as ``always [madvise] never``."""
-        match = re.search(r"\[(\S+)\]", read(root / "sys/kernel/mm/transparent_hugepage" / name) or "")
-        return match and match[1]
-
+    # The word in brackets, such as ``always [madvise] never``.
+    huge_pages = re.search(r"\[(\S+)\]", read(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
     return Memory(
         total_bytes=total,
         available_bytes=available,
@@ -250,53 +193,9 @@ def memory(root: Path) -> Memory:
         group_used_bytes=used,
         swap_total_bytes=swap,
         swap_used_bytes=None if swap is None or swap_free is None else swap - swap_free,
-        swappiness=_integer(kernel / "swappiness"),
-        overcommit={"0": "heuristic", "1": "always", "2": "never"}.get(read(kernel / "overcommit_memory") or ""),
-        huge_pages=huge_pages("enabled"),
-        huge_pages_defrag=huge_pages("defrag"),
+        huge_pages=huge_pages and huge_pages[1],
         out_of_memory_kills=cgroups.out_of_memory_kills(root),
     )
-
-
-def limits() -> Limits:
-    """Collect what ``ulimit`` tells."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return Limits()
-
-    def limit(name: str, which: int = 0) -> int | None:
-        value = resource.getrlimit(getattr(resource, name))[which] if hasattr(resource, name) else -1
-        return None if value in (-1, resource.RLIM_INFINITY) else value
-
-    return Limits(
-        open_files=limit("RLIMIT_NOFILE"),
-        open_files_most=limit("RLIMIT_NOFILE", 1),
-        processes=limit("RLIMIT_NPROC"),
-        address_space_bytes=limit("RLIMIT_AS"),
-    )
-
-
-_ALLOCATORS = r"jemalloc|tcmalloc|mimalloc|hoard|tbbmalloc"
-
-
-def allocator(root: Path, environment: Mapping[str, str]) -> Allocator:
-    """Tell who hands out memory in this process and in those it starts."""
-    name, version = platform.libc_ver()
-    maps = read(root / "proc/self/maps")
-    pattern = re.compile(rf"/(lib(?:{_ALLOCATORS})[^/\s]*)$", re.MULTILINE)
-    preloaded = None if maps is None else tuple(dict.fromkeys(pattern.findall(maps)))
-    requested = [Path(word).name for word in re.split(r"[:\s]+", environment.get("LD_PRELOAD", "")) if word]
-    missing = [file for file in requested if re.search(_ALLOCATORS, file) and file not in (preloaded or ())]
-    if missing:
-        preloaded = (*(preloaded or ()), *(f"{file} (not loaded)" for file in missing))
-    if preloaded:
-        sets = "nothing: another allocator is loaded, with glibc's settings"
-    elif name != "glibc":
-        sets = "nothing: glibc's settings are unchanged"
-    else:
-        sets = "training on a CPU reuses freed memory, on huge pages"
-    return Allocator(libc=f"{name} {version}".strip() or None, preloaded=preloaded, by_steadytrain=sets)
 
 
 # Names of the kernel for file systems whose data lie on another machine. Those of FUSE by what is behind them.
@@ -308,7 +207,7 @@ _NETWORK_FUSE = re.compile(
     r"fuse\.(sshfs|s3fs|gcsfuse|rclone|glusterfs|ceph|goofys|mount-s3|mountpoint-s3|blobfuse2?|juicefs|davfs2|dbfs"
     r"|moosefs|mfs|seaweedfs|cvmfs2|geesefs|s3backer|afs|weka\S*|hdfs\S*|alluxio\S*|quobyte\S*)"
 )
-_Mount = tuple[str, str, str]  # where, which file system, and the device's number
+_Mount = tuple[str, str]  # where, and which file system
 
 
 def places(root: Path, environment: Mapping[str, str], *others: str) -> dict[str, FolderFacts]:
@@ -336,7 +235,7 @@ def places(root: Path, environment: Mapping[str, str], *others: str) -> dict[str
         words, more = first.split(), last.split()
         if len(words) >= 5 and more:
             point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[4])
-            mounts.append((point, more[0], words[2]))
+            mounts.append((point, more[0]))
     return {name: _place(folder, mounts, root) for name, folder in folders.items() if folder is not None}
 
 
@@ -347,16 +246,14 @@ def _place(folder: Path, mounts: list[_Mount], root: Path) -> FolderFacts:
     except (OSError, StopIteration):
         return FolderFacts(path=str(folder))
     around = [mount for mount in mounts if existing.is_relative_to(mount[0])]
-    _, kind, device = max(reversed(around), key=lambda mount: len(Path(mount[0]).parts), default=("", None, ""))
+    kind = max(reversed(around), key=lambda mount: len(Path(mount[0]).parts), default=("", None))[1]
     return FolderFacts(
         path=str(folder),
         kind=kind,
         network=None if kind is None else is_network(kind),
-        rotational=None if kind is None else _rotational(root / "sys/dev/block" / device),
         writable=os.access(existing, os.W_OK),
         total_bytes=room.f_blocks * room.f_frsize if room and room.f_blocks else None,
         free_bytes=room.f_bavail * room.f_frsize if room and room.f_blocks else None,
-        free_files=room.f_favail if room and room.f_files else None,
     )
 
 
@@ -367,14 +264,6 @@ def is_network(kind: str) -> bool:
     (True, True, False, False)
     """
     return kind in _NETWORK or _NETWORK_FUSE.match(kind) is not None
-
-
-def _rotational(block: Path) -> bool | None:
-    """Return whether the disk rotates: of a partition that of its disk, of a virtual disk None."""
-    if block.resolve().name.startswith(("vd", "xvd")):
-        return None
-    turns = read(block / "queue/rotational") or read(block / "../queue/rotational")
-    return {"0": False, "1": True}.get(turns or "")
 
 
 _VARIABLES = (

@@ -4,107 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from steadytrain.config.plain import build, plain
 from steadytrain.doctor.rules import SEVERITIES, MachineFinding
-from steadytrain.doctor.text import VERSION, finding_lines, value_text, wrapped
+from steadytrain.doctor.text import VERSION, finding_lines, value_text
 from steadytrain.errors import RecipeError
+from steadytrain.format import wrap
 
 KIND = "steadytrain doctor comparison"
-MOST = 3  # differences in the line that tells what matters most
-GPUS = ("torch.devices", "accelerators.gpus")
 MATTERS = (
-    *("torch.state", "torch.sees_gpu", "torch.devices.*.name", "torch.devices.*.failure"),
-    *("torch.devices.*.memory_bytes", "accelerators.gpus.*.name", "torch.cuda", "torch.rocm", "torch.version"),
-    *("torch.cudnn", "torch.allowed", "accelerators.driver", "accelerators.gpus.*.mhz_max"),
-    *("accelerators.gpus.*.memory_mhz_max", "accelerators.gpus.*.power_limit_watts"),
-    *("accelerators.gpus.*.throttled_by", "accelerators.gpus.*.pcie_width", "accelerators.gpus.*.pcie_generation_max"),
-    *("accelerators.gpus.*.busy_share", "accelerators.gpus.*.mig", "processor.usable", "processor.quota"),
-    *("processor.model", "processor.isa", "processor.features", "torch.isa", "torch.isa_extras", "processor.mhz_max"),
-    *("processor.mhz_allowed", "processor.governor", "processor.energy_preference", "processor.smt"),
-    *("processor.numa_nodes", "torch.threads", "load.throttled_share", "load.steal_share", "load.pressure_*_share"),
-    *("load.load_1", "memory.limit_bytes", "memory.total_bytes", "memory.huge_pages", "allocator.preloaded"),
-    *("allocator.libc", "places.cache.kind", "places.cache.network", "places.cache.rotational"),
-    *("decoders.simplejpeg_*", "decoders.pillow_turbo", "decoders.pillow_zlib_ng", "decoders.jpeg", "decoders.parts"),
-    *("decoders.parts_error", "decoders.resizer", "decoders.resizer_error", "variables.*", "packages.timm.version"),
-    *("packages.*.fits", "system.clock_source"),
+    *("torch.state", "torch.sees_gpu", "torch.devices", "torch", "accelerators", "processor", "load", "memory"),
+    *("places.cache", "decoders", "variables", "packages.timm"),
 )
-"""Facts that change the speed, those that change it most first; differences come in this order."""
+"""Beginnings of the keys of facts that change the speed, those that change it most first; differences come so."""
 IGNORED = (
-    *("system.host", "system.executable", "system.venv", "system.container_by", "accelerators.on_bus"),
-    *("system.clock_behind_seconds", "torch.folder", "load.load_5", "load.load_15", "processor.mhz", "torch.gpu_error"),
-    *("memory.available_bytes", "memory.group_used_bytes", "memory.swap_used_bytes", "places.*.path"),
-    *("packages.*.wanted", "places.*.free_bytes", "places.*.free_files", "places.shm.kind", "accelerators.driver_by"),
-    *("accelerators.gpus.*.processes", "accelerators.gpus.*.memory_used_bytes", "accelerators.gpus.*.mhz"),
-    *("accelerators.gpus.*.memory_mhz", "accelerators.gpus.*.power_watts", "accelerators.gpus.*.temperature"),
-    *("accelerators.gpus.*.pcie_generation", "accelerators.gpus.*.uuid"),
+    *("system.host", "system.executable", "system.venv", "accelerators.on_bus", "accelerators.driver_by"),
+    *("torch.gpu_error", "memory.available_bytes", "memory.group_used_bytes", "places.*.path"),
+    *("memory.swap_used_bytes", "places.*.free_bytes", "places.shm.kind", "packages.*.wanted"),
+    *(f"accelerators.gpus.*.{name}" for name in ("processes", "memory_used_bytes", "mhz", "uuid")),
+    *(f"accelerators.gpus.*.{name}" for name in ("power_watts", "temperature")),
 )
 """Facts that differ between any two machines, or between any two moments, and say nothing of speed."""
+_GPUS = ("torch.devices", "accelerators.gpus")
 _AMOUNTS = ("_bytes", "_watts", "mhz_max", "mhz_allowed", "usable", "quota", "allowed", "threads", "load_1")
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A fact that differs; ``matters``: for speed."""
-
-    key: str
-    old: Any
-    new: Any
-    matters: bool
-
-
-@dataclass(frozen=True)
-class MachineComparison:
-    """All differences: findings of one document only, and facts.
-
-    ``old`` and ``new`` say which two were compared: ``host``, and when each was ``made``.
-    """
-
-    old: Mapping[str, str | None]
-    new: Mapping[str, str | None]
-    only_new: tuple[MachineFinding, ...]
-    only_old: tuple[MachineFinding, ...]
-    facts: tuple[Difference, ...]
-
-
-def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> MachineComparison:
-    """Compare two documents, what matters for speed first.
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare two documents: kind, version, both origins, findings of one only, and the facts that differ.
 
     Args:
         old: the other machine's, or an older one.
         new: this machine's.
     """
-    (before, old_findings), (after, new_findings) = (
-        (dict(_facts(document)), _findings(document)) for document in (old, new)
-    )
+    before, after = dict(_facts(old)), dict(_facts(new))
+    old_findings, new_findings = _findings(old), _findings(new)
     differences = []
     for key in dict.fromkeys((*after, *before)):
         values = before.get(key), after.get(key)
         if _is_same(key, *values) or any(fnmatchcase(key, pattern) for pattern in IGNORED):
             continue
-        if key.startswith(GPUS) and not key.endswith(".name"):
-            name = f"{key.rpartition('.')[0]}.name"
-            if not (name in before and name in after):
-                continue  # of a GPU that only one of the two has the name is enough
-        rank = next((rank for rank, pattern in enumerate(MATTERS) if fnmatchcase(key, pattern)), len(MATTERS))
-        differences.append((rank, Difference(key, *values, matters=rank < len(MATTERS))))
+        name = f"{key.rpartition('.')[0]}.name"
+        if key.startswith(_GPUS) and key != name and not (name in before and name in after):
+            continue  # of a GPU that only one of the two has the name is enough
+        rank = next((rank for rank, part in enumerate(MATTERS) if f"{key}.".startswith(f"{part}.")), len(MATTERS))
+        difference = {"key": key, "old": values[0], "new": values[1], "matters": rank < len(MATTERS)}
+        differences.append((rank, difference))
     differences.sort(key=lambda pair: pair[0])
-    return MachineComparison(
-        old=_origin(old),
-        new=_origin(new),
-        only_new=tuple(finding for rule, finding in new_findings.items() if rule not in old_findings),
-        only_old=tuple(finding for rule, finding in old_findings.items() if rule not in new_findings),
-        facts=tuple(difference for _, difference in differences),
-    )
+    return {
+        "kind": KIND,
+        "version": VERSION,
+        "old": _origin(old),
+        "new": _origin(new),
+        "findings": {
+            "only_old": [plain(finding) for rule, finding in old_findings.items() if rule not in new_findings],
+            "only_new": [plain(finding) for rule, finding in new_findings.items() if rule not in old_findings],
+        },
+        "differences": [difference for _, difference in differences],
+    }
 
 
 def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the facts of a document with dotted keys; a list of tables by its indices, any other list is a value."""
-    about = ("kind", "version", "made", "findings")
-    rest = [(name, part) for name, part in document.items() if name not in about]
+    rest = [(name, part) for name, part in document.items() if name not in ("kind", "version", "made", "findings")]
     while rest:
         key, value = rest.pop(0)
         if isinstance(value, list) and value and all(isinstance(inner, dict) for inner in value):
@@ -132,8 +95,7 @@ def _is_number(value: Any) -> bool:
 
 def _findings(document: Mapping[str, Any]) -> dict[str, MachineFinding]:
     """Return a document's findings by rule, ignoring what is no finding."""
-    entries = document.get("findings")
-    findings = {}
+    entries, findings = document.get("findings"), {}
     for entry in entries if isinstance(entries, list) else []:
         with suppress(RecipeError):
             finding = build(MachineFinding, entry)
@@ -148,58 +110,29 @@ def _origin(document: Mapping[str, Any]) -> dict[str, str | None]:
     return {"host": host if isinstance(host, str) else None, "made": created if isinstance(created, str) else None}
 
 
-def comparison_document(comparison: MachineComparison) -> dict[str, Any]:
-    """Return the comparison as a document: kind, version, both origins, findings of one only, facts that differ."""
-    return {
-        "kind": KIND,
-        "version": VERSION,
-        "old": comparison.old,
-        "new": comparison.new,
-        "findings": {"only_old": plain(comparison.only_old), "only_new": plain(comparison.only_new)},
-        "differences": plain(comparison.facts),
-    }
-
-
-def comparison_lines(comparison: MachineComparison, *, width: int) -> list[str]:
-    """Render the differences, old -> new: the most important, findings, what matters for speed, the rest.
-
-    Args:
-        comparison: of two documents.
-        width: columns.
-    """
-    sides = (("new", comparison.only_new), ("old", comparison.only_old))
-    matters = [fact for fact in comparison.facts if fact.matters]
-    lines = []
-    for word, origin in (("old:", comparison.old), ("new:", comparison.new)):
+def comparison_lines(comparison: Mapping[str, Any], *, width: int) -> list[str]:
+    """Render the differences, old -> new, in ``width`` columns: findings, what matters for speed, the rest."""
+    findings, differences, lines = comparison["findings"], comparison["differences"], []
+    for side in ("old", "new"):
+        origin = comparison[side]
         time = (origin["made"] or "at an unknown time").replace("+00:00", " UTC")
-        lines.append(f"{word} {origin['host'] or 'unknown'}, {time}")
-    if not matters and not comparison.only_new and not comparison.only_old:
+        lines.append(f"{side}: {origin['host'] or 'unknown'}, {time}")
+    if not any(findings.values()) and not any(fact["matters"] for fact in differences):
         lines += ["", "no differences that are known to affect speed"]
-
-    def section(title: str, texts: list[str]) -> None:
-        """Add a heading and texts."""
-        lines.extend(["", title] if texts else [])
-        for text in texts:
-            first, *continued = wrapped(text, width - 6)
-            lines.extend([f"  {first}", *(f"{'':6}{line}" for line in continued)])
-
-    # What is likeliest to say why one of the two is slower: what is bad with one, and the first fact of each part.
-    bad = [f"{side}: {f.what}" for side, findings in sides for f in findings if f.severity == "bad"]
-    first_of_part: dict[str, Difference] = {}
-    for fact in matters:
-        first_of_part.setdefault(fact.key.partition(".")[0], fact)
-    section("Matters most", [*bad[:1], *map(_change, first_of_part.values())][:MOST])
-    for side, findings in sides:
-        lines += ["", f"Found only in the {side}"] if findings else []
-        lines += [line for finding in findings for line in finding_lines(finding, width)]
-    section("Affects speed", [_change(fact) for fact in matters])
-    section("Other differences", [_change(fact) for fact in comparison.facts if not fact.matters])
+    for side in ("new", "old"):
+        only = [MachineFinding(**finding) for finding in findings[f"only_{side}"]]
+        lines += ["", f"Found only in the {side}"] if only else []
+        lines += [line for finding in only for line in finding_lines(finding, width)]
+    for title, matters in (("Affects speed", True), ("Other differences", False)):
+        changes = [_change(fact) for fact in differences if fact["matters"] is matters]
+        lines += ["", title] if changes else []
+        lines += [line for change in changes for line in wrap(change, width, "  ", "      ")]
     return lines
 
 
-def _change(fact: Difference) -> str:
+def _change(fact: Mapping[str, Any]) -> str:
     """Format a difference; of amounts also the ratio."""
-    old, new, times = fact.old, fact.new, ""
-    if fact.key.endswith(_AMOUNTS) and _is_number(old) and _is_number(new) and old > 0 and new > 0:
+    key, old, new, times = fact["key"], fact["old"], fact["new"], ""
+    if key.endswith(_AMOUNTS) and _is_number(old) and _is_number(new) and old > 0 and new > 0:
         times = f" (x {new / old:.2g})"
-    return f"{fact.key}: {value_text(fact.key, old)} -> {value_text(fact.key, new)}{times}"
+    return f"{key}: {value_text(key, old)} -> {value_text(key, new)}{times}"

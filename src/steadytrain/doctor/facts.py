@@ -15,25 +15,17 @@ from steadytrain.machine.nvml import Gpu as Gpu
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """The operating system, Python, what runs around them, and the clock.
-
-    ``container`` is a name such as ``docker``, or ``none``; ``container_by`` is the evidence. ``clock_behind_seconds``
-    says by how much the clock is earlier than the newest file of this installation.
-    """
+    """The operating system, Python, and what runs around them; ``container``: such as ``docker``, or ``none``."""
 
     host: str | None = None
     system: str | None = None
     kernel: str | None = None
     distribution: str | None = None
     hardware: str | None = None
-    virtual: bool | None = None
     container: str | None = None
-    container_by: str | None = None
     python: str | None = None
     executable: str | None = None
     venv: str | None = None
-    clock_source: str | None = None
-    clock_behind_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +41,12 @@ class Processor:
     architecture: str | None = None
     isa: str | None = None
     features: tuple[str, ...] = ()
-    sockets: int | None = None
     physical: int | None = None
     logical: int | None = None
-    smt: bool | None = None
     allowed: int | None = None
     quota: float | None = None
     usable: int | None = None
     numa_nodes: int | None = None
-    mhz: float | None = None
     mhz_max: float | None = None
     mhz_allowed: float | None = None
     governor: str | None = None
@@ -75,8 +64,6 @@ class Load:
     """
 
     load_1: float | None = None
-    load_5: float | None = None
-    load_15: float | None = None
     pressure_cpu_share: float | None = None
     pressure_memory_share: float | None = None
     pressure_io_share: float | None = None
@@ -94,10 +81,7 @@ class Memory:
     group_used_bytes: int | None = None
     swap_total_bytes: int | None = None
     swap_used_bytes: int | None = None
-    swappiness: int | None = None
-    overcommit: str | None = None
     huge_pages: str | None = None
-    huge_pages_defrag: str | None = None
     out_of_memory_kills: int | None = None
 
 
@@ -108,30 +92,9 @@ class FolderFacts:
     path: str
     kind: str | None = None
     network: bool | None = None
-    rotational: bool | None = None
     writable: bool | None = None
     total_bytes: int | None = None
     free_bytes: int | None = None
-    free_files: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits that the kernel sets this process (``ulimit``); None also where there is no limit."""
-
-    open_files: int | None = None
-    open_files_most: int | None = None
-    processes: int | None = None
-    address_space_bytes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Allocator:
-    """The memory allocator: the C library's, or one loaded before it; and what steadytrain changes by itself."""
-
-    libc: str | None = None
-    preloaded: tuple[str, ...] | None = None
-    by_steadytrain: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +119,6 @@ class Torch:
     state: str | None = None
     error: str | None = None
     version: str | None = None
-    folder: str | None = None
     cuda: str | None = None
     rocm: str | None = None
     cudnn: str | None = None
@@ -169,11 +131,7 @@ class Torch:
     isa: str | None = None
     isa_extras: tuple[str, ...] = ()
     threads: int | None = None
-    interop_threads: int | None = None
     allowed: int | None = None
-    mkl: bool | None = None
-    onednn: bool | None = None
-    openmp: bool | None = None
     torchvision: str | None = None
     torchvision_error: str | None = None
 
@@ -215,23 +173,17 @@ class Accelerators:
 class Decoders:
     """Image decoders: simplejpeg for common JPEGs, Pillow for all else; and what scales images when packing.
 
-    An ``error`` says why it cannot be loaded. ``turbo`` is the version of libjpeg-turbo inside (``no`` where it is
-    another libjpeg), ``simd`` whether that has its vector code. ``resizer`` is the version of cykooz-resizer, or
-    ``no`` where numpy scales in its place. ``parts`` is the version of the native decoder, which decodes no more of a
-    JPEG than is seen, ``no`` where it was not built, or ``idle`` where this processor lacks what it needs (AVX2).
-    ``jpeg`` is what decodes common JPEGs here: ``native`` or ``simplejpeg``.
+    An ``error`` says why it cannot be loaded. ``pillow_turbo`` is the version of libjpeg-turbo inside (``no`` where it
+    is another libjpeg). ``resizer`` is the version of cykooz-resizer, or ``no`` where numpy scales in its place.
+    ``parts`` is the version of the native decoder, which decodes no more of a JPEG than is seen, ``no`` where it was
+    not built, or ``idle`` where this processor lacks what it needs (AVX2). ``jpeg`` is what decodes common JPEGs here:
+    ``native`` or ``simplejpeg``.
     """
 
     jpeg: str | None = None
     simplejpeg_error: str | None = None
-    simplejpeg_turbo: str | None = None
-    simplejpeg_simd: bool | None = None
     pillow_error: str | None = None
     pillow_turbo: str | None = None
-    pillow_zlib_ng: bool | None = None
-    pillow_webp: bool | None = None
-    pillow_avif: bool | None = None
-    pillow_jpeg2000: bool | None = None
     resizer: str | None = None
     resizer_error: str | None = None
     parts: str | None = None
@@ -256,8 +208,6 @@ class MachineFacts:
     load: Load = Load()
     memory: Memory = Memory()
     places: dict[str, FolderFacts] = field(default_factory=dict)
-    limits: Limits = Limits()
-    allocator: Allocator = Allocator()
     variables: dict[str, str] = field(default_factory=dict)
     torch: Torch = Torch()
     accelerators: Accelerators = Accelerators()

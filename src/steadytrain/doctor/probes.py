@@ -49,19 +49,14 @@ except BaseException as error:
 else:
     values["state"] = "works"
     ask("version", lambda: str(torch.__version__))
-    ask("folder", lambda: os.path.dirname(torch.__file__))
     ask("cuda", lambda: torch.version.cuda)
     ask("rocm", lambda: torch.version.hip)
     ask("cudnn", lambda: torch.backends.cudnn.version())
     ask("nccl", lambda: torch.cuda.nccl.version() if torch.version.cuda else None)
     ask("built_for", lambda: torch._C._cuda_getArchFlags().split() if torch.version.cuda or torch.version.hip else [])
     ask("isa", lambda: torch.backends.cpu.get_cpu_capability())
-    ask("mkl", lambda: torch.backends.mkl.is_available())
-    ask("onednn", lambda: torch.backends.mkldnn.is_available())
-    ask("openmp", lambda: torch.backends.openmp.is_available())
     ask("mps", lambda: torch.backends.mps.is_available())
     ask("threads", torch.get_num_threads)
-    ask("interop_threads", torch.get_num_interop_threads)
     extras = [("bf16", "_is_avx512_bf16_supported"), ("vnni", "_is_vnni_supported"), ("amx", "_is_amx_tile_supported")]
     ask("isa_extras", lambda: [word for word, name in extras if getattr(torch.cpu, name, bool)()])
     ask("parallel", lambda: float((torch.ones(256, 256) @ torch.ones(256, 256)).sum()))
@@ -86,23 +81,16 @@ else:
     ask("torchvision", vision)
 """
 
-# libjpeg-turbo is part of simplejpeg's one file. What it holds can be read off its texts: its version, and the names
-# of the variables that switch its vector code off, which are there only where that code is.
 DECODERS = """
-import re, warnings
+import warnings
 from importlib import metadata
 warnings.simplefilter("ignore")
 def simplejpeg():
-    from simplejpeg import _jpeg
-    with open(_jpeg.__file__, "rb") as file:
-        data = file.read()
-    version = re.search(rb"libjpeg-turbo version (\\d+(?:\\.\\d+)+)", data)
-    return {"simplejpeg_turbo": version and version[1].decode(), "simplejpeg_simd": b"JSIMD_FORCENONE" in data}
+    import simplejpeg
+    return {}
 def pillow():
     from PIL import features
-    names = {"webp": "webp", "avif": "avif", "jpeg2000": "jpg_2000", "zlib_ng": "zlib_ng"}
-    parts = {f"pillow_{name}": bool(features.check(feature)) for name, feature in names.items()}
-    return parts | {"pillow_turbo": features.version("libjpeg_turbo") if features.check("libjpeg_turbo") else "no"}
+    return {"pillow_turbo": features.version("libjpeg_turbo") if features.check("libjpeg_turbo") else "no"}
 def resizer():
     try:
         import cykooz_resizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -34,19 +33,11 @@ class MachineFinding:
     remedy: str
 
 
-def bad(rule: str, what: str, why: str, remedy: str) -> MachineFinding:
-    """Return a finding of something that does not work."""
-    return MachineFinding(rule, "bad", what, why, remedy)
+def _graded(severity: Grade) -> Callable[[str, str, str, str], MachineFinding]:
+    return lambda rule, what, why, remedy: MachineFinding(rule, severity, what, why, remedy)
 
 
-def warn(rule: str, what: str, why: str, remedy: str) -> MachineFinding:
-    """Return a finding of something that costs."""
-    return MachineFinding(rule, "warn", what, why, remedy)
-
-
-def note(rule: str, what: str, why: str, remedy: str) -> MachineFinding:
-    """Return a finding that is worth knowing."""
-    return MachineFinding(rule, "note", what, why, remedy)
+bad, warn, note = map(_graded, SEVERITIES)
 
 
 _SLOW = {"hardware slowdown", "heat", "heat (hardware)", "power brake"}
@@ -80,7 +71,7 @@ def gpu_unused(facts: MachineFacts) -> Iterator[MachineFinding]:
         return
     # A container that was given no GPU may well be meant to have none.
     container = facts.system.container
-    is_kept_out = container not in (None, "none", "wsl") and machine.device_files == 0
+    is_kept_out = container not in (None, "none") and machine.device_files == 0
     gpus = machine.names or "the NVIDIA GPU"
     why = why_unseen(
         gpus,
@@ -133,7 +124,7 @@ def gpu_taken(facts: MachineFacts) -> Iterator[MachineFinding]:
 
 
 def gpu_slowed(facts: MachineFacts) -> Iterator[MachineFinding]:
-    """A GPU's clock, power or link is held below what it is made for."""
+    """A GPU's clock or power is held below what it is made for, or its memory has failed."""
     for index, gpu in facts.accelerators.visible:
         name = f"GPU {index} ({gpu.name})"
         reasons = sorted(_SLOW & set(gpu.throttled_by or ()))
@@ -141,12 +132,8 @@ def gpu_slowed(facts: MachineFacts) -> Iterator[MachineFinding]:
             hot = f", at {gpu.temperature} degrees" if gpu.temperature else ""
             what = f"{name} is throttled: {', '.join(reasons)}{hot}"
             remedy = "fix its cooling or its power supply"
-            yield warn(
-                f"gpu-throttled.{index}",
-                what,
-                "It runs at a lower clock, so everything on it is slower.",
-                remedy,
-            )
+            why = "It runs at a lower clock, so everything on it is slower."
+            yield warn(f"gpu-throttled.{index}", what, why, remedy)
         usual, limit = gpu.power_default_watts, gpu.power_limit_watts
         if limit and usual and limit < 0.98 * usual:
             what = f"{name} is limited to {limit:.0f} of its default {usual:.0f} W"
@@ -158,46 +145,16 @@ def gpu_slowed(facts: MachineFacts) -> Iterator[MachineFinding]:
             what = f"{name} has its clock set to {gpu.mhz} of {gpu.mhz_max} MHz"
             remedy = f"nvidia-smi -i {index} -rgc and -rac, unless it was set on purpose"
             yield warn(f"gpu-clock.{index}", what, "It computes slower in proportion.", remedy)
+
         if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
             what = f"{name} is connected by {gpu.pcie_width} of {gpu.pcie_width_max} PCIe lanes"
             why = "Batches take longer to reach it; that matters for small models with many images per second."
-            remedy = "move it to a slot with all lanes, if there is one"
-            yield note(f"gpu-link.{index}", what, why, remedy)
-
-
-def gpu_state(facts: MachineFacts) -> Iterator[MachineFinding]:
-    """Memory errors, partitions, a driver that sleeps between processes."""
-    for index, gpu in facts.accelerators.visible:
-        name = f"GPU {index} ({gpu.name})"
+            yield note(f"gpu-link.{index}", what, why, "move it to a slot with all lanes, if there is one")
         if gpu.ecc_errors:
             what = f"{name} had {count(gpu.ecc_errors, 'memory error')} that could not be corrected"
             why = "Results may be wrong, and processes on it are killed."
-            yield bad(
-                f"gpu-memory-errors.{index}",
-                what,
-                why,
-                "restart the machine; if the errors return, replace the GPU",
-            )
-        if gpu.mig:
-            why = "A process gets one part, with its share of the multiprocessors and memory."
-            remedy = f"nvidia-smi -i {index} -mig 0, to use the whole GPU"
-            yield note(f"gpu-parts.{index}", f"{name} is partitioned (MIG)", why, remedy)
-        if gpu.exclusive:
-            why = "One process at a time may use it: a second run on it, or an evaluation beside training, fails."
-            remedy = f"nvidia-smi -i {index} -c DEFAULT, as root, if several should"
-            yield note(f"gpu-exclusive.{index}", f"{name} is in exclusive-process mode", why, remedy)
-        if gpu.persistence is False and sys.platform == "linux":
-            why = "The driver is loaded again for each process, which takes some seconds."
-            yield note(f"gpu-persistence.{index}", f"{name} has persistence mode off", why, "nvidia-smi -pm 1")
-
-
-def gpu_order(facts: MachineFacts) -> Iterator[MachineFinding]:
-    """Unlike GPUs, which CUDA numbers in another order than nvidia-smi."""
-    machine, order = facts.accelerators, facts.variables.get("CUDA_DEVICE_ORDER")
-    if facts.torch.sees_gpu and order != "PCI_BUS_ID" and len({gpu.name for gpu in machine.gpus}) > 1:
-        what = f"{machine.names}: CUDA numbers unlike GPUs by speed, nvidia-smi by their places on the bus"
-        why = "--device cuda:0 may be another than GPU 0 here, and so may a number in CUDA_VISIBLE_DEVICES."
-        yield note("gpu-order", what, why, "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or choose them by UUID")
+            remedy = "restart the machine; if the errors return, replace the GPU"
+            yield bad(f"gpu-memory-errors.{index}", what, why, remedy)
 
 
 def other_gpus(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -221,7 +178,8 @@ def has_nvidia(facts: MachineFacts) -> bool:
 
 
 GB = 1e9
-_SLOW_CLOCKS = {"hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit", "xen"}
+
+
 # These drivers call their ordinary, changing clock "powersave"; what they save is in another file.
 _PREFERENCE_DRIVERS = {"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"}
 
@@ -252,10 +210,8 @@ def busy(facts: MachineFacts) -> Iterator[MachineFinding]:
         more = f"; processes waited for a core {percent(waiting)} of the last 10 s" if waiting else ""
         what = f"the load is {load.load_1:.1f} on {count(cpu.logical, 'core')}{more}"
         remedy = "run top to see what runs; stop it, or wait before you measure anything"
-        severity: Grade = "warn" if load.load_1 >= cpu.logical else "note"
-        yield MachineFinding(
-            "load", severity, what, "Other processes use part of the cores: everything here is slower.", remedy
-        )
+        why = "Other processes use part of the cores: everything here is slower."
+        yield MachineFinding("load", "warn" if load.load_1 >= cpu.logical else "note", what, why, remedy)
     if load.steal_share is not None and load.steal_share >= 0.05:
         what = f"the hypervisor withheld {percent(load.steal_share)} of the CPU time just now"
         remedy = "choose a machine type with dedicated cores, or another host"
@@ -269,8 +225,8 @@ def busy(facts: MachineFacts) -> Iterator[MachineFinding]:
 
 
 def clocks(facts: MachineFacts) -> Iterator[MachineFinding]:
-    """The processor's clock is held down, or telling the time is slow or wrong."""
-    cpu, system = facts.processor, facts.system
+    """The processor's clock is held down."""
+    cpu = facts.processor
     saving = cpu.governor == "powersave" and cpu.frequency_driver not in _PREFERENCE_DRIVERS
     if saving or cpu.energy_preference == "power":
         how = "governor is powersave" if saving else "energy preference is power"
@@ -281,16 +237,6 @@ def clocks(facts: MachineFacts) -> Iterator[MachineFinding]:
         what = f"the processor's clock may rise to {cpu.mhz_allowed:.0f} of {cpu.mhz_max:.0f} MHz"
         remedy = f"cpupower frequency-set -u {cpu.mhz_max:.0f}MHz (as root), unless it was set on purpose"
         yield warn("clock-capped", what, "Everything on the CPU is slower in proportion.", remedy)
-    if system.clock_source in _SLOW_CLOCKS:
-        what = f"the kernel's clock source is {system.clock_source}"
-        why = "Reading the clock costs a system call or more, and steadytrain times every step and stage."
-        remedy = "boot with clocksource=tsc, if the machine's TSC is stable"
-        yield note("clock-source", what, why, remedy)
-    if (system.clock_behind_seconds or 0.0) > 86_400:
-        days = (system.clock_behind_seconds or 0.0) / 86_400
-        what = f"this machine's clock is wrong: {count(round(days), 'day')} earlier than files installed on it"
-        why = "Certificates are rejected, and the times of runs are wrong."
-        yield warn("clock-wrong", what, why, "set it (timedatectl set-ntp true)")
 
 
 def memory_short(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -301,29 +247,20 @@ def memory_short(facts: MachineFacts) -> Iterator[MachineFinding]:
         limit = "the control group's limit" if memory.limit_bytes else "the machine's memory"
         what = f"{size(left)} of {limit} ({size(most)}) is available"
         why = "The kernel kills processes that need more, without a message of theirs."
-        remedy = (
-            "stop the processes that use it, or raise the limit"
-            if memory.limit_bytes
-            else "stop the processes that use it"
+        yield warn(
+            "memory", what, why, f"stop the processes that use it{', or raise the limit' * bool(memory.limit_bytes)}"
         )
-        yield warn("memory", what, why, remedy)
     if memory.out_of_memory_kills:
-        what = (
-            f"the kernel killed {count(memory.out_of_memory_kills, 'process', 'processes')} here because memory ran out"
-        )
-        why = (
-            "Counted since this control group was created. A run that vanished without a message was probably one "
-            "of them."
-        )
+        killed = count(memory.out_of_memory_kills, "process", "processes")
+        what = f"the kernel killed {killed} here because memory ran out"
+        why = "A run that vanished without a message was probably one of them."
         yield note("memory-kills", what, why, "raise the limit, or train with a smaller --batch-size")
     used = memory.swap_used_bytes or 0
     if used > 64e6:
         what = f"{size(used)} of memory is swapped to disk"
         severity: Grade = "warn" if (facts.load.pressure_memory_share or 0.0) > 0.01 else "note"
-        why = "Reading it back takes as long as the disk needs."
-        yield MachineFinding(
-            "swap", severity, what, why, "stop the processes that fill the memory; run swapoff -a once there is room"
-        )
+        remedy = "stop the processes that fill the memory; run swapoff -a once there is room"
+        yield MachineFinding("swap", severity, what, "Reading it back takes as long as the disk needs.", remedy)
 
 
 def memory_settings(facts: MachineFacts) -> Iterator[MachineFinding]:
@@ -333,13 +270,6 @@ def memory_settings(facts: MachineFacts) -> Iterator[MachineFinding]:
         why = "Training on a CPU uses them: without them, large tensors cost a page fault for each 4 kB."
         remedy = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (as root)"
         yield note("huge-pages", "transparent huge pages are switched off", why, remedy)
-    if memory.overcommit == "never":
-        why = (
-            "Address space counts as memory, so memory that torch and steadytrain reserve but do not use may be "
-            "refused."
-        )
-        remedy = "sysctl vm.overcommit_memory=0 (as root), unless it was set on purpose"
-        yield note("overcommit", "the kernel does not overcommit memory", why, remedy)
     if shm is not None and shm.total_bytes is not None and shm.total_bytes < GB:
         what = f"/dev/shm holds {size(shm.total_bytes)}"
         why = "steadytrain's data loader does not need it; PyTorch's DataLoader workers and NCCL do."
@@ -369,28 +299,9 @@ def folders(facts: MachineFacts) -> Iterator[MachineFinding]:
             why = "Files that belong there cannot be written."
             what = f"{where} cannot be written to"
             yield MachineFinding(f"not-writable.{name}", "note" if name == "here" else "warn", what, why, remedy)
-        elif place.free_files is not None and place.free_files < 1000:
-            why = "No files can be created, although there is free space."
-            what = f"the file system of {where} has room for {count(place.free_files, 'more file')}"
-            yield warn(f"full.{name}", what, why, f"remove files, or {remedy}")
         elif free is not None and total and free < min(5 * GB, 0.05 * total):
             why = "Packed images, checkpoints or weights may not fit."
             yield warn(f"full.{name}", f"{size(free)} is free for {where}", why, f"free some space, or {remedy}")
-
-
-def limits(facts: MachineFacts) -> Iterator[MachineFinding]:
-    """Limits of this process that are easily met."""
-    granted = facts.limits
-    if granted.open_files is not None and granted.open_files < 1024:
-        most = 65_536 if granted.open_files_most is None else min(granted.open_files_most, 65_536)
-        higher = "raise the hard limit (limits.conf, systemd's LimitNOFILE, docker run --ulimit nofile=65536)"
-        remedy = f"ulimit -n {most}" if most > granted.open_files else higher
-        why = "steadytrain opens few files; data in many shards and other data loaders may reach the limit."
-        yield note("open-files", f"a process may have {granted.open_files} files open", why, remedy)
-    if granted.address_space_bytes is not None:
-        what = f"a process may have {size(granted.address_space_bytes)} of address space"
-        why = "torch and CUDA reserve many times what they use, and then fail."
-        yield warn("address-space", what, why, "ulimit -v unlimited; limit memory with a control group instead")
 
 
 _PINNING = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "OMP_PLACES", "KMP_AFFINITY")
@@ -425,10 +336,7 @@ def threads(facts: MachineFacts) -> Iterator[MachineFinding]:
     unset = f"export OMP_NUM_THREADS={usable}, or unset it"
     if usable is None:
         return
-    if setting is not None and not limit:
-        why = "steady train uses one thread for each core; in other programs it depends on their OpenMP library."
-        yield note("threads", f"OMP_NUM_THREADS={setting!r} is not a number of threads", why, unset)
-    elif limit and limit > usable:
+    if limit and limit > usable:
         what = f"OMP_NUM_THREADS={setting} on {count(usable, 'core')}"
         yield warn("threads", what, f"Threads compete for the cores. {others}", unset)
     elif limit and limit < usable:
@@ -463,12 +371,6 @@ VARIABLES: tuple[tuple[str, Callable[[str], bool], Grade, str], ...] = (
     ("JSIMD_FORCESSE2", _is_on, "warn", "JPEGs are decoded with older instructions than the processor has."),
     ("OMP_THREAD_LIMIT", _is_set, "note", "CPU operations use at most that many threads."),
     ("OMP_WAIT_POLICY", lambda value: value.strip().lower() == "active", "warn", "Idle threads keep cores busy."),
-    (
-        "KMP_BLOCKTIME",
-        lambda value: value.strip().lower() in ("infinite", "infinity"),
-        "warn",
-        "Idle threads keep cores busy for a while.",
-    ),
     ("PYTHONDEVMODE", _is_set, "warn", "Python runs extra checks; meant for debugging."),
     ("PYTHONMALLOC", lambda value: value.endswith("debug"), "warn", "Python checks its memory; meant for debugging."),
     ("PYTHONTRACEMALLOC", lambda value: value.strip() not in ("", "0"), "warn", "Python records each allocation."),
@@ -483,33 +385,6 @@ def set_variables(facts: MachineFacts) -> Iterator[MachineFinding]:
             yield MachineFinding(f"variable.{name}", severity, f"{name}={value} is set", why, f"unset {name}")
 
 
-def allocator(facts: MachineFacts) -> Iterator[MachineFinding]:
-    """Another allocator was asked for and did not load, or is loaded in place of glibc's."""
-    loaded = facts.allocator.preloaded or ()
-    if missing := [name for name in loaded if name.endswith("(not loaded)")]:
-        what = f"LD_PRELOAD names {', '.join(missing)}"
-        why = "The dynamic linker could not open it and continued without it."
-        yield warn("preload", what, why, "use the file's absolute path, or unset LD_PRELOAD")
-    elif loaded:
-        what = f"{', '.join(loaded)} replaces glibc's allocator"
-        why = (
-            "steadytrain's memory settings for training on a CPU (reuse freed memory, huge pages) have no effect on it."
-        )
-        yield note("allocator", what, why, "run steady train on a CPU with LD_PRELOAD unset, and compare")
-
-
-def vector_code(facts: MachineFacts) -> Iterator[MachineFinding]:
-    """torch computes with older instructions than the processor has."""
-    isa, torch = facts.processor.isa, facts.torch
-    older = {"avx512": ("AVX2", "DEFAULT"), "avx2": ("DEFAULT",)}.get(isa or "", ())
-    if torch.isa in older and "ATEN_CPU_CAPABILITY" not in facts.variables:  # which is told by itself
-        what = f"torch uses {torch.isa} on a processor with {isa}"
-        why = (
-            "Its own CPU operations are slower than they could be; oneDNN and MKL choose their instructions themselves."
-        )
-        yield note("vector-code", what, why, "no remedy if the build of torch decides this")
-
-
 def image_decoders(facts: MachineFacts) -> Iterator[MachineFinding]:
     """A decoder, or what scales images, that is missing or slower than it could be."""
     decoders = facts.decoders
@@ -519,19 +394,9 @@ def image_decoders(facts: MachineFacts) -> Iterator[MachineFinding]:
         what = f"simplejpeg {'and Pillow ' if both else ''}cannot be loaded: {decoders.simplejpeg_error}"
         remedy = f"{anew} simplejpeg{' pillow' if both else ''}"
         yield bad("simplejpeg", what, "No image can be read.", remedy)
-    elif decoders.simplejpeg_simd is False:
-        what = "simplejpeg is built without libjpeg-turbo's vector code"
-        yield warn("simplejpeg-simd", what, "JPEGs are decoded several times slower.", "install the wheel")
     if decoders.pillow_error and decoders.pillow_error != decoders.simplejpeg_error:
         what = f"Pillow cannot be loaded: {decoders.pillow_error}"
         yield bad("pillow", what, "No image can be read.", f"{anew} pillow")
-    elif decoders.pillow_turbo == "no":
-        what = "Pillow is built without libjpeg-turbo"
-        why = "JPEGs that Pillow decodes (CMYK, damaged files) are slower; simplejpeg decodes the others."
-        yield note("pillow-turbo", what, why, "install Pillow's wheel instead of the system package")
-    if decoders.pillow_error is None and decoders.pillow_webp is False:
-        what = "Pillow is built without WebP"
-        yield warn("pillow-webp", what, "WebP images cannot be read.", "install Pillow's wheel")
     if decoders.resizer == "no" or decoders.resizer_error:
         error, install = decoders.resizer_error, anew if decoders.resizer_error else "pip install"
         what = f"cykooz-resizer {f'cannot be loaded: {error}' if error else 'is not installed'}"
@@ -567,8 +432,6 @@ RULES: tuple[Rule, ...] = (
     gpu_fails,
     gpu_taken,
     gpu_slowed,
-    gpu_state,
-    gpu_order,
     other_gpus,
     pinned,
     image_decoders,
@@ -580,10 +443,7 @@ RULES: tuple[Rule, ...] = (
     memory_short,
     folders,
     clocks,
-    allocator,
-    vector_code,
     memory_settings,
-    limits,
 )
 """Rules, each a pure function of the facts; within a severity their findings stand in this order."""
 

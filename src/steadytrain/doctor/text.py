@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,7 +12,7 @@ from steadytrain.config.plain import parse_json, plain
 from steadytrain.doctor.facts import MachineFacts
 from steadytrain.doctor.rules import MachineFinding
 from steadytrain.errors import InputError
-from steadytrain.format import count, percent, size
+from steadytrain.format import count, percent, size, wrap
 
 DOCUMENT_KIND, VERSION = "steadytrain doctor", 1
 TITLES = {
@@ -23,8 +21,6 @@ TITLES = {
     "load": "Load",
     "memory": "Memory",
     "places": "Folders",
-    "limits": "Limits",
-    "allocator": "Allocator",
     "accelerators": "GPUs",
     "torch": "torch",
     "decoders": "Decoders",
@@ -36,13 +32,10 @@ _REMEDY = "create one with: steady doctor --json > other.json"
 _SINGULAR = {"gpus": "gpu", "devices": "device", "processes": "process"}
 _LABEL = 22
 
-_TIE = "\N{NO-BREAK SPACE}"
-_UNIT = re.compile(r"(?<=\d) (?=([kMGT]?B|%|MHz|W|s)\b|%)")
-
 
 def lines(facts: MachineFacts, findings: Sequence[MachineFinding], *, width: int) -> list[str]:
     """Render all of it in ``width`` columns: the verdict, the findings, the worst first, then the facts."""
-    lines = wrapped(verdict(facts, findings), width)
+    lines = wrap(verdict(facts, findings), width, "")
     lines += [""] if findings else []
     lines += [line for finding in findings for line in finding_lines(finding, width)]
     parts: Mapping[str, Any] = plain(facts)
@@ -52,9 +45,7 @@ def lines(facts: MachineFacts, findings: Sequence[MachineFinding], *, width: int
         rows = [(label, text) for label, text in rows if text]
         lines += ["", title] if rows else []
         for label, text in rows:
-            first, *continued = wrapped(text, width - _LABEL - 2)
-            lines.append(f"  {label:<{_LABEL - 1}} {first}")
-            lines += [" " * (_LABEL + 2) + line for line in continued]
+            lines += wrap(text, width, f"  {label:<{_LABEL}}", " " * (_LABEL + 2))
     return lines
 
 
@@ -79,7 +70,7 @@ def _versions(packages: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, 
     for label, is_needed in (("needed", True), ("others", False)):
         chosen = {name: package for name, package in packages.items() if bool(package["wanted"]) is is_needed}
         if chosen:
-            yield label, ", ".join(f"{name}{_TIE}{about['version'] or 'missing'}" for name, about in chosen.items())
+            yield label, ", ".join(f"{name} {about['version'] or 'missing'}" for name, about in chosen.items())
 
 
 def value_text(key: str, value: Any) -> str:
@@ -105,19 +96,10 @@ def value_text(key: str, value: Any) -> str:
 
 def finding_lines(finding: MachineFinding, width: int) -> Iterator[str]:
     """Render a finding after its severity: what, why, and what to do."""
-    first, *continued = wrapped(finding.what, width - 6)
-    yield f"{finding.severity:<6}{first}"
-    for text in (*continued, *wrapped(finding.why, width - 6)):
-        yield f"{'':6}{text}"
-    for number, text in enumerate(wrapped(finding.remedy, width - 9)):
-        yield f"{'':6}{'-> ' if number == 0 else '   '}{text}"
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    """Wrap to at most ``width`` columns; paths are not broken, nor numbers from their units."""
-    tied = _UNIT.sub(_TIE, text)
-    lines = textwrap.wrap(tied, max(width, 20), break_long_words=False, break_on_hyphens=False)
-    return [line.replace(_TIE, " ") for line in lines]
+    indent = " " * 6
+    yield from wrap(finding.what, width, f"{finding.severity:<6}", indent)
+    yield from wrap(finding.why, width, indent)
+    yield from wrap(finding.remedy, width, f"{indent}-> ", f"{indent}   ")
 
 
 def verdict(facts: MachineFacts, findings: Sequence[MachineFinding]) -> str:
@@ -127,10 +109,10 @@ def verdict(facts: MachineFacts, findings: Sequence[MachineFinding]) -> str:
     'the device that training would use is unknown: no problems found'
     """
     counts = Counter(finding.severity for finding in findings)
-    bad = [f"{counts['bad']} bad"] if counts["bad"] else []
-    warnings = [count(counts["warn"], "warning")] if counts["warn"] else []
+    problems = [f"{counts['bad']} bad"] if counts["bad"] else []
+    problems += [count(counts["warn"], "warning")] if counts["warn"] else []
     notes = [count(counts["note"], "note")] if counts["note"] else []
-    return f"{_runs_on(facts)}: {', '.join([*([*bad, *warnings] or ['no problems found']), *notes])}"
+    return f"{_runs_on(facts)}: {', '.join([*(problems or ['no problems found']), *notes])}"
 
 
 def _runs_on(facts: MachineFacts) -> str:
@@ -165,12 +147,8 @@ def read(path: Path) -> dict[str, Any]:
         raise InputError(f"cannot read {path} ({error.strerror}): {_REMEDY}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a JSON document ({error}): {_REMEDY}") from error
-    kind = document.get("kind") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or kind != DOCUMENT_KIND:
-        what = (
-            f"has kind {kind!r}, not {DOCUMENT_KIND!r}" if isinstance(kind, str) else "was not written by steady doctor"
-        )
-        raise InputError(f"{path} {what}: {_REMEDY}")
+    if not isinstance(document, dict) or document.get("kind") != DOCUMENT_KIND:
+        raise InputError(f"{path} was not written by steady doctor, or is a comparison: {_REMEDY}")
     if document.get("version") != VERSION:
         raise InputError(f"{path} has version {document.get('version')!r}; this steadytrain reads {VERSION}: {_REMEDY}")
     return document

@@ -583,8 +583,8 @@ class MachineStats(Event, frozen=True, kw_only=True):
     the time in which something waited for ``cpu``, ``memory``, ``io``. ``other_processes``: of the others, the
     three busiest on cores and the three busiest on disks: ``pid``, ``name``, ``user`` and ``cores`` of each, and
     ``disk_bytes`` of those that read and write, where this user may know. Faults, switches and bytes are per second;
-    ``disk_read_bytes`` are this process's own, from a disk and not from the cache. ``energy_joules``: what the
-    machine's processors took in the interval (RAPL), whoever used them. ``missing``: what is not measurable here.
+    ``disk_read_bytes`` are this process's own, from a disk and not from the cache. ``energy_joules``: of
+    earlier versions, what the machine's processors took in the interval. ``missing``: what is not measurable here.
     """
 
     seconds: Finite

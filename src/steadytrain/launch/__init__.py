@@ -16,7 +16,7 @@ from typing import Any
 from steadytrain.config.factories import load_entry_point
 from steadytrain.config.plain import build
 from steadytrain.errors import InputError, did_you_mean
-from steadytrain.launch import kubernetes, local, mpi, sky, slurm, ssh, yarn
+from steadytrain.launch import kubernetes, local, mpi, sky, slurm, ssh
 from steadytrain.launch.job import Job, is_python, options_name
 from steadytrain.launch.plan import Command, File, Launcher, Plan, PlanStage
 
@@ -40,7 +40,6 @@ LAUNCHERS: dict[str, Launcher] = {
     "mpi": mpi.LAUNCHER,
     "slurm": slurm.LAUNCHER,
     "kubernetes": kubernetes.LAUNCHER,
-    "yarn": yarn.LAUNCHER,
     "sky": sky.LAUNCHER,
 }
 GROUP = "steadytrain.launchers"

@@ -1,12 +1,12 @@
-"""Kubernetes: an Indexed Job and the service by which its pods find the first, a JobSet, a TrainJob of Kubeflow
-Trainer 2, or a RayJob of KubeRay; for ``kubectl create``.
+"""Kubernetes: an Indexed Job and the service by which its pods find the first, a JobSet, or a RayJob of KubeRay; for
+``kubectl create``.
 
 Not ``apply``, which would leave a job that has ended as it is and say that all is well.
 
 Exit code 75 (saved, asked to stop) is no failure: the pod is started again. In a Job each pod that ends is replaced by
 itself; the others, which have lost a rank, end with code 4 and are replaced as well, so that one failure is as many as
-there are pods. A JobSet starts all pods anew together. A TrainJob is started, and started again, as its runtime says. A
-RayJob runs the command once, beside a Ray cluster whose pods are for the servers of the asynchronous engine.
+there are pods. A JobSet starts all pods anew together. A RayJob runs the command once, beside a Ray cluster
+whose pods are for the servers of the asynchronous engine.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from steadytrain.launch.shared import require_shared
 
 _PORT = 29500
 _RANKS = "ranks"
-_TRAINER = "node"
-"""The name of the job, and of the container, that trains in Kubeflow's runtimes."""
+
+
 _LABEL = "steadytrain/job"
 _PREEMPTED = 75
 _USAGE = 2
@@ -48,8 +48,7 @@ class Kubernetes:
         selector: labels of the machines to take.
     """
 
-    kind: Literal["job", "jobset", "trainjob", "rayjob"] = "job"
-    runtime: str = "torch-distributed"
+    kind: Literal["job", "jobset", "rayjob"] = "job"
     namespace: str | None = None
     claim: str | None = None
     mount: str = "/data"
@@ -59,7 +58,6 @@ class Kubernetes:
     def __post_init__(self) -> None:
         check_types(self, "kubernetes")
         require(self.mount.startswith("/"), "kubernetes.mount", self.mount, "a path that starts with /")
-        require(bool(self.runtime), "kubernetes.runtime", self.runtime, "the name of a runtime")
 
 
 def render(job: Job) -> Plan:
@@ -80,7 +78,7 @@ def render(job: Job) -> Plan:
         [kubernetes.mount] if kubernetes.claim else [],
         machines="pods",
         remedy=f"mount one (--set kubernetes.claim=NAME, seen at {kubernetes.mount})",
-        folder=None if kubernetes.kind == "trainjob" else job.folder,
+        folder=job.folder,
     )
     text = "---\n".join(yaml.safe_dump(manifest, sort_keys=False, width=200) for manifest in _manifests(job))
     namespace = ["-n", kubernetes.namespace] if kubernetes.namespace else []
@@ -90,9 +88,6 @@ def render(job: Job) -> Plan:
     notes += [f"{kubectl} delete -f FILE stops and removes it; the same command then resumes the run"]
     if not kubernetes.claim:
         notes += ["files that the pods write are lost when they end: --set kubernetes.claim=NAME gives them a volume"]
-    if kubernetes.kind == "trainjob":
-        unused = [name for name, is_set in (("folder", job.folder), ("restarts", job.restarts)) if is_set]
-        notes += [f"{', '.join(unused)}: not used by a TrainJob; its runtime sets it"] if unused else []
     if kubernetes.kind == "rayjob":
         notes += ["procs: not used by a RayJob: the command's own --workers counts the workers"] if job.procs else []
         if "async" not in job.words:
@@ -109,15 +104,6 @@ def _manifests(job: Job) -> list[dict[str, Any]]:
     indexed: dict[str, Any] = {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
     if job.minutes:
         indexed["activeDeadlineSeconds"] = job.minutes * 60
-    if kubernetes.kind == "trainjob":
-        return [
-            {
-                "apiVersion": "trainer.kubeflow.org/v1alpha1",
-                "kind": "TrainJob",
-                "metadata": meta,
-                "spec": _training(job),
-            }
-        ]
     if kubernetes.kind == "rayjob":
         return [{"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": _ray(job)}]
     if kubernetes.kind == "jobset":
@@ -156,29 +142,6 @@ def _manifests(job: Job) -> list[dict[str, Any]]:
         {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": service},
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec},
     ]
-
-
-def _training(job: Job) -> dict[str, Any]:
-    """Return the spec of a TrainJob: the trainer, and what its pods need in addition to those of the runtime.
-
-    Kubeflow gives each pod its number and the first one's address, in the variables of torchrun.
-    """
-    nodes, procs = job.shape
-    words = node_command(job, "--node", "$(PET_NODE_RANK)", procs=procs, address="$(PET_MASTER_ADDR)", port=_PORT)
-    trainer: dict[str, Any] = {"image": job.image, "command": [job.python], "args": _args(job, words)}
-    trainer |= {"numNodes": nodes, "numProcPerNode": procs}
-    trainer |= {"env": variables} if (variables := _variables(job)) else {}
-    trainer |= {"resourcesPerNode": resources} if (resources := _resources(job)) else {}
-    container = {"name": _TRAINER, "volumeMounts": _mounts(job)}
-    pod = {**_placing(job), "containers": [container], "volumes": _volumes(job)}
-    labelled = {"metadata": {"labels": {_LABEL: job.name}}, "spec": pod}
-    patch = {"name": _TRAINER, "template": {"spec": {"template": labelled}}}
-    spec: dict[str, Any] = {"runtimeRef": {"name": job.options_of(Kubernetes).runtime}, "trainer": trainer}
-    if job.minutes:
-        spec["activeDeadlineSeconds"] = job.minutes * 60
-    runtime = {"template": {"spec": {"replicatedJobs": [patch]}}}
-    spec["runtimePatches"] = [{"manager": "steadytrain", "trainingRuntimeSpec": runtime}]
-    return spec
 
 
 def _ray(job: Job) -> dict[str, Any]:

@@ -48,7 +48,6 @@ LOST_TOUCH = "the ranks lost touch with each other, and none of them failed"
 
 POLL_SECONDS = 0.05
 SHOWN_LINES = 20
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 def job_exit_code(codes: Iterable[int]) -> int:

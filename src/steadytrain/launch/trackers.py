@@ -1,4 +1,4 @@
-"""Flags of MXNet's ``launch.py`` and dmlc's trackers: each is mapped to ours, left out with a reason, or refused.
+"""Flags of MXNet's ``launch.py``: each is mapped to ours, or left out with a reason.
 
 >>> translate(["-n", "4", "-s", "2", "-H", "hosts", "--launcher", "ssh", "train", "a.rec"]).argv
 ('--on', 'ssh', '--hosts', 'hosts', '--set', 'ranks=4', '--', 'train', 'a.rec')
@@ -15,54 +15,20 @@ from steadytrain.errors import InputError
 from steadytrain.launch import launcher_name, launchers
 
 VALUES = ("--on", "--nodes", "--procs", "--hosts", "--sync", "--exclude", "--env", "--job", "--set", "-o", "--output")
-SWITCHES = ("--dry-run", "--json", "--help", "-h")
+"""Flags of ``steady launch`` that are followed by a value."""
 
 _NO_SERVERS = "there are no servers, ranks exchange gradients directly"
-_PRINTED = "the output is the log; the run's event log is in its folder"
-_JAVA = "it belongs to the tracker's Java client"
-_SHIPPED = "files are not shipped: --sync copies the working directory; put other files into images or on shared disks"
-
+_SERVERS = ("-s", "--num-servers")
 _RENAMED = {
-    **dict.fromkeys(("-H", "--hostfile", "--host-file"), "--hosts"),
-    **dict.fromkeys(("--sync-dst-dir", "--sync-dir"), "--sync"),
-    **dict.fromkeys(("--env-worker",), "--env"),
+    **dict.fromkeys(("-H", "--hostfile"), "--hosts"),
+    **dict.fromkeys(("--launcher", "--cluster"), "--on"),
+    "--sync-dst-dir": "--sync",
+    "--env-worker": "--env",
 }
-_SET = {
-    "--jobname": "name",
-    **dict.fromkeys(("--host-ip", "-hip"), "address"),
-    **dict.fromkeys(("--worker-cores", "--vcores"), "cpus"),
-    "--local-num-attempt": "restarts",
-    "--kube-namespace": "kubernetes.namespace",
-    "--kube-worker-image": "image",
-}
-_SERVERS = ("-s", "--num-servers", "--server-nodes", "--slurm-server-nodes")
-_LEFT_OUT = {
-    **dict.fromkeys((*_SERVERS, "--env-server"), _NO_SERVERS),
-    **dict.fromkeys(
-        ("--server-cores", "--server-memory", "--kube-server-image", "--kube-server-template"), _NO_SERVERS
-    ),
-    **dict.fromkeys(("--log-level", "--log-file", "--logdir", "--sge-log-dir"), _PRINTED),
-    **dict.fromkeys(
-        ("--hdfs-tempdir", "--tempdir", "--yarn-app-classpath", "--app-classpath", "--yarn-app-dir"), _JAVA
-    ),
-    **dict.fromkeys(("--ship-libcxx", "--libhdfs-opts", "--name-node", "--yarn-scripts", "-hb", "-Xmx128m"), _JAVA),
-    **dict.fromkeys(("--auto-file-cache", "-ac", "--files", "-f", "--archives"), _SHIPPED),
-}
-_LEFT_OUT_SWITCHES = {"--p3": "it chose how servers send; " + _NO_SERVERS}
-_REFUSED = {
-    "--mesos-master": "Mesos is not supported: use kubernetes, slurm, mpi or ssh",
-    "--kube-worker-template": "write the manifests with --dry-run -o FOLDER, edit them, and run kubectl apply",
-}
-_MEMORY = ("--worker-memory", "-mem")
-_PLACED = {
-    **dict.fromkeys(("-n", "--num-workers", "--nworker"), "ranks"),
-    **dict.fromkeys(("--launcher", "--cluster"), "launcher"),
-    "--slurm-worker-nodes": "slurm nodes",
-    **dict.fromkeys(("-q", "--queue"), "queue"),
-    "--max-attempts": "attempts",
-}
-"""Old flags whose new form depends on the launcher."""
-_WITH_VALUE = {*VALUES, *_RENAMED, *_SET, *_LEFT_OUT, *_REFUSED, *_MEMORY, *_PLACED}
+_RANKS = ("-n", "--num-workers")
+_FIRST = ("--on", "--hosts")
+_GONE = ("sge", "mesos", "yarn")
+"""Launchers of MXNet's that are not here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,82 +43,52 @@ def translate(argv: Sequence[str]) -> LaunchCommand:
     """Translate old flags, which may be mixed with new ones; the command begins after ``--``, or at the first non-flag.
 
     Raises:
-        InputError: an old flag that has no equivalent, or a value that is missing.
+        InputError: a launcher that is not supported, or a value that is missing.
     """
-    new: list[str] = []
+    ours: dict[str, list[str]] = {}  # flag -> its values, as often as it is given
+    switches: list[str] = []
     notes: list[str] = []
-    old: dict[str, str] = {}
     servers: list[str] = []
+    placed: list[str] = []
+    ranks = ""
     is_async = ("--engine", "async") in pairwise(argv) or "--engine=async" in argv
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word, equals, value = rest.pop(0).partition("=")
-        if word in SWITCHES:
-            new.append(f"{word}{equals}{value}")
-        elif word in _LEFT_OUT_SWITCHES:
-            notes.append(f"{word} is ignored: {_LEFT_OUT_SWITCHES[word]}")
-        elif word not in _WITH_VALUE:  # unknown: the command line says so, with what is near
-            new.append(f"{word}{equals}{value}")
+        if word == "--p3":
+            notes.append(f"{word} is ignored: it chose how servers send; {_NO_SERVERS}")
+            continue
+        if word not in (*VALUES, *_RENAMED, *_RANKS, *_SERVERS, "--env-server"):
+            switches.append(f"{word}{equals}{value}")  # one that is unknown the command line refuses
+            continue
+        if not equals and not rest:
+            raise InputError(f"{word} needs a value")
+        value = value if equals else rest.pop(0)
+        if word in _SERVERS and is_async and value != "0":
+            servers = ["--servers", value]
+        elif word in (*_SERVERS, "--env-server"):
+            notes += [f"{word} {value} is ignored: {_NO_SERVERS}"] if value != "0" else []
+        elif word in _RANKS:
+            ranks = value
         else:
-            if not equals and not rest:
-                raise InputError(f"{word} needs a value")
-            value = value if equals else rest.pop(0)
-            if word in _REFUSED:
-                raise InputError(f"{word} {value}: {_REFUSED[word]}")
-            if word in _SERVERS and is_async and value != "0":
-                servers = ["--servers", value]
-            elif word in _PLACED:
-                old[_PLACED[word]] = value
-            elif word in _SET:
-                new += ["--set", f"{_SET[word]}={value}"]
-            elif word in _MEMORY:
-                new += ["--set", f"memory_gb={_gigabytes(word, value)}"]
-            elif word not in _LEFT_OUT:
-                name = _RENAMED.get(word, word)
-                value = launcher_name(value) if name == "--on" else value
-                new += [name, re.sub(r"^(\w+):", r"\1=", value) if name == "--env" else value]  # dmlc's NAME:VALUE
-                if name in ("--on", "--nodes", "--hosts"):
-                    old[name] = value
-            elif value != "0":
-                notes.append(f"{word} {value} is ignored: {_LEFT_OUT[word]}")
+            flag = _RENAMED.get(word, word)
+            value = re.sub(r"^(\w+):", r"\1=", value) if flag == "--env" else value  # dmlc's NAME:VALUE
+            ours.setdefault(flag, []).append(_launcher(value) if flag == "--on" else value)
+    if ranks:
+        on = ours.get("--on", ["ssh" if "--hosts" in ours else "local"])[-1]
+        is_one_each = launchers()[on].counts_machines and "--nodes" not in ours
+        placed = ["--nodes", ranks] if is_one_each else ["--set", f"ranks={ranks}"]
+        notes.append(f"{ranks} workers become as many ranks" + ", one per machine" * is_one_each)
     command = rest[1:] if rest[:1] == ["--"] else rest
-    first = _placed(old, new, notes)
-    return LaunchCommand(argv=(*first, *new, *(["--", *command, *servers] if command else [])), notes=tuple(notes))
+    first, others = (
+        [word for flag in flags for value in ours[flag] for word in (flag, value)]
+        for flags in ([flag for flag in _FIRST if flag in ours], [flag for flag in ours if flag not in _FIRST])
+    )
+    argv = (*first, *placed, *others, *switches, *(["--", *command, *servers] if command else []))
+    return LaunchCommand(argv=argv, notes=tuple(notes))
 
 
-def _placed(old: dict[str, str], new: list[str], notes: list[str]) -> list[str]:
-    """Return the flags that depend on the launcher, which itself comes first."""
-    first: list[str] = []
-    launcher = old.get("launcher")
-    if launcher in ("sge", "mesos") and launcher not in launchers():
-        raise InputError(f"{launcher} is not supported; Slurm comes nearest: choose {', '.join(launchers())}")
-    if launcher is not None:
-        launcher = launcher_name(launcher)
-        first += ["--on", launcher]
-    on = old.get("--on") or launcher or ("ssh" if "--hosts" in old else "local")
-    if "--hosts" in old:
-        index = new.index("--hosts")
-        first += [new.pop(index), new.pop(index)]
-    if "slurm nodes" in old:
-        first += ["--nodes", old["slurm nodes"]]
-        notes.append(f"--slurm-worker-nodes {old['slurm nodes']} is --nodes")
-    if "ranks" in old:
-        is_one_each = launchers()[on].counts_machines and not {"--nodes", "slurm nodes"} & old.keys()
-        first += ["--nodes", old["ranks"]] if is_one_each else ["--set", f"ranks={old['ranks']}"]
-        notes.append(f"{old['ranks']} workers become as many ranks" + ", one per machine" * is_one_each)
-    if "queue" in old:
-        first += ["--set", f"{'slurm.partition' if on == 'slurm' else 'yarn.queue'}={old['queue']}"]
-    if "attempts" in old:
-        if not old["attempts"].isdigit():
-            raise InputError(f"--max-attempts is {old['attempts']!r}; it must be a whole number")
-        first += ["--set", f"restarts={max(0, int(old['attempts']) - 1)}"]
-    return first
-
-
-def _gigabytes(word: str, text: str) -> int:
-    """Read ``2g``, ``512m`` or a number of megabytes; return gigabytes, rounded up."""
-    match = re.fullmatch(r"(\d+)([gm]?)b?", text.lower())
-    if match is None:
-        raise InputError(f"{word} is {text!r}; it must be a size such as 2g, 512m or 1024 (megabytes)")
-    number = int(match[1])
-    return number if match[2] == "g" else -(-number // 1024)
+def _launcher(name: str) -> str:
+    if name in _GONE and name not in launchers():
+        raise InputError(f"{name} is not supported; Slurm comes nearest: choose {', '.join(launchers())}")
+    return launcher_name(name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,57 +36,6 @@ def allowed(pid: int = 0) -> frozenset[int]:
         return frozenset(os.sched_getaffinity(pid))
     except OSError:
         return frozenset()
-
-
-def nodes(root: Path = ROOT) -> dict[int, frozenset[int]]:
-    """Return the processors of each NUMA node that has any: those that are as near as can be to its memory and GPUs."""
-    processors_of = {}
-    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        processors = _processors(read(folder / "cpulist") or "")
-        if processors:
-            processors_of[int(folder.name.removeprefix("node"))] = processors
-    return processors_of
-
-
-def node_of(pci: str, root: Path = ROOT) -> int:
-    """Return the NUMA node that a PCI device (``0000:3b:00.0``) is attached to; -1 where the system does not tell."""
-    text = (read(root / "sys/bus/pci/devices" / pci / "numa_node") or "").strip()
-    return int(text) if text.isdecimal() else -1
-
-
-def _processors(text: str) -> frozenset[int]:
-    """Read a list as the kernel writes it.
-
-    >>> sorted(_processors("0-2,8"))
-    [0, 1, 2, 8]
-    """
-    numbers: set[int] = set()
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first.isdecimal() and (last or first).isdecimal():
-            numbers |= set(range(int(first), int(last or first) + 1))
-    return frozenset(numbers)
-
-
-def near_processors(devices: Sequence[str], index: int, root: Path = ROOT) -> tuple[int, frozenset[int]] | None:
-    """Return the NUMA node of a rank's GPU and its processors, if the rank had better stay on them.
-
-    It had not where the machine has one node, or one of the GPUs' nodes is not known; where affinity or a quota
-    withholds some processors already, which somebody has chosen; or where the ranks of any node would have fewer
-    processors than an even share.
-
-    Args:
-        devices: the GPUs of the ranks on this machine, by their places on the PCI bus.
-        index: which of them is this rank's.
-    """
-    processors, places = nodes(root), [node_of(device, root) for device in devices]
-    everything = frozenset().union(*processors.values())
-    known = [node for node in places if node in processors]
-    if len(processors) < 2 or known != places or not everything <= allowed() or quota(root) is not None:
-        return None
-    if any(len(processors[node]) * len(known) < len(everything) * known.count(node) for node in known):
-        return None
-    return known[index], processors[known[index]]
 
 
 def quota(root: Path = ROOT, *, pid: int | None = None) -> float | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from steadytrain.config.parts import NOTICE_FILE, is_notice_source
 from steadytrain.errors import InputError
@@ -40,7 +40,6 @@ LEAST_LEAD = 180.0
 
 _LEAD_SAVES, _LEAD_MORE = 2, 60.0
 _LARGEST_ANSWER = 1 << 20
-_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,28 +50,17 @@ class MachineNotice:
         id: tells it from others of its source.
         what: in words, with its source.
         deadline: when the machine goes, seconds since 1970; None: nobody said.
-        takes: what the machine is about to suffer: ``all``: it goes, or restarts; ``perhaps``: it may go, so a
-            checkpoint is worth its time; ``nothing``: it stays.
+        is_certain: it goes, or restarts; else it may go, so a checkpoint is worth its time.
     """
 
     id: str
     what: str
     deadline: float | None = None
-    takes: str = "all"
+    is_certain: bool = True
 
 
 Ask: TypeAlias = Callable[[], list[MachineNotice]]
 """Return the notices that there are now. Raises OSError, ``http.client.HTTPException`` or ValueError."""
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("the answer is no JSON") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"the answer is {text[:60]!r}")
-    return value
 
 
 def _time(text: object) -> float | None:
@@ -88,98 +76,85 @@ def _time(text: object) -> float | None:
     return None
 
 
-def _spot_action(text: str, machine: str) -> Iterator[MachineNotice]:
-    """Read AWS's ``spot/instance-action``: a spot machine is taken away."""
-    action = _json(text)
-    verb = {"stop": "stopped", "hibernate": "hibernated"}.get(str(action.get("action")), "terminated")
-    when = str(action.get("time"))
-    yield MachineNotice(id=f"spot {when}", what=f"aws: this machine is {verb}", deadline=_time(when))
+def _read_aws(path: str, text: str, machine: str) -> Iterator[MachineNotice]:
+    """Read that a spot machine is taken away, or that AWS advises to leave it."""
+    answer = json.loads(text)
+    if path.endswith("rebalance"):
+        what = "aws: this machine has a higher risk than others to be taken away (rebalance recommendation)"
+        yield MachineNotice(id=f"rebalance {answer.get('noticeTime')}", what=what, is_certain=False)
+    else:
+        verb = {"stop": "stopped", "hibernate": "hibernated"}.get(str(answer.get("action")), "terminated")
+        when = str(answer.get("time"))
+        yield MachineNotice(id=f"spot {when}", what=f"aws: this machine is {verb}", deadline=_time(when))
 
 
-def _rebalance(text: str, machine: str) -> Iterator[MachineNotice]:
-    """Read AWS's ``events/recommendations/rebalance``: it advises to leave a spot machine."""
-    when = str(_json(text).get("noticeTime"))
-    what = "aws: this machine has a higher risk than others to be taken away (rebalance recommendation)"
-    yield MachineNotice(id=f"rebalance {when}", what=what, takes="perhaps")
-
-
-def _preempted(text: str, machine: str) -> Iterator[MachineNotice]:
-    """Read Google's ``instance/preempted``."""
+def _read_gcp(path: str, text: str, machine: str) -> Iterator[MachineNotice]:
+    """Read that a machine is preempted, or stopped for maintenance of its host."""
     if text == "TRUE":
         deadline = time.time() + CLOUDS["gcp"].warning_seconds
         yield MachineNotice(id="preempted", what="gcp: this machine is preempted", deadline=deadline)
-
-
-def _maintenance(text: str, machine: str) -> Iterator[MachineNotice]:
-    """Read Google's ``instance/maintenance-event``."""
-    if text.startswith(("TERMINATE", "SHUTDOWN")):
+    elif text.startswith(("TERMINATE", "SHUTDOWN")):
         yield MachineNotice(id=text, what="gcp: this machine is stopped for maintenance of its host")
-    elif text.startswith("MIGRATE"):
-        what = "gcp: this machine moves to another host, and may be slow for a while"
-        yield MachineNotice(id=text, what=what, takes="nothing")
+
+
+def _read_azure(path: str, text: str, machine: str) -> Iterator[MachineNotice]:
+    """Read scheduled events of this machine; those of its neighbours are in the same list."""
+    events = json.loads(text).get("Events", ())
+    for event in events if isinstance(events, list) else ():
+        if not isinstance(event, dict) or machine not in (event.get("Resources") or ()):
+            continue
+        status, verb = event.get("EventStatus"), _AZURE.get(str(event.get("EventType")))
+        if verb is not None and status not in ("Completed", "Canceled"):
+            deadline = _time(event.get("NotBefore")) or (time.time() if status == "Started" else None)
+            yield MachineNotice(id=str(event.get("EventId")), what=f"azure: this machine is {verb}", deadline=deadline)
 
 
 _AZURE = {"Preempt": "taken away", "Terminate": "deleted", "Reboot": "restarted", "Redeploy": "moved and restarted"}
 
 
-def _scheduled_events(text: str, machine: str) -> Iterator[MachineNotice]:
-    """Read Azure's scheduled events of this machine; those of its neighbours are in the same list."""
-    events = _json(text).get("Events", ())
-    for event in events if isinstance(events, list) else ():
-        if not isinstance(event, dict) or machine not in (event.get("Resources") or ()):
-            continue
-        kind, status = str(event.get("EventType")), event.get("EventStatus")
-        if status in ("Completed", "Canceled") or kind not in (*_AZURE, "Freeze"):
-            continue
-        yield MachineNotice(
-            id=str(event.get("EventId")),
-            what=f"azure: this machine is {_AZURE.get(kind, 'paused for some seconds')}",
-            deadline=_time(event.get("NotBefore")) or (time.time() if status == "Started" else None),
-            takes="all" if kind in _AZURE else "nothing",
-        )
-
-
-class _Cloud(NamedTuple):
-    """A cloud's metadata service: its address, the header of each question, and paths with what reads their answers.
+class Cloud(NamedTuple):
+    """A cloud's metadata service: its address, the header of each question, paths, and what reads their answers.
 
     ``warning_seconds``: from a notice to the end of a spot machine, as documented. ``name``: path of the machine's own
-    name, where the readers need it. An empty value in the header is a token, which is asked for.
+    name, where the reader needs it. An empty value in the header is a token, which is asked for. ``timeout``: seconds
+    for the service to answer; Azure first starts it.
     """
 
     base: str
     header: tuple[str, str]
+    paths: tuple[str, ...]
+    read: Callable[[str, str, str], Iterator[MachineNotice]]
     warning_seconds: float
-    questions: tuple[tuple[str, Callable[[str, str], Iterator[MachineNotice]]], ...]
     name: str = ""
-    first_timeout: float = _TIMEOUT
+    timeout: float = 2.0
 
 
 CLOUDS = {
-    "aws": _Cloud(
-        base="http://169.254.169.254",
-        header=("X-aws-ec2-metadata-token", ""),
+    "aws": Cloud(
+        "http://169.254.169.254",
+        ("X-aws-ec2-metadata-token", ""),
+        ("/latest/meta-data/spot/instance-action", "/latest/meta-data/events/recommendations/rebalance"),
+        _read_aws,
         warning_seconds=120.0,
-        questions=(
-            ("/latest/meta-data/spot/instance-action", _spot_action),
-            ("/latest/meta-data/events/recommendations/rebalance", _rebalance),
-        ),
     ),
-    "gcp": _Cloud(
-        base="http://metadata.google.internal",
-        header=("Metadata-Flavor", "Google"),
-        warning_seconds=30.0,
-        questions=(  # the first is answered at once when it changes
-            ("/computeMetadata/v1/instance/preempted?wait_for_change=true&timeout_sec={poll:.0f}", _preempted),
-            ("/computeMetadata/v1/instance/maintenance-event", _maintenance),
+    "gcp": Cloud(
+        "http://metadata.google.internal",
+        ("Metadata-Flavor", "Google"),
+        (  # the first is answered at once when it changes
+            "/computeMetadata/v1/instance/preempted?wait_for_change=true&timeout_sec={poll:.0f}",
+            "/computeMetadata/v1/instance/maintenance-event",
         ),
-    ),
-    "azure": _Cloud(
-        base="http://169.254.169.254",
-        header=("Metadata", "true"),
+        _read_gcp,
         warning_seconds=30.0,
-        questions=(("/metadata/scheduledevents?api-version=2020-07-01", _scheduled_events),),
+    ),
+    "azure": Cloud(
+        "http://169.254.169.254",
+        ("Metadata", "true"),
+        ("/metadata/scheduledevents?api-version=2020-07-01",),
+        _read_azure,
+        warning_seconds=30.0,
         name="/metadata/instance/compute/name?api-version=2021-02-01&format=text",
-        first_timeout=120.0,  # while Azure starts the service
+        timeout=120.0,
     ),
 }
 
@@ -197,7 +172,7 @@ class MetadataService:
         origin = origin_of(self.base)
         if origin is None or not self.base.startswith("http://"):
             raise InputError(f"{METADATA} is {base!r}; it must be an address, such as http://127.0.0.1:8080")
-        self._header, self._machine, self._timeout = self.cloud.header, "", self.cloud.first_timeout
+        self._header, self._machine = self.cloud.header, ""
         self._connection = http.client.HTTPConnection(*origin)
         self._is_closed = False
 
@@ -205,11 +180,13 @@ class MetadataService:
         """Return the notices that there are now; raises what :data:`Ask` does."""
         if self.cloud.name and not self._machine:
             self._machine = self._read(self.cloud.name) or ""
-        notices = []
-        for path, read in self.cloud.questions:
-            text = self._read(path.format(poll=POLL_SECONDS))
-            notices += [] if text is None else list(read(text, self._machine))
-        self._timeout = _TIMEOUT
+        notices: list[MachineNotice] = []
+        for path in self.cloud.paths:
+            if (text := self._read(path.format(poll=POLL_SECONDS))) is not None:
+                try:
+                    notices += self.cloud.read(path, text, self._machine)
+                except (AttributeError, RecursionError) as error:  # JSON, but no table
+                    raise ValueError(f"the answer is {text[:60]!r}") from error
         return notices
 
     def _read(self, path: str) -> str | None:
@@ -233,7 +210,7 @@ class MetadataService:
         """Return the status and the text of an answer; raises what :data:`Ask` does."""
         if self._is_closed:
             raise OSError("closed")
-        self._connection.timeout = max(self._timeout, POLL_SECONDS + _TIMEOUT)
+        self._connection.timeout = POLL_SECONDS + self.cloud.timeout
         with contextlib.closing(self._connection) as connection:
             connection.request(method, path, headers=dict([header]))
             answer = connection.getresponse()
@@ -257,8 +234,7 @@ def ask_file(path: Path, since: float) -> Ask:
         except FileNotFoundError:
             return []
         if written < since:
-            what = f"{path} is older than this attempt, and so ignored"
-            return [MachineNotice(id=f"old {written}", what=what, takes="nothing")]
+            return []
         deadline = _time(text)
         with contextlib.suppress(ValueError):
             deadline = written + min(max(float(text), 0.0), 1e9)
@@ -300,45 +276,41 @@ class NoticeWatch:
         self._say, self._save_seconds = say, save_seconds
         self._seen: set[str] = set()
         self._over = threading.Event()
-        self._is_failing = False
 
     def take(self, notices: list[MachineNotice], now: float) -> None:
         """Take in what a source says at a moment."""
+        lead = max(LEAST_LEAD, _LEAD_SAVES * self._save_seconds() + _LEAD_MORE)
         for notice in notices:
             is_new, left = notice.id not in self._seen, _left(notice, now)
             self._seen.add(notice.id)
-            lead = max(LEAST_LEAD, _LEAD_SAVES * self._save_seconds() + _LEAD_MORE)
-            if notice.takes == "all" and (left is None or left <= lead):
+            if notice.is_certain and (left is None or left <= lead):
                 self._say(stop_reason(notice, now, self._save_seconds()))
                 self.notice = notice
                 return
-            if not is_new:
-                continue
-            if notice.takes == "all":
+            if is_new and notice.is_certain:
                 self._say(f"{notice.what} in {duration(left)}: the run continues until {duration(lead)} before")
-            elif notice.takes == "perhaps":
+            elif is_new:
                 self.wants_save = True
                 self._say(f"{notice.what}: a checkpoint is written now, and the run continues")
-            else:
-                self._say(f"{notice.what}: the run continues")
 
     def run(self, ask: Ask, source: str, service: MetadataService | None) -> None:
         """Ask until a notice ends the run, or :meth:`close`."""
-        is_cost_told, warning = False, 0.0 if service is None else service.cloud.warning_seconds
+        is_cost_told, is_failing = False, False
+        warning = 0.0 if service is None else service.cloud.warning_seconds
         while not self._over.is_set() and self.notice is None:
             began, pause = time.monotonic(), POLL_SECONDS
             try:
                 self.take(ask(), time.time())
             except (OSError, http.client.HTTPException, ValueError) as error:
-                if not self._is_failing and not self._over.is_set():
+                if not is_failing and not self._over.is_set():
                     place = source if service is None else f"{source} at {service.base}"
                     self._say(
                         f"no notices from {place} ({error}): if this machine is taken away, there is no warning; it is"
                         f" asked again every {ERROR_SECONDS:.0f} s"
                     )
-                self._is_failing, pause = True, ERROR_SECONDS
+                is_failing, pause = True, ERROR_SECONDS
             else:
-                self._is_failing = False
+                is_failing = False
             if warning and not is_cost_told and self._save_seconds() > warning:
                 is_cost_told = True
                 self._say(

@@ -69,21 +69,15 @@ class Gpu:
     busy_share: float | None = None
     mhz: int | None = None
     mhz_max: int | None = None
-    memory_mhz: int | None = None
-    memory_mhz_max: int | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
     power_default_watts: float | None = None
     power_most_watts: float | None = None
     temperature: int | None = None
     throttled_by: tuple[str, ...] | None = None
-    ecc: bool | None = None
     ecc_errors: int | None = None
     mig: bool | None = None
     exclusive: bool | None = None
-    persistence: bool | None = None
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
     pcie_width: int | None = None
     pcie_width_max: int | None = None
 
@@ -320,8 +314,7 @@ def gpu_facts(gpu: GpuReader, *, visible: bool = True) -> Gpu:
     """Return all that is known of a GPU; ``visible``: whether CUDA shows it to this process."""
     nvml, read = gpu.nvml, gpu.read
     capability, memory, busy = read("CudaComputeCapability"), gpu.memory(), read("UtilizationRates")
-    ecc, mig, persistence = (read(name) for name in ("EccMode", "MigMode", "PersistenceMode"))
-    running, mode = gpu.processes(), read("ComputeMode")
+    running, mig, mode = gpu.processes(), read("MigMode"), read("ComputeMode")
 
     return Gpu(
         name=gpu.name(),
@@ -337,21 +330,15 @@ def gpu_facts(gpu: GpuReader, *, visible: bool = True) -> Gpu:
         busy_share=None if busy is None else busy.gpu / 100,
         mhz=read("ClockInfo", nvml.NVML_CLOCK_SM),
         mhz_max=read("MaxClockInfo", nvml.NVML_CLOCK_SM),
-        memory_mhz=read("ClockInfo", nvml.NVML_CLOCK_MEM),
-        memory_mhz_max=read("MaxClockInfo", nvml.NVML_CLOCK_MEM),
         power_watts=gpu.read_watts("PowerUsage"),
         power_limit_watts=gpu.read_watts("EnforcedPowerLimit"),
         power_default_watts=gpu.read_watts("PowerManagementDefaultLimit"),
         power_most_watts=gpu.power_most_watts(),
         temperature=read("Temperature", nvml.NVML_TEMPERATURE_GPU),
         throttled_by=gpu.throttle_reasons(),
-        ecc=None if ecc is None else bool(ecc[0]),
         ecc_errors=read("TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC),
         mig=None if mig is None else bool(mig[0]),
         exclusive=None if mode is None else mode == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
-        persistence=None if persistence is None else bool(persistence),
-        pcie_generation=read("CurrPcieLinkGeneration"),
-        pcie_generation_max=read("MaxPcieLinkGeneration"),
         pcie_width=read("CurrPcieLinkWidth"),
         pcie_width_max=read("MaxPcieLinkWidth"),
     )

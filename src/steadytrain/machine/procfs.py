@@ -75,39 +75,6 @@ def processor_seconds(root: Path = ROOT, usable: frozenset[int] | None = None) -
     return seconds
 
 
-class PackageEnergy:
-    """Counts the joules of the processors' packages (RAPL, ``/sys/class/powercap``) since it was made.
-
-    The kernel's counters are in microjoules and begin anew at ``max_energy_range_uj``, after minutes to hours. Most
-    systems let only root read them.
-
-    Args:
-        root: where ``sys`` lies.
-    """
-
-    def __init__(self, root: Path = ROOT) -> None:
-        domains = (root / "sys/class/powercap").glob("intel-rapl:*")  # AMD's processors have the same name
-        packages = [path for path in domains if path.name.count(":") == 1]
-        self._packages = [path for path in packages if (read(path / "name") or "").startswith("package")]
-        self._before = {path: self._count(path, "energy_uj") for path in self._packages}
-        self._joules = 0.0
-
-    def read(self) -> float | None:
-        """Return the joules so far; None where no counter can be read."""
-        for path, before in self._before.items():
-            now = self._count(path, "energy_uj")
-            if before is not None and now is not None:
-                turned = (self._count(path, "max_energy_range_uj") or 0) if now < before else 0
-                self._joules += max(0, now - before + turned) / 1e6
-            self._before[path] = now
-        return self._joules if any(count is not None for count in self._before.values()) else None
-
-    @staticmethod
-    def _count(path: Path, name: str) -> int | None:
-        text = read(path / name)
-        return int(text) if text is not None and text.isdecimal() else None
-
-
 def steal_share(before: Mapping[int, ProcessorSeconds], after: Mapping[int, ProcessorSeconds]) -> float | None:
     """Return the share that the hypervisor withheld between two readings of :func:`processor_seconds`."""
     stolen = sum(seconds.steal for seconds in after.values()) - sum(seconds.steal for seconds in before.values())

@@ -28,7 +28,6 @@ from steadytrain.machine.procfs import (
     PAGE_BYTES,
     PRESSURES,
     ROOT,
-    PackageEnergy,
     parse_table,
     processor_seconds,
     read,
@@ -160,7 +159,6 @@ class LinuxCounters:
         self._root = root
         self._tree = ProcessTree(os.getpid(), root)
         self._ranks = [ProcessTree(pid, root) for pid in ranks]
-        self._energy = PackageEnergy(root)
         self._disks: tuple[float, Mapping[str, float]] = 0.0, {}  # of the reading before: when, and busy seconds
         # The network's devices, without what the kernel makes up; nothing in a container, which has only such.
         self._networks = frozenset(link.parent.name for link in (root / "sys/class/net").glob("*/device"))
@@ -183,7 +181,6 @@ class LinuxCounters:
             "throttled_seconds": cgroups.throttled_seconds(root),
             "swap_bytes": sum(swapped) * PAGE_BYTES if swapped else None,
             "network_bytes": _network_bytes(read(root / "proc/net/dev") or "", self._networks),
-            "energy_joules": self._energy.read(),
             **{f"pressure_{name}": seconds for name, seconds in cgroups.pressures(root).items()},
         }
         most, left = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
@@ -282,9 +279,8 @@ def stats_between(before: Counters, after: Counters) -> MachineStats:
         )
         if cpu is not None:
             values["others"] = max(0.0, busy - cpu - values.get("ranks", 0.0))
-    for name in ("throttled_seconds", "energy_joules"):  # of the whole interval
-        if name in values:
-            values[name] *= seconds
+    if "throttled_seconds" in values:  # of the whole interval
+        values["throttled_seconds"] *= seconds
     if "switches" in per_second:
         values["involuntary_switches"] = per_second["switches"]
     if cpu is not None:

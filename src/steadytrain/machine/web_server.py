@@ -21,7 +21,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 import h11
 import uvicorn
@@ -41,7 +40,6 @@ MAX_HEAD_BYTES = 16 * 2**10
 """Bytes of a head after which it goes to the parser, complete or not: h11 refuses longer ones."""
 _LATE = ("408 Request Timeout", "the request's head was not complete in time")
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
-_ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE)
 
 
 class Early(JSONResponse):
@@ -403,7 +401,6 @@ class LimitedServer(uvicorn.Server):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request if there is room, and if its end is certain."""
         connection: _Connection = scope["state"].pop("connection")
-        _use_origin_form(scope)
         headers = dict(scope["headers"])
         head, connection.head = connection.head, b""  # it is that of the first request alone
         refusal, is_free = self._refusal(scope, headers), scope["path"] in self._limits.free_paths
@@ -445,12 +442,3 @@ def _path_of(head: bytes | bytearray) -> str:
     """Return the path that a head asks for, as it is written; empty where there is none."""
     words = head[: head.find(b"\n")].split(b" ", 2)
     return words[1].partition(b"?")[0].decode("latin-1") if len(words) == 3 else ""
-
-
-def _use_origin_form(scope: Scope) -> None:
-    """Read a target such as ``http://HOST/PATH``, as one would send to a proxy (RFC 9112, 3.2.2): its host counts."""
-    match = _ABSOLUTE.fullmatch(scope["raw_path"])
-    if match is not None:
-        scope["raw_path"] = match[2] or b"/"
-        scope["path"] = unquote(scope["raw_path"].decode("ascii"))
-        scope["headers"] = [(b"host", match[1]), *(pair for pair in scope["headers"] if pair[0] != b"host")]

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,9 @@ from steadytrain.config.plain import plain
 from steadytrain.cost.bill import (
     Bill,
     BillPart,
-    Energy,
-    Habits,
     SpotRow,
     WhatIf,
     bill_of,
-    energy,
     habits,
     make_bill,
     merge_parts,
@@ -37,7 +33,7 @@ from steadytrain.interop.logs import LogRun
 from steadytrain.monitor import RunHistory, read_history
 from steadytrain.reports.files import find_all
 from steadytrain.reports.status import current_bill, signs, time_left
-from steadytrain.reports.summary import Reached, reached
+from steadytrain.reports.summary import reached
 from steadytrain.reports.tables import finite
 from steadytrain.run import Run
 
@@ -58,41 +54,27 @@ class Question:
         price: of an hour of each machine, as :func:`~steadytrain.cost.prices.parse_price` reads it; None: what the run
             recorded, or that of ``instance``.
         instance, cloud, region: whose spot offers are compared, and whose other machines.
-        spot: the price is that of the instance on spot.
-        before: compare by prices of this day, ``YYYY-MM-DD``, or older ones; None: by the newest.
         target: an accuracy, a fraction: what it cost to reach it.
         what_if: estimate the run on other machines.
         interruptions: an hour, on spot; None: as in the run.
-        wait_minutes: until there is capacity again after one; None: as in the run.
 
     Raises:
-        InputError: options that exclude or need each other, or are out of range.
+        InputError: options that exclude or need each other.
     """
 
     price: str | Price | None = None
     instance: str | None = None
     cloud: str | None = None
     region: str | None = None
-    spot: bool = False
-    before: str | None = None
     target: float | None = None
     what_if: bool = False
     interruptions: float | None = None
-    wait_minutes: float | None = None
 
     def __post_init__(self) -> None:
         if self.price is not None and self.instance is not None:
             raise InputError(f"--price {self.price} and --instance {self.instance} exclude each other: give one")
-        if self.instance is None and self.spot:
-            raise InputError("--spot needs --instance NAME")
-        if self.instance is None and not self.what_if and (self.before or self.cloud or self.region):
-            raise InputError("--cloud, --region and --before need --instance NAME, or --what-if")
-        if self.before is not None and not _is_day(self.before):
-            raise InputError(f"--before is {self.before!r}; it must be a day, such as 2018-12-31")
-        for name, most in (("target", 1.0), ("interruptions", 3600.0), ("wait_minutes", 1e6)):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= most:
-                raise InputError(f"--{name.replace('_', '-')} is {value:g}; it must be from 0 to {most:g}")
+        if self.instance is None and not self.what_if and (self.cloud or self.region):
+            raise InputError("--cloud and --region need --instance NAME, or --what-if")
 
     @cached_property
     def chosen(self) -> Price | None:
@@ -100,13 +82,12 @@ class Question:
         if isinstance(self.price, str):
             return parse_price(self.price)
         if self.price is None and self.instance is not None:
-            place = {"cloud": self.cloud, "region": self.region}
-            return find_offer(self.instance, **place, spot=self.spot, before=self.before).price(spot=self.spot)
+            return find_offer(self.instance, cloud=self.cloud, region=self.region).price()
         return self.price
 
     def offers(self) -> list[Offer]:
         """Return the newest row of each instance in each place that was asked about."""
-        offers = sorted(select(all_offers(), self.cloud, self.region, self.before), key=lambda offer: offer.date)
+        offers = sorted(select(all_offers(), self.cloud, self.region), key=lambda offer: offer.date)
         return list({(offer.cloud, offer.region, offer.zone, offer.instance): offer for offer in offers}.values())
 
 
@@ -142,7 +123,7 @@ class RunCost:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cost as plain data, ready for JSON; amounts are null where no price is known."""
-        bill, used = self.bill, None if self.history is None else energy(self.history)
+        bill = self.bill
         document: dict[str, Any] = {"format": "steadytrain-cost", "version": 1, "run": str(self.run.directory)}
         document |= {"status": self.status, "so_far": None, "at_end": None, "currency": None, "price": None}
         document |= {"seconds": sum(part.seconds for part in self.parts)}
@@ -158,8 +139,6 @@ class RunCost:
             }
             for part in self.parts
         ]
-        if self.history is not None or bill is None:
-            document["energy"] = used and {**plain(used), "kwh": used.kwh, "money": self.energy_money(used)}
         if self.history is not None and bill is not None:
             document |= self._measured(self.history, bill)
         result: dict[str, Any] = finite(document)
@@ -169,49 +148,35 @@ class RunCost:
         """Return what the events of a run with a price add to its document."""
         document: dict[str, Any] = {"shares": plain(shares(bill, history)), "habits": plain(habits(history))}
         if self.question.target is not None:
-            hit, best = self.target(history), self.best(history)
+            hit = reached(history, self.question.target, self.bill)
             document["target"] = {
                 "score": self.question.target,
                 "money": hit and hit.cost,
                 "epoch": hit and hit.epoch,
-                "best": best,
+                "best": _best(history),
             }
         document["spot"] = [plain(row) for row in self.spot(history)]
         document["what_if"] = [plain(row) for row in self.others(history)]
         return document
-
-    def target(self, history: RunHistory) -> Reached | None:
-        """Return when the target was reached and what had been spent by then; None if it was not, or there is none."""
-        return None if self.question.target is None else reached(history, self.question.target, self.bill)
-
-    def best(self, history: RunHistory) -> float | None:
-        """Return the highest accuracy of all evaluations."""
-        return max((event.score for event in history.evaluated), default=None)
 
     def work(self, history: RunHistory) -> float:
         """Return the seconds of the whole run without lost work: what another machine would have to do."""
         ledger = history.ledger()
         return max(0.0, ledger.wall_seconds - ledger.seconds["lost"]) + (self.left or 0.0)
 
-    def rates(self, measured: Habits) -> tuple[float, float]:
-        """Return the interruptions per hour and the seconds of waiting to assume: as asked for, else as measured."""
-        per_hour, wait = self.question.interruptions, self.question.wait_minutes
-        return (
-            (measured.per_hour or 0.0) if per_hour is None else per_hour,
-            (measured.away or 0.0) if wait is None else 60 * wait,
-        )
+    def interruptions(self, history: RunHistory) -> float:
+        """Return the interruptions an hour to assume on spot: as asked for, else as measured."""
+        asked = self.question.interruptions
+        return (habits(history).per_hour or 0.0) if asked is None else asked
 
     def spot(self, history: RunHistory) -> list[SpotRow]:
         """Return the spot offers of the instance that was named."""
         instance = self.question.instance
         if instance is None:
             return []
-        measured = habits(history)
-        per_hour, wait = self.rates(measured)
+        measured, per_hour = habits(history), self.interruptions(history)
         offers = [offer for offer in self.question.offers() if offer.instance.lower() == instance.lower()]
-        return spot_rows(
-            offers, self.work(history), measured, per_hour=per_hour, wait=wait, machines=self.parts[-1].machines
-        )
+        return spot_rows(offers, self.work(history), measured, per_hour=per_hour, machines=self.parts[-1].machines)
 
     def others(self, history: RunHistory) -> list[WhatIf]:
         """Return the run on other machines, if that was asked: of each instance the cheapest region."""
@@ -221,11 +186,6 @@ class RunCost:
         for row in what_if(history, self.question.offers(), self.work(history)):
             cheapest.setdefault(f"{row.offer.cloud}/{row.offer.instance}", row)
         return list(cheapest.values())
-
-    def energy_money(self, used: Energy) -> float | None:
-        """Return what the measured energy costs; None where the price is not one per kWh."""
-        per_kwh = None if self.bill is None else self.bill.price.per_kwh
-        return None if per_kwh is None else used.kwh * per_kwh
 
     def to_text(self, width: int) -> str:
         """Format the cost in lines of at most ``width`` columns; without a price the usage, and how to give one."""
@@ -243,7 +203,6 @@ class RunCost:
         yield clean(f"{self.run.directory}: {self.status}")
         yield f"{duration(seconds)} of wall time in {count(len(self.parts), 'attempt')}{left}"
         yield f"{devices / 3600:,.3g} hours of devices, {max(part.devices for part in self.parts)} at a time"
-        yield energy_text(None if self.history is None else energy(self.history))
         yield from wrap(f"no price is known: {HOW_TO_PRICE}", width, "", "  ")
 
     def _bill_lines(self, bill: Bill, width: int) -> Iterator[str]:
@@ -282,7 +241,7 @@ class RunCost:
             ("an epoch", split.per_epoch, "evaluations in it, set-up not"),
         ]
         if self.question.target is not None:
-            hit, best = self.target(history), self.best(history)
+            hit, best = reached(history, self.question.target, self.bill), _best(history)
             at = "not reached; no evaluation yet" if best is None else f"not reached; best so far: {percent(best, 2)}"
             at = at if hit is None else f"at epoch {epoch(hit.epoch)}"
             label = f"to {score_name(history.is_multi_label)} {percent(self.question.target, 2)}"
@@ -292,10 +251,6 @@ class RunCost:
             for label, amount, more in rows
         ]
         yield text_table(cells, right=(1,))
-        if self.log is None:
-            used = energy(history)
-            paid = None if used is None else self.energy_money(used)
-            yield energy_text(used, "" if paid is None else f", {money(paid)} {bill.currency}")
 
     def _spot_lines(self, history: RunHistory, width: int) -> Iterator[str]:
         rows, question = self.spot(history), self.question
@@ -303,15 +258,15 @@ class RunCost:
             return
         yield ""
         if not rows:
-            yield f"spot: no spot price of {question.instance} is known: steady cost prices --refresh URL|FILE"
+            yield f"spot: no spot price of {question.instance} is known: steady cost prices --refresh FILE"
             return
-        measured = habits(history)
-        per_hour, wait = self.rates(measured)
+        measured, per_hour = habits(history), self.interruptions(history)
         origin = "as in this run" if question.interruptions is None else "as given"
         source = "measured here" if self.log is None else "assumed: the log does not say it"
         yield f"spot against on demand, for {duration(self.work(history))} of work"
         words = f"interruptions an hour: {per_hour:.3g} ({origin}); a checkpoint every {duration(measured.interval)},"
-        words += f" a restart in {duration(measured.restart)} ({source}), {duration(wait)} until there is capacity"
+        words += f" a restart in {duration(measured.restart)} ({source}),"
+        words += f" {duration(measured.away or 0.0)} until there is capacity"
         yield from wrap(f"{words} again", width, "  ")
         cells = [["where", "spot/h", "time", "USD", "on demand", "price of"]]
         for row in rows[:MOST_ROWS]:
@@ -351,15 +306,6 @@ class RunCost:
             " 9 % too fast and V100 over K80 41 % too slow; from a processor to a GPU the error is not known."
         )
         yield from wrap(error, width, "  ")
-
-
-def energy_text(used: Energy | None, worth: str = "") -> str:
-    """Say how much energy was measured; ``worth``: what it costs, with a comma before it."""
-    if used is None:
-        return "energy: nothing could be read (RAPL: /sys/class/powercap; GPUs: NVML)"
-    parts = [] if used.cpu_joules is None else [f"processors {used.cpu_joules / 3.6e6:.3g} kWh"]
-    parts += [] if used.gpu_joules is None else [f"GPUs {used.gpu_joules / 3.6e6:.3g} kWh"]
-    return f"energy: {used.kwh:.3g} kWh{worth} ({', '.join(parts)}; {used.watts:.0f} W in the mean)"
 
 
 def bill(run: Run | str | Path, *, price: Price | str | float | None = None) -> Bill:
@@ -477,12 +423,10 @@ def price_table(offers: Sequence[Offer], width: int) -> str:
     return "\n".join(lines)
 
 
+def _best(history: RunHistory) -> float | None:
+    """Return the highest accuracy of all evaluations."""
+    return max((event.score for event in history.evaluated), default=None)
+
+
 def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
-
-
-def _is_day(text: str) -> bool:
-    try:
-        return date.fromisoformat(text).isoformat() == text
-    except ValueError:
-        return False

@@ -26,8 +26,9 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+from steadytrain.config.factories import load_entry_point
 from steadytrain.config.plain import leaves
 from steadytrain.errors import FailedError, InputError, SteadyError, did_you_mean, first_line, storage_errors
 from steadytrain.events import EpochTrained, Evaluated, Event, Logged, LogReader, open_no_follow, refuse_link
@@ -227,7 +228,7 @@ def find_trackers(text: str) -> dict[str, Callable[[], Begin]]:
     """Look up names that stand between commas: ours, and those of other packages' entry points, which come first.
 
     Returns:
-        By name, what loads it. That raises InputError where the package that it needs is not installed.
+        By name, what loads it. That raises InputError where the package that it needs is missing or broken.
 
     Raises:
         InputError: an unknown name.
@@ -240,7 +241,10 @@ def find_trackers(text: str) -> dict[str, Callable[[], Begin]]:
     steadytrain.errors.InputError: unknown tracker 'comet': mlflow, tensorboard, trackio or wandb.
     """
     loaders: dict[str, Callable[[], Begin]] = {name: partial(_load_ours, name) for name in TRACKERS}
-    loaders |= {point.name: point.load for point in entry_points(group=GROUP)}
+    loaders |= {
+        point.name: partial(load_entry_point, point, cast("type[Begin]", Callable))
+        for point in entry_points(group=GROUP)
+    }
     known = sorted(loaders)
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:

@@ -6,8 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,44 +98,6 @@ def sampled_gpus(group: Group | None, gpus: Sequence[Mapping[str, Any]]) -> tupl
     if group.hosts.index(host) != group.world.rank:
         return ()
     return tuple(gpu["uuid"] for gpu, place in zip(gpus, group.hosts, strict=True) if place == host)
-
-
-@contextmanager
-def near_gpu(group: Group | None, device: torch.device, notice: Callable[[str], None]) -> Iterator[int]:
-    """Keep this thread, and those that it starts, on the processors of its GPU's NUMA node for the block.
-
-    Only where several ranks on one machine compute on GPUs and lose no processors by it: see
-    :func:`.cgroups.near_processors`.
-
-    Yields:
-        How many ranks use the same processors as this one, this one included.
-    """
-    if group is None or device.type != "cuda":
-        yield 1 if group is None else group.sharing
-        return
-    properties: Any = torch.cuda.get_device_properties(device)
-    pci = ""  # where a release of torch does not tell
-    if hasattr(properties, "pci_domain_id"):
-        pci = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-    rank, everything = group.world.rank, cgroups.allowed()
-    local = [other for other, host in enumerate(group.hosts) if host == group.hosts[rank]]
-    places = group.all_gather_json(pci)
-    near = cgroups.near_processors([places[other] for other in local], local.index(rank))
-    nodes = group.all_gather_json(near and near[0])
-    if near is None or any(nodes[other] is None for other in local):  # all, or none
-        yield group.sharing
-        return
-    node, processors = near
-    if group.world.is_first:
-        notice(
-            "each rank stays on the processors of its GPU's NUMA node"
-            f" (rank 0: node {node}, {len(processors)} of {count(len(everything), 'processor')})"
-        )
-    os.sched_setaffinity(0, processors)
-    try:
-        yield sum(nodes[other] == node for other in local)
-    finally:
-        os.sched_setaffinity(0, everything)
 
 
 def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:

@@ -130,17 +130,6 @@ def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[L
     return [replace(first, passed_over=Names([*first.passed_over, *loose])), *more] if loose else [first, *more]
 
 
-def count_images(source: Path) -> tuple[int, int]:
-    """Count images and classes by the names in a folder of classes, or in its training part: quick, but not exact."""
-    look = look_on_disk(source)
-    if flat_splits(look):
-        return 0, 0
-    source = source / class_splits(look, source).get("train", "")
-    counts = {name: sum(map(is_image, read_entries(source / name)[1])) for name in read_entries(source)[0]}
-    kept = counts.keys() - leftovers(counts)
-    return sum(counts[name] for name in kept), len(kept)
-
-
 def read_entries(folder: Path | str) -> tuple[list[str], list[str]]:
     """Names of the folders and of the files in a folder, sorted, without what is ignored."""
     try:

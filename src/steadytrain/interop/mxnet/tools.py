@@ -293,7 +293,7 @@ def _launch(words: Sequence[str]) -> Translated:
         at = command.index("--procs")
         gpus = int(command[at + 1])
         del command[at : at + 2]
-        if named.place in ("slurm", "kubernetes", "yarn"):  # where -n counts machines
+        if named.place in ("slurm", "kubernetes"):  # where -n counts machines
             others += ["--procs", str(gpus)]
         else:
             ranks *= gpus
@@ -412,7 +412,7 @@ ALIASES = {"measure": "bandwidth", "finetune": "fine_tune"}
 TOOLS: dict[str, Callable[[Sequence[str]], Translated]] = {
     "score": _score, "im2rec": _im2rec, "rec2idx": _rec2idx, "parse_log": _parse_log, "launch": _launch,
     "bandwidth": _bandwidth, **dict.fromkeys(("mpirun", "mpiexec", "horovodrun"), _mpi),
-    **{f"dmlc_{place}": _tracker(place) for place in ("local", "ssh", "mpi", "yarn")},
+    **{f"dmlc_{place}": _tracker(place) for place in ("local", "ssh", "mpi")},
 }  # fmt: skip
 """Name -> what reads its command line."""
 PROGRAMS = (*TRAINERS, *TOOLS, *sorted(SCRIPTS.keys() - TRAINERS))

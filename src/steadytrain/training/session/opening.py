@@ -39,7 +39,7 @@ from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import pass_of, use_fastest_threads
 from steadytrain.training.consensus import Alone, ByServers, Together
 from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named
-from steadytrain.training.device import gpus_of_ranks, near_gpu, notice_change, prepare_device, set_up_machine
+from steadytrain.training.device import gpus_of_ranks, notice_change, prepare_device, set_up_machine
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.remarks import remarks
 from steadytrain.training.session.saver import Saver
@@ -239,9 +239,7 @@ def _set_up_device(attempt: _Attempt, saved: dict[str, Any] | None) -> _Place:
         attempt.start.passed("device")
     attempt.stack.enter_context(preserve_process(device))
     gpus = gpus_of_ranks(group, device)
-    sharing = attempt.stack.enter_context(near_gpu(group, device, attempt.notice))
-    if group is None:
-        sharing = world.local_size
+    sharing = world.local_size if group is None else group.sharing
     machine = set_up_machine(recipe, device, before, attempt.notice, ranks=world.size, sharing=sharing)
     return _Place(device, saved, before, machine, gpus, sharing)
 
