@@ -36,9 +36,9 @@ from machine import STEADY, cpu_seconds
 from steadytrain import models
 from steadytrain.config import Model
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
+from steadytrain.interop.mxnet.convert import convert_from_mxnet, convert_to_mxnet
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
 from steadytrain.training import restore
-from steadytrain.training.inference.convert import convert_from_mxnet, convert_to_mxnet
 
 PEERS = Path(__file__).resolve().parent / "peers"
 REAL = {

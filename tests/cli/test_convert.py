@@ -17,10 +17,10 @@ from tests.interop.mxnet.test_graph import old_lenet
 from steadytrain.cli import main
 from steadytrain.errors import FailedError
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
+from steadytrain.interop.mxnet.convert import convert_to_mxnet
 from steadytrain.interop.mxnet.params import read_params, write_params
 from steadytrain.interop.mxnet.symbol import Symbol, read_symbol, write_symbol
 from steadytrain.training import restore
-from steadytrain.training.inference.convert import convert_to_mxnet
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from steadytrain.data.loader import Crop
 from steadytrain.data.loader.image_cache import DeviceCache, Shifts
 from steadytrain.data.packing.pack import pack
 from steadytrain.events import Event, Step
-from steadytrain.optim.optimizers import OPTIMIZERS
+from steadytrain.optim import kinds
 from steadytrain.run import Run
 from steadytrain.training import steps
 from steadytrain.training.state import Count, Meters
@@ -40,7 +40,7 @@ EVERYTHING: dict[str, Any] = {
 }
 
 CASES: dict[str, dict[str, Any]] = {
-    **{f"{name}": {"optim.name": name} for name in OPTIMIZERS},
+    **{f"{name}": {"optim.name": name} for name in kinds()},
     **{f"{name} bf16 cuda:3": {"optim.name": name, "precision.name": "bf16"} for name in ("adamw", "nadam", "sgld")},
     **{f"{name} fp16": {"optim.name": name, "precision.name": "fp16"} for name in ("sgd", "nag", "adam", "adamw")},
     **{f"sgd {name}": {"precision.name": name} for name in PRECISIONS[1:] if name != "fp16"},

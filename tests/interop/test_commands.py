@@ -26,10 +26,10 @@ from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.plain import leaves
 from steadytrain.errors import InputError
 from steadytrain.events import Evaluated
+from steadytrain.interop.mxnet.launchers import translate as translate_launcher
 from steadytrain.interop.mxnet.params import write_params
 from steadytrain.interop.mxnet.symbol import Symbol, write_symbol
 from steadytrain.interop.mxnet.tools import translate
-from steadytrain.launch.trackers import translate as translate_launcher
 from steadytrain.run import Run
 
 OLD = (Path(__file__).parent.parent / "golden" / "mxnet-commands.txt").read_text().splitlines()[1:]

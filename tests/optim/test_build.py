@@ -18,8 +18,8 @@ from steadytrain.config.parts import OPTIMIZERS, TIMM_OPTIMIZERS
 from steadytrain.errors import RecipeError
 
 CPU = torch.device("cpu")
-BUILT_IN = sorted(optim.OPTIMIZERS)
-FUSED = [name for name in BUILT_IN if optim.OPTIMIZERS[name].fused]
+BUILT_IN = sorted(optim.kinds())
+FUSED = [name for name, kind in optim.kinds().items() if kind.fused]
 
 
 def make(parameters: list[nn.Parameter], name: str = "sgd", **more: Any) -> Optimizer:
@@ -41,7 +41,7 @@ def train(parameter: nn.Parameter, optimizer: Optimizer, updates: range) -> Tens
 
 
 def test_the_recipes_names_are_those_of_the_table() -> None:
-    assert set(OPTIMIZERS) == set(optim.OPTIMIZERS)
+    assert set(OPTIMIZERS) == set(optim.kinds())
 
 
 @pytest.mark.parametrize("name", FUSED)

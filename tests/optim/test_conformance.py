@@ -31,8 +31,8 @@ def own(groups: Any, *, lr: float) -> Optimizer:
     return torch.optim.SGD(groups, lr=lr, momentum=0.9)
 
 
-BUILT_IN = sorted(optim.OPTIMIZERS)
-DECAY = {name: kind.decay for name, kind in optim.OPTIMIZERS.items()} | {
+BUILT_IN = sorted(optim.kinds())
+DECAY = {name: kind.decay for name, kind in optim.kinds().items()} | {
     "ftrl": "its own",  # the L2 term of the leader: golden values
     "timm/adabelief": "decoupled",
     "timm/adan": "its own",  # proximal: w / (1 + lr * wd)
@@ -204,7 +204,7 @@ def test_decay_is_coupled_or_decoupled_as_it_is_said(name: str) -> None:
     assert [kind for kind, is_same in results.items() if is_same] == [DECAY[name]]
 
 
-FUSED = [name for name in BUILT_IN if optim.OPTIMIZERS[name].fused]
+FUSED = [name for name in BUILT_IN if optim.kinds()[name].fused]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -215,7 +215,7 @@ def test_fused_kernels_do_the_work_and_nothing_keeps_torch_from_updating_all_ten
 
 
 def test_torch_has_no_fused_kernel_that_is_left_unused() -> None:
-    for name, kind in optim.OPTIMIZERS.items():
+    for name, kind in optim.kinds().items():
         base = type(make(name, grouped(tensors()))).__mro__[1]
         if base.__module__.startswith("torch.optim"):
             assert bool(kind.fused) == ("fused" in inspect.signature(base).parameters), name

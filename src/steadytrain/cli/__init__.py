@@ -274,7 +274,7 @@ def _run(words: Sequence[str]) -> object:
         words.insert(words.index("--"), "--")
     elif verb == "launch":
         from steadytrain.cli.console import note
-        from steadytrain.launch.trackers import translate
+        from steadytrain.interop.mxnet.launchers import translate
 
         translated = translate(words[1:])  # the words of older trackers
         for line in translated.notes:

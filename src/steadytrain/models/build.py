@@ -23,14 +23,10 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from steadytrain.config import Model, Scalar
-from steadytrain.config.factories import OBJECT, search_current_folder
+from steadytrain.config.factories import CHECKPOINTS, OBJECT, checkpoint_format, find_row, search_current_folder
 from steadytrain.errors import ModelError, did_you_mean, first_line
-from steadytrain.interop.mxnet import checkpoint as mxnet
-from steadytrain.interop.mxnet.graph import build_network
-from steadytrain.interop.mxnet.match import translate
-from steadytrain.interop.mxnet.symbol import parse_symbol, symbol_json
 from steadytrain.machine.web import client
-from steadytrain.models.class_names import OutputNames, imagenet_names
+from steadytrain.models.class_names import imagenet_names
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
 from steadytrain.models.objects import find_given
 from steadytrain.models.registry import ModelSource, current_name, fetched_file, find, licence_note
@@ -73,7 +69,7 @@ class Built:
         notes: for the user, a line each: what was replaced or adapted, what the licence restricts.
         weights: what it starts from: ``timm/resnet50.a1_in1k``, a file's path; empty where that is nothing.
         scaling_guessed: the mean and the standard deviation are the model's usual ones: the weights' file has none.
-        symbol: MXNet's symbol JSON that it was made of; empty elsewhere.
+        symbol: the graph that it was made of, in the text of the framework that it comes from; empty elsewhere.
     """
 
     module: nn.Module
@@ -85,6 +81,62 @@ class Built:
     weights: str = ""
     scaling_guessed: bool = False
     symbol: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignCheckpoint:
+    """A checkpoint of another framework, as far as it says itself.
+
+    Args:
+        num_outputs: of its classifier.
+        channels, size: of the images that it takes; the side in pixels.
+        classes, synsets: of its outputs, where its files name them.
+    """
+
+    num_outputs: int
+    channels: int
+    size: int
+    classes: tuple[str, ...] = ()
+    synsets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """A format of checkpoints of another framework: a row of :data:`steadytrain.config.factories.CHECKPOINTS`.
+
+    Args:
+        inspect: called with the name of a checkpoint, with or without its prefix, and the side of its images or None.
+        make: called as :func:`make_network`: makes the network of a checkpoint, with its weights if they are asked for.
+        load: called with a network that was built of another source, that source, the recipe's model and the classes
+            of the data: loads the arrays of ``model.weights`` into it, which is the same network.
+        rebuild: called with a model's name, ``Built.symbol``, channels and size: makes the network of its graph alone.
+    """
+
+    inspect: Callable[[str, int | None], ForeignCheckpoint]
+    make: Callable[..., Built]
+    load: Callable[[Built, ModelSource, Model, Sequence[str]], Built]
+    rebuild: Callable[[str, str, int, int], Built]
+
+
+def foreign_format(place: str | Path | None) -> CheckpointFormat | None:
+    """Return the format of a checkpoint of another framework, by its name or its file; None for everything else."""
+    name = checkpoint_format(str(place or ""))
+    return find_row(CHECKPOINTS, name, CheckpointFormat) if name else None
+
+
+def inspect_checkpoint(name: str, size: int | None = None) -> ForeignCheckpoint:
+    """Read what a checkpoint of another framework says of itself.
+
+    Args:
+        name: with its prefix, such as ``mxnet:resnet-18``, or a file of it.
+        size: side of its images in pixels, where it is no usual one.
+
+    Raises:
+        ModelError: no such files, or none that can be read.
+    """
+    format = foreign_format(name)
+    assert format is not None, f"{name} is no checkpoint of another framework"
+    return format.inspect(name, size)
 
 
 def build(
@@ -107,17 +159,17 @@ def build(
             (``Built.input.size``), or 224.
         classes: names of the outputs, which the rows of the weights' classifier follow; empty: they stay in its order.
         allow_import: import a ``pkg.mod:factory``; only if the user named it on this command line.
-        symbol: of an ``mxnet:`` model, the graph that a weights file holds: its own files are not looked for.
+        symbol: of a checkpoint of another framework, the graph that a weights file holds: its own files are not looked
+            for.
 
     Raises:
         ModelError: no such model or option, weights that cannot be had or do not fit, images that it cannot take.
     """
     source = find(model.name, allow_import=allow_import)
-    if symbol and source.kind == "mxnet":
-        network = build_network(parse_symbol(symbol, where=model.name), channels=channels, size=size or 224)
-        return Built(network.module, source.name, Input(channels=channels), _head(network.head), symbol=symbol)
-    file = None
-    if model.weights is not None and not _is_params(model.weights):
+    if symbol and (format := foreign_format(source.name)) is not None:
+        return format.rebuild(source.name, symbol, channels, size or 224)
+    file, foreign = None, foreign_format(model.weights)
+    if model.weights is not None and foreign is None:
         file = read_weights(Path(model.weights))
         size = size or (None if file.input is None else file.input.size)
     try:
@@ -136,9 +188,7 @@ def build(
         built = replace(built, notes=(*built.notes, note))
     if file is not None:
         return _load_file(built, file, str(model.weights), classes)
-    if model.weights is None or source.kind == "mxnet":
-        return built
-    return _load_params(built, source, model, classes)
+    return built if foreign is None or source.kind == "checkpoint" else foreign.load(built, source, model, classes)
 
 
 def num_outputs(model: Model, *, allow_import: bool = False) -> int:
@@ -153,12 +203,12 @@ def num_outputs(model: Model, *, allow_import: bool = False) -> int:
 
         config: Any = timm.models.get_pretrained_cfg(source.inner)
         return int(config.num_classes)
-    if _is_params(model.weights):
-        return mxnet.open_checkpoint(str(model.weights)).network().num_outputs
+    if checkpoint_format(str(model.weights)):
+        return inspect_checkpoint(str(model.weights)).num_outputs
     if model.weights is None:
         raise ModelError(f"{model.name} has no weights file: give --weights FILE")
     # 997 is a number of outputs that no layer but the classifier is likely to have.
-    weights = model.weights if source.kind == "mxnet" else None  # they may hold its graph
+    weights = model.weights if source.kind == "checkpoint" else None  # they may hold its graph
     built = make_network(
         source, Model(model.name, weights=weights, options=model.options), num_classes=997, channels=3, size=None
     )
@@ -333,95 +383,6 @@ def _load_file(built: Built, file: WeightsFile, path: str, classes: Sequence[str
     return replace(built, input=input, licence=file.licence, notes=tuple(notes), weights=path, scaling_guessed=guessed)
 
 
-def _is_params(weights: str | Path | None) -> bool:
-    return weights is not None and Path(weights).suffix == ".params"
-
-
-def _head(name: str) -> tuple[str, ...]:
-    return (name,) if name else ()
-
-
-def _load_params(built: Built, source: ModelSource, model: Model, classes: Sequence[str]) -> Built:
-    """Load MXNet's weights into a network that is not made of its symbol, but computes the same."""
-    path = str(model.weights)
-    checkpoint = mxnet.open_checkpoint(path)
-    network = checkpoint.network()
-    plain = Model(model.name, options=model.options)
-    same = make_network(source, plain, num_classes=network.num_outputs, channels=network.channels, size=network.size)
-    state, _ = translate(network, network.state(checkpoint.params), same.module, name=built.name)
-    what, names = f"the weights of {path} and {built.name}", OutputNames(checkpoint.classes, checkpoint.synsets)
-    notes = load_weights(built.module, state, head=built.head, what=what, names=names, classes=classes)
-    mean, std, reason = checkpoint.scaling
-    input = replace(built.input, mean=mean, std=std, channels=network.channels)
-    return replace(
-        built,
-        input=input.with_channels(built.input.channels),
-        licence="unknown",
-        notes=(*built.notes, *notes, *_scaling_note(reason)),
-        weights=path,
-        scaling_guessed=bool(reason),
-    )
-
-
-def _scaling_note(reason: str) -> list[str]:
-    return [f"MXNet's files do not say how images were scaled; assumed: {reason}"] if reason else []
-
-
-def _make_mxnet(
-    source: ModelSource, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str]
-) -> Built:
-    """Make the module of an MXNet checkpoint, with its weights where the recipe asks for them."""
-    known = ["layer_before_fullc", "classifier_init"]
-    for option in model.options:
-        if option not in known:
-            near = did_you_mean(option, known)
-            raise ModelError(f"{source.name} has no option {option!r}, it has {' and '.join(known)}.{near}")
-    layer, init = model.options.get(known[0]), model.options.get(known[1])
-    if init not in (None, "kaiming"):
-        raise ModelError(f"{known[1]} is {init!r}; it must be kaiming, or left out")
-    params = Path(str(model.weights)) if _is_params(model.weights) else None
-    file = None if model.weights is None or params else read_weights(Path(model.weights))
-    if file is not None and file.symbol:  # converted before, with its graph
-        symbol, seen = parse_symbol(file.symbol, where=str(model.weights)), file.input or Input()
-        path = Path(str(model.weights))
-        checkpoint = mxnet.Checkpoint(symbol, path, channels=seen.channels, size=seen.size or 224)
-    else:
-        named = None if layer is None else str(layer)
-        checkpoint = mxnet.open_checkpoint(
-            source.inner, params=params, also=() if size is None else (size,), layer_before_fullc=named
-        )
-    network = checkpoint.network(
-        num_classes=num_classes,
-        channels=channels,
-        size=size,
-        layer_before_fullc=None if layer is None else str(layer),
-    )
-    head, notes, mean, std, reason = _head(network.head), [*checkpoint.notes], None, None, ""
-    loads = model.pretrained or params is not None
-    if loads:
-        path = checkpoint.require_params()
-        what, names = f"the weights of {path} and {source.name}", OutputNames(checkpoint.classes, checkpoint.synsets)
-        state = network.state(checkpoint.params)
-        notes += load_weights(network.module, state, head=head, what=what, names=names, classes=classes)
-        if init and layer is not None:  # as MXNet's Xavier(gaussian, in, 2); its fine-tune.py begins so
-            for name in head:
-                nn.init.kaiming_normal_(network.module.get_submodule(name).get_parameter("weight"))
-        mean, std, reason = checkpoint.scaling
-        notes += _scaling_note(reason)
-    input = Input(size=checkpoint.size, mean=mean, std=std, channels=checkpoint.channels).with_channels(channels)
-    return Built(
-        network.module,
-        source.name,
-        input,
-        head,
-        licence="unknown" if loads else "",
-        notes=tuple(notes),
-        weights=str(checkpoint.params_path) if loads else "",
-        scaling_guessed=bool(reason),
-        symbol=symbol_json(network.symbol),
-    )
-
-
 def _make_torchvision(source: ModelSource, model: Model, *, num_classes: int, channels: int) -> Built:
     """Build torchvision's network; its weights are not fetched."""
     import torchvision
@@ -450,8 +411,8 @@ def make_network(
     """The network as its maker gives it, without the user's weights file."""
     if source.kind == "timm":
         return _make_timm(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
-    if source.kind == "mxnet":
-        return _make_mxnet(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
+    if (foreign := foreign_format(source.name)) is not None:
+        return foreign.make(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     if source.kind == "torchvision":
         return _make_torchvision(source, model, num_classes=num_classes, channels=channels)
     if source.kind == "object":

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from steadytrain.config import Model
+from steadytrain.config.factories import checkpoint_format
 from steadytrain.errors import ModelError
 from steadytrain.format import few
 from steadytrain.models.build import build, make_network
@@ -63,14 +64,14 @@ def find_model(path: Path, say: Callable[[str], None] = lambda message: None) ->
 def require_fit(model: Model, *, size: int | None, allow_import: bool = False) -> None:
     """Refuse a file of weights that is not one, or does not fit its network, before any image is read.
 
-    Where names and shapes agree, no values are needed, so that this is quick; MXNet's files are left for later.
+    Where names and shapes agree, no values are needed, so that this is quick; foreign files are left for later.
 
     Raises:
         ModelError: as of :func:`~steadytrain.models.build.build`.
     """
     path = Path(str(model.weights))
     source = find(model.name, allow_import=allow_import)
-    if source.kind not in ("timm", "torchvision", "built-in") or path.suffix == ".params":
+    if source.kind not in ("timm", "torchvision", "built-in") or checkpoint_format(path.name):
         return
     file = read_weights(path)
     if source.kind == "built-in" and file.input is None:  # the images decide its shapes

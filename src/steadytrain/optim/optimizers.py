@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from steadytrain.config import Optim
-from steadytrain.config.factories import FACTORY, import_factory
+from steadytrain.config import Optim, factories
+from steadytrain.config.factories import FACTORY, find_row, import_factory, row_names
 from steadytrain.errors import RecipeError, did_you_mean, first_line
-from steadytrain.optim import mxnet
 
 Groups: TypeAlias = list[dict[str, Any]]
 Class = TypeVar("Class", bound=Optimizer)
@@ -144,14 +143,19 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "adagrad": OptimizerKind(eager(torch.optim.Adagrad), "coupled", fused=("cpu",)),
     "adadelta": OptimizerKind(eager(torch.optim.Adadelta), "coupled"),
     "muon": OptimizerKind(muon, "decoupled", sees="tensor"),
-    "signum": OptimizerKind(eager(mxnet.Signum), "coupled"),
-    "ftml": OptimizerKind(eager(mxnet.FTML), "coupled"),
-    "dcasgd": OptimizerKind(eager(mxnet.DCASGD), "coupled"),
-    "lbsgd": OptimizerKind(eager(mxnet.LBSGD), "coupled", sees="tensor"),
-    "ftrl": OptimizerKind(eager(mxnet.Ftrl), "coupled"),
-    "sgld": OptimizerKind(eager(mxnet.SGLD), "coupled", takes_seed=True, sees="all"),
 }
-"""Optimizers by name; ``timm/NAME`` and ``pkg.mod:factory`` come on top (:func:`build`)."""
+"""Optimizers by name; MXNet's, and other packages', are rows of the group ``steadytrain.optimizers``."""
+
+
+def find_kind(name: str) -> OptimizerKind | None:
+    """Return the row of an optimizer; None for timm's and the user's own. Raises InputError: it cannot be loaded."""
+    return OPTIMIZERS.get(name) or find_row(factories.OPTIMIZERS, name, OptimizerKind)
+
+
+def kinds() -> dict[str, OptimizerKind]:
+    """Return all rows by name: ours, and other packages'. Raises InputError: one cannot be loaded."""
+    names = (*OPTIMIZERS, *row_names(factories.OPTIMIZERS))
+    return {name: kind for name in names if (kind := find_kind(name)) is not None}
 
 
 _NOT_OPTIONS = {
@@ -169,7 +173,7 @@ _NOT_OPTIONS = {
 
 def check_name(name: str) -> None:
     """Refuse an optimizer that there is not. Raises RecipeError with the nearest names."""
-    if name in OPTIMIZERS or FACTORY.fullmatch(name):
+    if name in OPTIMIZERS or name in row_names(factories.OPTIMIZERS) or FACTORY.fullmatch(name):
         return
     from timm import optim as timm_optim
 
@@ -221,7 +225,7 @@ def build(
 
     Args:
         spec: name, constants and ``options``. An optimizer takes ``options``, and those of the recipe's constants that
-            :data:`OPTIMIZERS` names; one of timm's has timm's defaults.
+            its row names; one of timm's has timm's defaults.
         groups: from :func:`steadytrain.models.parameter_groups`; parameters already on ``device`` and in their
             final memory format.
         lr: the peak learning rate; each group's own is ``lr * lr_scale``.
@@ -237,7 +241,7 @@ def build(
     check_name(spec.name)
     constants: dict[str, Any] = dict(spec.options)
     make: Callable[..., Optimizer]
-    kind = OPTIMIZERS.get(spec.name)
+    kind = find_kind(spec.name)
     if FACTORY.fullmatch(spec.name):
         make = imported_factory(spec.name, allow_import=allow_import)
     elif kind is None:

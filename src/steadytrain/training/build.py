@@ -323,7 +323,7 @@ def engine(recipe: Recipe, device: torch.device, peers: Peers | None, *, num_tra
 
 
 def _async_engine(recipe: Recipe, device: torch.device, cluster: Cluster, num_train: int) -> AsyncEngine:
-    kind, parallel = optim.OPTIMIZERS.get(recipe.optim.name), recipe.parallel
+    kind, parallel = optim.find_kind(recipe.optim.name), recipe.parallel
     sees = "all" if kind is None else kind.sees
     if sees == "all" and len(cluster.servers) > 1:
         raise RecipeError(

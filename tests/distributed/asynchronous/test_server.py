@@ -23,7 +23,7 @@ from steadytrain.distributed.asynchronous.server import (
     saved_value,
 )
 from steadytrain.distributed.compression import CompressionName
-from steadytrain.optim import OPTIMIZERS
+from steadytrain.optim import kinds
 
 CPU = torch.device("cpu")
 UPDATES = 4
@@ -67,7 +67,7 @@ class Servers:
         self.places = places_of(local.param_groups)
         self.parameters = [p for group in local.param_groups for p in group["params"]]
         weights = flat(self.parameters) if saved is None else saved["weights"]
-        kind = OPTIMIZERS[spec.name]
+        kind = kinds()[spec.name]
         cuts = cut(self.places, count, whole=kind.sees != "element")
         self.spans = list(itertools.pairwise(cuts))
         options = [{k: v for k, v in group.items() if k != "params"} for group in local.param_groups]
@@ -135,7 +135,7 @@ def in_one_process(spec: Optim, updates: range) -> tuple[np.ndarray[Any, Any], d
 
 @pytest.mark.parametrize(
     ("name", "servers"),
-    [(name, count) for name, kind in OPTIMIZERS.items() for count in ((1,) if kind.sees == "all" else (1, 2, 3))],
+    [(name, count) for name, kind in kinds().items() for count in ((1,) if kind.sees == "all" else (1, 2, 3))],
 )
 def test_servers_make_what_the_optimizer_makes_in_one_process(name: str, servers: int) -> None:
     spec = Optim(name)

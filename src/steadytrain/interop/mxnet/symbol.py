@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.errors import ModelError, storage_errors
-from steadytrain.interop.mxnet.files import require_content
+from steadytrain.files import require_content
 
 _MAX_BYTES = 64 << 20
 _VERSION = 10901

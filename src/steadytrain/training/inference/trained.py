@@ -1,4 +1,4 @@
-"""Restore trained weights from a run, a file, MXNet or timm: a model on its device, with classes and preprocessing."""
+"""Restore trained weights from a run, a file, a foreign checkpoint or timm: a model with classes and preprocessing."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from torch import nn
 
 from steadytrain import config as recipes
 from steadytrain import models
-from steadytrain.config.factories import OBJECT
+from steadytrain.config.factories import OBJECT, checkpoint_format
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
 from steadytrain.errors import DataError, ModelError, RecipeError, RunError
-from steadytrain.files import read_text
+from steadytrain.files import read_text, require_content
 from steadytrain.format import Say, epoch, few, score_name
-from steadytrain.interop.mxnet.checkpoint import open_checkpoint
-from steadytrain.interop.mxnet.files import PREFIX, require_content
 from steadytrain.machine import facts
 from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input, exported
@@ -58,7 +56,7 @@ class Trained:
         temperature: by which logits are divided before they become probabilities: 1 where it was not calibrated.
         calibrated_on: the digest of the images that it was fitted on, empty where it was not.
         licence: of the weights, or of those that they were trained from; empty where there are none.
-        symbol: MXNet's symbol JSON that it was made of; empty elsewhere.
+        symbol: as of :class:`steadytrain.models.Built`.
         is_unnamed: its classes are called by numbers, their places in records that name none.
     """
 
@@ -80,8 +78,9 @@ class Trained:
 
     @property
     def title(self) -> str:
-        """The model's name for others to read: that of an MXNet checkpoint without its folder."""
-        return f"{PREFIX}{Path(self.name).name}" if self.name.startswith(PREFIX) else self.name
+        """The model's name for others to read: that of a foreign checkpoint without its folder."""
+        prefix = checkpoint_format(self.name)
+        return f"{prefix}:{Path(self.name.removeprefix(f'{prefix}:')).name}" if prefix else self.name
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Turn logits [B, K] into probabilities: of each label by itself where an image may have several."""
@@ -150,8 +149,8 @@ def restore(
         if model is not None:
             raise ModelError(f"{place} is a model's name: drop --model {model}")
         return _restore_pretrained(model_name, _policy(numbers, choose_device(device)), names)
-    if not isinstance(place, Run) and model is None and is_mxnet(place):
-        return _restore_mxnet(str(place), _policy(numbers, choose_device(device)), names, size)
+    if not isinstance(place, Run) and model is None and checkpoint_format(str(place)):
+        return _restore_checkpoint(str(place), _policy(numbers, choose_device(device)), names, size)
     path = weights_file(place.directory if isinstance(place, Run) else Path(place), which)
     if exported.is_exported(path):
         return _restore_exported(path, model, device, numbers, names)
@@ -262,7 +261,7 @@ def find_pretrained(place: str | Path) -> str | None:
     """
     name = str(place)
     is_timms = name.startswith("timm/") or HUB.match(name) is not None
-    if is_mxnet(name) or Path(place).exists() or not (is_timms or name == os.path.basename(name)):  # noqa: PTH119
+    if checkpoint_format(name) or Path(place).exists() or not (is_timms or name == os.path.basename(name)):  # noqa: PTH119
         return None
     if is_timms:
         return models.find(name).name
@@ -273,15 +272,6 @@ def find_pretrained(place: str | Path) -> str | None:
         return models.find(name).name
     except ModelError:
         return None
-
-
-def is_mxnet(place: str | Path) -> bool:
-    """Return whether ``place`` names an MXNet checkpoint.
-
-    >>> is_mxnet("mxnet:resnet-18"), is_mxnet("model-0003.params"), is_mxnet("model-symbol.json"), is_mxnet("runs/a")
-    (True, True, True, False)
-    """
-    return str(place).startswith(PREFIX) or str(place).endswith((".params", "-symbol.json"))
 
 
 def read_class_file(path: str | Path) -> tuple[str, ...] | dict[str, str]:
@@ -402,14 +392,15 @@ def _restore_foreign(path: Path, model: str | None, policy: Policy, names: tuple
     return replace(trained, notes=tuple(notes))
 
 
-def _restore_mxnet(place: str, policy: Policy, names: tuple[str, ...] | None, size: int | None) -> Trained:
-    """Load an MXNet checkpoint; its classes are those of ``synset.txt`` beside it, else ImageNet's, or numbers."""
-    spec = recipes.Model(place if place.startswith(PREFIX) else f"{PREFIX}{place}", pretrained=True)
-    checkpoint = open_checkpoint(spec.name, also=() if size is None else (size,))
-    outputs = checkpoint.network().num_outputs
+def _restore_checkpoint(place: str, policy: Policy, names: tuple[str, ...] | None, size: int | None) -> Trained:
+    """Load a checkpoint of another framework; its classes are those of its files, else ImageNet's, or numbers."""
+    prefix = checkpoint_format(place)
+    spec = recipes.Model(place if place.startswith(f"{prefix}:") else f"{prefix}:{place}", pretrained=True)
+    checkpoint = models.inspect_checkpoint(spec.name, size)
+    outputs = checkpoint.num_outputs
     side = size if checkpoint.size == size else None  # else it is another size than the network's, for later
     built = models.build(spec, num_classes=outputs, channels=checkpoint.channels, size=side)
-    trained = _use_foreign(built, policy, checkpoint.require_params(), outputs, names)
+    trained = _use_foreign(built, policy, Path(built.weights), outputs, names)
     if names is None and len(checkpoint.classes) == outputs:
         trained = replace(trained, classes=checkpoint.classes, synsets=checkpoint.synsets)
     elif names is None and trained.synsets:

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.optim.laws import DEFAULTS, LAWS, TERMS, Law
+from tests.interop.mxnet.laws import DEFAULTS, LAWS, TERMS, Law
 from torch import Tensor, nn
 
 from steadytrain import optim
 from steadytrain.config import Optim
-from steadytrain.optim import mxnet
+from steadytrain.interop.mxnet import optimizers as mxnet
 
 Case: TypeAlias = dict[str, Any]
 Weights: TypeAlias = dict[str, NDArray[Any]]

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from steadytrain.optim.optimizers import OptimizerKind, eager
+
 
 class _Rule(Optimizer, ABC):
     """An optimizer whose :meth:`_update` changes all tensors of a group that have a gradient."""
@@ -383,3 +385,11 @@ class SGLD(_Rule):
         torch._foreach_add_(weights, gradients, alpha=-lr / 2)
         for number, weight in enumerate(weights):
             weight.add_(self.noise(group, weight, step, number), alpha=math.sqrt(lr))
+
+
+SIGNUM_KIND = OptimizerKind(eager(Signum), "coupled")
+FTML_KIND = OptimizerKind(eager(FTML), "coupled")
+DCASGD_KIND = OptimizerKind(eager(DCASGD), "coupled")
+LBSGD_KIND = OptimizerKind(eager(LBSGD), "coupled", sees="tensor")
+FTRL_KIND = OptimizerKind(eager(Ftrl), "coupled")
+SGLD_KIND = OptimizerKind(eager(SGLD), "coupled", takes_seed=True, sees="all")
