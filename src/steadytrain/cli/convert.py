@@ -91,7 +91,7 @@ def convert(
         altered: dict[str, Any] = {"SYMBOL": symbol, "--keep-graph": keep_graph, **colours, "--size": size}
         if other := next((flag for flag, value in altered.items() if value), None):
             raise InputError(f"{other} is for a checkpoint of MXNet that is read: drop it")
-        trained = restore(place, which=weights, model=model, device="cpu", numbers="fp32", say=note)
+        trained = restore(place, which=weights, model=model, device="cpu", precision="fp32", say=note)
         for line in trained.notes:
             note(line)
         with open_samples(trained, data, CHECKED, say=note) as samples:

@@ -208,7 +208,7 @@ def export_model(
     else:
         if device == "auto":
             device = devices[0] if devices else "cpu"
-        trained = restore(place, which=which, model=model, classes=classes, numbers="fp32", device=device, say=say)
+        trained = restore(place, which=which, model=model, classes=classes, precision="fp32", device=device, say=say)
     if fault := describe_nonfinite(trained.module):
         raise ModelError(
             f"{source} cannot be exported: {fault}; export other weights of the run (--weights last), or train it again"

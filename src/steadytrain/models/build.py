@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from steadytrain.config import Model, Scalar
-from steadytrain.config.factories import CHECKPOINTS, OBJECT, checkpoint_format, find_row, search_current_folder
+from steadytrain.config.factories import CHECKPOINTS, OBJECT, checkpoint_format, find_row, import_factory
 from steadytrain.errors import ModelError, did_you_mean, first_line
 from steadytrain.machine.web import client
 from steadytrain.models.class_names import imagenet_names
@@ -50,10 +48,6 @@ _FETCHED = ("weights", "weights_backbone", "cache_dir", "pretrained_cfg", "pretr
 
 LARGE, LARGE_SIDE = 100_000_000, 256
 """Parameters and side in pixels from which shapes are checked on ``meta``, which imports torch's compiler (seconds)."""
-
-
-_SIDES = (4, 8, 14, 16, 24, 28, 32, 48, 56, 64)
-"""Numbers of which sides that networks take are multiples: patches, windows and what halvings come to."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +158,7 @@ def build(
 
     Raises:
         ModelError: no such model or option, weights that cannot be had or do not fit, images that it cannot take.
+        RecipeError: a ``pkg.mod:factory`` that cannot be imported.
     """
     source = find(model.name, allow_import=allow_import)
     if symbol and (format := foreign_format(source.name)) is not None:
@@ -172,20 +167,9 @@ def build(
     if model.weights is not None and foreign is None:
         file = read_weights(Path(model.weights))
         size = size or (None if file.input is None else file.input.size)
-    try:
-        built = make_network(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
-        side = size or built.input.size or 224
-        vain = try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
-    except ModelError as error:
-        if size is None or model.pretrained or not (nearest := _nearest_sizes(source, model, size)):
-            raise
-        raise ModelError(f"{error}{nearest}") from error
-    if vain:
-        note = (
-            f"images of {side}x{side} pixels are too small for {built.name}: {vain[0]} and what follows it see a single"
-            " pixel, which they cannot halve; choose a larger --size, or a network that halves images less often"
-        )
-        built = replace(built, notes=(*built.notes, note))
+    built = make_network(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
+    side = size or built.input.size or 224
+    try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
     if file is not None:
         return _load_file(built, file, str(model.weights), classes)
     return built if foreign is None or source.kind == "checkpoint" else foreign.load(built, source, model, classes)
@@ -246,14 +230,11 @@ def parameter_shapes(
     return built.name, [list(parameter.shape) for parameter in built.module.parameters() if parameter.requires_grad]
 
 
-def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_classes: int) -> list[str]:
+def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_classes: int) -> None:
     """Run two images of zeros through the network, as evaluation and as training do, and leave no trace in it.
 
     A :data:`LARGE` network, and large images, are run on the ``meta`` device: shapes without arithmetic, unless they
     depend on values.
-
-    Returns:
-        The convolutions that are to shrink maps of a single pixel.
 
     Raises:
         ModelError: images too small or of a wrong number of channels, or an output that is not [2, num_classes].
@@ -284,18 +265,9 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
                 return forward(parameters, "meta")
         return forward({}, "cpu")
 
-    vain: list[str] = []
-
-    def look(key: str, layer: nn.Module, images: tuple[Any, ...]) -> None:
-        if images and isinstance(images[0], Tensor) and images[0].shape[2:].numel() == 1 and key not in vain:
-            vain.append(key)
-
     was_training = module.training
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), ExitStack() as hooks:
-            for key, layer in module.named_modules():
-                if isinstance(layer, nn.Conv2d) and max(layer.stride) > 1 and max(layer.kernel_size) > 1:
-                    hooks.callback(layer.register_forward_pre_hook(partial(look, key)).remove)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             module.eval()
             try:
                 evaluated = forward_zeros()
@@ -309,63 +281,40 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
             try:
                 trained = forward_zeros()
             except NETWORK_ERRORS:
-                return vain  # two images may be too few for it where a whole batch is not
+                return  # two images may be too few for it where a whole batch is not
             require_logits(trained, " in training")
     finally:
         module.train(was_training)
-    return vain
 
 
-def require_size(model: Model, size: int) -> None:
+def require_size(source: ModelSource, options: Mapping[str, Scalar], size: int) -> None:
     """Refuse a side of images that a network whose parameters depend on it cannot take, before any image is read.
 
     The network is built without values, in about a second. What can be known only with values passes.
 
     Args:
-        model: name and options.
+        source: of the network.
+        options: of the recipe's model.
         size: in pixels.
 
     Raises:
         ModelError: as of :func:`build`.
     """
-    source, spec = find(model.name, allow_import=True), Model(model.name, options=model.options)
-    if _depends_on_size(source) and _refuses(source, spec, size):
-        build(spec, num_classes=2, channels=3, size=size)
-
-
-def _depends_on_size(source: ModelSource) -> bool:
-    """Return whether a network of timm's has parameters whose shapes follow from the size of its images."""
     if source.kind != "timm":
-        return False
+        return
     import timm
 
     config: Any = timm.models.get_pretrained_cfg(source.inner)
-    return config is not None and bool(config.fixed_input_size)
-
-
-def _refuses(source: ModelSource, spec: Model, size: int) -> bool:
-    """Return whether a network cannot take images of a side, as far as that can be known without values."""
-    try:
-        with torch.device("meta"), torch.no_grad():
-            module = make_network(source, spec, num_classes=2, channels=3, size=size).module
-            module.eval()(torch.zeros(1, 3, size, size))
-    except NotImplementedError:  # a value is asked for
-        return False
-    except (ModelError, *NETWORK_ERRORS):
-        return True
-    return False
-
-
-def _nearest_sizes(source: ModelSource, model: Model, size: int) -> str:
-    """List the nearest sides below and above that a network takes, for a message; empty where that does not matter."""
-    if not _depends_on_size(source):
-        return ""
-    spec = Model(model.name, options=model.options)
-    below = sorted({(size - 1) // step * step for step in _SIDES} - {0}, reverse=True)
-    above = sorted({(size // step + 1) * step for step in _SIDES})
-    nearest = [next((side for side in sides if not _refuses(source, spec, side)), None) for sides in (below, above)]
-    sides = [str(side) for side in nearest if side is not None]
-    return f"; the nearest sizes that it takes: {' and '.join(sides)}" if sides else ""
+    if config is None or not config.fixed_input_size:
+        return
+    spec = Model(source.name, options=options)
+    with suppress(NotImplementedError):  # a value is asked for
+        try:
+            with torch.device("meta"), torch.no_grad():
+                module = make_network(source, spec, num_classes=2, channels=3, size=size).module
+                module.eval()(torch.zeros(1, 3, size, size))
+        except (ModelError, *NETWORK_ERRORS):
+            build(spec, num_classes=2, channels=3, size=size)
 
 
 def _load_file(built: Built, file: WeightsFile, path: str, classes: Sequence[str]) -> Built:
@@ -470,16 +419,7 @@ def _make_imported(inner: str, model: Model, *, num_classes: int, channels: int,
             f"steadytrain does not know where {inner} keeps its weights: give --weights FILE, or"
             " --set model.pretrained=false and the factory's own option (--set model.options.NAME=VALUE)"
         )
-    place, _, name = inner.partition(":")
-    search_current_folder()
-    try:
-        package = importlib.import_module(place)
-    except ImportError as error:
-        raise ModelError(f"cannot import {place} for {inner} ({error}): install it, or correct its name") from error
-    factory = getattr(package, name, None)
-    if not callable(factory):
-        near = did_you_mean(name, [known for known in dir(package) if not known.startswith("_")])
-        raise ModelError(f"{place} has no factory {name!r}.{near}")
+    factory = import_factory(inner, key="model.name", flag="--model", what="a model", allow_import=True)
     return _call_own(inner, factory, model, num_classes=num_classes, channels=channels, size=size)
 
 

@@ -24,8 +24,9 @@ from pathlib import Path
 
 import torch
 
+from steadytrain.config.factories import load_entry_point
 from steadytrain.config.plain import build, check_types, parse_json, plain
-from steadytrain.errors import ModelError, did_you_mean, first_line
+from steadytrain.errors import InputError, ModelError, did_you_mean, first_line
 from steadytrain.machine import facts
 from steadytrain.models.engines.engine import (
     KEY,
@@ -130,14 +131,11 @@ def _added() -> Mapping[str, EntryPoint]:
 @cache
 def _load(point: EntryPoint) -> EngineFormat:
     try:
-        row = point.load()
-    except Exception as error:
-        raise ModelError(
-            f"the engine for .{point.name} files cannot be loaded from {point.value} ({first_line(error)}): update or"
-            " uninstall its package"
-        ) from error
-    if not isinstance(row, EngineFormat) or row.suffix != f".{point.name}":
-        raise ModelError(f"{point.value} is no EngineFormat for .{point.name} files: update or uninstall its package")
+        row = load_entry_point(point, EngineFormat)
+    except InputError as error:
+        raise ModelError(f"the engine for .{point.name} files cannot be used: {error}") from error
+    if row.suffix != f".{point.name}":
+        raise ModelError(f"{point.value} is no EngineFormat for .{point.name} files: mend or remove its package")
     return row
 
 

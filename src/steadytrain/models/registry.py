@@ -41,6 +41,16 @@ class ModelSource:
     name: str
     inner: str
 
+    @property
+    def licence(self) -> str:
+        """The licence of its weights on the hub: ``unknown`` where none is stated, empty without weights."""
+        if self.kind != "timm":
+            return ""
+        import timm.models
+
+        config = timm.models.get_pretrained_cfg(self.inner)
+        return (config.license or "unknown") if config and config.has_weights else ""
+
 
 def find(name: str, *, allow_import: bool = False) -> ModelSource:
     """Find out what a model's name means. A name that timm has replaced by another one means that one.
@@ -180,21 +190,6 @@ def licence_kind(licence: str) -> LicenceKind:
     if any(mark in licence for mark in _NON_COMMERCIAL):
         return "non-commercial"
     return "unknown" if licence == "unknown" else "own"
-
-
-def pretrained_licence(name: str) -> str:
-    """Look up the licence of a model's weights on the hub: ``unknown`` where none is stated, empty without weights.
-
-    Args:
-        name: as for :func:`steadytrain.models.find`.
-    """
-    source = find(name, allow_import=True)
-    if source.kind != "timm":
-        return ""
-    import timm.models
-
-    config = timm.models.get_pretrained_cfg(source.inner)
-    return (config.license or "unknown") if config and config.has_weights else ""
 
 
 def licence_note(licence: str) -> str | None:
