@@ -59,7 +59,7 @@ def test_the_command_is_in_the_error(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_each_word_of_another_manner_is_answered_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "data=photos", "lr0=0.01"]) == 2
-    assert "flags begin with dashes, such as --data photos" in capsys.readouterr().err
+    assert "data=photos has no dashes. Instead: the data come first: steady train DATA" in capsys.readouterr().err
     assert main(["train", "photos", "optim.momentum=0.8", "epochs=3"]) == 2
     assert "--set optim.momentum=0.8" in capsys.readouterr().err
 

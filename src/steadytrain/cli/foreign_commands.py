@@ -61,6 +61,6 @@ def hint_of_assignments(tokens: Sequence[str], verb: str) -> str:
         return ""
     name, _, value = assigned[0].partition("=")
     if verb in ("train", "finetune") and is_refused(plain_word(name)):
-        return f": {name}={value} is in the manner of another tool.{advice(plain_word(name))}"
+        return f".{advice(plain_word(name))}"
     flag = f"--set {name}={value}" if "." in name else f"--{name.replace('_', '-')} {value}"
     return f": flags begin with dashes, such as {flag}; steady {verb} --help shows all"
