@@ -19,7 +19,6 @@ from PIL import Image
 from tests.interop.mxnet.cases import Case, Graph
 
 from steadytrain.cli import main, parse
-from steadytrain.cli.foreign_commands import OWN_VALUES
 from steadytrain.cli.train import recipe_for
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import usual_recipe
@@ -344,16 +343,6 @@ def test_machines_in_a_line_of_mpi_belong_into_a_file() -> None:
         translate("mpirun", ["-np", "8", "-H", "server1:4,server2:4", "python", "train.py"])
     read = translate("mpirun", ["-np", "4", "-H", "localhost:4", "-bind-to", "none", "python", "x.py"])
     assert read.commands[0] == ("launch", "-n", "4", "--", "python", "x.py")
-
-
-def test_what_another_tools_command_leaves_to_ours_is_named() -> None:
-    for verb, words in (("train", ["smoothed labels"]), ("finetune", ["probe first", "frozen norms", "averages"])):
-        assert all(word in OWN_VALUES[verb] for word in words)
-        recipe = usual_recipe("data", finetune=verb == "finetune", small=False)
-        assert recipe.optim.label_smoothing > 0
-        assert (recipe.optim.ema is not None) == ("averages" in OWN_VALUES[verb])
-        assert (recipe.model.batch_norm == "frozen") == ("frozen norms" in OWN_VALUES[verb])
-        assert recipe.model.train.startswith("probe") == ("probe first" in OWN_VALUES[verb])
 
 
 def test_every_flag_of_gluons_scripts_is_answered() -> None:
