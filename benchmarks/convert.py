@@ -36,9 +36,9 @@ from machine import STEADY, cpu_seconds
 from steadytrain import models
 from steadytrain.config import Model
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
+from steadytrain.interop.mxnet.convert import convert_from_mxnet, convert_to_mxnet
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
 from steadytrain.training import restore
-from steadytrain.training.inference.convert import convert_from_mxnet, convert_to_mxnet
 
 PEERS = Path(__file__).resolve().parent / "peers"
 REAL = {
@@ -168,7 +168,7 @@ def compare_real(name: str, data: Path, work: Path, peer: MXNet) -> dict[str, An
     network.module.load_state_dict(network.state(checkpoint.params), strict=False)
     file = work / f"{name}.safetensors"
     converted = convert_from_mxnet(str(source), file)
-    trained = restore(file, device="cpu", numbers="fp32")
+    trained = restore(file, device="cpu", precision="fp32")
     back = work / f"{name}-back-0000.params"
     convert_to_mxnet(trained, back, images[:64])
     again = peer.forward(work / f"{name}-back-symbol.json", back, x)

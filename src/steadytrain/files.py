@@ -23,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from steadytrain.errors import did_you_mean, storage_errors
+from steadytrain.errors import ModelError, did_you_mean, read_errors, storage_errors
 
 try:
     import fcntl
@@ -133,6 +133,14 @@ def require_regular(path: Path) -> None:
     if kind := kind_of_file(path.stat().st_mode):
         number = errno.EISDIR if kind == "a folder" else errno.EINVAL
         raise OSError(number, os.strerror(number) if kind == "a folder" else f"it is {kind}", str(path))
+
+
+def require_content(path: Path) -> None:
+    """Raise ModelError for weights that cannot be read, or that Git LFS has not fetched: a text stands for the data."""
+    with read_errors(path, ModelError), open_regular(path) as stream:
+        start = stream.read(23)
+    if start == b"version https://git-lfs":
+        raise ModelError(f"{path} is a Git LFS pointer, not the data: fetch it with git lfs pull")
 
 
 def open_text(path: Path, *, encoding: str = "utf-8", **options: Any) -> io.TextIOWrapper:

@@ -17,10 +17,10 @@ from tests.interop.mxnet.test_graph import old_lenet
 from steadytrain.cli import main
 from steadytrain.errors import FailedError
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint
+from steadytrain.interop.mxnet.convert import convert_to_mxnet
 from steadytrain.interop.mxnet.params import read_params, write_params
 from steadytrain.interop.mxnet.symbol import Symbol, read_symbol, write_symbol
 from steadytrain.training import restore
-from steadytrain.training.inference.convert import convert_to_mxnet
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_what_goes_to_mxnet_is_read_back_and_kept_only_if_its_logits_are_the_mod
     )
     assert printed is not None and float(printed[1]) < 1e-5
     before = (tmp_path / "net-0000.params").read_bytes()
-    trained = restore(tmp_path / "run", device="cpu", numbers="fp32")
+    trained = restore(tmp_path / "run", device="cpu", precision="fp32")
     [*_, last] = [part for part in trained.module.modules() if isinstance(part, torch.nn.Linear)]
     last.register_forward_hook(lambda part, images, logits: logits * 1.01)
     images = np.random.RandomState(0).randint(0, 256, (4, 32, 32, 3)).astype(np.uint8)
@@ -136,7 +136,7 @@ def test_mxnet_scores_what_steadytrain_trained(
     known = json.loads((tmp_path / "shapes.json").read_text())
     assert known["data"] == [0, 3, 32, 32] and known["conv1_weight"] == [16, 3, 3, 3], "infer_shape knows the images"
     with torch.no_grad():
-        ours = restore(tmp_path / "run", device="cpu", numbers="fp32").module(torch.from_numpy(images)).softmax(1)
+        ours = restore(tmp_path / "run", device="cpu", precision="fp32").module(torch.from_numpy(images)).softmax(1)
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), ours.numpy(), rtol=1e-4, atol=1e-5)
 
 
@@ -222,7 +222,9 @@ def test_mxnet_scores_and_trains_a_network_that_goes_back(
     paths = {key: str(tmp_path / name) for key, name in {**names, "labels": "labels.npy", "prefix": "b"}.items()}
     ask(mxnet_python, [{"do": do, **paths} for do in ("forward", "train")], tmp_path)
     with torch.no_grad():
-        ours = restore(tmp_path / "net.safetensors", device="cpu", numbers="fp32").module(torch.from_numpy(net.images))
+        ours = restore(tmp_path / "net.safetensors", device="cpu", precision="fp32").module(
+            torch.from_numpy(net.images)
+        )
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), ours.softmax(1).numpy(), rtol=1e-4, atol=1e-5)
     trained = read_params(tmp_path / "b-0002.params")
     assert isinstance(trained, dict) and not np.array_equal(trained["arg:f_w"], net.params["f_w"]), (

@@ -16,8 +16,8 @@ from steadytrain.cli.options import TrainingOptions
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.foreign import foreign_flags, foreign_table, plain_word
+from steadytrain.config.laws import law_names
 from steadytrain.config.recipe import recipe_settings
-from steadytrain.config.stages import LAWS
 from steadytrain.errors import InputError
 
 
@@ -206,7 +206,7 @@ def test_every_flag_of_the_table_is_read_as_one_of_ours() -> None:
         options = parse(["train", "photos", *text.split()])["options"]
         for key in (setting.partition("=")[0] for setting in options.set):
             assert key in recipe_settings() or key.rpartition(".")[0] in ("model.options", "optim.options"), text
-    assert table["values"]["schedule"].keys() <= LAWS.keys()
+    assert table["values"]["schedule"].keys() <= {*law_names()}
 
 
 def test_verbs_of_others_are_verbs_of_ours() -> None:

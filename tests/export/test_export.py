@@ -103,7 +103,7 @@ def test_an_exported_file_gives_the_checkpoints_answers_here_and_without_steadyt
     assert row.difference is not None and row.difference <= 1e-4 and row.top5_agreement == 1
     assert {each.name for each in tmp_path.iterdir()} == {path.name, *(["model.bin"] if suffix == ".xml" else [])}
 
-    trained, exported = st.restore(run, device="cpu", numbers="fp32"), st.restore(path)  # runs may be in bf16
+    trained, exported = st.restore(run, device="cpu", precision="fp32"), st.restore(path)  # runs may be in bf16
     same = ("classes", "input", "temperature", "calibrated_on", "name", "is_multi_label")
     assert all(getattr(exported, name) == getattr(trained, name) for name in same)
     assert trained.temperature != 1

@@ -6,6 +6,8 @@ Imports are read from the syntax tree, so a lazy import inside a function counts
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,19 +17,22 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.config import factories
+
 PROJECT = Path(__file__).parents[2]
 SOURCE = PROJECT / "src"
 
 # A package imports from the rows above its own; those of the first row know each other as well.
 LAYERS = (
     {"errors", "config", "events", "files", "format", "intervals", "run"},
-    {"machine", "native", "interop"},
+    {"machine", "native"},
     {"data", "models", "optim", "distributed"},
     {"monitor"},
     {"cost"},
     {"training"},
     {"reports", "launch"},
     {"doctor", "tuning", "export"},
+    {"interop"},
     {"cli"},
     {"__main__"},
 )
@@ -45,6 +50,7 @@ FLOORS = {
     ),
     "monitor": ({""}, {"rules"}, {"process_watch"}),
     "training": ({""}, {"compute", "inference"}, {"session"}, {"profile", "finetuning"}, {"loop"}),
+    "interop": ({""}, {"mxnet"}, {"logs"}),
 }
 # What has no need of torch must not import what has.
 TORCH = (
@@ -64,6 +70,13 @@ DYNAMIC = {
     "steadytrain",
     "steadytrain.machine.children",
     "steadytrain.config.factories",
+}
+# What stands above those that call it is loaded by its name: rows of config.factories alone may lead there.
+LOADED_BY_NAME = {
+    "steadytrain.interop.logs.read",
+    "steadytrain.interop.mxnet.optimizers",
+    "steadytrain.interop.mxnet.schedules",
+    "steadytrain.interop.mxnet.weights",
 }
 
 
@@ -194,6 +207,25 @@ def test_imports_by_a_computed_name_stand_only_where_they_must() -> None:
     computed = {module.name for module in MODULES for node in ast.walk(module.tree) if _imported_by_call(node) == ""}
     assert {name for name in computed if not name.startswith("steadytrain.models.")} <= DYNAMIC
     assert not [module.name for module in MODULES if "importlib.__import__" in module.imports]
+
+
+def test_a_row_of_ours_leads_to_what_it_names_and_nothing_else_below_names_it() -> None:
+    rows = {value for group in factories.ROWS.values() for value in group.values()}
+    assert {row.partition(":")[0] for row in rows} == LOADED_BY_NAME
+    for group, values in factories.ROWS.items():
+        assert all(factories.find_row(group, name, object) is not None for name in values), group
+    written = {
+        module.short
+        for module in INSIDE
+        if module.package not in ("interop", "cli") and "steadytrain.interop" in module.path.read_text(encoding="utf-8")
+    }
+    assert written == {"config.factories"}
+
+
+def test_what_stands_on_top_is_loaded_when_it_is_asked_for() -> None:
+    code = "import sys, steadytrain.cli.options, steadytrain.reports, steadytrain.training, steadytrain.optim"
+    check = "sys.exit(any(name.startswith('steadytrain.interop') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", f"{code}; {check}"], check=False).returncode == 0
 
 
 def _imported_by_call(node: ast.AST) -> str | None:

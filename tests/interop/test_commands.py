@@ -19,17 +19,16 @@ from PIL import Image
 from tests.interop.mxnet.cases import Case, Graph
 
 from steadytrain.cli import main, parse
-from steadytrain.cli.foreign_commands import OWN_VALUES
 from steadytrain.cli.train import recipe_for
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.plain import leaves
 from steadytrain.errors import InputError
 from steadytrain.events import Evaluated
+from steadytrain.interop.mxnet.launchers import translate as translate_launcher
 from steadytrain.interop.mxnet.params import write_params
 from steadytrain.interop.mxnet.symbol import Symbol, write_symbol
 from steadytrain.interop.mxnet.tools import translate
-from steadytrain.launch.trackers import translate as translate_launcher
 from steadytrain.run import Run
 
 OLD = (Path(__file__).parent.parent / "golden" / "mxnet-commands.txt").read_text().splitlines()[1:]
@@ -157,7 +156,7 @@ def _our_defaults(program: str, words: list[str], *, small: bool) -> list[str]:
 
 
 LINES = [line for line in OLD[::2] if re.match(r"(train_|fine|launch|dmlc|mpirun|horovodrun|resnet50|image_)", line)]
-LINES = [line for line in LINES if not re.search(r"--benchmark|--test-io|measure\.py|dist\.py|dist_train", line)]
+LINES = [line for line in LINES if not re.search(r"--benchmark|dist\.py|dist_train", line)]
 
 
 @pytest.mark.parametrize(
@@ -346,16 +345,6 @@ def test_machines_in_a_line_of_mpi_belong_into_a_file() -> None:
     assert read.commands[0] == ("launch", "-n", "4", "--", "python", "x.py")
 
 
-def test_what_another_tools_command_leaves_to_ours_is_named() -> None:
-    for verb, words in (("train", ["smoothed labels"]), ("finetune", ["probe first", "frozen norms", "averages"])):
-        assert all(word in OWN_VALUES[verb] for word in words)
-        recipe = usual_recipe("data", finetune=verb == "finetune", small=False)
-        assert recipe.optim.label_smoothing > 0
-        assert (recipe.optim.ema is not None) == ("averages" in OWN_VALUES[verb])
-        assert (recipe.model.batch_norm == "frozen") == ("frozen norms" in OWN_VALUES[verb])
-        assert recipe.model.train.startswith("probe") == ("probe first" in OWN_VALUES[verb])
-
-
 def test_every_flag_of_gluons_scripts_is_answered() -> None:
     for line in (
         "train_horovod.py --use-rec --data-nthreads 2 --rec-train a.rec --rec-val b.rec --batch-size 8 --lr 0.1"
@@ -469,13 +458,14 @@ def test_worker_with_several_gpus_becomes_a_rank_on_each(launcher: str, started:
         ),
         ("fine-tune --data-train a.rec --pretrained-model imagenet1k-resnet-51", "Did you mean imagenet1k-resnet-50"),
         ("im2rec photos images/", "there is no list photos*.lst: write it first (steady mxnet im2rec --list"),
-        ("im2rec a.lst images/ a.rec nsplit=4 part=1", "steady pack a.lst a --root images/ --shards 4 writes all"),
+        ("im2rec a.lst images/ a.rec nsplit=4 part=1", "im2rec takes a list, a folder and a file"),
         ("train_imagnet --data-train a.rec", "Did you mean train_imagenet"),
         ("train_imagenet --data-train a.rec --lr-step-epochs powx", "must be epochs, such as 30,60, or pow2"),
         ("fine-tune --data-train a.rec --benchmark 1", "measures a network by its name"),
         ("score --model p,last --data-val b.rec", "the epoch after the comma must be a number"),
         ("train_mnist --gpus 0,0", "--gpus is '0,0'; it must be numbers of GPUs, each once, such as 0,2"),
-        ("bandwidth --gpus 0", "a single GPU has nothing to exchange"),
+        ("measure.py --gpus 0,1", "the flags of measure.py are not read: steady bandwidth --model NAME --procs GPUS"),
+        ("train_imagenet.py --data-train a.rec --test-io 1", "--test-io 1 measures loading alone: steady feed a.rec"),
         (
             "launch -n 2 python train_mnist.py --gpus 0 --kv-store dist_sync",
             "2 workers on this machine would share the GPUs of --gpus",

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from steadytrain.config import Model
 from steadytrain.errors import ModelError
-from steadytrain.models import find_model, require_fit
+from steadytrain.models import find, find_model, require_fit
 from steadytrain.models.nets import BUILTINS
 
 
@@ -56,7 +56,7 @@ def test_torchvision_s_own_networks_are_found_and_what_is_none_is_refused(tmp_pa
 def test_weights_of_another_network_are_refused_before_there_are_images(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.safetensors", timm.create_model("resnet18"))
     state = torch.get_rng_state()
-    require_fit(Model("timm/resnet18", weights=str(path)), size=None)
+    require_fit(find("timm/resnet18"), Model("timm/resnet18", weights=str(path)), size=None)
     with pytest.raises(ModelError, match="do not fit"):
-        require_fit(Model("timm/resnet34", weights=str(path)), size=None)
+        require_fit(find("timm/resnet34"), Model("timm/resnet34", weights=str(path)), size=None)
     assert torch.equal(torch.get_rng_state(), state)

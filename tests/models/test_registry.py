@@ -12,7 +12,6 @@ from timm.data.config import resolve_model_data_config
 from steadytrain import models
 from steadytrain.config import Model
 from steadytrain.errors import ModelError
-from steadytrain.models.registry import pretrained_licence
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_an_old_name_of_timms_means_what_timm_builds_by_it(name: str) -> None:
     theirs = timm.models.get_pretrained_cfg(f"{architecture}.{tag}" if tag else architecture)
     assert theirs is not None
     assert timm.models.get_pretrained_cfg(models.find(name).inner) == theirs
-    assert pretrained_licence(name) == ((theirs.license or "unknown") if theirs.has_weights else "")
+    assert models.find(name).licence == ((theirs.license or "unknown") if theirs.has_weights else "")
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224_in21k", "mobilenetv3_large_100_miil"])

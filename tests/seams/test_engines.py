@@ -118,4 +118,4 @@ def test_an_engine_that_cannot_be_loaded_is_named_with_its_package(package: None
     (tmp_path / "site" / "my_engine.py").write_text("raise ImportError('no such library')")
     (tmp_path / "net.mine").write_bytes(b"mine")
     answer = steady("predict", tmp_path / "net.mine", write_marks(tmp_path / "marks", 1), code=2)
-    assert "the engine for .mine files cannot be loaded from my_engine:ROW (no such library)" in answer.err
+    assert "the engine for .mine files cannot be used: my_engine:ROW cannot be loaded (no such library)" in answer.err

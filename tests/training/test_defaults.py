@@ -15,7 +15,7 @@ from steadytrain.cli import main
 from steadytrain.config.defaults import FINETUNED_MODELS, fit_to_epochs, usual_recipe
 from steadytrain.errors import ModelError, RecipeError
 from steadytrain.events import Noticed
-from steadytrain.models.registry import licence_kind, pretrained_licence
+from steadytrain.models.registry import find, licence_kind
 
 QUICK = {"model.name": "mlp", "budget.epochs": 1, "parallel.device": "cpu"}
 
@@ -154,7 +154,7 @@ def test_what_contradicts_the_weights_is_said(write_digits: Callable[[Path, int,
 
 
 def test_the_weights_of_every_default_model_are_free() -> None:
-    assert {licence_kind(pretrained_licence(name)) for name in FINETUNED_MODELS} == {"free"}
+    assert {licence_kind(find(name).licence) for name in FINETUNED_MODELS} == {"free"}
 
 
 def test_weights_of_ours_name_their_model_and_others_have_to(
@@ -210,7 +210,7 @@ def test_a_size_that_the_network_refuses_is_said_before_the_images_are_read(work
     (folder / "cats" / "broken.png").write_bytes(b"no image")
     lines: list[str] = []
     changes = {"model.name": "timm/xcit_nano_12_p16_224", "data.size": 200}
-    with pytest.raises(ModelError, match="the nearest sizes that it takes: 192 and 208"):
+    with pytest.raises(ModelError, match="should divide image dimensions evenly"):
         st.default_recipe("photos", changes, say=lines.append)
     assert not any("packing" in line for line in lines)
 

@@ -22,8 +22,6 @@ from steadytrain.events import Compiled, Step
 from steadytrain.reports.schedule import forecast
 from steadytrain.run import Run
 from steadytrain.training import steps, train
-from steadytrain.training.inference.trained import restore
-from steadytrain.training.inference.views import with_size
 from steadytrain.training.session.opening import open_session
 
 Weights = Callable[[Path], bytes]
@@ -142,14 +140,6 @@ def test_compiled_code_is_made_for_each_size(digits: Path, tmp_path: Path) -> No
     ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("compiled", "eager"))
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=1e-4)
-
-
-def test_fixres_goes_by_the_last_size_of_training(recipe: Recipe, tmp_path: Path) -> None:
-    changes = {"data.augment": "resized-crop", "data.area": (1.0, 1.0), "data.size": 64, "data.grow_size": ["96@0"]}
-    run = Run.create(tmp_path / "run", recipe.with_({**changes, "budget.epochs": None, "budget.steps": 1}))
-    train(run)
-    trained = restore(run)
-    assert (trained.input.size, with_size(trained, "fixres").input.size) == (64, 96)
 
 
 def test_a_network_of_one_size_is_refused_before_anything_is_trained(growing: Recipe, tmp_path: Path) -> None:

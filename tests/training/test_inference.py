@@ -153,7 +153,7 @@ def test_a_model_that_cannot_name_classes_is_refused(name: str, message: str) ->
 
 def test_what_exists_is_a_path_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert find_pretrained("resnet18") == "timm/resnet18"
+    assert (source := find_pretrained("resnet18")) is not None and source.name == "timm/resnet18"
     assert [find_pretrained(name) for name in ("runs/resnet18", "./resnet18", "resnet18.pth", "none")] == [None] * 4
     Path("resnet18").mkdir()
     assert find_pretrained("resnet18") is None

@@ -21,13 +21,13 @@ from torch.nn import functional
 from torchvision.transforms import v2
 
 from steadytrain.config import Budget, Data, Every, Model, Optim, Parallel, Recipe
+from steadytrain.config.laws import find_law, law_names
 from steadytrain.config.losses import PARAMETERS
-from steadytrain.config.stages import LAWS, RISING
 from steadytrain.config.transforms import KINDS
 from steadytrain.data.packing.pack import pack
 from steadytrain.distributed.process_group import Group
 from steadytrain.events import Ended, Evaluated, Event, Step
-from steadytrain.optim import OPTIMIZERS
+from steadytrain.optim import kinds
 from steadytrain.run import Run
 from steadytrain.training import steps
 
@@ -54,7 +54,7 @@ def _law(name: str) -> dict[str, Any]:
     numbers = dict.fromkeys(("factor", "restarts", "triangular"), "every=0.2")
     numbers |= {"mxnet/factor": "step=2", "exponential": "to=0.01"}
     changes: dict[str, Any] = {"optim.schedule": ",".join([name, *([numbers[name]] if name in numbers else [])])}
-    changes["optim.warmup_epochs"] = 0.0 if name in RISING else 0.1
+    changes["optim.warmup_epochs"] = 0.0 if (law := find_law(name)) and law.rises else 0.1
     if name in ("step", "mxnet/multi-factor"):
         changes["optim.milestones"] = (0.2, 0.4)
     if name == "plateau":
@@ -69,7 +69,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"lbsgd": {"batch_scale": 4, "updates_per_e
 METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "optimizer": {
         name: {"optim.name": name, "optim.lr": 0.01, "optim.options": OPTIONS.get(name, {})}
-        for name in (*OPTIMIZERS, *(f"timm/{name}" for name in TIMM), f"{__name__}:own_optimizer")
+        for name in (*kinds(), *(f"timm/{name}" for name in TIMM), f"{__name__}:own_optimizer")
     },
     "augmentation": {
         **{name: {"data.transforms": (_transform(name),)} for name in KINDS},
@@ -99,7 +99,7 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "schedule": {
-        **{name: _law(name) for name in LAWS},
+        **{name: _law(name) for name in law_names()},
         "a chain": {"optim.schedule": "linear:0.2,to=0.5 cosine"},
         "growing batch": {"optim.grow_batch": ("2@0.3",)},
     },
@@ -127,7 +127,7 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
 ALL = [(kind, name) for kind, methods in METHODS.items() for name in methods]
 
 DISTINCT: dict[str, tuple[str, ...]] = {
-    "optimizer": ("adamw", "muon", "lbsgd", "sgld", f"{__name__}:own_optimizer"),
+    "optimizer": ("adamw", "muon", "lbsgd", f"{__name__}:own_optimizer"),
     "augmentation": (
         "all at once",
         "own_transform",
@@ -256,7 +256,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
 
 KILLED = [
     ("optimizer", "lbsgd"),
-    ("optimizer", "sgld"),
     ("schedule", "growing batch"),
     ("schedule", "plateau"),
     ("average", "ema"),
@@ -287,7 +286,7 @@ def _train_all(group: Group, folder: str) -> dict[str, Any]:
 
 
 SHARED: dict[str, tuple[str, ...]] = {
-    "optimizer": ("sgld",),
+    "optimizer": ("lbsgd",),
     "loss": ("clipped",),
     "schedule": ("plateau", "growing batch"),
     "average": ("swa",),

@@ -130,7 +130,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
     assert torch.equal(layer.weight, before - 0.5)
 
 
-@pytest.mark.parametrize("name", sorted(optim.OPTIMIZERS))
+@pytest.mark.parametrize("name", sorted(optim.kinds()))
 def test_fp16_says_with_which_optimizers_it_waits_for_the_gpu(name: str) -> None:
     """They are all but those that docs/precision.md names."""
     layer, lines = nn.Linear(2, 2), dict[str, tuple[str, ...]]()
@@ -224,7 +224,7 @@ def test_a_process_whose_switches_training_leaves_alone_keeps_them() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("kind", sorted(optim.OPTIMIZERS))
+@pytest.mark.parametrize("kind", sorted(optim.kinds()))
 def test_an_update_on_a_gpu_never_synchronises(name: str, kind: str) -> None:
     device = torch.device("cuda", 0)
     policy = Policy(Precision(name), device)  # type: ignore[arg-type]

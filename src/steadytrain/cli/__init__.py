@@ -274,18 +274,21 @@ def _run(words: Sequence[str]) -> object:
         words.insert(words.index("--"), "--")
     elif verb == "launch":
         from steadytrain.cli.console import note
-        from steadytrain.launch.trackers import translate
+        from steadytrain.interop.mxnet.launchers import translate
 
         translated = translate(words[1:])  # the words of older trackers
         for line in translated.notes:
             note(line)
         words = [verb, *translated.argv]
-    if ours := _ours_instead(words):
-        what = f'Unknown command "{verb}"' if verb not in VERBS else f"{words[1]} is in the manner of another tool"
-        from steadytrain.cli.foreign_commands import OWN_VALUES
+    if verb not in VERBS and not verb.startswith("-"):
+        from steadytrain.cli.foreign_commands import foreign_command
 
-        own = [f"  # else its own values: {OWN_VALUES[each]} (--explain)" for each in OWN_VALUES if f" {each} " in ours]
-        raise InputError(f"{what}. Instead: {ours}{''.join(own[:1])}")
+        if ours := foreign_command(words, tuple(VERBS)):
+            raise InputError(f'Unknown command "{verb}". Instead: {shlex.join(ours)} (docs: help/other-tools)')
+    elif any(map(is_assignment, words[1:2])):
+        from steadytrain.cli.foreign_commands import hint_of_assignments
+
+        raise InputError(f"{words[1]} has no dashes{hint_of_assignments(words[1:], verb)}")
     words = _own_words(words)
     is_help = not {"--help", "-h"}.isdisjoint(words)
     if verb in VERBS and is_help:
@@ -297,18 +300,6 @@ def _run(words: Sequence[str]) -> object:
         lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
         print("Examples:", *(f"  {line}" for line in lines), "", sep="\n")
     return result
-
-
-def _ours_instead(words: Sequence[str]) -> str:
-    """Return the command to type in place of another tool's; empty where none is like it."""
-    is_ours = words[0] in VERBS
-    if words[0].startswith("-") or (is_ours and not any(map(is_assignment, words[1:2]))):
-        return ""
-    from steadytrain.cli.foreign_commands import PLACES, foreign_command
-
-    if is_ours and words[0] not in PLACES:
-        return ""
-    return shlex.join(foreign_command(words, tuple(VERBS)))
 
 
 def _help_words(words: Sequence[str]) -> list[str]:
@@ -386,7 +377,7 @@ def _worded_errors(words: Sequence[str]) -> AbstractContextManager[None]:
     def hint_of(tokens: Sequence[str]) -> str:
         from steadytrain.cli.foreign_commands import hint_of_assignments
 
-        return hint_of_assignments(tokens, words, tuple(VERBS))
+        return hint_of_assignments(tokens, words[0])
 
     return worded_errors(words[0], tuple(VERBS), function_of, hint_of, words[0] in RECIPE_VERBS)
 

@@ -152,13 +152,13 @@ def bench_infer(
 def _require_licence(name: str, *, accepted: bool) -> None:
     """Ask before weights of a non-commercial licence are fetched, and print what a licence restricts."""
     from steadytrain.export.networks import is_pretrained
-    from steadytrain.models.registry import licence_note, pretrained_licence
+    from steadytrain.models.registry import find, licence_note
 
     if not is_pretrained(name):
         return
     with suppress(ModelError):  # no such model: its row says so
         require_licence(Model(name, pretrained=True), accepted=accepted)
-        if remark := licence_note(pretrained_licence(name)):
+        if remark := licence_note(find(name).licence):
             note(f"{name}: {remark}")
 
 

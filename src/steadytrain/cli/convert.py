@@ -64,8 +64,9 @@ def convert(
     mean, std = read_colours("--rgb-mean", rgb_mean), read_colours("--rgb-std", rgb_std, above=0.0)
     if symbol is not None and place.endswith(".json"):
         place, symbol = str(symbol), Path(place)
-    from steadytrain.training.inference import convert as conversion
-    from steadytrain.training.inference.trained import is_mxnet, restore
+    from steadytrain.config.factories import checkpoint_format
+    from steadytrain.interop.mxnet import convert as conversion
+    from steadytrain.training import restore
 
     if place.endswith(".states"):
         if symbol is None:
@@ -76,7 +77,7 @@ def convert(
         document: dict[str, Any] = {"files": [str(output)], "arrays": num_arrays}
         _show(document, f"wrote {output}: the momentum of {count(num_arrays, 'parameter')}", json=json)
         return
-    if is_mxnet(place) and output.suffix == ".safetensors":
+    if checkpoint_format(place) and output.suffix == ".safetensors":
         if model is not None or data is not None:
             raise InputError(f"{'--data' if model is None else '--model'} is for what goes to MXNet: drop it")
         options: dict[str, Any] = {"keep_graph": keep_graph, "mean": mean, "std": std, "size": size, "bgr": bgr}
@@ -90,7 +91,7 @@ def convert(
         altered: dict[str, Any] = {"SYMBOL": symbol, "--keep-graph": keep_graph, **colours, "--size": size}
         if other := next((flag for flag, value in altered.items() if value), None):
             raise InputError(f"{other} is for a checkpoint of MXNet that is read: drop it")
-        trained = restore(place, which=weights, model=model, device="cpu", numbers="fp32", say=note)
+        trained = restore(place, which=weights, model=model, device="cpu", precision="fp32", say=note)
         for line in trained.notes:
             note(line)
         with open_samples(trained, data, CHECKED, say=note) as samples:

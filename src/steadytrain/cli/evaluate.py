@@ -27,7 +27,6 @@ from steadytrain.cli.options import (
     WhichFlag,
     ZipNames,
     require_data,
-    require_range,
 )
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
@@ -52,15 +51,16 @@ WeightsFlag = Annotated[
 ]
 ModelName = Annotated[str | None, Parameter(help="Name of the model, for files that do not say it.")]
 Size = Annotated[
-    str | None,
+    int | None,
     Parameter(
         name=("--size", "--img-size"),
-        help="Side of the images, in pixels; fixres: where objects look as large as in training [default: as trained].",
+        help="Side of the images, in pixels [default: as trained].",
+        validator=Number(gte=1, lte=4096),
     ),
 ]
 ViewsFlag = Annotated[
-    str | None,
-    Parameter(help="Average over views of each image: flip, five-crop or ten-crop (test-time augmentation)."),
+    Literal["flip"] | None,
+    Parameter(help="Average over each image and its mirror image (test-time augmentation)."),
 ]
 Threshold = Annotated[
     float | None,
@@ -132,7 +132,7 @@ def evaluate(
         steady evaluate runs/a --per-image predictions.csv
         steady evaluate runs/a/best.safetensors more-photos/
         steady evaluate timm/resnet18.a1_in1k photos/
-        steady evaluate runs/a --tta flip --size fixres
+        steady evaluate runs/a --tta flip --size 288
         steady evaluate runs/a --calibrate
         steady evaluate runs/a ILSVRC2012_img_val.tar --labels ILSVRC2012_devkit_t12.tar.gz
     """
@@ -144,7 +144,7 @@ def evaluate(
     columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     columns["zip_names"] = zip_names
     require_data(data, "name them after the run", restrict=restrict, root=root, labels=labels, **columns)
-    altered = {"--restrict": restrict, "--size": size, "--tta": tta, "--per-image": per_image}
+    altered: dict[str, object] = {"--restrict": restrict, "--size": size, "--tta": tta, "--per-image": per_image}
     altered |= {"--rgb-mean": rgb_mean, "--rgb-std": rgb_std}
     if calibrate and (other := next((flag for flag, value in altered.items() if value), None)):
         raise InputError(f"--calibrate fits a temperature to the weights as they are, and no more: drop {other}")
@@ -154,7 +154,7 @@ def evaluate(
     mapping = named if isinstance(named, Mapping) else None
     names = None if isinstance(named, Mapping) else named
     trained = restore_weights(
-        place, weights, model, device, accepted=accept_licence, numbers=precision, classes=names, size=size
+        place, weights, model, device, accepted=accept_licence, precision=precision, classes=names, size=size
     )
     trained, seen = with_input(trained, size, tta)
     trained = _with_scaling(trained, rgb_mean, rgb_std)
@@ -392,23 +392,16 @@ def _write_csv(path: Path | None, classes: int) -> Iterator[Callable[[Sequence[o
         yield writer.writerow
 
 
-def with_input(trained: Trained, size: str | None, tta: str | None) -> tuple[Trained, dict[str, object]]:
-    """Return weights that see images at another size, or in several views; and what was chosen, for the document."""
-    if size is None and tta is None:
-        return trained, {}
-    from steadytrain.training.inference.views import with_size, with_views
+def with_input(trained: Trained, size: int | None, tta: str | None) -> tuple[Trained, dict[str, object]]:
+    """Return weights that see images at another size, or mirrored too; and what was chosen, for the document."""
+    from steadytrain.training.inference.views import with_flips, with_size
 
     chosen: dict[str, object] = {}
     if size is not None:
-        if size != "fixres" and not size.isdigit():
-            raise InputError(f"--size is {size!r}; it must be a number of pixels, or fixres")
-        if size != "fixres":
-            require_range("--size", int(size), 4096)
-        trained = with_size(trained, "fixres" if size == "fixres" else int(size))
-        chosen["size"] = trained.input.size
-        note(f"images are seen at {trained.input.size} pixels")
+        trained, chosen["size"] = with_size(trained, size), size
+        note(f"images are seen at {size} pixels")
     if tta is not None:
-        trained, chosen["tta"] = with_views(trained, tta), tta
+        trained, chosen["tta"] = with_flips(trained), tta
     return trained, chosen
 
 
@@ -437,21 +430,20 @@ def restore_weights(
     device: str,
     *,
     accepted: bool,
-    numbers: str | None = None,
+    precision: str | None = None,
     classes: Path | Sequence[str] | None = None,
-    size: str | None = None,
+    size: int | None = None,
 ) -> Trained:
     """Load weights, once their licence is accepted, and print what the user should know of them."""
     from steadytrain.models.exported import engine_for, is_exported
     from steadytrain.training import restore
     from steadytrain.training.inference.trained import find_pretrained
 
-    if (name := find_pretrained(place)) is not None:
-        require_licence(Model(name, pretrained=True), accepted=accepted)
+    if (source := find_pretrained(place)) is not None:
+        require_licence(Model(source.name, pretrained=True), accepted=accepted)
     if is_exported(place) and engine_for(place).read_metadata is not None:
         note(f"{place} is code, which runs as it is opened: use only files that you trust (.onnx is data alone)")
-    side = int(size) if size is not None and size.isdecimal() else None
-    options: dict[str, Any] = {"numbers": numbers, "classes": classes, "size": side, "say": note}
+    options: dict[str, Any] = {"precision": precision, "classes": classes, "size": size, "say": note}
     trained = restore(place, which=weights, model=model, device=device, **options)
     for line in trained.notes:
         note(line)

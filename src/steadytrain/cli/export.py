@@ -78,8 +78,8 @@ def export(
     from steadytrain.training.inference.trained import find_pretrained
 
     kind_of(output)
-    if (name := find_pretrained(place)) is not None:
-        require_licence(Model(name, pretrained=True), accepted=accept_licence)
+    if (source := find_pretrained(place)) is not None:
+        require_licence(Model(source.name, pretrained=True), accepted=accept_licence)
     with status(f"exporting {place} to {output}"):
         result = export_model(
             place,

@@ -97,7 +97,7 @@ def _run_tool(command: Sequence[str], *, json: bool) -> None:
 
 def _write_lists(values: dict[str, Any], *, json: bool) -> None:
     """Write what ``im2rec.py --list`` writes, and print what it printed: each folder with its label."""
-    from steadytrain.data.sources.image_lists import write_image_lists
+    from steadytrain.interop.mxnet.image_lists import write_image_lists
 
     lists = write_image_lists(
         Path(values["prefix"]),
@@ -144,7 +144,7 @@ def _show(read: Translated, commands: list[list[str]], *, json: bool) -> int:
     """Print what a command line has become, and the recipe where something would be trained."""
     recipes = [_recipe(command) for command in commands]
     if commands and commands[0][0] == "launch":
-        from steadytrain.launch.trackers import translate as translate_launcher
+        from steadytrain.interop.mxnet.launchers import translate as translate_launcher
 
         launcher = translate_launcher(commands[0][1:])
         commands = [["launch", *launcher.argv]]

@@ -118,10 +118,10 @@ def serve(
     )
     pretrained = find_pretrained(place)
     if pretrained is not None:  # asked here: the model is loaded on another thread
-        require_licence(Model(pretrained, pretrained=True), accepted=accept_licence)
+        require_licence(Model(pretrained.name, pretrained=True), accepted=accept_licence)
 
     def load() -> Trained:
-        trained = restore_weights(place, weights, model, device, accepted=True, numbers=precision, classes=classes)
+        trained = restore_weights(place, weights, model, device, accepted=True, precision=precision, classes=classes)
         return with_input(trained, size, None)[0]
 
     require_range("--port", port, 65535, least=0)

@@ -28,7 +28,6 @@ from steadytrain.cli.explain import head_lines, print_explained
 from steadytrain.cli.options import HEADINGS, TrainingOptions, read_table, require_trackers
 from steadytrain.config import Model, Parallel, Recipe
 from steadytrain.config.defaults import usual_recipe
-from steadytrain.config.factories import FACTORY
 from steadytrain.config.parts import listed_gpus
 from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
@@ -630,8 +629,7 @@ def open_draft(
         with lasting_imports():
             from steadytrain.models import find
 
-        if not FACTORY.fullmatch(model):  # which is imported later, if the user named it
-            find(model)
+        find(model, allow_import=True)  # a factory is imported later, if the user named it
     if words := outside_notice(of_file):
         say(words)
     started = _started(options, train)
@@ -700,9 +698,9 @@ def require_licence(model: Model, *, accepted: bool) -> None:
     Raises:
         InputError: the answer is not yes.
     """
-    from steadytrain.models.registry import licence_kind, pretrained_licence
+    from steadytrain.models.registry import find, licence_kind
 
-    licence = pretrained_licence(model.name) if model.pretrained else ""
+    licence = find(model.name, allow_import=True).licence if model.pretrained else ""
     if accepted or not licence or licence_kind(licence) != "non-commercial":
         return
     restriction = f"the weights of {model.name} are for non-commercial use only (licence {licence})"

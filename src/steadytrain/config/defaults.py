@@ -7,12 +7,13 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from steadytrain.config.factories import FACTORY, is_own_model
+from steadytrain.config.laws import law_of
 from steadytrain.config.losses import parse_loss
-from steadytrain.config.parts import OPTIMIZERS, Budget, Data, Model, Optim, optimizer_name
+from steadytrain.config.parts import Budget, Data, Model, Optim, optimizer_name, optimizer_names
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves, to_toml
 from steadytrain.config.recipe import Recipe
-from steadytrain.config.stages import RISING, parse_schedule
+from steadytrain.config.stages import parse_schedule
 from steadytrain.errors import RecipeError
 
 SMALL = 64
@@ -134,8 +135,8 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
     optimizer = optimizer_name(optimizer) if isinstance(optimizer, str) else optimizer
     is_usual = optimizer in (None, defaults.optim.name) or {optimizer, defaults.optim.name} == {"sgd", "nag"}
     if not is_usual and chosen.get("lr") is None:
-        is_known = optimizer in OPTIMIZERS or str(optimizer).startswith("timm/") or FACTORY.fullmatch(str(optimizer))
-        if optimizer not in USUAL_VALUES and is_known:
+        is_other = str(optimizer).startswith("timm/") or FACTORY.fullmatch(str(optimizer))
+        if optimizer not in USUAL_VALUES and (is_other or optimizer in optimizer_names()):
             raise RecipeError(f"optim.name is {optimizer!r}, which has no usual learning rate: choose one with --lr")
         values["optim"] |= USUAL_VALUES.get(str(optimizer), {})  # SGD's rates are a hundred times too high for AdamW
     if optimizer == "sgd" and chosen.get("nesterov") is None:
@@ -154,7 +155,7 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
         values["model"]["train"] = train
         values["budget"] = {"epochs": 0, "steps": None}
         values["optim"] |= {"ema": None, "warmup_epochs": 0.0}
-    if isinstance(law := chosen.get("schedule"), str) and parse_schedule(law)[0].law in RISING:
+    if isinstance(law := chosen.get("schedule"), str) and law_of(parse_schedule(law)[0]).rises:
         values["optim"]["warmup_epochs"] = 0.0
     parts = chosen.get("accumulate")
     if isinstance(parts, int) and parts > 0 and values["batch_size"] % parts:  # a default is split as the user likes
@@ -279,7 +280,7 @@ def fit_to_epochs(recipe: Recipe, epochs: float, *, chosen: Container[str]) -> R
         if epochs < LEAST_EPOCHS:
             if optim.name == "adamw" and "optim.lr" not in chosen:
                 changes["optim.lr"] = min(optim.lr, SHORT_LR)
-        elif parse_schedule(optim.schedule)[0].law not in RISING:
+        elif not law_of(parse_schedule(optim.schedule)[0]).rises:
             longest = GENTLE_EPOCHS
             if "optim.warmup" not in chosen:
                 changes["optim.warmup"] = GENTLE_WARMUP

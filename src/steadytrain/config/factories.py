@@ -1,12 +1,17 @@
-"""Code of users and of other packages: the form of ``pkg.mod:factory``, and the one place that imports either."""
+"""Code that is called by name: the user's own, other packages', and ours that stands above all that calls it.
+
+What reads and does as other programs do (``steadytrain.interop``) is imported by nothing below: it is a row of
+:data:`ROWS`, like the entry points by which other packages add theirs, and is loaded when its name is first asked for.
+"""
 
 from __future__ import annotations
 
 import importlib
 import re
 import sys
-from collections.abc import Callable
-from importlib.metadata import EntryPoint
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +22,24 @@ T = TypeVar("T")
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 OBJECT = "object:"
 """Begins the name of a model that Python code gave as an object."""
+
+CHECKPOINTS, LOGS = "steadytrain.checkpoints", "steadytrain.logs"
+OPTIMIZERS, SCHEDULES = "steadytrain.optimizers", "steadytrain.schedules"
+_MXNET = "steadytrain.interop.mxnet"
+ROWS: Mapping[str, Mapping[str, str]] = {
+    CHECKPOINTS: {"mxnet": f"{_MXNET}.weights:FORMAT"},
+    LOGS: {"read": "steadytrain.interop.logs.read:read_log", "may_be_log": "steadytrain.interop.logs.read:may_be_log"},
+    OPTIMIZERS: {name: f"{_MXNET}.optimizers:{name.upper()}_KIND" for name in ("signum", "dcasgd", "lbsgd")},
+    SCHEDULES: {
+        f"mxnet/{law}": f"{_MXNET}.schedules:{law.upper().replace('-', '_')}"
+        for law in ("factor", "multi-factor", "poly", "cosine")
+    },
+}
+"""Rows of ours by group and name, as ``module:object``; the groups are those of other packages' entry points.
+
+A checkpoint of another framework is called by the prefix of a model's name (``mxnet:FILE``), or by the end of a file.
+"""
+_ENDS = {".params": "mxnet", "-symbol.json": "mxnet"}
 
 
 def import_factory(
@@ -65,13 +88,47 @@ def load_entry_point(point: EntryPoint, kind: type[T]) -> T:
     return value
 
 
+def row_names(group: str) -> tuple[str, ...]:
+    """Return the names of a group: ours, then those of other packages."""
+    return tuple(dict.fromkeys((*ROWS[group], *_points(group, tuple(sys.path)))))
+
+
+@cache
+def _points(group: str, path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
+    """Return other packages' rows by name; ``path``: where packages are looked for, which takes 10 ms."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def find_row(group: str, name: str, kind: type[T]) -> T | None:
+    """Load what has a name in a group; None where nothing has it. Raises InputError: it cannot be loaded.
+
+    >>> find_row(OPTIMIZERS, "lamp", object) is None
+    True
+    """
+    value = ROWS[group].get(name)
+    point = EntryPoint(name, value, group) if value else _points(group, tuple(sys.path)).get(name)
+    return load_entry_point(point, kind) if point else None
+
+
+def checkpoint_format(place: str) -> str:
+    """Return the name of the format that a checkpoint of another framework is in; empty for everything else.
+
+    >>> [checkpoint_format(place) for place in ("mxnet:resnet-18", "a-0003.params", "nets:small", "runs/a")]
+    ['mxnet', 'mxnet', '', '']
+    """
+    prefix, colon, _ = place.partition(":")
+    if colon and prefix in row_names(CHECKPOINTS):
+        return prefix
+    return next((name for end, name in _ENDS.items() if place.endswith(end)), "")
+
+
 def is_own_model(name: str) -> bool:
     """Return whether a model's name is that of the user's own code, which may bring weights of its own.
 
     >>> [is_own_model(name) for name in ("nets:small", "object:Net-1f", "mxnet:resnet", "hf-hub:timm/resnet18")]
     [True, True, False, False]
     """
-    return name.startswith(OBJECT) or (FACTORY.fullmatch(name) is not None and not name.startswith("mxnet:"))
+    return name.startswith(OBJECT) or (FACTORY.fullmatch(name) is not None and not checkpoint_format(name))
 
 
 def search_current_folder() -> None:

@@ -9,9 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from steadytrain.config import factories
 from steadytrain.config.batches import parse_growth, parse_sizes
 from steadytrain.config.factories import FACTORY
 from steadytrain.config.foreign import our_value
+from steadytrain.config.laws import LAWS, law_of
 from steadytrain.config.losses import parse_loss
 from steadytrain.config.phases import parse_train
 from steadytrain.config.settings import (
@@ -38,7 +40,7 @@ from steadytrain.config.settings import (
     require,
     setting,
 )
-from steadytrain.config.stages import RISING, parse_schedule, parse_warmup
+from steadytrain.config.stages import parse_schedule, parse_warmup
 from steadytrain.config.transforms import parse_transforms, split_transforms
 from steadytrain.errors import RecipeError, did_you_mean
 
@@ -49,10 +51,10 @@ SAVE_SHARE, SAVE_SECONDS = 0.01, 60.0
 
 ADAMS = ("adam", "adamw", "nadam", "radam", "adamax")
 OPTIMIZERS = (
-    *("sgd", "nag", *ADAMS, "rmsprop", "adagrad", "adadelta"),
-    *("muon", "signum", "ftml", "dcasgd", "lbsgd", "ftrl", "sgld"),
+    *("sgd", "nag", *ADAMS, "rmsprop", "adagrad", "adadelta", "muon"),
+    *factories.ROWS[factories.OPTIMIZERS],
 )
-"""Names of the optimizers that are built in; those of timm are ``timm/NAME``, the user's own ``pkg.mod:factory``."""
+"""Names of our optimizers; other packages add theirs, timm's are ``timm/NAME``, the user's own ``pkg.mod:factory``."""
 
 TIMM_OPTIMIZERS = (
     *("adabelief", "adafactor", "adafactorbv", "adahessian", "adamc", "adamp", "adamuon", "adan", "adanw", "adopt"),
@@ -63,18 +65,23 @@ TIMM_OPTIMIZERS = (
 """timm's optimizers that are asked for by their bare names."""
 
 
+def optimizer_names() -> tuple[str, ...]:
+    """Return the names of our optimizers and of other packages'."""
+    return tuple(dict.fromkeys((*OPTIMIZERS, *factories.row_names(factories.OPTIMIZERS))))
+
+
 def optimizer_name(name: str) -> str:
     """Return an optimizer's name as it is called here, of any trainer's spelling of one that is known.
 
     >>> optimizer_name("lamb"), optimizer_name("torch.optim.AdamW"), optimizer_name("timm/lion"), optimizer_name("lamp")
     ('timm/lamb', 'adamw', 'timm/lion', 'lamp')
     """
-    plain = name.lower().removeprefix("torch.optim.")
-    if plain not in OPTIMIZERS and plain not in TIMM_OPTIMIZERS:
+    plain, known = name.lower().removeprefix("torch.optim."), (*optimizer_names(), *TIMM_OPTIMIZERS)
+    if plain not in known:
         plain = our_value("optimizer", plain)
-    if plain not in OPTIMIZERS and plain not in TIMM_OPTIMIZERS:
+    if plain not in known:
         plain = plain.replace("-", "").replace("_", "")
-    return f"timm/{plain}" if plain in TIMM_OPTIMIZERS else plain if plain in OPTIMIZERS else name
+    return f"timm/{plain}" if plain in TIMM_OPTIMIZERS else plain if plain in known else name
 
 
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
@@ -401,8 +408,8 @@ class Optim:
 
     name: str = setting(
         "sgd",
-        "Optimizer: sgd, nag, adam, adamw, nadam, radam, adamax, rmsprop, adagrad, adadelta, signum, ftml, dcasgd, "
-        "lbsgd, ftrl, sgld, muon, timm/NAME or your own function, pkg.mod:factory.",
+        "Optimizer: sgd, nag, adam, adamw, nadam, radam, adamax, rmsprop, adagrad, adadelta, signum, dcasgd, "
+        "lbsgd, muon, timm/NAME or your own function, pkg.mod:factory.",
         words="opt optim optimizer",
         flag=Flag(
             OPTIMIZER, "sgd, nag, adam, adamw, signum, lbsgd, ... or timm/NAME (docs: optimizers).", names="--optimizer"
@@ -459,8 +466,7 @@ class Optim:
     schedule: str = setting(
         "cosine",
         "Learning-rate schedule, evaluated at every update: a law, LAW,NAME=VALUE, or several with their epochs "
-        "(cosine:80 constant:15). Laws: constant, linear, cosine, restarts, poly, exponential, inverse-sqrt, step, "
-        "factor, one-cycle, triangular, plateau, mxnet/factor, mxnet/multi-factor, mxnet/poly, mxnet/cosine.",
+        f"(cosine:80 constant:15). Laws: {', '.join((*LAWS, *factories.ROWS[factories.SCHEDULES]))}.",
         words="sched scheduler lr-scheduler lr-schedule lr-scheduler-type",
         flag=Flag(
             OPTIMIZER,
@@ -594,23 +600,23 @@ class Optim:
         if self.nesterov is None:  # a recipe says which momentum; where it means nothing it is True, as it always was
             object.__setattr__(self, "nesterov", self.name != "sgd")
         is_other = self.name.startswith("timm/") or FACTORY.fullmatch(self.name)
-        if self.name not in OPTIMIZERS and not is_other:
-            near = did_you_mean(self.name.lower(), OPTIMIZERS)
-            known = ", ".join(OPTIMIZERS)
+        if self.name not in (names := optimizer_names()) and not is_other:
+            near = did_you_mean(self.name.lower(), names)
+            known = ", ".join(names)
             raise RecipeError(
                 f"optim.name is {self.name!r}; it must be one of {known}, timm/NAME or pkg.mod:factory.{near}"
             )
         stages = parse_schedule(self.schedule)
         for stage in stages:
-            has_steps = stage.law not in ("step", "mxnet/multi-factor") or bool(self.milestones or stage.updates)
+            has_steps = not law_of(stage).at_milestones or bool(self.milestones or stage.updates)
             require(has_steps, "optim.milestones", self.milestones, f"given for schedule={stage.law}")
-            ends = stage.numbers.get("to", self.final)
-            if stage.law == "exponential" and "factor" not in stage.numbers and not ends:
+            ends = stage.values.get("to", self.final)
+            if stage.law == "exponential" and "factor" not in stage.values and not ends:
                 raise RecipeError(
                     f"optim.schedule is {self.schedule!r}; exponential cannot fall to 0: write exponential,to=0.01, or"
                     " what it falls by in an epoch, exponential,factor=0.95"
                 )
-        if stages[0].law in RISING and self.warmup_epochs:
+        if law_of(stages[0]).rises and self.warmup_epochs:
             raise RecipeError(
                 f"optim.schedule={self.schedule!r} and optim.warmup_epochs={self.warmup_epochs:g} exclude each other:"
                 f" {stages[0].law} begins low and rises by itself; leave one of them out (--warmup-epochs 0)"
@@ -626,7 +632,7 @@ class Optim:
             raise RecipeError(f"optim.swa={self.swa:g} and optim.ema={self.ema:g} exclude each other: give --ema 0")
         growths = parse_growth(self.grow_batch)
         object.__setattr__(self, "grow_batch", tuple(f"{growth.times}@{growth.epoch:g}" for growth in growths))
-        if growths and (counts := [stage.law for stage in stages if stage.law.startswith("mxnet/")]):
+        if growths and (counts := [stage.law for stage in stages if law_of(stage).counts_updates]):
             raise RecipeError(
                 f"optim.grow_batch={','.join(self.grow_batch)} and optim.schedule={self.schedule!r} exclude each other:"
                 f" {counts[0]} counts updates, whatever their size; use another law"

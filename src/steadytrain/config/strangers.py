@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from steadytrain.config.factories import checkpoint_format
+
 
 @dataclass(frozen=True)
 class Gate:
@@ -27,11 +29,10 @@ _NOT_IMPORTED = "refused; the flag, or `--set`, that names it allows it"
 _READ = "a file, a folder or an address is read"
 _SHOWN = "read; a line names it before, where it lies outside of the working folder"
 _NOT_ASKED = f"{_SHOWN}; refused where it is an address of this machine or its network"
-_MXNET = "mxnet:"
 
 GATES = (
     Gate("model", "name", _IMPORT, _NOT_IMPORTED),
-    Gate("model", "name", f"an `{_MXNET}FILE` is read", _SHOWN),
+    Gate("model", "name", "an `mxnet:FILE` is read", _SHOWN),
     Gate("model", "weights", "a file is read, without running code", _SHOWN),
     Gate("model", "pretrained", "the weights of a model of timm's are fetched from its hub", "fetched, once"),
     Gate("optim", "name", _IMPORT, _NOT_IMPORTED),
@@ -75,14 +76,14 @@ def outside_notice(values: Mapping[str, object], locate: Callable[[str], Path] =
     """
     folder = Path.cwd().resolve()
     named = {key: str(value) for key in _READ_KEYS if (value := values.get(key)) is not None}
-    if not named.get("model.name", "").startswith(_MXNET):
+    if not checkpoint_format(named.get("model.name", "")):
         named.pop("model.name", None)
     shown = [
         f"{key} {text}"
         for key, text in named.items()
         if any(
             "://" in word or not Path(os.path.realpath(locate(word))).is_relative_to(folder)
-            for word in text.removeprefix(_MXNET).split(",")
+            for word in text.removeprefix(f"{checkpoint_format(text)}:").split(",")
         )
     ]
     return f"reading what the recipe file names outside of this folder: {', '.join(shown)}" if shown else ""

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from steadytrain.config import schedules
 from steadytrain.config.batches import Batches
+from steadytrain.config.laws import StageSpan
 from steadytrain.config.recipe import Recipe
 
 
@@ -77,12 +78,12 @@ class Timeline:
         return self._momentum is not None
 
     @cached_property
-    def spans(self) -> tuple[schedules.StageSpan, ...]:
+    def spans(self) -> tuple[StageSpan, ...]:
         """The stages of the schedule in their places, which are counted in batches of the first size."""
         return schedules.spans(self.recipe.optim, **self._length)
 
     @cached_property
-    def plateau(self) -> schedules.StageSpan | None:
+    def plateau(self) -> StageSpan | None:
         """The stage whose rate waits for evaluations; None: there is none."""
         return self.spans[-1] if self.recipe.waits_for_evaluations else None
 

@@ -57,7 +57,7 @@ def bench_engines() -> dict[str, tuple[str, ...]]:
     [('plain', ('fp32',)), ('eager', ('fp32', 'bf16', 'fp16'))]
     """
     # Torch's own files are what eager runs.
-    return {**_TORCH, **{name: row.numbers for name, row in engines().items() if row.packages}}
+    return {**_TORCH, **{name: row.precisions for name, row in engines().items() if row.packages}}
 
 
 def missing(engine: str, device: str) -> str:
@@ -277,7 +277,8 @@ class BenchEngine:
             gc.collect()
             return_free_memory()
             self._began_bytes = facts.resident_bytes()
-            options: dict[str, Any] = {"device": task.plan.device, "threads": task.plan.threads, **numbers}
+            options: dict[str, Any] = {"device": task.plan.device, "threads": task.plan.threads}
+            options["precision"] = task.numbers
             opened = open_module(file, engine=task.engine, **options)
             self._run, self._provider = opened.module, opened.provider
         torch.inference_mode().__enter__()  # to the end of the process

@@ -35,7 +35,7 @@ from steadytrain.export.formats import installed_versions, write_module
 from steadytrain.export.hub import model_card, timm_config
 from steadytrain.files import replacing
 from steadytrain.format import Say, print_note
-from steadytrain.models.engines.engine import KEY, EngineFormat, StoredNumbers
+from steadytrain.models.engines.engine import KEY, EngineFormat, StoredPrecision
 from steadytrain.models.engines.torch_export import AOTINDUCTOR
 from steadytrain.models.exported import (
     Description,
@@ -149,7 +149,7 @@ def export_model(
     which: Which = "best",
     model: str | None = None,
     classes: str | Path | Sequence[str] | None = None,
-    numbers: StoredNumbers = "fp32",
+    numbers: StoredPrecision = "fp32",
     aot: bool = False,
     device: str = "auto",
     data: str | Path | None = None,
@@ -208,7 +208,7 @@ def export_model(
     else:
         if device == "auto":
             device = devices[0] if devices else "cpu"
-        trained = restore(place, which=which, model=model, classes=classes, numbers="fp32", device=device, say=say)
+        trained = restore(place, which=which, model=model, classes=classes, precision="fp32", device=device, say=say)
     if fault := describe_nonfinite(trained.module):
         raise ModelError(
             f"{source} cannot be exported: {fault}; export other weights of the run (--weights last), or train it again"
@@ -259,7 +259,7 @@ class _Job:
     samples: CheckedSamples
     data: str | Path | None
 
-    def write(self, path: Path, engine: EngineFormat, numbers: StoredNumbers) -> None:
+    def write(self, path: Path, engine: EngineFormat, numbers: StoredPrecision) -> None:
         """Write the network, without a description."""
         input = self.trained.input
         assert input.size is not None
@@ -267,13 +267,15 @@ class _Job:
         images = partial(_calibration_images, self.trained, self.data)
         write_module(self.module, example, path, numbers, engine=engine, calibration=images)
 
-    def open(self, path: Path, engine: EngineFormat, numbers: StoredNumbers) -> tuple[nn.Module, ParityRow]:
+    def open(self, path: Path, engine: EngineFormat, numbers: StoredPrecision) -> tuple[nn.Module, ParityRow]:
         """Open a file that was written, and begin its row of the table."""
-        opened = open_module(path, device=str(self.trained.policy.device), numbers=numbers)
+        opened = open_module(path, device=str(self.trained.policy.device), precision=numbers)
         size = sum(file.stat().st_size for file in (path, *engine.more_files(path)))
         return opened.module, ParityRow(f"{engine.suffix[1:]} {numbers}", opened.engine, size)
 
-    def describe(self, difference: float, numbers: StoredNumbers = "fp32", packages: Sequence[str] = ()) -> Description:
+    def describe(
+        self, difference: float, numbers: StoredPrecision = "fp32", packages: Sequence[str] = ()
+    ) -> Description:
         """Return the description to write into the file, with the versions of packages that made it."""
         trained = self.trained
         return Description(
@@ -307,13 +309,13 @@ def _export_exactly(job: _Job, path: Path, engine: EngineFormat) -> Exportation:
 
 
 def _export_faster(
-    job: _Job, path: Path, engine: EngineFormat, numbers: StoredNumbers, max_loss: float, say: Say
+    job: _Job, path: Path, engine: EngineFormat, numbers: StoredPrecision, max_loss: float, say: Say
 ) -> Exportation:
     """Write a file with other numbers; keep it if it is faster than the same in fp32, and about as accurate."""
     with temporary_scratch() as folder:
         exact, other = folder / "exact" / path.name, folder / "other" / path.name
         modules, rows = {"checkpoint": job.module}, list[ParityRow]()
-        written: tuple[tuple[StoredNumbers, Path], ...] = (("fp32", exact), (numbers, other))
+        written: tuple[tuple[StoredPrecision, Path], ...] = (("fp32", exact), (numbers, other))
         for name, file in written:
             file.parent.mkdir()
             job.write(file, engine, name)
@@ -339,7 +341,7 @@ def _export_faster(
     return job.outcome(path, tolerance, checkpoint, *rows, reason=reason)
 
 
-def _describe(job: _Job, path: Path, engine: EngineFormat, numbers: StoredNumbers, row: ParityRow) -> None:
+def _describe(job: _Job, path: Path, engine: EngineFormat, numbers: StoredPrecision, row: ParityRow) -> None:
     """Put the model's description into a file that was checked."""
     assert row.difference is not None
     engine.add_metadata(path, {KEY: job.describe(row.difference, numbers, engine.packages).to_json()})
@@ -382,7 +384,7 @@ def _export_weights(job: _Job, path: Path, kind: WeightsKind) -> Exportation:
         named = trained.name if ":" in trained.name and not trained.symbol else None  # a factory is imported by name
         with replacing(path) as part:
             checkpoints.write_weights(part, checkpoints.stage(module.state_dict()), about)
-            again = restore(part, model=named, numbers="fp32", device="cpu")
+            again = restore(part, model=named, precision="fp32", device="cpu")
             row = ParityRow("safetensors fp32", "torch", part.stat().st_size)
             row, tolerance = _compare(job, _plain(again.module), row, same=path)
         return job.outcome(path, tolerance, row)
@@ -421,10 +423,10 @@ def _require_free(path: Path) -> None:
         )
 
 
-def _require_numbers(path: Path, kind: EngineFormat | WeightsKind, numbers: StoredNumbers) -> None:
+def _require_numbers(path: Path, kind: EngineFormat | WeightsKind, numbers: StoredPrecision) -> None:
     """Refuse numbers that a format has not. Raises InputError."""
-    if numbers not in (kind.numbers if isinstance(kind, EngineFormat) else ("fp32",)):
-        others = " or ".join(dict.fromkeys(row.suffix for row in engines().values() if numbers in row.numbers))
+    if numbers not in (kind.precisions if isinstance(kind, EngineFormat) else ("fp32",)):
+        others = " or ".join(dict.fromkeys(row.suffix for row in engines().values() if numbers in row.precisions))
         raise InputError(f"{path} cannot be written in {numbers}: take {others}, or drop --{numbers}")
 
 

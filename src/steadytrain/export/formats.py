@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from steadytrain.errors import ModelError, SteadyError, first_line
 from steadytrain.files import replacing
-from steadytrain.models.engines.engine import EngineFormat, Metadata, StoredNumbers
+from steadytrain.models.engines.engine import EngineFormat, Metadata, StoredPrecision
 from steadytrain.models.exported import engine_for
 from steadytrain.training.precision import DTYPES, store
 
@@ -39,7 +39,7 @@ def write_module(
     module: nn.Module,
     example: Tensor | Sequence[Tensor],
     path: Path,
-    numbers: StoredNumbers = "fp32",
+    numbers: StoredPrecision = "fp32",
     *,
     engine: EngineFormat | None = None,
     calibration: Callable[[], Iterable[Tensor]] = tuple,

@@ -77,7 +77,7 @@ def load_network(name: str) -> Trained:
     if file or Path(name).exists() or is_pretrained(name):
         if is_exported(file or name):
             raise ModelError(f"{file or name} runs on the engine that it is for alone: name the run or the weights")
-        return restore(file or name, model=model if file else None, device="cpu", numbers="fp32")
+        return restore(file or name, model=model if file else None, device="cpu", precision="fp32")
     if "/" in model and ":" not in model and not model.startswith(("timm/", "torchvision/")):
         raise ModelError("there is no such file or folder: name a run, a weights file or a network (steady models)")
     try:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +21,10 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from steadytrain.config import Model, Scalar
-from steadytrain.config.factories import OBJECT, search_current_folder
+from steadytrain.config.factories import CHECKPOINTS, OBJECT, checkpoint_format, find_row, import_factory
 from steadytrain.errors import ModelError, did_you_mean, first_line
-from steadytrain.interop.mxnet import checkpoint as mxnet
-from steadytrain.interop.mxnet.graph import build_network
-from steadytrain.interop.mxnet.match import translate
-from steadytrain.interop.mxnet.symbol import parse_symbol, symbol_json
 from steadytrain.machine.web import client
-from steadytrain.models.class_names import OutputNames, imagenet_names
+from steadytrain.models.class_names import imagenet_names
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
 from steadytrain.models.objects import find_given
 from steadytrain.models.registry import ModelSource, current_name, fetched_file, find, licence_note
@@ -56,10 +50,6 @@ LARGE, LARGE_SIDE = 100_000_000, 256
 """Parameters and side in pixels from which shapes are checked on ``meta``, which imports torch's compiler (seconds)."""
 
 
-_SIDES = (4, 8, 14, 16, 24, 28, 32, 48, 56, 64)
-"""Numbers of which sides that networks take are multiples: patches, windows and what halvings come to."""
-
-
 @dataclass(frozen=True)
 class Built:
     """A network and what belongs to it.
@@ -73,7 +63,7 @@ class Built:
         notes: for the user, a line each: what was replaced or adapted, what the licence restricts.
         weights: what it starts from: ``timm/resnet50.a1_in1k``, a file's path; empty where that is nothing.
         scaling_guessed: the mean and the standard deviation are the model's usual ones: the weights' file has none.
-        symbol: MXNet's symbol JSON that it was made of; empty elsewhere.
+        symbol: the graph that it was made of, in the text of the framework that it comes from; empty elsewhere.
     """
 
     module: nn.Module
@@ -85,6 +75,62 @@ class Built:
     weights: str = ""
     scaling_guessed: bool = False
     symbol: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignCheckpoint:
+    """A checkpoint of another framework, as far as it says itself.
+
+    Args:
+        num_outputs: of its classifier.
+        channels, size: of the images that it takes; the side in pixels.
+        classes, synsets: of its outputs, where its files name them.
+    """
+
+    num_outputs: int
+    channels: int
+    size: int
+    classes: tuple[str, ...] = ()
+    synsets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """A format of checkpoints of another framework: a row of :data:`steadytrain.config.factories.CHECKPOINTS`.
+
+    Args:
+        inspect: called with the name of a checkpoint, with or without its prefix, and the side of its images or None.
+        make: called as :func:`make_network`: makes the network of a checkpoint, with its weights if they are asked for.
+        load: called with a network that was built of another source, that source, the recipe's model and the classes
+            of the data: loads the arrays of ``model.weights`` into it, which is the same network.
+        rebuild: called with a model's name, ``Built.symbol``, channels and size: makes the network of its graph alone.
+    """
+
+    inspect: Callable[[str, int | None], ForeignCheckpoint]
+    make: Callable[..., Built]
+    load: Callable[[Built, ModelSource, Model, Sequence[str]], Built]
+    rebuild: Callable[[str, str, int, int], Built]
+
+
+def foreign_format(place: str | Path | None) -> CheckpointFormat | None:
+    """Return the format of a checkpoint of another framework, by its name or its file; None for everything else."""
+    name = checkpoint_format(str(place or ""))
+    return find_row(CHECKPOINTS, name, CheckpointFormat) if name else None
+
+
+def inspect_checkpoint(name: str, size: int | None = None) -> ForeignCheckpoint:
+    """Read what a checkpoint of another framework says of itself.
+
+    Args:
+        name: with its prefix, such as ``mxnet:resnet-18``, or a file of it.
+        size: side of its images in pixels, where it is no usual one.
+
+    Raises:
+        ModelError: no such files, or none that can be read.
+    """
+    format = foreign_format(name)
+    assert format is not None, f"{name} is no checkpoint of another framework"
+    return format.inspect(name, size)
 
 
 def build(
@@ -107,38 +153,26 @@ def build(
             (``Built.input.size``), or 224.
         classes: names of the outputs, which the rows of the weights' classifier follow; empty: they stay in its order.
         allow_import: import a ``pkg.mod:factory``; only if the user named it on this command line.
-        symbol: of an ``mxnet:`` model, the graph that a weights file holds: its own files are not looked for.
+        symbol: of a checkpoint of another framework, the graph that a weights file holds: its own files are not looked
+            for.
 
     Raises:
         ModelError: no such model or option, weights that cannot be had or do not fit, images that it cannot take.
+        RecipeError: a ``pkg.mod:factory`` that cannot be imported.
     """
     source = find(model.name, allow_import=allow_import)
-    if symbol and source.kind == "mxnet":
-        network = build_network(parse_symbol(symbol, where=model.name), channels=channels, size=size or 224)
-        return Built(network.module, source.name, Input(channels=channels), _head(network.head), symbol=symbol)
-    file = None
-    if model.weights is not None and not _is_params(model.weights):
+    if symbol and (format := foreign_format(source.name)) is not None:
+        return format.rebuild(source.name, symbol, channels, size or 224)
+    file, foreign = None, foreign_format(model.weights)
+    if model.weights is not None and foreign is None:
         file = read_weights(Path(model.weights))
         size = size or (None if file.input is None else file.input.size)
-    try:
-        built = make_network(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
-        side = size or built.input.size or 224
-        vain = try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
-    except ModelError as error:
-        if size is None or model.pretrained or not (nearest := _nearest_sizes(source, model, size)):
-            raise
-        raise ModelError(f"{error}{nearest}") from error
-    if vain:
-        note = (
-            f"images of {side}x{side} pixels are too small for {built.name}: {vain[0]} and what follows it see a single"
-            " pixel, which they cannot halve; choose a larger --size, or a network that halves images less often"
-        )
-        built = replace(built, notes=(*built.notes, note))
+    built = make_network(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
+    side = size or built.input.size or 224
+    try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
     if file is not None:
         return _load_file(built, file, str(model.weights), classes)
-    if model.weights is None or source.kind == "mxnet":
-        return built
-    return _load_params(built, source, model, classes)
+    return built if foreign is None or source.kind == "checkpoint" else foreign.load(built, source, model, classes)
 
 
 def num_outputs(model: Model, *, allow_import: bool = False) -> int:
@@ -153,12 +187,12 @@ def num_outputs(model: Model, *, allow_import: bool = False) -> int:
 
         config: Any = timm.models.get_pretrained_cfg(source.inner)
         return int(config.num_classes)
-    if _is_params(model.weights):
-        return mxnet.open_checkpoint(str(model.weights)).network().num_outputs
+    if checkpoint_format(str(model.weights)):
+        return inspect_checkpoint(str(model.weights)).num_outputs
     if model.weights is None:
         raise ModelError(f"{model.name} has no weights file: give --weights FILE")
     # 997 is a number of outputs that no layer but the classifier is likely to have.
-    weights = model.weights if source.kind == "mxnet" else None  # they may hold its graph
+    weights = model.weights if source.kind == "checkpoint" else None  # they may hold its graph
     built = make_network(
         source, Model(model.name, weights=weights, options=model.options), num_classes=997, channels=3, size=None
     )
@@ -196,14 +230,11 @@ def parameter_shapes(
     return built.name, [list(parameter.shape) for parameter in built.module.parameters() if parameter.requires_grad]
 
 
-def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_classes: int) -> list[str]:
+def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_classes: int) -> None:
     """Run two images of zeros through the network, as evaluation and as training do, and leave no trace in it.
 
     A :data:`LARGE` network, and large images, are run on the ``meta`` device: shapes without arithmetic, unless they
     depend on values.
-
-    Returns:
-        The convolutions that are to shrink maps of a single pixel.
 
     Raises:
         ModelError: images too small or of a wrong number of channels, or an output that is not [2, num_classes].
@@ -234,18 +265,9 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
                 return forward(parameters, "meta")
         return forward({}, "cpu")
 
-    vain: list[str] = []
-
-    def look(key: str, layer: nn.Module, images: tuple[Any, ...]) -> None:
-        if images and isinstance(images[0], Tensor) and images[0].shape[2:].numel() == 1 and key not in vain:
-            vain.append(key)
-
     was_training = module.training
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), ExitStack() as hooks:
-            for key, layer in module.named_modules():
-                if isinstance(layer, nn.Conv2d) and max(layer.stride) > 1 and max(layer.kernel_size) > 1:
-                    hooks.callback(layer.register_forward_pre_hook(partial(look, key)).remove)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             module.eval()
             try:
                 evaluated = forward_zeros()
@@ -259,63 +281,40 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
             try:
                 trained = forward_zeros()
             except NETWORK_ERRORS:
-                return vain  # two images may be too few for it where a whole batch is not
+                return  # two images may be too few for it where a whole batch is not
             require_logits(trained, " in training")
     finally:
         module.train(was_training)
-    return vain
 
 
-def require_size(model: Model, size: int) -> None:
+def require_size(source: ModelSource, options: Mapping[str, Scalar], size: int) -> None:
     """Refuse a side of images that a network whose parameters depend on it cannot take, before any image is read.
 
     The network is built without values, in about a second. What can be known only with values passes.
 
     Args:
-        model: name and options.
+        source: of the network.
+        options: of the recipe's model.
         size: in pixels.
 
     Raises:
         ModelError: as of :func:`build`.
     """
-    source, spec = find(model.name, allow_import=True), Model(model.name, options=model.options)
-    if _depends_on_size(source) and _refuses(source, spec, size):
-        build(spec, num_classes=2, channels=3, size=size)
-
-
-def _depends_on_size(source: ModelSource) -> bool:
-    """Return whether a network of timm's has parameters whose shapes follow from the size of its images."""
     if source.kind != "timm":
-        return False
+        return
     import timm
 
     config: Any = timm.models.get_pretrained_cfg(source.inner)
-    return config is not None and bool(config.fixed_input_size)
-
-
-def _refuses(source: ModelSource, spec: Model, size: int) -> bool:
-    """Return whether a network cannot take images of a side, as far as that can be known without values."""
-    try:
-        with torch.device("meta"), torch.no_grad():
-            module = make_network(source, spec, num_classes=2, channels=3, size=size).module
-            module.eval()(torch.zeros(1, 3, size, size))
-    except NotImplementedError:  # a value is asked for
-        return False
-    except (ModelError, *NETWORK_ERRORS):
-        return True
-    return False
-
-
-def _nearest_sizes(source: ModelSource, model: Model, size: int) -> str:
-    """List the nearest sides below and above that a network takes, for a message; empty where that does not matter."""
-    if not _depends_on_size(source):
-        return ""
-    spec = Model(model.name, options=model.options)
-    below = sorted({(size - 1) // step * step for step in _SIDES} - {0}, reverse=True)
-    above = sorted({(size // step + 1) * step for step in _SIDES})
-    nearest = [next((side for side in sides if not _refuses(source, spec, side)), None) for sides in (below, above)]
-    sides = [str(side) for side in nearest if side is not None]
-    return f"; the nearest sizes that it takes: {' and '.join(sides)}" if sides else ""
+    if config is None or not config.fixed_input_size:
+        return
+    spec = Model(source.name, options=options)
+    with suppress(NotImplementedError):  # a value is asked for
+        try:
+            with torch.device("meta"), torch.no_grad():
+                module = make_network(source, spec, num_classes=2, channels=3, size=size).module
+                module.eval()(torch.zeros(1, 3, size, size))
+        except (ModelError, *NETWORK_ERRORS):
+            build(spec, num_classes=2, channels=3, size=size)
 
 
 def _load_file(built: Built, file: WeightsFile, path: str, classes: Sequence[str]) -> Built:
@@ -331,95 +330,6 @@ def _load_file(built: Built, file: WeightsFile, path: str, classes: Sequence[str
     guessed = file.input is None and built.input.mean is not None
     input = (file.input or built.input).with_channels(built.input.channels)
     return replace(built, input=input, licence=file.licence, notes=tuple(notes), weights=path, scaling_guessed=guessed)
-
-
-def _is_params(weights: str | Path | None) -> bool:
-    return weights is not None and Path(weights).suffix == ".params"
-
-
-def _head(name: str) -> tuple[str, ...]:
-    return (name,) if name else ()
-
-
-def _load_params(built: Built, source: ModelSource, model: Model, classes: Sequence[str]) -> Built:
-    """Load MXNet's weights into a network that is not made of its symbol, but computes the same."""
-    path = str(model.weights)
-    checkpoint = mxnet.open_checkpoint(path)
-    network = checkpoint.network()
-    plain = Model(model.name, options=model.options)
-    same = make_network(source, plain, num_classes=network.num_outputs, channels=network.channels, size=network.size)
-    state, _ = translate(network, network.state(checkpoint.params), same.module, name=built.name)
-    what, names = f"the weights of {path} and {built.name}", OutputNames(checkpoint.classes, checkpoint.synsets)
-    notes = load_weights(built.module, state, head=built.head, what=what, names=names, classes=classes)
-    mean, std, reason = checkpoint.scaling
-    input = replace(built.input, mean=mean, std=std, channels=network.channels)
-    return replace(
-        built,
-        input=input.with_channels(built.input.channels),
-        licence="unknown",
-        notes=(*built.notes, *notes, *_scaling_note(reason)),
-        weights=path,
-        scaling_guessed=bool(reason),
-    )
-
-
-def _scaling_note(reason: str) -> list[str]:
-    return [f"MXNet's files do not say how images were scaled; assumed: {reason}"] if reason else []
-
-
-def _make_mxnet(
-    source: ModelSource, model: Model, *, num_classes: int, channels: int, size: int | None, classes: Sequence[str]
-) -> Built:
-    """Make the module of an MXNet checkpoint, with its weights where the recipe asks for them."""
-    known = ["layer_before_fullc", "classifier_init"]
-    for option in model.options:
-        if option not in known:
-            near = did_you_mean(option, known)
-            raise ModelError(f"{source.name} has no option {option!r}, it has {' and '.join(known)}.{near}")
-    layer, init = model.options.get(known[0]), model.options.get(known[1])
-    if init not in (None, "kaiming"):
-        raise ModelError(f"{known[1]} is {init!r}; it must be kaiming, or left out")
-    params = Path(str(model.weights)) if _is_params(model.weights) else None
-    file = None if model.weights is None or params else read_weights(Path(model.weights))
-    if file is not None and file.symbol:  # converted before, with its graph
-        symbol, seen = parse_symbol(file.symbol, where=str(model.weights)), file.input or Input()
-        path = Path(str(model.weights))
-        checkpoint = mxnet.Checkpoint(symbol, path, channels=seen.channels, size=seen.size or 224)
-    else:
-        named = None if layer is None else str(layer)
-        checkpoint = mxnet.open_checkpoint(
-            source.inner, params=params, also=() if size is None else (size,), layer_before_fullc=named
-        )
-    network = checkpoint.network(
-        num_classes=num_classes,
-        channels=channels,
-        size=size,
-        layer_before_fullc=None if layer is None else str(layer),
-    )
-    head, notes, mean, std, reason = _head(network.head), [*checkpoint.notes], None, None, ""
-    loads = model.pretrained or params is not None
-    if loads:
-        path = checkpoint.require_params()
-        what, names = f"the weights of {path} and {source.name}", OutputNames(checkpoint.classes, checkpoint.synsets)
-        state = network.state(checkpoint.params)
-        notes += load_weights(network.module, state, head=head, what=what, names=names, classes=classes)
-        if init and layer is not None:  # as MXNet's Xavier(gaussian, in, 2); its fine-tune.py begins so
-            for name in head:
-                nn.init.kaiming_normal_(network.module.get_submodule(name).get_parameter("weight"))
-        mean, std, reason = checkpoint.scaling
-        notes += _scaling_note(reason)
-    input = Input(size=checkpoint.size, mean=mean, std=std, channels=checkpoint.channels).with_channels(channels)
-    return Built(
-        network.module,
-        source.name,
-        input,
-        head,
-        licence="unknown" if loads else "",
-        notes=tuple(notes),
-        weights=str(checkpoint.params_path) if loads else "",
-        scaling_guessed=bool(reason),
-        symbol=symbol_json(network.symbol),
-    )
 
 
 def _make_torchvision(source: ModelSource, model: Model, *, num_classes: int, channels: int) -> Built:
@@ -450,8 +360,8 @@ def make_network(
     """The network as its maker gives it, without the user's weights file."""
     if source.kind == "timm":
         return _make_timm(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
-    if source.kind == "mxnet":
-        return _make_mxnet(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
+    if (foreign := foreign_format(source.name)) is not None:
+        return foreign.make(source, model, num_classes=num_classes, channels=channels, size=size, classes=classes)
     if source.kind == "torchvision":
         return _make_torchvision(source, model, num_classes=num_classes, channels=channels)
     if source.kind == "object":
@@ -509,16 +419,7 @@ def _make_imported(inner: str, model: Model, *, num_classes: int, channels: int,
             f"steadytrain does not know where {inner} keeps its weights: give --weights FILE, or"
             " --set model.pretrained=false and the factory's own option (--set model.options.NAME=VALUE)"
         )
-    place, _, name = inner.partition(":")
-    search_current_folder()
-    try:
-        package = importlib.import_module(place)
-    except ImportError as error:
-        raise ModelError(f"cannot import {place} for {inner} ({error}): install it, or correct its name") from error
-    factory = getattr(package, name, None)
-    if not callable(factory):
-        near = did_you_mean(name, [known for known in dir(package) if not known.startswith("_")])
-        raise ModelError(f"{place} has no factory {name!r}.{near}")
+    factory = import_factory(inner, key="model.name", flag="--model", what="a model", allow_import=True)
     return _call_own(inner, factory, model, num_classes=num_classes, channels=channels, size=size)
 
 

@@ -24,14 +24,15 @@ from pathlib import Path
 
 import torch
 
+from steadytrain.config.factories import load_entry_point
 from steadytrain.config.plain import build, check_types, parse_json, plain
-from steadytrain.errors import ModelError, did_you_mean, first_line
+from steadytrain.errors import InputError, ModelError, did_you_mean, first_line
 from steadytrain.machine import facts
 from steadytrain.models.engines.engine import (
     KEY,
     EngineFormat,
     OpenedModule,
-    StoredNumbers,
+    StoredPrecision,
     no_device,
 )
 from steadytrain.models.engines.onnx import ONNXRUNTIME, ONNXRUNTIME_TENSORRT
@@ -81,7 +82,7 @@ class Description:
     temperature: float = 1.0
     calibrated_on: str = ""
     licence: str = ""
-    numbers: StoredNumbers = "fp32"
+    numbers: StoredPrecision = "fp32"
     difference: float | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
     is_unnamed: bool = False
@@ -130,14 +131,11 @@ def _added() -> Mapping[str, EntryPoint]:
 @cache
 def _load(point: EntryPoint) -> EngineFormat:
     try:
-        row = point.load()
-    except Exception as error:
-        raise ModelError(
-            f"the engine for .{point.name} files cannot be loaded from {point.value} ({first_line(error)}): update or"
-            " uninstall its package"
-        ) from error
-    if not isinstance(row, EngineFormat) or row.suffix != f".{point.name}":
-        raise ModelError(f"{point.value} is no EngineFormat for .{point.name} files: update or uninstall its package")
+        row = load_entry_point(point, EngineFormat)
+    except InputError as error:
+        raise ModelError(f"the engine for .{point.name} files cannot be used: {error}") from error
+    if row.suffix != f".{point.name}":
+        raise ModelError(f"{point.value} is no EngineFormat for .{point.name} files: mend or remove its package")
     return row
 
 
@@ -227,7 +225,7 @@ def open_module(
     device: str = "cpu",
     threads: int | None = None,
     engine: str | None = None,
-    numbers: StoredNumbers | None = None,
+    precision: StoredPrecision | None = None,
 ) -> OpenedModule:
     """Open any exported network, described or not.
 
@@ -237,7 +235,7 @@ def open_module(
         threads: of ONNX Runtime and OpenVINO; None: a thread for each core. Torch's engines take
             ``torch.set_num_threads``.
         engine: ``onnxruntime-tensorrt`` for an ``.onnx`` file; None: the usual one for the file.
-        numbers: in which OpenVINO computes (``bf16`` where the processor has it); None: as the file was exported.
+        precision: in which OpenVINO computes (``bf16`` where the processor has it); None: as the file was exported.
 
     Raises:
         ModelError: no such file, damaged, or its engine is not installed.
@@ -251,7 +249,7 @@ def open_module(
     if device != "auto" and torch.device(device).type not in row.devices:
         raise no_device(file, row.title, device, f"take --device {row.devices[0]}")
     try:
-        return row.open(file, device, threads or facts.cores(), numbers)
+        return row.open(file, device, threads or facts.cores(), precision)
     except ModelError:
         raise
     except Exception as error:

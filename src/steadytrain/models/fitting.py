@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from steadytrain.config import Model
+from steadytrain.config.factories import checkpoint_format
 from steadytrain.errors import ModelError
 from steadytrain.format import few
 from steadytrain.models.build import build, make_network
-from steadytrain.models.registry import BUILT_IN, find, torchvision_names
+from steadytrain.models.registry import BUILT_IN, ModelSource, find, torchvision_names
 from steadytrain.models.weights import NETWORK_ERRORS, find_mismatches, read_weights, without_prefixes
 
 _NUM_CLASSES = 997  # that no layer but the classifier is likely to have
@@ -60,22 +61,21 @@ def find_model(path: Path, say: Callable[[str], None] = lambda message: None) ->
     raise ModelError(f"{path} does not say which model's weights it holds, and {finding}: name it with --model NAME")
 
 
-def require_fit(model: Model, *, size: int | None, allow_import: bool = False) -> None:
+def require_fit(source: ModelSource, model: Model, *, size: int | None) -> None:
     """Refuse a file of weights that is not one, or does not fit its network, before any image is read.
 
-    Where names and shapes agree, no values are needed, so that this is quick; MXNet's files are left for later.
+    Where names and shapes agree, no values are needed, so that this is quick; foreign files are left for later.
 
     Raises:
         ModelError: as of :func:`~steadytrain.models.build.build`.
     """
     path = Path(str(model.weights))
-    source = find(model.name, allow_import=allow_import)
-    if source.kind not in ("timm", "torchvision", "built-in") or path.suffix == ".params":
+    if source.kind not in ("timm", "torchvision", "built-in") or checkpoint_format(path.name):
         return
     file = read_weights(path)
     if source.kind == "built-in" and file.input is None:  # the images decide its shapes
         return
-    target, head = _tensors(model.name, model.options)
+    target, head = _tensors(source, model.options)
     if not target or find_mismatches(file.tensors, target, head):
         channels = 3 if file.input is None else file.input.channels
         with torch.random.fork_rng(devices=[]):
@@ -112,7 +112,7 @@ def _near_families(families: Mapping[str, Sequence[str]], state: Mapping[str, Te
     """
     shared = {}
     for family, names in families.items():
-        target = _tensors(min(names, key=len))[0]
+        target = _tensors(find(min(names, key=len)))[0]
         plain = without_prefixes(state, target)
         same = [name for name, value in plain.items() if name in target and _kernel(value) == _kernel(target[name])]
         shared[family] = len(same) / max(1, min(len(plain), len(target)))
@@ -127,18 +127,19 @@ def _kernel(tensor: Tensor) -> tuple[int, ...]:
 def _fitting(names: Iterable[str], state: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield the networks, of those of these names, that a file's tensors fill."""
     for name in names:
-        target, head = _tensors(name)
+        target, head = _tensors(find(name))
         if target and not find_mismatches(state, target, head):
             yield name
 
 
-def _tensors(name: str, options: Mapping[str, Any] | None = None) -> tuple[Mapping[str, Tensor], tuple[str, ...]]:
+def _tensors(
+    source: ModelSource, options: Mapping[str, Any] | None = None
+) -> tuple[Mapping[str, Tensor], tuple[str, ...]]:
     """Return the tensors of a network, without values, and its classifier; nothing where it cannot be built so."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            built = make_network(
-                find(name), Model(name, options=dict(options or {})), num_classes=_NUM_CLASSES, channels=3, size=None
-            )
+            model = Model(source.name, options=dict(options or {}))
+            built = make_network(source, model, num_classes=_NUM_CLASSES, channels=3, size=None)
     except (ModelError, *NETWORK_ERRORS):
         return {}, ()
     return built.module.state_dict(), built.head

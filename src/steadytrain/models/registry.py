@@ -13,9 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 from urllib.parse import urlparse
 
-from steadytrain.config.factories import FACTORY, OBJECT
+from steadytrain.config.factories import FACTORY, OBJECT, checkpoint_format
 from steadytrain.errors import ModelError, did_you_mean
-from steadytrain.interop.mxnet.files import PREFIX
 from steadytrain.models.nets import BUILTINS, CHANNELS, SIZES
 from steadytrain.models.objects import find_given
 
@@ -30,19 +29,27 @@ HUB = re.compile(
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The source of a model, and its name there."""
+    """A model's name, parsed.
 
-    kind: Literal["built-in", "timm", "torchvision", "mxnet", "import", "object"]
+    Args:
+        kind: who makes it; ``checkpoint``: a checkpoint of another framework, whose files hold the network.
+        name: in full, such as ``timm/resnet50``.
+        inner: its name there: ``resnet50``.
+    """
+
+    kind: Literal["built-in", "timm", "torchvision", "checkpoint", "import", "object"]
+    name: str
     inner: str
 
     @property
-    def name(self) -> str:
-        """The full name, such as ``timm/resnet50``."""
-        if self.kind == "mxnet":
-            return f"{PREFIX}{self.inner}"
-        if self.kind == "object":
-            return f"{OBJECT}{self.inner}"
-        return f"{self.kind}/{self.inner}" if self.kind in ("timm", "torchvision") else self.inner
+    def licence(self) -> str:
+        """The licence of its weights on the hub: ``unknown`` where none is stated, empty without weights."""
+        if self.kind != "timm":
+            return ""
+        import timm.models
+
+        config = timm.models.get_pretrained_cfg(self.inner)
+        return (config.license or "unknown") if config and config.has_weights else ""
 
 
 def find(name: str, *, allow_import: bool = False) -> ModelSource:
@@ -50,18 +57,19 @@ def find(name: str, *, allow_import: bool = False) -> ModelSource:
 
     Args:
         name: ``timm/NAME`` or ``timm/NAME.TAG``, a built-in, a plain name that only timm has, ``torchvision/NAME``,
-            ``mxnet:FILES`` (see :mod:`steadytrain.interop.mxnet.files`), ``pkg.mod:factory``, a repository of timm's on
-            the hub (``hf-hub:timm/NAME.TAG``), or an object that was given (:mod:`steadytrain.models.objects`).
+            ``mxnet:FILES`` (a checkpoint of another framework), ``pkg.mod:factory``, a repository of timm's on the hub
+            (``hf-hub:timm/NAME.TAG``), or an object that was given (:mod:`steadytrain.models.objects`).
         allow_import: whether a factory may be imported; so only if the user named it on this command line.
 
     Raises:
         ModelError: no such model (with the nearest names), or a factory that may not be imported.
     """
-    if name.startswith(PREFIX):
-        return ModelSource("mxnet", name.removeprefix(PREFIX))
+    prefix, colon, inner = name.partition(":")
+    if colon and checkpoint_format(f"{prefix}:"):
+        return ModelSource("checkpoint", name, inner)
     if name.startswith(OBJECT):
         find_given(name)
-        return ModelSource("object", name.removeprefix(OBJECT))
+        return ModelSource("object", name, inner)
     if hub := HUB.fullmatch(name):
         name = _timm_name(name, hub["repository"].strip("/").partition("@")[0])
     if FACTORY.fullmatch(name):
@@ -70,29 +78,27 @@ def find(name: str, *, allow_import: bool = False) -> ModelSource:
                 f"{name} would import code, which is only done for a model that you name yourself: if you trust it, add"
                 f" --model {name} (in Python: allow_import=True to train, model={name!r} to restore)"
             )
-        return ModelSource("import", name)
+        return ModelSource("import", name, name)
     if name in BUILTINS:
-        return ModelSource("built-in", name)
+        return ModelSource("built-in", name, name)
     if name.startswith("torchvision/"):
         import torchvision
 
         inner, names = name.removeprefix("torchvision/"), torchvision.models.list_models(module=torchvision.models)
         if inner not in names:
             raise ModelError(f"torchvision has no classifier {inner!r}.{did_you_mean(inner, names)}")
-        return ModelSource("torchvision", inner)
+        return ModelSource("torchvision", name, inner)
     import timm.models
 
     inner = current_name(name.removeprefix("timm/"))
     architecture, dot, tag = inner.partition(".")
-    if not timm.models.is_model(architecture):
-        raise ModelError(f"there is no model {name!r}.{_hint(name)}")
-    if dot and name.endswith(_WEIGHT_FILES):
+    if not timm.models.is_model(architecture) or (dot and name.endswith(_WEIGHT_FILES)):
         raise ModelError(f"there is no model {name!r}.{_hint(name)}")
     if dot:
         tags = [full.partition(".")[2] for full in timm.models.list_pretrained(f"{architecture}.*")]
         if tag not in tags:
             raise ModelError(f"timm has no weights {tag!r} for {architecture}: it has {', '.join(tags) or 'none'}")
-    return ModelSource("timm", inner)
+    return ModelSource("timm", f"timm/{inner}", inner)
 
 
 def current_name(inner: str) -> str:
@@ -184,21 +190,6 @@ def licence_kind(licence: str) -> LicenceKind:
     if any(mark in licence for mark in _NON_COMMERCIAL):
         return "non-commercial"
     return "unknown" if licence == "unknown" else "own"
-
-
-def pretrained_licence(name: str) -> str:
-    """Look up the licence of a model's weights on the hub: ``unknown`` where none is stated, empty without weights.
-
-    Args:
-        name: as for :func:`steadytrain.models.find`.
-    """
-    source = find(name, allow_import=True)
-    if source.kind != "timm":
-        return ""
-    import timm.models
-
-    config = timm.models.get_pretrained_cfg(source.inner)
-    return (config.license or "unknown") if config and config.has_weights else ""
 
 
 def licence_note(licence: str) -> str | None:

@@ -27,11 +27,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from steadytrain.config.factories import checkpoint_format
 from steadytrain.config.plain import check_types
 from steadytrain.errors import ModelError, first_line
-from steadytrain.files import near_name
+from steadytrain.files import near_name, require_content
 from steadytrain.format import few
-from steadytrain.interop.mxnet.files import PREFIX, require_content
 from steadytrain.models.class_names import OutputNames, imagenet_names, match_classes
 from steadytrain.models.tensor_file import read_tensors
 
@@ -493,8 +493,8 @@ _NO_WEIGHTS = ("optim", "sched", "scaler", "loss", "criterion")
 class WeightsFile:
     """The contents of a file: ``tensors`` on the CPU, by name; the key of the average if it is one; and what a file of
     steadytrain's own says beside them: the input that they were trained for (None elsewhere), the licence of the
-    weights that they come from (``unknown`` elsewhere), their model's name (empty elsewhere), of a network of MXNet its
-    symbol JSON, and the names of the outputs."""
+    weights that they come from (``unknown`` elsewhere), their model's name (empty elsewhere), of a network of another
+    framework its graph, and the names of the outputs."""
 
     tensors: dict[str, Tensor]
     averaged: str | None = None
@@ -523,8 +523,8 @@ def read_weights(path: Path) -> WeightsFile:
         return _read_safetensors(path)
     if path.suffix in _PICKLES:
         return _read_pickle(path)
-    if path.suffix == ".params":  # what its arrays are called follows from the symbol beside it
-        return WeightsFile({}, model=f"{PREFIX}{path}")
+    if kind := checkpoint_format(path.name):  # what its arrays are called follows from the files beside it
+        return WeightsFile({}, model=f"{kind}:{path}")
     raise ModelError(f"{path} is no weights file that is known: it must end in .safetensors, .pth, .th, .pt or .params")
 
 

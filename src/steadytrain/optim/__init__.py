@@ -10,5 +10,7 @@ from steadytrain.optim.losses import make_loss as make_loss
 from steadytrain.optim.optimizers import OPTIMIZERS as OPTIMIZERS
 from steadytrain.optim.optimizers import build as build
 from steadytrain.optim.optimizers import check_name as check_name
+from steadytrain.optim.optimizers import find_kind as find_kind
+from steadytrain.optim.optimizers import kinds as kinds
 from steadytrain.optim.optimizers import set_lr as set_lr
 from steadytrain.optim.optimizers import set_momentum as set_momentum

@@ -12,12 +12,10 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
-from torch.optim import optimizer as torch_optimizer
 
-from steadytrain.config import Optim
-from steadytrain.config.factories import FACTORY, import_factory
+from steadytrain.config import Optim, factories
+from steadytrain.config.factories import FACTORY, find_row, import_factory, row_names
 from steadytrain.errors import RecipeError, did_you_mean, first_line
-from steadytrain.optim import mxnet
 
 Groups: TypeAlias = list[dict[str, Any]]
 Class = TypeVar("Class", bound=Optimizer)
@@ -29,11 +27,9 @@ _FUSED = ("cpu", "cuda")
 def eager(kind: type[Class]) -> type[Class]:
     """Derive the same optimizer, whose methods never import ``torch.compile``'s part of torch, which takes seconds.
 
-    Torch keeps these methods out of compiled programs by wrappers that import the compiler when they are first called.
-    No compiled program of ours has an optimizer in it, so the methods here are those behind the wrappers. What they
-    compute, their hooks and their state are torch's own. Hooks, and the marks for a profiler, are only looked after
-    where there are any: for a small network they take as long as the update. With torch 2.14 on two cores the import
-    takes 0.9 s, 2.2 s from a cold disk, and the wrappers 8 to 25 us of an update of ten tensors.
+    Torch keeps these methods out of compiled programs by wrappers that import the compiler when they are first called
+    (0.9 s with torch 2.14 on two cores, 2.2 s from a cold disk). No compiled program of ours has an optimizer in it, so
+    the methods here are those behind the wrappers.
 
     >>> optimizer = eager(SGD)([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     >>> isinstance(optimizer, SGD), type(optimizer).__name__
@@ -41,32 +37,8 @@ def eager(kind: type[Class]) -> type[Class]:
     """
     wrapped = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     methods: dict[str, Any] = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
-    unwrapped: Callable[..., Any] = inspect.unwrap(kind.step)
-    observed: Callable[..., Any] = Optimizer.profile_hook_step(torch.no_grad()(unwrapped))
-    zero_grad = methods["zero_grad"]
-
-    def step(self: Class, closure: Callable[[], float] | None = None) -> Any:
-        hooks = (
-            self._optimizer_step_pre_hooks
-            or self._optimizer_step_post_hooks
-            or torch_optimizer._global_optimizer_pre_hooks
-            or torch_optimizer._global_optimizer_post_hooks
-        )
-        if hooks or torch._C._autograd._profiler_enabled():
-            return observed(self, closure)
-        with torch.no_grad():
-            return unwrapped(self, closure)
-
-    def drop_gradients(self: Class, set_to_none: bool = True) -> None:
-        if not set_to_none:
-            zero_grad(self, set_to_none=False)
-            return
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
-
-    step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it once more
-    return type(kind.__name__, (kind,), methods | {"step": step, "zero_grad": drop_gradients})
+    step: Callable[..., Any] = inspect.unwrap(kind.step)
+    return type(kind.__name__, (kind,), methods | {"step": torch.no_grad()(step)})
 
 
 def sgd(
@@ -118,16 +90,14 @@ class OptimizerKind:
         decay: ``coupled`` weight decay is added to the gradient (L2); ``decoupled`` is taken off the weights beside it.
         constants: keys of ``recipe.Optim`` that it takes.
         fused: kinds of devices on which torch updates all tensors of a group in one kernel.
-        takes_seed: draws random numbers, by the recipe's seed.
-        sees: what the update of an element depends on: its own values, its tensor, or all parameters.
+        sees: what the update of an element depends on: its own values, or its tensor.
     """
 
     make: Callable[..., Optimizer]
     decay: Literal["coupled", "decoupled"]
     constants: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()
-    takes_seed: bool = False
-    sees: Literal["element", "tensor", "all"] = "element"
+    sees: Literal["element", "tensor"] = "element"
 
 
 _ADAM = ("betas", "eps")
@@ -144,14 +114,19 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "adagrad": OptimizerKind(eager(torch.optim.Adagrad), "coupled", fused=("cpu",)),
     "adadelta": OptimizerKind(eager(torch.optim.Adadelta), "coupled"),
     "muon": OptimizerKind(muon, "decoupled", sees="tensor"),
-    "signum": OptimizerKind(eager(mxnet.Signum), "coupled"),
-    "ftml": OptimizerKind(eager(mxnet.FTML), "coupled"),
-    "dcasgd": OptimizerKind(eager(mxnet.DCASGD), "coupled"),
-    "lbsgd": OptimizerKind(eager(mxnet.LBSGD), "coupled", sees="tensor"),
-    "ftrl": OptimizerKind(eager(mxnet.Ftrl), "coupled"),
-    "sgld": OptimizerKind(eager(mxnet.SGLD), "coupled", takes_seed=True, sees="all"),
 }
-"""Optimizers by name; ``timm/NAME`` and ``pkg.mod:factory`` come on top (:func:`build`)."""
+"""Optimizers by name; MXNet's, and other packages', are rows of the group ``steadytrain.optimizers``."""
+
+
+def find_kind(name: str) -> OptimizerKind | None:
+    """Return the row of an optimizer; None for timm's and the user's own. Raises InputError: it cannot be loaded."""
+    return OPTIMIZERS.get(name) or find_row(factories.OPTIMIZERS, name, OptimizerKind)
+
+
+def kinds() -> dict[str, OptimizerKind]:
+    """Return all rows by name: ours, and other packages'. Raises InputError: one cannot be loaded."""
+    names = (*OPTIMIZERS, *row_names(factories.OPTIMIZERS))
+    return {name: kind for name in names if (kind := find_kind(name)) is not None}
 
 
 _NOT_OPTIONS = {
@@ -169,7 +144,7 @@ _NOT_OPTIONS = {
 
 def check_name(name: str) -> None:
     """Refuse an optimizer that there is not. Raises RecipeError with the nearest names."""
-    if name in OPTIMIZERS or FACTORY.fullmatch(name):
+    if name in OPTIMIZERS or name in row_names(factories.OPTIMIZERS) or FACTORY.fullmatch(name):
         return
     from timm import optim as timm_optim
 
@@ -211,7 +186,6 @@ def build(
     *,
     lr: float,
     device: torch.device,
-    seed: int = 0,
     allow_import: bool = False,
 ) -> Optimizer:
     """Make the optimizer that the recipe names.
@@ -221,12 +195,11 @@ def build(
 
     Args:
         spec: name, constants and ``options``. An optimizer takes ``options``, and those of the recipe's constants that
-            :data:`OPTIMIZERS` names; one of timm's has timm's defaults.
+            its row names; one of timm's has timm's defaults.
         groups: from :func:`steadytrain.models.parameter_groups`; parameters already on ``device`` and in their
             final memory format.
         lr: the peak learning rate; each group's own is ``lr * lr_scale``.
         device: where the parameters are.
-        seed: of the noise of optimizers that add some.
         allow_import: import a ``pkg.mod:factory``, which is called with groups, ``lr`` and ``options``; only if the
             user's own code or command line named it.
 
@@ -237,7 +210,7 @@ def build(
     check_name(spec.name)
     constants: dict[str, Any] = dict(spec.options)
     make: Callable[..., Optimizer]
-    kind = OPTIMIZERS.get(spec.name)
+    kind = find_kind(spec.name)
     if FACTORY.fullmatch(spec.name):
         make = imported_factory(spec.name, allow_import=allow_import)
     elif kind is None:
@@ -252,7 +225,6 @@ def build(
         )  # torch has no kernel for it
         is_fused = device.type in kind.fused and not constants.get("foreach") and not is_part
         constants |= {"fused": True} if is_fused else {}
-        constants |= {"seed": seed} if kind.takes_seed and "seed" not in constants else {}
     try:
         optimizer = make(groups, lr=lr, **constants)
     except (TypeError, ValueError, AssertionError, ImportError) as error:

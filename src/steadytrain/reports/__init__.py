@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from steadytrain.errors import InputError, describe_type
-from steadytrain.interop.logs import LogRun
 from steadytrain.intervals import spread as spread
 from steadytrain.intervals import wilson as wilson
 from steadytrain.reports.files import KINDS, find_all, kind_of, names, write
+from steadytrain.reports.logs import ForeignRun
 from steadytrain.reports.page import page
 from steadytrain.reports.summary import Account
 from steadytrain.reports.summary import summarise as summarise
@@ -57,7 +57,7 @@ def report(
     return path
 
 
-def accounts(runs: Sequence[Run | LogRun]) -> list[Account]:
+def accounts(runs: Sequence[Run | ForeignRun]) -> list[Account]:
     """Read runs and give each a name of its own. Raises RunError where nothing was started in one of them."""
     named = zip(runs, names(runs), strict=True)
     return [Account.of(run, name) if isinstance(run, Run) else Account.of_log(run, name) for run, name in named]

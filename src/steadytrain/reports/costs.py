@@ -29,9 +29,9 @@ from steadytrain.cost.bill import (
 from steadytrain.cost.prices import Offer, Price, all_offers, find_offer, known_price, parse_price, select
 from steadytrain.errors import InputError, RunError
 from steadytrain.format import NONE, clean, count, duration, epoch, money, percent, score_name, text_table, when, wrap
-from steadytrain.interop.logs import LogRun
 from steadytrain.monitor import RunHistory, read_history
 from steadytrain.reports.files import find_all
+from steadytrain.reports.logs import ForeignRun
 from steadytrain.reports.status import current_bill, signs, time_left
 from steadytrain.reports.summary import reached
 from steadytrain.reports.tables import finite
@@ -111,7 +111,7 @@ class RunCost:
     history: RunHistory | None
     left: float | None
     question: Question
-    log: LogRun | None = None
+    log: ForeignRun | None = None
 
     def __post_init__(self) -> None:
         if self.bill is None and (self.question.target is not None or self.question.what_if):
@@ -369,7 +369,7 @@ def costs_of(paths: Sequence[str], question: Question, *, say: Callable[[str], N
     selection = find_all(paths, skip_unreadable=True)
     for line in selection.notes:
         say(line)
-    return [log_cost(run, question) if isinstance(run, LogRun) else run_cost(run, question) for run in selection.runs]
+    return [run_cost(run, question) if isinstance(run, Run) else log_cost(run, question) for run in selection.runs]
 
 
 def total_text(costs: Sequence[RunCost]) -> list[str]:
@@ -380,7 +380,7 @@ def total_text(costs: Sequence[RunCost]) -> list[str]:
     return [f"{count(len(bills), 'run')}: {money(sum(bill.so_far for bill in bills))} {bills[0].currency}"]
 
 
-def log_cost(log: LogRun, question: Question) -> RunCost:
+def log_cost(log: ForeignRun, question: Question) -> RunCost:
     """Compute the cost of another program's log: of the time that it tells of, and of the epochs that are missing.
 
     Raises:

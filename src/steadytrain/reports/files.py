@@ -11,8 +11,8 @@ from pathlib import Path
 
 from steadytrain.errors import DataError, InputError, RunError, did_you_mean
 from steadytrain.files import near_name, replace_file
-from steadytrain.interop.logs import LogRun, may_be_log, read_log
 from steadytrain.monitor.history_reader import read_any
+from steadytrain.reports.logs import ForeignRun, may_be_log, read_log
 from steadytrain.reports.page import page
 from steadytrain.reports.status import SILENT_SECONDS, is_held, signs
 from steadytrain.reports.summary import Account
@@ -64,7 +64,7 @@ def find(paths: Iterable[str | Path]) -> Found:
 class Sources:
     """The sources of a report: runs, and other programs' logs; ``notes``: a line for each log and each omission."""
 
-    runs: tuple[Run | LogRun, ...]
+    runs: tuple[Run | ForeignRun, ...]
     notes: tuple[str, ...]
 
 
@@ -79,7 +79,7 @@ def find_all(paths: Iterable[str | Path], *, skip_unreadable: bool = False) -> S
         RunError: a path is neither a run nor a folder of runs, or nothing was started in a run that was named.
         DataError: a file is no log that can be read.
     """
-    sources: dict[Path, Run | LogRun] = {}
+    sources: dict[Path, Run | ForeignRun] = {}
     notes: list[str] = []
     errors: list[DataError | RunError] = []
     for path in map(Path, paths):
@@ -122,9 +122,9 @@ def _holds_files_alone(folder: Path) -> bool:
     return not is_of_runs and any(path.is_file() for path in inside)
 
 
-def _logs_inside(folder: Path) -> tuple[list[LogRun], list[str]]:
+def _logs_inside(folder: Path) -> tuple[list[ForeignRun], list[str]]:
     """Read the logs of a folder, in the order of their names, and say what was left out; RunError if there are none."""
-    logs: list[LogRun] = []
+    logs: list[ForeignRun] = []
     reasons: list[str] = []
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         try:
@@ -224,7 +224,7 @@ def runs_inside(folder: Path) -> tuple[list[Run], list[str]]:
     return runs, reasons
 
 
-def names(runs: Sequence[Run | LogRun]) -> list[str]:
+def names(runs: Sequence[Run | ForeignRun]) -> list[str]:
     """Name each run by its folder, with as many parent folders as it takes to distinguish equal names."""
     parts = [run.directory.resolve().parts for run in runs]
     counts = [1] * len(runs)

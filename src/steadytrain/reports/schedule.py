@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from steadytrain.config import Recipe
 from steadytrain.config.batches import Batches
+from steadytrain.config.laws import law_of
 from steadytrain.config.schedules import usual_momentum, words
 from steadytrain.config.timeline import Timeline
 from steadytrain.format import count, text_table
@@ -73,7 +74,7 @@ def forecast(recipe: Recipe, num_train: int) -> Forecast:
     events = {0: "the warm-up begins"} if optim.warmup_epochs else {}
     for span in timeline.spans:
         events[math.ceil(batches.updates(span.begin))] = f"{span.stage.law} begins"
-        if span.stage.law in ("step", "mxnet/multi-factor"):
+        if law_of(span.stage).at_milestones:
             at: Iterable[float] = span.stage.updates or [epoch * per_epoch for epoch in optim.milestones]
             drops = [math.ceil(batches.updates(step)) for step in at if step >= span.begin]
             events |= dict.fromkeys(drops, f"x {span.number('factor'):g}")

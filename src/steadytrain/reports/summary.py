@@ -17,12 +17,12 @@ from steadytrain.config.plain import leaves, plain
 from steadytrain.cost.bill import Bill, parts_of
 from steadytrain.errors import InputError
 from steadytrain.events import EpochTrained, Logged, ProbeProgress, Started
-from steadytrain.interop.logs import LogRun
 from steadytrain.intervals import Spread, spread
 from steadytrain.monitor import Interruption, Ledger, RunHistory, goodput, read_history
 from steadytrain.monitor.history import RunReach, RunScore
 from steadytrain.monitor.lines import MOST_EPOCHS
 from steadytrain.monitor.samples import FIRST, LATER, START
+from steadytrain.reports.logs import ForeignRun
 from steadytrain.reports.status import Status, current_bill, outcome, signs
 from steadytrain.run import REPEAT, Run
 
@@ -277,7 +277,7 @@ class Account:
         return Account(run, history, summary, rows, ledger, settings)
 
     @staticmethod
-    def of_log(log: LogRun, name: str | None = None) -> Account:
+    def of_log(log: ForeignRun, name: str | None = None) -> Account:
         """Fold another program's log and name it ``name`` (None: like its file); what it leaves out is None."""
         run = Run(log.directory, log.recipe)
         history = RunHistory(run.recipe)

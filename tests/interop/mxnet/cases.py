@@ -115,20 +115,14 @@ CASES: dict[str, Make] = {
     "conv groups": _conv((6, 2, 3, 3), bias=6, num_filter=6, num_group=2, pad=(1, 1)),
     "conv depthwise": _conv((4, 1, 3, 3), num_filter=4, num_group=4, no_bias="True"),
     "conv dilation": _conv((6, 4, 3, 3), bias=6, num_filter=6, dilate=(2, 2)),
-    "deconv": _conv((4, 5, 3, 3), op="Deconvolution", num_filter=5, stride=(2, 2), pad=(1, 1), adj=(1, 1)),
-    "deconv groups bias": _conv(
-        (4, 3, 4, 4), "Deconvolution", 6, num_filter=6, num_group=2, stride=(2, 2), no_bias=False
-    ),
     "norm": lambda g, x: g.norm(x, 4),
     "norm scale": lambda g, x: g.norm(x, 4, fix_gamma=False, eps=2e-5, momentum=0.8),
     "norm global": lambda g, x: g.norm(x, 4, fix_gamma=False, use_global_stats=True),
     "norm dense": lambda g, x: g.norm(g.op("Flatten", x), 324, fix_gamma=False),
-    "instance norm": lambda g, x: g.op("InstanceNorm", x, g.p("gamma", 4), g.p("beta", 4)),
     "dense": lambda g, x: g.op("FullyConnected", x, g.p("w", 5, 324), g.p("b", 5), num_hidden=5),
     "dense last": lambda g, x: g.op("FullyConnected", x, g.p("w", 5, 9), num_hidden=5, no_bias=True, flatten=False),
     "concat": lambda g, x: g.op("Concat", x, g.op("square", x), dim=1, num_args=2),
     "concat side": lambda g, x: g.op("Concat", x, g.op("square", x), dim=3, num_args=2),
-    "stack": lambda g, x: g.op("stack", x, g.op("square", x), axis=1, num_args=2),
     "lrn": _one("LRN", nsize=3, alpha=0.1, beta=0.6, knorm=1.5),
     "lrn default": _one("LRN", nsize=5),
     "dropout": _one("Dropout", p=0.4),
@@ -194,16 +188,8 @@ CASES: dict[str, Make] = {
     "max": _one("max", axis=(2, 3)),
     "min": _one("min", axis=-1),
     **{f"l2 {mode}": _one("L2Normalization", mode=mode) for mode in ("instance", "channel", "spatial")},
-    "up nearest": _one("UpSampling", scale=2, sample_type="nearest", num_args=1),
-    "up bilinear": lambda g, x: g.op(
-        "UpSampling", x, g.p("weight", 4, 1, 4, 4), scale=2, sample_type="bilinear", num_filter=4, num_args=2
-    ),
     "resize": _one("_contrib_BilinearResize2D", height=5, width=13),
     "adaptive": _one("_contrib_AdaptiveAvgPooling2D", output_size=(3, 2)),
-    "crop": _one("Crop", num_args=1, offset=(2, 1), h_w=(4, 5)),
-    "crop like": lambda g, x: g.op(
-        "Crop", x, g.op("slice_axis", x, axis=2, begin=0, end=5), num_args=2, center_crop=True
-    ),
     "hard sigmoid": _one("hard_sigmoid"),
     **{name: _one(name) for name in ("relu", "sigmoid", "tanh", "softsign", "exp", "square", "abs", "negative")},
     "sqrt": lambda g, x: g.op("sqrt", g.op("abs", x)),

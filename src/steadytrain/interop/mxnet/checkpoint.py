@@ -227,8 +227,7 @@ def _before(symbol: Symbol, layer: str) -> Symbol:
 _OF_GLUON = re.compile(r"(?:\w+\.)*(weight|bias|gamma|beta|running_mean|running_var|alpha)")
 _KINDS = {
     **dict.fromkeys(NORMS, ("gamma", "beta", "running_mean", "running_var")),
-    **dict.fromkeys(("InstanceNorm",), ("gamma", "beta")),
-    **dict.fromkeys(("LeakyReLU",), ("alpha",)),
+    "LeakyReLU": ("alpha",),
 }
 """Operator -> what Gluon calls its arrays, in the order of its inputs; of all others weight and bias."""
 

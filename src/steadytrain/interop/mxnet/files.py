@@ -12,8 +12,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from steadytrain.errors import ModelError, read_errors
-from steadytrain.files import open_regular, read_text
+from steadytrain.errors import ModelError
+from steadytrain.files import read_text
 
 PREFIX = "mxnet:"
 FOLDER = "STEADYTRAIN_MXNET_MODELS"
@@ -23,14 +23,6 @@ ZOO = (
 )
 """Models of the old zoo on ImageNet-1k; their files are called so, or with ``imagenet1k-`` before it."""
 _EPOCH = re.compile(r"-(\d{4,})$")
-
-
-def require_content(path: Path) -> None:
-    """Raise ModelError for a file that cannot be read, or that Git LFS has not fetched: it stands for the data."""
-    with read_errors(path, ModelError), open_regular(path) as stream:
-        start = stream.read(23)
-    if start == b"version https://git-lfs":
-        raise ModelError(f"{path} is a Git LFS pointer, not the data: fetch it with git lfs pull")
 
 
 def find_files(name: str) -> tuple[Path, Path | None]:

@@ -175,7 +175,7 @@ class _Layers:
             words = type(part).__name__ if part is not None else getattr(node.target, "__name__", target)
             words = words.lower()
             # A pooling to a fixed size above 1 changes nothing at the usual size of images.
-            keeps_size = isinstance(part, nn.AdaptiveAvgPool2d) and part.output_size not in (1, (1, 1))
+            keeps_size = "adaptive" in words and node.args[1] not in (1, (1, 1))
             if node.op == "placeholder":
                 digests[node] = ("images",)
             elif len(per_input) > 1 and "cat" in words:
@@ -190,7 +190,7 @@ class _Layers:
 
 def _form(part: nn.Module) -> str:
     """Return the form of a layer's weights, the same for a dense layer and a convolution over its whole input."""
-    if isinstance(part, nn.Conv2d | nn.ConvTranspose2d):
+    if isinstance(part, nn.Conv2d):
         window = (part.stride, part.groups, part.dilation) if max(part.stride) > 1 or part.groups > 1 else ()
         return f"weights {part.weight.shape[0]} {part.weight[0].numel()} {window}"
     if isinstance(part, nn.Linear):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,6 +23,48 @@ MAX_VALUES = 1 << 28
 """Weights of one layer; the largest of VGG has 103 million."""
 MAX_SIDE = 4096
 """Pixels of a side, as of the images that are trained on."""
+
+
+class Arithmetic(NamedTuple):
+    """A function of two values in MXNet's operators, those first that are written.
+
+    Args:
+        function: of torch, or of Python's ``operator``.
+        pairs: of two values of the same shape, of two that are spread over each other, and older names.
+        scalars: of a value and a number; ``reversed``: of a number and a value, empty where the order is the same.
+    """
+
+    function: Callable[..., Any]
+    pairs: tuple[str, ...]
+    scalars: tuple[str, ...]
+    reversed: tuple[str, ...] = ()
+
+
+def _names(new: str, old: str, has_order: bool = False) -> tuple[tuple[str, ...], ...]:
+    pairs = f"elemwise_{new}", f"broadcast_{new}", f"_{old}", f"_{old.lower()}", f"_{new}", f"broadcast_{old.lower()}"
+    scalars = f"_{old.lower()}_scalar", f"_{old}Scalar"
+    return pairs, scalars, (f"_r{old.lower()}_scalar", f"_R{old}Scalar") if has_order else ()
+
+
+ARITHMETIC = {
+    "add": Arithmetic(operator.add, *_names("add", "Plus")),
+    "sub": Arithmetic(operator.sub, *_names("sub", "Minus", has_order=True)),
+    "mul": Arithmetic(operator.mul, *_names("mul", "Mul")),
+    "truediv": Arithmetic(operator.truediv, *_names("div", "Div", has_order=True)),
+}
+"""Functions of two values, by Python's names: read and written."""
+ACTIVATIONS: dict[str, Callable[..., Any]] = {
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softrelu": F.softplus,
+    "softsign": F.softsign,
+    "log_sigmoid": F.logsigmoid,
+    "mish": F.mish,
+}
+"""``act_type`` of ``Activation`` -> its function: read and written."""
+REDUCTIONS: dict[str, Callable[..., Any]] = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax, "min": torch.amin}
+"""Operators over axes: read and written."""
 
 
 class Value:
@@ -99,19 +141,6 @@ def take(x: Tensor, begin: Sequence[int | None], end: Sequence[int | None], step
     return x[tuple(slice(*bounds) for bounds in zip(begin, end, step, strict=True))]
 
 
-def crop_like(x: Tensor, like: Tensor, offset: tuple[int, int], center: bool) -> Tensor:
-    """Cut a picture of the height and width of another one out of ``x``."""
-    return crop(x, (like.shape[2], like.shape[3]), offset, center)
-
-
-def crop(x: Tensor, sides: tuple[int, int], offset: tuple[int, int], center: bool) -> Tensor:
-    """Cut a picture out of ``x``, at a place or in its middle."""
-    (height, width), (top, left) = sides, offset
-    if center:
-        top, left = (x.shape[2] - height) // 2, (x.shape[3] - width) // 2
-    return x[:, :, top : top + height, left : left + width]
-
-
 def add_empty_windows(
     pooled: Tensor, x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], value: float
 ) -> Tensor:
@@ -130,24 +159,23 @@ def l2_normalize(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
 
 
 def _convolution(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
-    is_up = node.op == "Deconvolution"
     kernel, groups = a.pair("kernel", "?"), a.whole("num_group", 1)
     options: dict[str, Any] = {
         "stride": a.pair("stride", "(1, 1)"),
         "padding": a.pair("pad", "(0, 0)"),
         "dilation": a.pair("dilate", "(1, 1)"),
         "groups": groups,
-        "bias": not a.flag("no_bias", is_up),
+        "bias": not a.flag("no_bias", False),
     }
     a.choice("layout", "None", "None", "NCHW")
     filters, channels = a.whole("num_filter"), x[0].example.shape[1]
     _require_size(a, "num_filter", filters * channels * kernel[0] * kernel[1])
-    if is_up:
-        options["output_padding"] = a.pair("adj", "(0, 0)")
-        if any(a.ints("target_shape")):
-            raise a.error("target_shape", "only pad and adj can be converted")
-    module = (nn.ConvTranspose2d if is_up else nn.Conv2d)(channels, filters, kernel, **options)
-    return b.layer(node, module, x[0], {"weight": 1} | ({"bias": 2} if options["bias"] else {}))
+    return b.layer(
+        node,
+        nn.Conv2d(channels, filters, kernel, **options),
+        x[0],
+        {"weight": 1} | ({"bias": 2} if options["bias"] else {}),
+    )
 
 
 def _require_size(a: Attributes, key: str, num_values: int) -> None:
@@ -187,11 +215,6 @@ def _batch_norm(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     return b.layer(node, module, x[0], {"weight": 1, "bias": 2, "running_mean": 3, "running_var": 4})
 
 
-def _instance_norm(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
-    module = nn.InstanceNorm2d(x[0].example.shape[1], eps=a.number("eps", 1e-3), affine=True)
-    return b.layer(node, module, x[0], {"weight": 1, "bias": 2})
-
-
 def _pooling(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     kind = a.choice("pool_type", "max", "max", "avg", "sum")
     a.choice("layout", "None", "None", "NCHW")
@@ -219,19 +242,8 @@ def _pooling(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     return b.call(add_empty_windows, pooled, x[0], kernel, stride, padding, empty)
 
 
-_ACTIVATIONS: dict[str, Callable[..., Any]] = {
-    "relu": F.relu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "softrelu": F.softplus,
-    "softsign": F.softsign,
-    "log_sigmoid": F.logsigmoid,
-    "mish": F.mish,
-}
-
-
 def _activation(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
-    return b.call(_ACTIVATIONS[a.choice("act_type", "?", *_ACTIVATIONS)], x[0])
+    return b.call(ACTIVATIONS[a.choice("act_type", "?", *ACTIVATIONS)], x[0])
 
 
 def _leaky_relu(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
@@ -327,10 +339,6 @@ def _first(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
 
 def _concat(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     return b.call(torch.cat, x, a.whole("dim", 1))
-
-
-def _stack(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
-    return b.call(torch.stack, x, a.whole("axis", 0))
 
 
 def _lrn(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
@@ -444,21 +452,6 @@ def _l2_normalization(b: Builder, node: Node, a: Attributes, x: NodeValues) -> V
     return b.call(l2_normalize, x[0], axes, a.number("eps", 1e-10))
 
 
-def _up_sampling(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
-    scale, kind = a.whole("scale"), a.choice("sample_type", "nearest", "nearest", "bilinear")
-    filters = a.whole("num_filter", 0)
-    a.text("multi_input_mode", "concat")
-    _require_side(a, "scale", *(side * scale for side in x[0].example.shape[2:]))
-    if kind == "nearest":
-        if len(x) != 1:
-            raise ModelError(f"the node {node.name} (UpSampling) has {len(x)} inputs: one can be converted")
-        return b.call(F.interpolate, x[0], scale_factor=scale, mode="nearest")
-    kernel, padding = 2 * scale - scale % 2, scale // 2
-    _require_size(a, "num_filter", filters * kernel * kernel)
-    options: dict[str, Any] = {"stride": scale, "padding": padding, "groups": filters, "bias": False}
-    return b.layer(node, nn.ConvTranspose2d(filters, filters, kernel, **options), x[0], {"weight": 1})
-
-
 def _bilinear_resize(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
     a.choice("mode", "size", "size")
     aligned = a.flag("align_corners", True)
@@ -471,14 +464,6 @@ def _adaptive_pooling(b: Builder, node: Node, a: Attributes, x: NodeValues) -> V
     sides = a.ints("output_size") or (1,)
     _require_side(a, "output_size", *sides)
     return b.call(F.adaptive_avg_pool2d, x[0], (sides[0], sides[-1]))
-
-
-def _crop(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
-    offset, center = a.pair("offset", "(0, 0)"), a.flag("center_crop", False)
-    sides = a.pair("h_w", "(0, 0)")
-    if len(x) == 2:
-        return b.call(crop_like, x[0], x[1], offset, center)
-    return b.call(crop, x[0], sides, offset, center)
 
 
 def _hard_sigmoid(b: Builder, node: Node, a: Attributes, x: NodeValues) -> Value:
@@ -498,37 +483,24 @@ are labels.
 """
 
 LAYERS: dict[str, Handler] = {
-    **dict.fromkeys(("Convolution", "Convolution_v1", "Deconvolution"), _convolution),
+    **dict.fromkeys(("Convolution", "Convolution_v1"), _convolution),
     "FullyConnected": _dense,
     **dict.fromkeys(("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_SyncBatchNorm"), _batch_norm),
-    "InstanceNorm": _instance_norm,
     "LeakyReLU": _leaky_relu,
-    "UpSampling": _up_sampling,
 }
 """Operators whose inputs after the first are parameters."""
-
-_PAIRS: dict[Callable[..., Any], str] = {
-    operator.add: "elemwise_add _Plus _plus _add broadcast_add broadcast_plus",
-    operator.sub: "elemwise_sub _Minus _minus _sub broadcast_sub broadcast_minus",
-    operator.mul: "elemwise_mul _Mul _mul broadcast_mul",
-    operator.truediv: "elemwise_div _Div _div broadcast_div",
-    torch.maximum: "_maximum _Maximum broadcast_maximum",
-    torch.minimum: "_minimum _Minimum broadcast_minimum",
-}
 
 OPERATORS: dict[str, Handler] = {
     **LAYERS,
     **OUTPUTS,
     **dict.fromkeys(("Pooling", "Pooling_v1"), _pooling),
     "Activation": _activation,
-    **{name: _binary(function) for function, names in _PAIRS.items() for name in names.split()},
+    **{name: _binary(row.function) for row in ARITHMETIC.values() for name in row.pairs},
+    **{name: _scalar(row.function) for row in ARITHMETIC.values() for name in row.scalars},
+    **{name: _scalar(row.function, is_reversed=True) for row in ARITHMETIC.values() for name in row.reversed},
+    **dict.fromkeys(("_maximum", "_Maximum", "broadcast_maximum"), _binary(torch.maximum)),
+    **dict.fromkeys(("_minimum", "_Minimum", "broadcast_minimum"), _binary(torch.minimum)),
     **dict.fromkeys(("ElementWiseSum", "add_n"), _add_n),
-    **dict.fromkeys(("_plus_scalar", "_PlusScalar"), _scalar(operator.add)),
-    **dict.fromkeys(("_minus_scalar", "_MinusScalar"), _scalar(operator.sub)),
-    **dict.fromkeys(("_rminus_scalar", "_RMinusScalar"), _scalar(operator.sub, is_reversed=True)),
-    **dict.fromkeys(("_mul_scalar", "_MulScalar"), _scalar(operator.mul)),
-    **dict.fromkeys(("_div_scalar", "_DivScalar"), _scalar(operator.truediv)),
-    **dict.fromkeys(("_rdiv_scalar", "_RDivScalar"), _scalar(operator.truediv, is_reversed=True)),
     **dict.fromkeys(("_power_scalar", "_PowerScalar"), _scalar(operator.pow)),
     **dict.fromkeys(("_maximum_scalar", "_MaximumScalar"), _scalar_limit("min")),
     **dict.fromkeys(("_minimum_scalar", "_MinimumScalar"), _scalar_limit("max")),
@@ -536,7 +508,6 @@ OPERATORS: dict[str, Handler] = {
     **dict.fromkeys(("BlockGrad", "stop_gradient"), _unary(torch.detach)),
     **dict.fromkeys(("Cast", "cast", "amp_cast", "amp_multicast"), _cast),
     **dict.fromkeys(("Concat", "concat"), _concat),
-    "stack": _stack,
     "LRN": _lrn,
     "Dropout": _dropout,
     **dict.fromkeys(("slice", "crop"), _slice),
@@ -550,14 +521,10 @@ OPERATORS: dict[str, Handler] = {
     "squeeze": _squeeze,
     **dict.fromkeys(("Pad", "pad"), _pad),
     "clip": _clip,
-    "mean": _reduce(torch.mean),
-    **dict.fromkeys(("sum", "sum_axis"), _reduce(torch.sum)),
-    **dict.fromkeys(("max", "max_axis"), _reduce(torch.amax)),
-    **dict.fromkeys(("min", "min_axis"), _reduce(torch.amin)),
+    **{name: _reduce(function) for op, function in REDUCTIONS.items() for name in (op, f"{op}_axis")},
     "L2Normalization": _l2_normalization,
     "_contrib_BilinearResize2D": _bilinear_resize,
     "_contrib_AdaptiveAvgPooling2D": _adaptive_pooling,
-    "Crop": _crop,
     "hard_sigmoid": _hard_sigmoid,
     **{name: _unary(getattr(torch, name)) for name in ("sigmoid", "tanh", "exp", "log", "sqrt", "square", "abs")},
     "relu": _unary(F.relu),

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.errors import ModelError, read_errors
-from steadytrain.files import replacing
-from steadytrain.interop.mxnet.files import require_content
+from steadytrain.files import replacing, require_content
 
 Array: TypeAlias = NDArray[Any]
 ParamArrays: TypeAlias = dict[str, Array] | list[Array]

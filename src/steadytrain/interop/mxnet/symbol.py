@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.errors import ModelError, storage_errors
-from steadytrain.interop.mxnet.files import require_content
+from steadytrain.files import require_content
 
 _MAX_BYTES = 64 << 20
 _VERSION = 10901
@@ -244,23 +244,6 @@ def record_arrays(symbol: Symbol, shapes: Mapping[str, Sequence[int]]) -> Symbol
             attrs[_DTYPE] = "0"
         nodes.append(node if attrs == node.attrs else replace(node, attrs=attrs))
     return replace(symbol, nodes=tuple(nodes))
-
-
-def contradicting_shapes(symbol: Symbol, shapes: Mapping[str, Sequence[int]]) -> list[str]:
-    """Return the variables that say another shape than their arrays have: MXNet binds no such symbol.
-
-    >>> symbol = Symbol((Node("null", "fc_weight", {"__shape__": "(10, 0)"}),), ((0, 0),))
-    >>> contradicting_shapes(symbol, {"fc_weight": (3, 16)}), contradicting_shapes(symbol, {"fc_weight": (10, 16)})
-    (['fc_weight'], [])
-    """
-    wrong = []
-    for node in symbol.nodes:
-        if node.is_variable and SHAPE in node.attrs and node.name in shapes:
-            stated = [int(side) for side in re.findall(r"-?\d{1,12}", node.attrs[SHAPE])]
-            actual = shapes[node.name]
-            fits = len(stated) == len(actual) and all(a in (0, -1, b) for a, b in zip(stated, actual, strict=True))
-            wrong += [] if fits or not stated else [node.name]
-    return wrong
 
 
 def recorded_scaling(symbol: Symbol, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

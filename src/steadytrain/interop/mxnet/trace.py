@@ -1,4 +1,8 @@
-"""Torch modules as MXNet's symbols: traced by torch.fx, each call written as an operator of MXNet 1.x."""
+"""Torch modules as MXNet's symbols: traced by torch.fx, each call written as an operator of MXNet 1.x.
+
+Layers with parameters stay whole; activations, poolings and the like are traced into the functions that they call, so
+that each has one form. What an operator and a function have in common stands in the tables of :mod:`.operators`.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,13 @@ from torch import Tensor, fx, nn
 
 from steadytrain.errors import ModelError, first_line
 from steadytrain.interop.mxnet.graph import with_loss
+from steadytrain.interop.mxnet.operators import ACTIVATIONS, ARITHMETIC, REDUCTIONS
 from steadytrain.interop.mxnet.params import Array
 from steadytrain.interop.mxnet.symbol import Node, Symbol
 
 NodeEntry: TypeAlias = tuple[int, int]
 _ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
-LEAVES = (nn.Conv2d, nn.ConvTranspose2d, nn.modules.batchnorm._BatchNorm, nn.Linear, nn.PReLU)
+LEAVES = (nn.Conv2d, nn.modules.batchnorm._BatchNorm, nn.Linear, nn.PReLU)
 _SHOWN = 10
 
 
@@ -31,14 +36,20 @@ class TracedSymbol:
 
 
 class Tracer(fx.Tracer):
-    """Keep layers with parameters whole, those that timm derives from torch's too."""
+    """Keep layers with parameters whole, those that timm derives from torch's too, but for the activation in them."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, LEAVES) or super().is_leaf_module(m, module_qualified_name)
+        has_parameters = next(m.parameters(), None) is not None
+        return isinstance(m, LEAVES) or (has_parameters and super().is_leaf_module(m, module_qualified_name))
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        value = super().call_module(m, forward, args, kwargs)
+        act = getattr(m, "act", None) if isinstance(m, LEAVES) else None  # of timm's norms with an activation
+        return act(value) if isinstance(act, nn.Module) else value
 
 
 def trace(module: nn.Module, *, name: str) -> fx.GraphModule:
-    """Trace a module as it evaluates. Raises ModelError where its code depends on values."""
+    """Trace a module as it evaluates: a graph to read, not to run. Raises ModelError where it depends on values."""
     was_training = module.training
     try:
         module.eval()
@@ -78,7 +89,7 @@ def export_symbol(
         try:
             writer.write(node)
         except _NoOperatorError as error:
-            wrong.setdefault(str(error), []).append(str(node.target))
+            wrong.setdefault(str(error), []).append(_place(node))
             writer.entries[node] = (0, 0)
     if wrong:
         listed = [f"{call} ({', '.join(dict.fromkeys(places))[:60]})" for call, places in wrong.items()]
@@ -106,6 +117,14 @@ def _shapes(module: fx.GraphModule, images: Tensor) -> dict[fx.Node, tuple[int, 
     return shapes
 
 
+def _place(node: fx.Node) -> str:
+    """Name a call by the module that makes it, where it is one of torch's, else by its number in the graph."""
+    if node.op == "call_module":
+        return str(node.target).replace(".", "_")
+    path, kind = next(reversed((node.meta.get("nn_module_stack") or {"": ("", object)}).values()))
+    return str(path).replace(".", "_") if kind.__module__.startswith("torch.nn.") else node.name
+
+
 def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
@@ -127,6 +146,10 @@ class _Writer:
         values = {key: str(value) for key, value in attrs.items()}
         self.nodes.append(Node(op, name, values, tuple(inputs)))
         return len(self.nodes) - 1, 0
+
+    def call(self, op: str, node: fx.Node, *inputs: Any, **attrs: object) -> NodeEntry:
+        """Add the operator of a call, of values of the traced module."""
+        return self.add(op, _place(node), [self.entry(value) for value in inputs], **attrs)
 
     def free_name(self, name: str) -> str:
         base = name = re.sub(r"\W", "_", name)
@@ -164,48 +187,27 @@ class _Writer:
             value = getattr(self.module.get_submodule(owner), key)
             self.entries[node] = self.variable(str(node.target).replace(".", "_"), value)
         elif node.op == "call_module":
-            part = self.modules[str(node.target)]
-            self.entries[node] = self.layer(str(node.target).replace(".", "_"), part, self.entry(node.args[0]), node)
+            self.entries[node] = self.layer(node, self.modules[str(node.target)], self.entry(node.args[0]))
         else:
             self.entries[node] = self.function(node)
 
-    def layer(self, name: str, part: nn.Module, x: NodeEntry, node: fx.Node) -> NodeEntry:
+    def layer(self, node: fx.Node, part: nn.Module, x: NodeEntry) -> NodeEntry:
+        name = _place(node)
         match part:
-            case nn.Conv2d() | nn.ConvTranspose2d():
+            case nn.Conv2d():
                 return self.convolution(name, part, x)
             case nn.modules.batchnorm._BatchNorm():
                 return self.norm(name, part, x)
             case nn.Linear():
-                inputs = self.inputs(name, part, x)
-                attrs = {"num_hidden": part.out_features, "no_bias": part.bias is None, "flatten": self.rank(node) == 2}
+                inputs, is_flat = self.inputs(name, part, x), len(self.shapes[node]) == 2
+                attrs = {"num_hidden": part.out_features, "no_bias": part.bias is None, "flatten": is_flat}
                 return self.add("FullyConnected", name, inputs, **attrs)
             case nn.PReLU():
                 return self.add("LeakyReLU", name, [x, self.variable(f"{name}_gamma", part.weight)], act_type="prelu")
-            case nn.Dropout():
-                return self.add("Dropout", name, [x], p=part.p)
-            case nn.MaxPool2d():
-                window = part.kernel_size, part.stride, part.padding
-                return self.pool(node, x, "max", *window, part.ceil_mode, part.dilation)
-            case nn.AvgPool2d():
-                options = {"count_include_pad": part.count_include_pad}
-                if part.divisor_override:
-                    raise _NoOperatorError("AvgPool2d with a divisor")
-                window = part.kernel_size, part.stride, part.padding
-                return self.pool(node, x, "avg", *window, part.ceil_mode, **options)
-            case nn.AdaptiveAvgPool2d() | nn.AdaptiveMaxPool2d():
-                kind = "avg" if isinstance(part, nn.AdaptiveAvgPool2d) else "max"
-                return self.adaptive(name, x, kind, part.output_size, node)
-            case nn.Flatten():
-                return self.flatten(name, x, part.start_dim, part.end_dim, node)
-            case nn.Identity():
-                return x
-        return self.activation(name, part, x)
+        raise _NoOperatorError(type(part).__name__)
 
-    def rank(self, node: fx.Node) -> int:
-        return len(self.shapes[node])
-
-    def convolution(self, name: str, part: nn.Conv2d | nn.ConvTranspose2d, x: NodeEntry) -> NodeEntry:
-        if type(part).forward not in (nn.Conv2d.forward, nn.ConvTranspose2d.forward):
+    def convolution(self, name: str, part: nn.Conv2d, x: NodeEntry) -> NodeEntry:
+        if type(part).forward is not nn.Conv2d.forward:
             raise _NoOperatorError(f"{type(part).__name__}, a convolution with a forward of its own")
         if isinstance(part.padding, str) or part.padding_mode != "zeros":
             raise _NoOperatorError(f"a convolution with padding {part.padding!r} of {part.padding_mode}")
@@ -218,11 +220,9 @@ class _Writer:
             "num_group": part.groups,
             "no_bias": part.bias is None,
         }
-        is_up = isinstance(part, nn.ConvTranspose2d)
-        attrs |= {"adj": part.output_padding} if is_up else {}
-        return self.add("Deconvolution" if is_up else "Convolution", name, self.inputs(name, part, x), **attrs)
+        return self.add("Convolution", name, self.inputs(name, part, x), **attrs)
 
-    def inputs(self, name: str, part: nn.Linear | nn.Conv2d | nn.ConvTranspose2d, x: NodeEntry) -> list[NodeEntry]:
+    def inputs(self, name: str, part: nn.Linear | nn.Conv2d, x: NodeEntry) -> list[NodeEntry]:
         """Return a layer's input with its weight and its bias, if it has one."""
         variables = [x, self.variable(f"{name}_weight", part.weight)]
         return variables if part.bias is None else [*variables, self.variable(f"{name}_bias", part.bias)]
@@ -240,89 +240,7 @@ class _Writer:
             self.variable(f"{name}_moving_var", part.running_var, aux=True),
         ]
         momentum = 0.9 if part.momentum is None else 1 - part.momentum
-        entry = self.add("BatchNorm", name, inputs, eps=part.eps, momentum=momentum, fix_gamma=is_fixed)
-        act = getattr(part, "act", None)  # of timm's norms with an activation
-        return entry if act is None or isinstance(act, nn.Identity) else self.activation(f"{name}_act", act, entry)
-
-    def pool(
-        self,
-        node: fx.Node,
-        x: NodeEntry,
-        kind: str,
-        kernel: Any,
-        stride: Any,
-        padding: Any,
-        ceil_mode: bool,
-        dilation: Any = 1,
-        **attrs: object,
-    ) -> NodeEntry:
-        if _pair(dilation) != (1, 1):
-            raise _NoOperatorError("a pooling with dilation")
-        window = _pair(kernel), _pair(stride or kernel), _pair(padding)
-        attrs |= dict(zip(("kernel", "stride", "pad"), window, strict=True))
-        before, after = self.shapes[node.all_input_nodes[0]][-2:], self.shapes[node][-2:]
-        counts = [(side + 2 * p - k) / s for side, k, s, p in zip(before, *window, strict=True)]
-        sides = {"full": tuple(1 + math.ceil(n) for n in counts), "valid": tuple(1 + math.floor(n) for n in counts)}
-        # With ceil_mode torch leaves out windows that lie wholly in the padding; "full" has them.
-        named = ("full", "valid") if ceil_mode else ("valid",)
-        convention = next((name for name in named if sides[name] == after), None)
-        if convention is None:
-            raise _NoOperatorError(f"a pooling from {before} to {after} with ceil_mode: another --size may fit")
-        name = str(node.target).replace(".", "_") if node.op == "call_module" else node.name
-        return self.add("Pooling", name, [x], pool_type=kind, pooling_convention=convention, **attrs)
-
-    def adaptive(self, name: str, x: NodeEntry, kind: str, sides: Any, node: fx.Node) -> NodeEntry:
-        """Pooling to a size: global, left out where nothing changes, or of whole windows."""
-        before = self.shapes[node.all_input_nodes[0]][-2:]
-        pair = sides if isinstance(sides, tuple | list) else (sides, sides)
-        after = tuple(before[k] if side is None else side for k, side in enumerate(pair))
-        if after == (1, 1):
-            return self.add("Pooling", name, [x], global_pool=True, kernel=(1, 1), pool_type=kind)
-        if after == before:
-            return x
-        if any(have % want for have, want in zip(before, after, strict=True)):
-            raise _NoOperatorError(f"adaptive pooling from {before} to {after}: another --size may divide evenly")
-        window = tuple(have // want for have, want in zip(before, after, strict=True))
-        return self.add("Pooling", name, [x], kernel=window, stride=window, pool_type=kind)
-
-    def flatten(self, name: str, x: NodeEntry, start: int, end: int, node: fx.Node) -> NodeEntry:
-        rank = len(self.shapes[node.all_input_nodes[0]])
-        if start % rank != 1 or end % rank != rank - 1:
-            raise _NoOperatorError(f"flatten from axis {start} to {end}")
-        return x if rank == 2 else self.add("Flatten", name, [x])
-
-    def activation(self, name: str, part: nn.Module, x: NodeEntry) -> NodeEntry:
-        act = {nn.ReLU: "relu", nn.Sigmoid: "sigmoid", nn.Tanh: "tanh", nn.Softsign: "softsign"}
-        match part:
-            case nn.ReLU6() | nn.Hardtanh():
-                return self.add("clip", name, [x], a_min=float(part.min_val), a_max=float(part.max_val))
-            case nn.LeakyReLU():
-                return self.add("LeakyReLU", name, [x], act_type="leaky", slope=part.negative_slope)
-            case nn.ELU():
-                return self.add("LeakyReLU", name, [x], act_type="elu", slope=part.alpha)
-            case nn.SELU():
-                return self.add("LeakyReLU", name, [x], act_type="selu")
-            case nn.GELU():
-                return self.gelu(name, x, part.approximate)
-            case nn.Softplus() if part.beta == 1 and part.threshold >= 20:
-                return self.add("Activation", name, [x], act_type="softrelu")
-            case nn.SiLU():
-                gate = self.add("Activation", f"{name}_sigmoid", [x], act_type="sigmoid")
-                return self.add("elemwise_mul", name, [x, gate])
-            case nn.Hardsigmoid():
-                return self.add("hard_sigmoid", name, [x], alpha=1 / 6, beta=0.5)
-            case nn.Hardswish():
-                gate = self.add("hard_sigmoid", f"{name}_gate", [x], alpha=1 / 6, beta=0.5)
-                return self.add("elemwise_mul", name, [x, gate])
-        for kind, text in act.items():
-            if isinstance(part, kind):
-                return self.add("Activation", name, [x], act_type=text)
-        raise _NoOperatorError(type(part).__name__)
-
-    def gelu(self, name: str, x: NodeEntry, approximate: str = "none") -> NodeEntry:
-        if approximate != "none":
-            raise _NoOperatorError(f"GELU with {approximate}")
-        return self.add("LeakyReLU", name, [x], act_type="gelu")
+        return self.add("BatchNorm", name, inputs, eps=part.eps, momentum=momentum, fix_gamma=is_fixed)
 
     def function(self, node: fx.Node) -> Any:
         """A call of a function or of a method of a tensor."""
@@ -338,68 +256,149 @@ class _Writer:
             raise _NoOperatorError(f"{target} with these arguments") from error
 
 
-def _two(op: str, broadcast: str, scalar: str, reverse: str) -> Callable[..., NodeEntry]:
-    """A function of two values, either of which may be a number."""
+def _arithmetic(name: str) -> Callable[..., NodeEntry]:
+    """Write a function of two values, either of which may be a number."""
+    row = ARITHMETIC[name]
 
     def handle(w: _Writer, node: fx.Node, a: Any, b: Any, **options: Any) -> NodeEntry:
         if options.get("alpha", 1) != 1 or options.get("rounding_mode") is not None:
-            raise _NoOperatorError(f"{op} with {', '.join(options)}")
+            raise _NoOperatorError(f"{name} with {', '.join(options)}")
         if isinstance(a, fx.Node) and isinstance(b, fx.Node):
-            same = w.shapes[a] == w.shapes[b]
-            return w.add(op if same else broadcast, node.name, [w.entry(a), w.entry(b)])
-        value, number, name = (a, b, scalar) if isinstance(a, fx.Node) else (b, a, reverse)
-        return w.add(name, node.name, [w.entry(value)], scalar=float(number))
+            return w.call(row.pairs[0] if w.shapes[a] == w.shapes[b] else row.pairs[1], node, a, b)
+        if isinstance(a, fx.Node):
+            return w.call(row.scalars[0], node, a, scalar=float(b))
+        return w.call((row.reversed or row.scalars)[0], node, b, scalar=float(a))
 
     return handle
 
 
-def _act(part: nn.Module) -> Callable[..., NodeEntry]:
+def _act(act_type: str) -> Callable[..., NodeEntry]:
+    return lambda w, node, x, *_, **__: w.call("Activation", node, x, act_type=act_type)
+
+
+def _softplus(w: _Writer, node: fx.Node, x: fx.Node, beta: float = 1, threshold: float = 20) -> NodeEntry:
+    if beta != 1 or threshold < 20:
+        raise _NoOperatorError(f"softplus with {beta}, {threshold}")
+    return w.call("Activation", node, x, act_type="softrelu")
+
+
+def _leaky(act_type: str, default: float | None = None) -> Callable[..., NodeEntry]:
+    def handle(w: _Writer, node: fx.Node, x: fx.Node, *values: float, **options: Any) -> NodeEntry:
+        options.pop("inplace", None)
+        if default is None:
+            return w.call("LeakyReLU", node, x, act_type=act_type)
+        return w.call("LeakyReLU", node, x, act_type=act_type, slope=next(iter((*values, *options.values())), default))
+
+    return handle
+
+
+def _gelu(w: _Writer, node: fx.Node, x: fx.Node, approximate: str = "none") -> NodeEntry:
+    if approximate != "none":
+        raise _NoOperatorError(f"GELU with {approximate}")
+    return w.call("LeakyReLU", node, x, act_type="gelu")
+
+
+def _clip(low: float | None, high: float | None) -> Callable[..., NodeEntry]:
+    def handle(
+        w: _Writer, node: fx.Node, x: fx.Node, min_val: Any = low, max_val: Any = high, *_: Any, **__: Any
+    ) -> Any:
+        return w.call("clip", node, x, a_min=float(min_val), a_max=float(max_val))
+
+    return handle
+
+
+def _gated(gate: str, **attrs: object) -> Callable[..., NodeEntry]:
+    """Write a value times a gate of itself."""
+
     def handle(w: _Writer, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> NodeEntry:
-        return w.activation(node.name, part, w.entry(x))
+        entry = w.entry(x)
+        return w.add("elemwise_mul", _place(node), [entry, w.add(gate, f"{_place(node)}_gate", [entry], **attrs)])
 
     return handle
+
+
+_HARD_SIGMOID = {"alpha": 1 / 6, "beta": 0.5}
+
+
+def _hard_sigmoid(w: _Writer, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> NodeEntry:
+    return w.call("hard_sigmoid", node, x, **_HARD_SIGMOID)
 
 
 def _cat(w: _Writer, node: fx.Node, tensors: Any, dim: int = 0, **_: Any) -> NodeEntry:
-    return w.add("Concat", node.name, [w.entry(x) for x in tensors], dim=dim, num_args=len(tensors))
+    return w.call("Concat", node, *tensors, dim=dim, num_args=len(tensors))
 
 
 def _flatten(w: _Writer, node: fx.Node, x: fx.Node, start_dim: int = 0, end_dim: int = -1) -> NodeEntry:
-    return w.flatten(node.name, w.entry(x), start_dim, end_dim, node)
+    rank = len(w.shapes[x])
+    if start_dim % rank != 1 or end_dim % rank != rank - 1:
+        raise _NoOperatorError(f"flatten from axis {start_dim} to {end_dim}")
+    return w.entry(x) if rank == 2 else w.call("Flatten", node, x)
 
 
 def _view(w: _Writer, node: fx.Node, x: fx.Node, *shape: Any, **_: Any) -> NodeEntry:
     before, after = w.shapes[x], w.shapes[node]
     if before[0] != after[0]:
         raise _NoOperatorError("a reshape over the images of a batch")
-    return w.add("Reshape", node.name, [w.entry(x)], shape=(0, *after[1:]))
+    return w.call("Reshape", node, x, shape=(0, *after[1:]))
+
+
+def _pool(
+    w: _Writer, node: fx.Node, x: fx.Node, window: Sequence[Any], *, ceil_mode: bool, **attrs: object
+) -> NodeEntry:
+    """Write a pooling; ``window``: kernel, stride (the kernel where it is None) and padding."""
+    kernel, stride, padding = window
+    sides = _pair(kernel), _pair(stride or kernel), _pair(padding)
+    attrs |= dict(zip(("kernel", "stride", "pad"), sides, strict=True))
+    before, after = w.shapes[x][-2:], w.shapes[node][-2:]
+    counts = [(side + 2 * p - k) / s for side, k, s, p in zip(before, *sides, strict=True)]
+    windows = {"full": tuple(1 + math.ceil(n) for n in counts), "valid": tuple(1 + math.floor(n) for n in counts)}
+    # With ceil_mode torch leaves out windows that lie wholly in the padding; "full" has them.
+    named = ("full", "valid") if ceil_mode else ("valid",)
+    convention = next((name for name in named if windows[name] == after), None)
+    if convention is None:
+        raise _NoOperatorError(f"a pooling from {before} to {after} with ceil_mode: another --size may fit")
+    return w.call("Pooling", node, x, pooling_convention=convention, **attrs)
 
 
 def _max_pool(
     w: _Writer, node: fx.Node, x: fx.Node, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False, **_: Any,
 ) -> NodeEntry:  # fmt: skip
-    return w.pool(node, w.entry(x), "max", kernel_size, stride, padding, ceil_mode, dilation)
+    if _pair(dilation) != (1, 1):
+        raise _NoOperatorError("a pooling with dilation")
+    return _pool(w, node, x, (kernel_size, stride, padding), ceil_mode=ceil_mode, pool_type="max")
 
 
 def _avg_pool(
     w: _Writer, node: fx.Node, x: fx.Node, kernel_size: Any, stride: Any = None, padding: Any = 0,
-    ceil_mode: bool = False, count_include_pad: bool = True,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: Any = None,
 ) -> NodeEntry:  # fmt: skip
-    return w.pool(node, w.entry(x), "avg", kernel_size, stride, padding, ceil_mode, count_include_pad=count_include_pad)
+    if divisor_override:
+        raise _NoOperatorError("a pooling with a divisor")
+    attrs = {"pool_type": "avg", "count_include_pad": count_include_pad}
+    return _pool(w, node, x, (kernel_size, stride, padding), ceil_mode=ceil_mode, **attrs)
 
 
 def _adaptive(kind: str) -> Callable[..., NodeEntry]:
+    """Write pooling to a size: global, left out where nothing changes, or of whole windows."""
+
     def handle(w: _Writer, node: fx.Node, x: fx.Node, output_size: Any, **_: Any) -> NodeEntry:
-        return w.adaptive(node.name, w.entry(x), kind, output_size, node)
+        before, after = w.shapes[x][-2:], w.shapes[node][-2:]
+        if after == (1, 1):
+            return w.call("Pooling", node, x, global_pool=True, kernel=(1, 1), pool_type=kind)
+        if after == before:
+            return w.entry(x)
+        if any(have % want for have, want in zip(before, after, strict=True)):
+            raise _NoOperatorError(f"adaptive pooling from {before} to {after}: another --size may divide evenly")
+        window = tuple(have // want for have, want in zip(before, after, strict=True))
+        return w.call("Pooling", node, x, kernel=window, stride=window, pool_type=kind)
 
     return handle
 
 
 def _reduced(op: str) -> Callable[..., NodeEntry]:
     def handle(w: _Writer, node: fx.Node, x: fx.Node, dim: Any, keepdim: bool = False, **_: Any) -> NodeEntry:
-        axes = (dim,) if isinstance(dim, int) else tuple(dim)
-        return w.add(op, node.name, [w.entry(x)], axis=axes, keepdims=keepdim)
+        return w.call(op, node, x, axis=(dim,) if isinstance(dim, int) else tuple(dim), keepdims=keepdim)
 
     return handle
 
@@ -408,10 +407,9 @@ def _conv2d(
     w: _Writer, node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None = None, stride: Any = 1,
     padding: Any = 0, dilation: Any = 1, groups: int = 1,
 ) -> NodeEntry:  # fmt: skip
-    shape = w.shapes[weight]
-    inputs = [w.entry(x), w.entry(weight), *([] if bias is None else [w.entry(bias)])]
+    shape, inputs = w.shapes[weight], [x, weight, *([] if bias is None else [bias])]
     attrs = {"kernel": shape[2:], "stride": _pair(stride), "pad": _pair(padding), "dilate": _pair(dilation)}
-    return w.add("Convolution", node.name, inputs, num_filter=shape[0], num_group=groups, no_bias=bias is None, **attrs)
+    return w.call("Convolution", node, *inputs, num_filter=shape[0], num_group=groups, no_bias=bias is None, **attrs)
 
 
 def _getitem(w: _Writer, node: fx.Node, x: fx.Node, index: Any) -> NodeEntry:
@@ -423,7 +421,7 @@ def _getitem(w: _Writer, node: fx.Node, x: fx.Node, index: Any) -> NodeEntry:
         raise _NoOperatorError("a slice whose ends are computed")
     attrs = {"begin": ends["start"], "end": ends["stop"]}
     attrs |= {"step": ends["step"]} if any(ends["step"]) else {}
-    return w.add("slice", node.name, [w.entry(x)], **attrs)
+    return w.call("slice", node, x, **attrs)
 
 
 def _pad(
@@ -433,7 +431,7 @@ def _pad(
     widths = [*map(int, pad), *(0 for _ in range(8 - len(pad)))]
     if mode != "constant" or value or any(widths[6:]) or min(widths) < 0:
         raise _NoOperatorError("padding that is not with zeros")
-    entry, name = w.entry(x), node.name
+    entry, name = w.entry(x), _place(node)
     if any(widths[:4]):
         order = (0, 0, 0, 0, widths[2], widths[3], widths[0], widths[1])
         entry = w.add("Pad", f"{name}_sides", [entry], mode="constant", pad_width=order, constant_value=0)
@@ -457,22 +455,25 @@ def _same(w: _Writer, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> NodeEntr
 
 
 def _dropout(w: _Writer, node: fx.Node, x: fx.Node, p: float = 0.5, *_: Any, **__: Any) -> NodeEntry:
-    return w.add("Dropout", node.name, [w.entry(x)], p=p)
+    return w.call("Dropout", node, x, p=p)
 
 
-def _gelu(w: _Writer, node: fx.Node, x: fx.Node, approximate: str = "none") -> NodeEntry:
-    return w.gelu(node.name, w.entry(x), approximate)
-
-
-_ADD = _two("elemwise_add", "broadcast_add", "_plus_scalar", "_plus_scalar")
-_SUB = _two("elemwise_sub", "broadcast_sub", "_minus_scalar", "_rminus_scalar")
-_MUL = _two("elemwise_mul", "broadcast_mul", "_mul_scalar", "_mul_scalar")
-_DIV = _two("elemwise_div", "broadcast_div", "_div_scalar", "_rdiv_scalar")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("add", "iadd"), _ADD),
-    **dict.fromkeys(("sub", "isub"), _SUB),
-    **dict.fromkeys(("mul", "imul"), _MUL),
-    **dict.fromkeys(("truediv", "itruediv", "div"), _DIV),
+    **{f"{prefix}{name}": _arithmetic(name) for name in ARITHMETIC for prefix in ("", "i")},
+    "div": _arithmetic("truediv"),
+    **{function.__name__: _act(act_type) for act_type, function in ACTIVATIONS.items()},
+    **{function.__name__: _reduced(op) for op, function in REDUCTIONS.items()},
+    "softplus": _softplus,
+    "leaky_relu": _leaky("leaky", 0.01),
+    "elu": _leaky("elu", 1.0),
+    "selu": _leaky("selu"),
+    "gelu": _gelu,
+    "relu6": _clip(0.0, 6.0),
+    "hardtanh": _clip(-1.0, 1.0),
+    "clamp": _clip(None, None),
+    "silu": _gated("Activation", act_type="sigmoid"),
+    "hardswish": _gated("hard_sigmoid", **_HARD_SIGMOID),
+    "hardsigmoid": _hard_sigmoid,
     **dict.fromkeys(("cat", "concat"), _cat),
     "flatten": _flatten,
     **dict.fromkeys(("view", "reshape"), _view),
@@ -480,17 +481,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "avg_pool2d": _avg_pool,
     "adaptive_avg_pool2d": _adaptive("avg"),
     "adaptive_max_pool2d": _adaptive("max"),
-    "mean": _reduced("mean"),
-    "sum": _reduced("sum"),
-    "amax": _reduced("max"),
-    "relu": _act(nn.ReLU()),
-    "relu6": _act(nn.ReLU6()),
-    "sigmoid": _act(nn.Sigmoid()),
-    "tanh": _act(nn.Tanh()),
-    "silu": _act(nn.SiLU()),
-    "hardswish": _act(nn.Hardswish()),
-    "hardsigmoid": _act(nn.Hardsigmoid()),
-    "gelu": _gelu,
     "conv2d": _conv2d,
     "getitem": _getitem,
     "pad": _pad,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from steadytrain.errors import ModelError, first_line
 
-StoredNumbers = Literal["fp32", "fp16", "bf16", "int8"]
+StoredPrecision = Literal["fp32", "fp16", "bf16", "int8"]
 Metadata = Mapping[str, str]
 Inputs = tuple[Tensor, ...]
 
@@ -83,11 +83,11 @@ class EngineFormat:
         engine: its name on the command line and in documents.
         title: its name in sentences.
         suffix: of its files, such as ``.onnx``.
-        numbers: formats in which a network can be written, fp32 first.
+        precisions: in which a network can be written, fp32 first.
         devices: kinds of devices that it runs on, the usual one first.
         write: writes a network in evaluation mode, of any batch size, by example inputs; in fp32 or 16 bits.
         add_metadata: puts text by name into a file that was written.
-        open: opens a file on a device, ``auto`` included, with so many threads of its own, in the numbers that were
+        open: opens a file on a device, ``auto`` included, with so many threads of its own, in the precision that was
             asked for, where it can choose. All that it raises but ModelError means damage.
         packages: modules that have to be installed beside torch.
         extra: of steadytrain, which has these packages; empty: none.
@@ -100,11 +100,11 @@ class EngineFormat:
     engine: str
     title: str
     suffix: str
-    numbers: tuple[StoredNumbers, ...]
+    precisions: tuple[StoredPrecision, ...]
     devices: tuple[str, ...]
-    write: Callable[[nn.Module, Inputs, Path, StoredNumbers], None]
+    write: Callable[[nn.Module, Inputs, Path, StoredPrecision], None]
     add_metadata: Callable[[Path, Metadata], None]
-    open: Callable[[Path, str, int, StoredNumbers | None], OpenedModule]
+    open: Callable[[Path, str, int, StoredPrecision | None], OpenedModule]
     packages: tuple[str, ...] = ()
     extra: str = ""
     quantize: Callable[[nn.Module, Inputs, Path, Iterable[Tensor]], None] | None = None

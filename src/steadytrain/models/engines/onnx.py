@@ -27,7 +27,7 @@ from steadytrain.models.engines.engine import (
     Inputs,
     Metadata,
     OpenedModule,
-    StoredNumbers,
+    StoredPrecision,
     any_batch,
     no_device,
     require_library,
@@ -58,12 +58,12 @@ _TENSORS = {
 """ONNX Runtime's names of numbers, as in ``tensor(float16)``."""
 
 
-def write_onnx(module: nn.Module, inputs: Inputs, path: Path, numbers: StoredNumbers = "fp32") -> None:
+def write_onnx(module: nn.Module, inputs: Inputs, path: Path, precision: StoredPrecision = "fp32") -> None:
     """Write ONNX by torch's exporter (``dynamo=True``): inputs ``images``, outputs ``logits`` (of several: numbered).
 
     In fp16, images and logits stay fp32. Raises ModelError where it is too large, or a library is not installed.
     """
-    if numbers == "fp16":
+    if precision == "fp16":
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             write_onnx(module, inputs, exact := Path(folder, "exact.onnx"))
             onnx = require_library("onnx", EXTRA)
@@ -170,7 +170,7 @@ def _require_whole(path: Path) -> None:
 
 
 def _open(
-    path: Path, device: str, threads: int, numbers: StoredNumbers | None, *, provider: str = CUDA
+    path: Path, device: str, threads: int, precision: StoredPrecision | None, *, provider: str = CUDA
 ) -> OpenedModule:
     """Open a file with a provider of ONNX Runtime for GPUs; by CUDA's alone, also on the CPU where that is asked."""
     _require_whole(path)
@@ -279,7 +279,7 @@ ONNXRUNTIME = EngineFormat(
     engine="onnxruntime",
     title="ONNX Runtime",
     suffix=".onnx",
-    numbers=("fp32", "fp16", "int8"),  # it has no convolutions in bf16 for processors
+    precisions=("fp32", "fp16", "int8"),  # it has no convolutions in bf16 for processors
     devices=("cpu", "cuda"),
     packages=("onnx", "onnxscript", "onnxruntime"),
     extra=EXTRA,

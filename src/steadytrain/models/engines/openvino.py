@@ -18,7 +18,7 @@ from steadytrain.models.engines.engine import (
     Inputs,
     Metadata,
     OpenedModule,
-    StoredNumbers,
+    StoredPrecision,
     require_library,
     require_sealed,
     seal,
@@ -31,7 +31,7 @@ CHECKSUM = "steadytrain_sha256"
 """Name of the checksum of the weights in a file's metadata."""
 
 
-def write_openvino(module: nn.Module, inputs: Inputs, path: Path, numbers: StoredNumbers = "fp32") -> None:
+def write_openvino(module: nn.Module, inputs: Inputs, path: Path, precision: StoredPrecision = "fp32") -> None:
     """Write a network; in fp16 its weights have 16 bits, in bf16 it is computed so where it is opened."""
     openvino = require_library("openvino", EXTRA)
     shapes = [[-1, *tensor.shape[1:]] for tensor in inputs]
@@ -39,7 +39,7 @@ def write_openvino(module: nn.Module, inputs: Inputs, path: Path, numbers: Store
     for places, name in ((network.inputs, "images"), (network.outputs, "logits")):
         for number, place in enumerate(places):
             place.get_tensor().set_names({name if len(places) == 1 else f"{name}_{number}"})
-    openvino.save_model(network, str(path), compress_to_fp16=numbers == "fp16")
+    openvino.save_model(network, str(path), compress_to_fp16=precision == "fp16")
 
 
 def _quantize(module: nn.Module, inputs: Inputs, path: Path, batches: Iterable[Tensor]) -> None:
@@ -58,7 +58,7 @@ def _add_metadata(path: Path, metadata: Metadata) -> None:
     tree.write(path, encoding="utf-8", xml_declaration=True)
 
 
-def _open(path: Path, device: str, threads: int, numbers: StoredNumbers | None) -> OpenedModule:
+def _open(path: Path, device: str, threads: int, precision: StoredPrecision | None) -> OpenedModule:
     openvino = require_library("openvino", EXTRA)
     core = openvino.Core()
     network = core.read_model(str(path))
@@ -67,9 +67,9 @@ def _open(path: Path, device: str, threads: int, numbers: StoredNumbers | None) 
     if CHECKSUM in metadata:
         weights = path.with_suffix(".bin")
         require_sealed(path, weights, weights.stat().st_size, metadata[CHECKSUM])
-    numbers = numbers or json.loads(metadata.get(KEY, "{}")).get("numbers")
+    precision = precision or json.loads(metadata.get(KEY, "{}")).get("numbers")
     # Left alone, it computes in bf16 where the processor can, whatever numbers the file has.
-    hint = {"bf16": "bf16", "fp16": "f16"}.get(numbers or "fp32", "f32")
+    hint = {"bf16": "bf16", "fp16": "f16"}.get(precision or "fp32", "f32")
     options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": hint}
     request = core.compile_model(network, "CPU", options).create_infer_request()
     outputs = range(len(network.outputs))
@@ -86,7 +86,7 @@ OPENVINO = EngineFormat(
     engine="openvino",
     title="OpenVINO",
     suffix=".xml",
-    numbers=("fp32", "fp16", "bf16", "int8"),
+    precisions=("fp32", "fp16", "bf16", "int8"),
     devices=("cpu",),
     packages=("openvino",),
     extra=EXTRA,

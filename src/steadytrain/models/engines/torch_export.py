@@ -21,13 +21,13 @@ from steadytrain.models.engines.engine import (
     Inputs,
     Metadata,
     OpenedModule,
-    StoredNumbers,
+    StoredPrecision,
     any_batch,
     no_device,
 )
 
 
-def write_torch_export(module: nn.Module, inputs: Inputs, path: Path, numbers: StoredNumbers = "fp32") -> None:
+def write_torch_export(module: nn.Module, inputs: Inputs, path: Path, precision: StoredPrecision = "fp32") -> None:
     """Write a program, which ``torch.export.load`` opens, in the numbers that the network has."""
     program = _program(module, inputs)
     for node in program.graph.nodes:
@@ -35,7 +35,7 @@ def write_torch_export(module: nn.Module, inputs: Inputs, path: Path, numbers: S
     torch.export.save(program, str(path))
 
 
-def write_aot(module: nn.Module, inputs: Inputs, path: Path, numbers: StoredNumbers = "fp32") -> None:
+def write_aot(module: nn.Module, inputs: Inputs, path: Path, precision: StoredPrecision = "fp32") -> None:
     """Write a package that is compiled for this machine's processor or GPU.
 
     ``torch._inductor.aoti_load_package`` opens it. Compiling needs a C++ compiler, and takes a minute or so.
@@ -66,7 +66,7 @@ def _read_metadata(path: Path) -> dict[str, str]:
         return {name: archive.read(place).decode() for name, place in places.items()}
 
 
-def _open(path: Path, device: str, threads: int, numbers: StoredNumbers | None) -> OpenedModule:
+def _open(path: Path, device: str, threads: int, precision: StoredPrecision | None) -> OpenedModule:
     """Open a program, or a package, which is for the device that it was compiled for."""
     with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums of its members
         if (name := archive.testzip()) is not None:
@@ -100,7 +100,7 @@ TORCH_EXPORT = EngineFormat(
     engine="torch.export",
     title="torch.export",
     suffix=".pt2",
-    numbers=("fp32", "fp16", "bf16"),
+    precisions=("fp32", "fp16", "bf16"),
     devices=("cpu", "cuda"),
     write=write_torch_export,
     add_metadata=_add_metadata,

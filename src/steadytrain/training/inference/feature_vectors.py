@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from steadytrain.data.loader import ImageLoader, packed_side
 from steadytrain.errors import DataError, ModelError
 from steadytrain.run import Run
-from steadytrain.training import build
 from steadytrain.training.data import load
-from steadytrain.training.inference.inference import PREDICTED_AT_ONCE, PREDICTED_PIXELS, Files, Images
+from steadytrain.training.inference.inference import Files, Images, open_feed
 from steadytrain.training.inference.trained import Trained, restore
 from steadytrain.training.memory import PassLimit
 
@@ -55,25 +52,17 @@ def features(
     (1, 96)
     """
     trained = place if isinstance(place, Trained) else restore(place)
-    input, policy = trained.input, trained.policy
     limit = PassLimit("evaluation", on_halved=lambda halved: None)
     rows: list[torch.Tensor] = []
     with ExitStack() as stack:
         source = images if isinstance(images, Files) else stack.enter_context(Files(images))
-        crop, is_cpu = build.evaluation_crop(input), policy.device.type == "cpu"
-        source.shorter_side = packed_side(crop.size)
-        if batch_size is None:
-            fitting = PREDICTED_PIXELS // crop.size**2 if is_cpu else PREDICTED_AT_ONCE
-            batch_size = max(1, min(PREDICTED_AT_ONCE, fitting))
+        if not len(source):
+            return np.zeros((0, 0), np.float32)
         bad: dict[int, str] = {}
-        options: dict[str, Any] = {"batch_size": min(batch_size, max(1, len(source))), "threads": threads}
-        options["on_bad"] = lambda image: bad.update({image.id: image.reason})
         head: nn.Module | None = None
+        feed = stack.enter_context(open_feed(trained, source, batch_size, threads, bad.__setitem__))
         with torch.no_grad():
-            if not len(source):
-                return np.zeros((0, 0), np.float32)
-            feed = stack.enter_context(ImageLoader(source, crop, train=False, skip_bad=True, **options))
-            for batch in load(feed, policy.device):
+            for batch in load(feed, trained.policy.device):
                 if bad:
                     number, reason = min(bad.items())
                     raise DataError(f"{source.path(number)}: {reason}: leave it out")

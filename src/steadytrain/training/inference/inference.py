@@ -501,6 +501,34 @@ PREDICTED_AT_ONCE, PREDICTED_PIXELS = 64, 2**19
 1,630 and 1,910 (2026-11-24)."""
 
 
+def open_feed(
+    trained: Trained,
+    source: Files,
+    batch_size: int | None,
+    threads: int | None,
+    on_bad: Callable[[int, str], None],
+) -> ImageLoader:
+    """Load images as a model wants them; ``on_bad`` takes the number of one that cannot be read, and the reason.
+
+    ``batch_size``: None: up to :data:`PREDICTED_AT_ONCE`, on a CPU fewer of large images.
+    """
+    crop, device = build.evaluation_crop(trained.input), trained.policy.device.type
+    source.shorter_side = packed_side(crop.size)
+    if batch_size is None:
+        fitting = PREDICTED_PIXELS // crop.size**2 if device == "cpu" else PREDICTED_AT_ONCE
+        batch_size = max(1, min(PREDICTED_AT_ONCE, fitting))
+    return ImageLoader(
+        source,
+        crop,
+        train=False,
+        skip_bad=True,
+        batch_size=min(at_least(1, "batch_size", batch_size), len(source)),
+        threads=threads,
+        pin=device == "cuda",
+        on_bad=lambda bad: on_bad(bad.id, bad.reason),
+    )
+
+
 def predict(
     place: str | Path | Run | Trained,
     images: Images | Sequence[Images] | Files,
@@ -547,18 +575,7 @@ def predict(
         if not len(source):
             return
         errors: dict[int, str] = {}
-        crop, pin = build.evaluation_crop(trained.input), trained.policy.device.type == "cuda"
-        source.shorter_side = packed_side(crop.size)
-        if batch_size is None:
-            fitting = PREDICTED_PIXELS // crop.size**2 if trained.policy.device.type == "cpu" else PREDICTED_AT_ONCE
-            batch_size = max(1, min(PREDICTED_AT_ONCE, fitting))
-        options: dict[str, Any] = {
-            "batch_size": min(at_least(1, "batch_size", batch_size), len(source)),
-            "threads": threads,
-            "pin": pin,
-        }
-        options["on_bad"] = lambda bad: errors.update({bad.id: bad.reason})
-        feed = stack.enter_context(ImageLoader(source, crop, train=False, skip_bad=True, **options))
+        feed = stack.enter_context(open_feed(trained, source, batch_size, threads, errors.__setitem__))
         limit, first = PassLimit("evaluation", on_halved=lambda halved: print_note(halved.message)), 0
         for batch in load(feed, trained.policy.device):
             n = len(batch.images)

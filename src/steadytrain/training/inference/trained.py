@@ -1,8 +1,9 @@
-"""Restore trained weights from a run, a file, MXNet or timm: a model on its device, with classes and preprocessing."""
+"""Restore trained weights from a run, a file, a foreign checkpoint or timm: a model with classes and preprocessing."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,20 +17,18 @@ from torch import nn
 
 from steadytrain import config as recipes
 from steadytrain import models
-from steadytrain.config.factories import OBJECT
+from steadytrain.config.factories import OBJECT, checkpoint_format
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
 from steadytrain.errors import DataError, ModelError, RecipeError, RunError
-from steadytrain.files import read_text
+from steadytrain.files import read_text, require_content
 from steadytrain.format import Say, epoch, few, score_name
-from steadytrain.interop.mxnet.checkpoint import open_checkpoint
-from steadytrain.interop.mxnet.files import PREFIX, require_content
 from steadytrain.machine import facts
 from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input, exported
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
-from steadytrain.models.registry import HUB, licence_note, pretrained_licence
+from steadytrain.models.registry import HUB, ModelSource, licence_note
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.device import choose_device, require_usable
@@ -58,7 +57,7 @@ class Trained:
         temperature: by which logits are divided before they become probabilities: 1 where it was not calibrated.
         calibrated_on: the digest of the images that it was fitted on, empty where it was not.
         licence: of the weights, or of those that they were trained from; empty where there are none.
-        symbol: MXNet's symbol JSON that it was made of; empty elsewhere.
+        symbol: as of :class:`steadytrain.models.Built`.
         is_unnamed: its classes are called by numbers, their places in records that name none.
     """
 
@@ -80,8 +79,9 @@ class Trained:
 
     @property
     def title(self) -> str:
-        """The model's name for others to read: that of an MXNet checkpoint without its folder."""
-        return f"{PREFIX}{Path(self.name).name}" if self.name.startswith(PREFIX) else self.name
+        """The model's name for others to read: that of a foreign checkpoint without its folder."""
+        prefix = checkpoint_format(self.name)
+        return f"{prefix}:{Path(self.name.removeprefix(f'{prefix}:')).name}" if prefix else self.name
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Turn logits [B, K] into probabilities: of each label by itself where an image may have several."""
@@ -102,10 +102,11 @@ def restore(
     which: Which = "best",
     model: models.Given | None = None,
     device: str = "auto",
-    numbers: str | None = None,
+    precision: str | None = None,
     classes: str | Path | Sequence[str] | None = None,
     size: int | None = None,
     say: Say = lambda message: None,
+    numbers: str | None = None,
 ) -> Trained:
     """Load trained weights into their model.
 
@@ -122,12 +123,13 @@ def restore(
             is only ever imported when it is named here, or in your own code as the model of the run. Of a run whose
             model was a Python object: that, or a function that makes the like.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-        numbers: precision, as in :class:`steadytrain.config.Precision`; None: the run's, else ``fp32``. An exported
-            file has its own.
+        precision: as in :class:`steadytrain.config.Precision`; None: the run's, else ``fp32``. An exported file has
+            its own.
         classes: names of the outputs, in their order; or a file of them: a card (``.json``), or a text with a class on
             each line. None: those in the weights file, else ImageNet's if it has a classifier of as many outputs.
         size: of an MXNet checkpoint whose arrays fit no usual size of images: their side, in pixels.
         say: takes a line before the networks are tried that weights without a name may be of, which takes seconds.
+        numbers: the earlier name of ``precision``.
 
     Raises:
         RunError: no run, or no weights in it yet.
@@ -140,26 +142,30 @@ def restore(
     >>> restore(path, model="timm/test_resnet").classes[285]
     'Egyptian cat'
     """
-    names, model = (
-        None if classes is None else class_names(classes),
-        None if model is None else models.name_model(model),
-    )
-    if not isinstance(place, str | Path):
-        place = Run.open(place)
-    if not isinstance(place, Run) and (model_name := find_pretrained(place)) is not None:
-        if model is not None:
-            raise ModelError(f"{place} is a model's name: drop --model {model}")
-        return _restore_pretrained(model_name, _policy(numbers, choose_device(device)), names)
-    if not isinstance(place, Run) and model is None and is_mxnet(place):
-        return _restore_mxnet(str(place), _policy(numbers, choose_device(device)), names, size)
-    path = weights_file(place.directory if isinstance(place, Run) else Path(place), which)
+    if numbers is not None:
+        warnings.warn("restore(numbers=...) is called precision now", DeprecationWarning, stacklevel=2)
+        precision = precision or numbers
+    names = None if classes is None else class_names(classes)
+    model = None if model is None else models.name_model(model)
+    if isinstance(place, str | Path):
+        run = None
+        if (source := find_pretrained(place)) is not None:
+            if model is not None:
+                raise ModelError(f"{place} is a model's name: drop --model {model}")
+            return _restore_pretrained(source, _policy(precision, choose_device(device)), names)
+        if model is None and checkpoint_format(str(place)):
+            return _restore_checkpoint(str(place), _policy(precision, choose_device(device)), names, size)
+        path = weights_file(Path(place), which)
+    else:
+        run = Run.open(place)
+        path = weights_file(run.directory, which)
     if exported.is_exported(path):
-        return _restore_exported(path, model, device, numbers, names)
+        return _restore_exported(path, model, device, precision, names)
     if path.is_file():
         require_content(path)
     tensors, about = checkpoints.read_weights(path) if path.suffix == ".safetensors" else ({}, {})
     if "model" not in about:
-        return _restore_foreign(path, model, _policy(numbers, choose_device(device)), names, say)
+        return _restore_foreign(path, model, _policy(precision, choose_device(device)), names, say)
     try:
         spec = recipes.Model(about["model"]["name"], options=about["model"]["options"])
         input, stored = build_typed(Input, about["input"]), tuple(str(name) for name in about["classes"])
@@ -175,9 +181,7 @@ def restore(
         spec = replace(spec, name=model)
     elif model is not None and len({models.find(name, allow_import=True).name for name in (model, spec.name)}) > 1:
         raise ModelError(f"{path} holds weights of {spec.name}, not of {model}: drop --model")
-    is_named = (
-        isinstance(place, Run) and "name" not in place.recipe.model.from_file and place.recipe.model.name == spec.name
-    )
+    is_named = run is not None and "name" not in run.recipe.model.from_file and run.recipe.model.name == spec.name
     built = models.build(
         spec,
         num_classes=len(stored),
@@ -191,7 +195,7 @@ def restore(
     except RuntimeError as error:
         raise ModelError(f"{path} does not fit {built.name}: {str(error).splitlines()[-1].strip()}") from error
     run = _run_of(path, about)
-    policy, notes = _policy_of_run(run, about.get("step", 0), numbers, choose_device(device))
+    policy, notes = _policy_of_run(run, about.get("step", 0), precision, choose_device(device))
     if run is not None and not run.weights.exists():
         notes = (*notes, f"{run.directory} has not finished: these are its best weights so far")
     if fault := describe_nonfinite(built.module):
@@ -214,11 +218,11 @@ def restore(
         symbol=built.symbol,
         is_unnamed=bool(about.get("unnamed")),
     )
-    return trained if names is None else rename_classes(trained, names)
+    return rename_classes(trained, names)
 
 
 def _restore_exported(
-    path: Path, model: str | None, device: str, numbers: str | None, names: tuple[str, ...] | None
+    path: Path, model: str | None, device: str, precision: str | None, names: tuple[str, ...] | None
 ) -> Trained:
     """Open an exported file with its engine; its description has images, classes and temperature."""
     if model is not None:
@@ -227,8 +231,8 @@ def _restore_exported(
         choose_device(device)
     opened = exported.open_exported(path, device=device)
     described = opened.description
-    if numbers not in (None, described.numbers):
-        raise ModelError(f"{path} was exported to compute in {described.numbers}, not in {numbers}: drop --precision")
+    if precision not in (None, described.numbers):
+        raise ModelError(f"{path} was exported to compute in {described.numbers}, not in {precision}: drop --precision")
     note = licence_note(described.licence) if described.licence else None
     trained = Trained(
         opened.module,
@@ -246,42 +250,33 @@ def _restore_exported(
         licence=described.licence,
         is_unnamed=described.is_unnamed,
     )
-    return trained if names is None else rename_classes(trained, names)
+    return rename_classes(trained, names)
 
 
-def find_pretrained(place: str | Path) -> str | None:
-    """Return the full name of the model whose pretrained weights ``place`` asks for; None for a path.
+def find_pretrained(place: str | Path) -> ModelSource | None:
+    """Return the model whose pretrained weights ``place`` asks for; None for a path.
 
     What exists as a file or a folder is a path, whatever its name.
 
     Raises:
         ModelError: there is no such model of timm.
 
-    >>> find_pretrained("hf-hub:timm/resnet18.a1_in1k"), find_pretrained("runs/a")
+    >>> find_pretrained("hf-hub:timm/resnet18.a1_in1k").name, find_pretrained("runs/a")
     ('timm/resnet18.a1_in1k', None)
     """
     name = str(place)
     is_timms = name.startswith("timm/") or HUB.match(name) is not None
-    if is_mxnet(name) or Path(place).exists() or not (is_timms or name == os.path.basename(name)):  # noqa: PTH119
+    if checkpoint_format(name) or Path(place).exists() or not (is_timms or name == os.path.basename(name)):  # noqa: PTH119
         return None
     if is_timms:
-        return models.find(name).name
+        return models.find(name)
     is_file = Path(name).suffix in (".safetensors", ".pth", ".th", ".pt", ".bin", ".ckpt", ".tar")
     if is_file or exported.is_exported(name):
         return None
     try:
-        return models.find(name).name
+        return models.find(name)
     except ModelError:
         return None
-
-
-def is_mxnet(place: str | Path) -> bool:
-    """Return whether ``place`` names an MXNet checkpoint.
-
-    >>> is_mxnet("mxnet:resnet-18"), is_mxnet("model-0003.params"), is_mxnet("model-symbol.json"), is_mxnet("runs/a")
-    (True, True, True, False)
-    """
-    return str(place).startswith(PREFIX) or str(place).endswith((".params", "-symbol.json"))
 
 
 def read_class_file(path: str | Path) -> tuple[str, ...] | dict[str, str]:
@@ -313,8 +308,8 @@ def read_class_file(path: str | Path) -> tuple[str, ...] | dict[str, str]:
     return {cells[0]: cells[1] for cells in pairs}
 
 
-def _policy(numbers: str | None, device: torch.device) -> Policy:
-    return _set_policy(recipes.Precision(numbers or "fp32"), device)  # type: ignore[arg-type]
+def _policy(precision: str | None, device: torch.device) -> Policy:
+    return _set_policy(recipes.Precision(precision or "fp32"), device)  # type: ignore[arg-type]
 
 
 def _set_policy(precision: recipes.Precision, device: torch.device) -> Policy:
@@ -326,11 +321,11 @@ def _set_policy(precision: recipes.Precision, device: torch.device) -> Policy:
 
 
 def _policy_of_run(
-    run: Run | None, step: int, numbers: str | None, device: torch.device
+    run: Run | None, step: int, precision: str | None, device: torch.device
 ) -> tuple[Policy, tuple[str, ...]]:
     """Return the precision in which a run was evaluated after ``step``, and a note if this device cannot compute so."""
-    if run is None or numbers is not None:
-        return _policy(numbers, device), ()
+    if run is None or precision is not None:
+        return _policy(precision, device), ()
     try:
         return _set_policy(run.recipe.after(step).precision, device), ()
     except RecipeError as error:
@@ -402,14 +397,15 @@ def _restore_foreign(path: Path, model: str | None, policy: Policy, names: tuple
     return replace(trained, notes=tuple(notes))
 
 
-def _restore_mxnet(place: str, policy: Policy, names: tuple[str, ...] | None, size: int | None) -> Trained:
-    """Load an MXNet checkpoint; its classes are those of ``synset.txt`` beside it, else ImageNet's, or numbers."""
-    spec = recipes.Model(place if place.startswith(PREFIX) else f"{PREFIX}{place}", pretrained=True)
-    checkpoint = open_checkpoint(spec.name, also=() if size is None else (size,))
-    outputs = checkpoint.network().num_outputs
+def _restore_checkpoint(place: str, policy: Policy, names: tuple[str, ...] | None, size: int | None) -> Trained:
+    """Load a checkpoint of another framework; its classes are those of its files, else ImageNet's, or numbers."""
+    prefix = checkpoint_format(place)
+    spec = recipes.Model(place if place.startswith(f"{prefix}:") else f"{prefix}:{place}", pretrained=True)
+    checkpoint = models.inspect_checkpoint(spec.name, size)
+    outputs = checkpoint.num_outputs
     side = size if checkpoint.size == size else None  # else it is another size than the network's, for later
     built = models.build(spec, num_classes=outputs, channels=checkpoint.channels, size=side)
-    trained = _use_foreign(built, policy, checkpoint.require_params(), outputs, names)
+    trained = _use_foreign(built, policy, Path(built.weights), outputs, names)
     if names is None and len(checkpoint.classes) == outputs:
         trained = replace(trained, classes=checkpoint.classes, synsets=checkpoint.synsets)
     elif names is None and trained.synsets:
@@ -420,9 +416,10 @@ def _restore_mxnet(place: str, policy: Policy, names: tuple[str, ...] | None, si
     return trained
 
 
-def _restore_pretrained(model: str, policy: Policy, names: tuple[str, ...] | None) -> Trained:
+def _restore_pretrained(source: ModelSource, policy: Policy, names: tuple[str, ...] | None) -> Trained:
     """Load the pretrained weights of a model of timm, which are downloaded if they are not on this machine."""
-    if not pretrained_licence(model):
+    model = source.name
+    if not source.licence:
         raise ModelError(
             f"there are no pretrained weights of {model}: name a run's folder, or a weights file with --model {model}"
         )
@@ -448,7 +445,7 @@ def _use_foreign(
     module = policy.prepare(built.module).eval()
     about: dict[str, Any] = {"synsets": synsets, "notes": built.notes, "licence": built.licence, "symbol": built.symbol}
     trained = Trained(module, policy, input, classes, built.name, path, **about)
-    return trained if names is None else rename_classes(trained, names)
+    return rename_classes(trained, names)
 
 
 def class_names(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
@@ -461,7 +458,10 @@ def class_names(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def rename_classes(trained: Trained, names: tuple[str, ...]) -> Trained:
+def rename_classes(trained: Trained, names: tuple[str, ...] | None) -> Trained:
+    """Give a model's outputs other names; None: they keep theirs. Raises DataError: it has more outputs, or fewer."""
+    if names is None:
+        return trained
     if len(names) != len(trained.classes):
         raise DataError(
             f"--classes has {len(names):,} names, and {trained.name} has {len(trained.classes):,} outputs: give one"

@@ -243,9 +243,9 @@ def choose_recipe(
             say(f"no weights to start from: {draft.model.name} is trained from scratch, for which steady train is made")
     require_licence(draft)
     if draft.data.size is not None:
-        models.require_size(draft.model, draft.data.size)
+        models.require_size(source, draft.model.options, draft.data.size)
     if draft.model.weights is not None:
-        models.require_fit(draft.model, size=draft.data.size, allow_import="model.name" in changes)
+        models.require_fit(source, draft.model, size=draft.data.size)
     if draft.model.pretrained and source.kind == "timm":
         models.require_weights(source)
     opened = open_named(draft.data, begun=begun, say=say, remark=say, say_reused=True, progress=progress)

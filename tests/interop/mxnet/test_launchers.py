@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steadytrain.errors import InputError
-from steadytrain.launch.trackers import translate
+from steadytrain.interop.mxnet.launchers import translate
 
 CASES = [
     # launch.py of MXNet 1.x, with the ssh launcher that it takes by default

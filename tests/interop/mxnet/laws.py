@@ -286,6 +286,5 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "updates_per_epoch": 32,
         "begin_epoch": 0,
     },
-    "ftrl": {"learning_rate": 0.1},
 }
 """MXNet's own, where a case does not set them; a rate is 0.01 otherwise."""
