@@ -8,7 +8,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,7 +35,6 @@ from steadytrain.machine.cgroups import cores as usable_cores
 if TYPE_CHECKING:
     from steadytrain.data.loader.estimate import Estimate, Sample
     from steadytrain.data.packing.pack import PackedFile, PackRequest
-    from steadytrain.data.packing.shard_plan import ShardPlan
 
 MAX_CLASSES = 20
 MAX_REJECTED = 20
@@ -69,7 +67,6 @@ def pack(
     max_bad: int | None = None,
     workers: int | None = None,
     procs: int | None = None,
-    ray: str | None = None,
     force: bool = False,
     estimate: bool = False,
     json: bool = False,
@@ -110,10 +107,8 @@ def pack(
         max_bad: Unusable files that may be left out before packing stops (default: the larger of 1 % and 5).
         workers: Number of processes that encode (default: one for each core; with --procs, a share of them).
         procs: Pack with this many processes, each of which reads, encodes and writes its own shards. More may join with
-            the same command, on any machine that sees source and output (steady launch starts them). The plan is in
-            OUT.plan.json. Default of --shards is then one for each 256 MB or 16,384 images.
-        ray: Pack on the Ray cluster at this address (10.0.0.1:6379; auto) by --procs tasks, or one for each of its
-            cores.
+            the same command, on any machine that sees source and output (steady launch starts them). Default of
+            --shards is then one for each 256 MB or 16,384 images.
         force: Replace existing files.
         estimate: Write nothing: try these and other settings on a sample of the images, and print bytes on disk, the
             packing time and the loading speed of each. OUT may be left out.
@@ -134,76 +129,74 @@ def pack(
         raise InputError(f"one name only, {out}: name the images, then the output (steady pack {out} OUT)")
     if len(sources) > 1 and not Path(sources[0]).exists() and Path(joined := " ".join(sources)).exists():
         raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{joined}')")
-    lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes, "group": group}
-    lookup |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
-    lookup["zip_names"] = zip_names
-    selection: dict[str, Any] = {"only": only, "exclude": exclude}
-    selection |= {
-        "val_fraction": val_fraction,
-        "train_per_class": train_per_class,
-        "seed": seed,
-        "identical": identical,
-    }
-    settings: dict[str, Any] = {"shorter_side": shorter_side, "quality": quality, "encoding": encoding, "grey": grey}
-    settings |= {"restart": restart, "mark_kept": mark_kept, "subsampling": subsampling}
+    from steadytrain.data.images.encode import PackSettings
+    from steadytrain.data.packing.pack import PackRequest, pack_request
+    from steadytrain.data.recordio.card import read_classes
+    from steadytrain.data.sources.select import Selection
+    from steadytrain.data.storage.store import ObjectPlace, is_uri
 
-    def request() -> PackRequest:
-        from steadytrain.data.images.encode import PackSettings
-        from steadytrain.data.packing.pack import PackRequest
-        from steadytrain.data.recordio.card import read_classes
-        from steadytrain.data.sources.select import Selection
-
-        places = {**lookup, "classes": None if classes is None else read_classes(classes)}
-        chosen, stored = Selection(**selection), PackSettings(**settings)
-        return PackRequest(sources=tuple(sources), **places, selection=chosen, settings=stored)
-
+    request = PackRequest(
+        sources=tuple(sources),
+        root=root,
+        labels=labels,
+        classes=None if classes is None else read_classes(classes),
+        group=group,
+        path_column=path_column,
+        label_column=label_column,
+        split_column=split_column,
+        zip_names=zip_names,
+        selection=Selection(
+            only,
+            exclude,
+            val_fraction=val_fraction,
+            train_per_class=train_per_class,
+            seed=seed,
+            identical=identical,
+        ),
+        settings=PackSettings(
+            shorter_side=shorter_side,
+            quality=quality,
+            encoding=encoding,
+            grey=grey,
+            restart=restart,
+            mark_kept=mark_kept,
+            subsampling=subsampling,
+        ),
+    )
+    require_range("--workers", workers, MAX_WORKERS)
     if estimate:
-        require_range("--workers", workers, MAX_WORKERS)
-        _print_estimate(request(), workers=workers, json=json)
+        _print_estimate(request, workers=workers, json=json)
         return 0
     world = world_from_environment(os.environ)
-    if procs is not None or ray is not None or world.size > 1:
+    options: dict[str, Any] = {"shards": shards, "max_bad": max_bad}
+    is_shared = procs is not None or world.size > 1
+    if is_shared:
         if force:
             raise InputError(
                 "--force with several processes: those that join late cannot tell new files from old ones, so remove"
-                " OUT.plan.json and the files that it names first"
+                " the shards of OUT first"
             )
         require_range("--procs", procs, MAX_WORKERS)
-        require_range("--workers", workers, MAX_WORKERS)
-        killed: list[int] = []
-        if starts_ranks := world.size == 1 and ray is None and procs is not None and procs > 1:
-            assert procs is not None
+        if procs is not None and procs > 1 and world.size == 1:
+            killed: list[int] = []
             code = keep_ranks(sys.orig_argv, procs, restarts=0, independent=True, say=note, on_killed=killed.append)
-            if code or 0 not in killed:
+            if code or 0 not in killed:  # else the rank is gone that prints the summary
                 return code
-        options: dict[str, Any] = {"request": request(), "out": out, "shards": shards, "max_bad": max_bad}
-        if starts_ranks:  # rank 0 is gone, which would have printed the summary
-            from steadytrain.data.packing.shard_worker import ShardPacker
-
-            plan = ShardPacker(**options).read_plan()
-        elif ray is not None:
-            plan = _pack_on_ray(ray, procs, {**options, "workers": workers or 1})
-        else:
-            plan = _pack_with_others(
-                world, {**options, "workers": workers or max(1, usable_cores() // world.local_size)}
-            )
-        if plan is not None and json:
-            print(plan.to_json(), end="")
-        elif plan is not None:
-            print_text("\n".join(clean(line) for line in _plan_summary(plan)))
+        options["workers"] = workers or max(1, usable_cores() // world.local_size)
+        packed = _pack_with_others(world, request, out, options)
+    else:
+        subject = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
+        with progress_once_known(f"packing {subject}", resumes=True) as advance:
+            packed = pack_request(request, out, **options, workers=workers, force=force, progress=advance, say=note)
+    if not world.is_first:
         return 0
-    subject = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
-    options = {"shards": shards, "max_bad": max_bad, "workers": workers, "force": force}
-    with progress_once_known(f"packing {subject}", resumes=True) as advance:
-        from steadytrain.data.packing.pack import pack as pack_records
-        from steadytrain.data.storage.store import ObjectPlace, is_uri
-
-        packed = pack_records(sources, out, **lookup, **selection, **settings, **options, progress=advance, say=note)
     store = ObjectPlace.parse(out) if is_uri(out) else None
     names = [str(file.path if store is None else store.sibling(file.path.name)) for file in packed]
     if json:
         cards = [{"path": name, **json_module.loads(f.card.to_json())} for f, name in zip(packed, names, strict=True)]
         print(json_module.dumps(cards))
+    elif is_shared:
+        print_text("\n".join(clean(line) for line in _shards_summary(packed)))
     else:
         print_text(
             "\n".join(clean(line) for file, name in zip(packed, names, strict=True) for line in _summary(file, name))
@@ -211,46 +204,33 @@ def pack(
     return 0
 
 
-def _pack_with_others(world: World, options: dict[str, Any]) -> ShardPlan | None:
-    """Pack as one of several processes, of which the first speaks; None for the others."""
-    from steadytrain.data.packing.shard_worker import ShardPacker
+def _pack_with_others(world: World, request: PackRequest, out: str, options: dict[str, Any]) -> list[PackedFile]:
+    """Pack as one of several processes, of which the first speaks."""
+    from steadytrain.data.packing.shard_packer import ShardPacker
 
     first = world.rank - world.local_rank
     options |= {"rank": world.rank, "size": world.size, "local_ranks": range(first, first + world.local_size)}
     if not world.is_first:
-
-        def say_outcome(plan: ShardPlan) -> None:  # rank 0 may be gone
-            note(f"packed {plan.num_images:,} images into {count(len(plan.shards), 'shard')}")
-
-        ShardPacker(**options, on_complete=say_outcome).run()
-        return None
-    with progress_once_known(f"packing {options['request'].source}", resumes=True) as advance:
-        return ShardPacker(**options, progress=advance, say=note).run()
+        packer = ShardPacker(request=request, out=out, **options)
+        packed = packer.run()
+        note(f"packed {packer.num_packed} of {count(len(packed), 'shard')}")  # rank 0 may be gone
+        return packed
+    with progress_once_known(f"packing {request.source}", resumes=True) as advance:
+        return ShardPacker(request=request, out=out, **options, progress=advance, say=note).run()
 
 
-def _pack_on_ray(address: str, num_tasks: int | None, options: dict[str, Any]) -> ShardPlan:
-    """Pack by tasks of a Ray cluster."""
-    from steadytrain.data.packing.shard_worker import pack_in_task
-    from steadytrain.distributed.asynchronous.cluster import run_tasks
-
-    task = partial(pack_in_task, folder=os.getcwd(), **options)  # noqa: PTH109
-    results = run_tasks(address, task, num_tasks)
-    for remark in dict.fromkeys(remark for _, remarks in results for remark in remarks):
-        note(remark)
-    return results[0][0]
-
-
-def _plan_summary(plan: ShardPlan) -> Iterator[str]:
-    """Yield what a person wants to know of shards that several processes have packed."""
-    for _, group in groupby(plan.shards, key=lambda shard: shard.split):
-        shards = list(group)
-        first, last = (shard.file for shard in (shards[0], shards[-1]))
-        number = len("00000-of-00000.rec")
-        name = f"{first[:-number]}{{{first[-number:][:5]}..{last[-number:][:5]}}}{first[-number + 5 :]}"
-        images, size = (sum(getattr(shard, field) for shard in shards) for field in ("num_images", "bytes"))
-        yield f"{name if len(shards) > 1 else first}: {images:,} images, {bytes_text(size)}"
-    if plan.num_rejected:
-        yield f"  left out  {plan.num_rejected:,}, because they cannot be used: the .json of each file names them"
+def _shards_summary(packed: Sequence[PackedFile]) -> Iterator[str]:
+    """Yield what a person wants to know of shards that several processes have packed: a line for each split."""
+    number = len("-00000-of-00000.rec")
+    for stem, group in groupby(packed, key=lambda file: file.path.name[:-number]):
+        files = list(group)
+        name = files[0].path.name
+        if len(files) > 1:
+            name = f"{stem}-{{00000..{len(files) - 1:05}}}{name[-number + len('-00000') :]}"
+        images, size = (sum(getattr(file.card, field) for file in files) for field in ("num_images", "bytes"))
+        yield f"{name}: {images:,} images, {bytes_text(size)}"
+    if num_rejected := sum(len(file.card.rejected) for file in packed):
+        yield f"  left out  {num_rejected:,}, because they cannot be used: the .json of each file names them"
 
 
 def _summary(packed: PackedFile, name: str) -> Iterator[str]:

@@ -47,7 +47,7 @@ from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, TooManyBadError
 from steadytrain.files import read_text
-from steadytrain.format import OnProgress, printable
+from steadytrain.format import OnProgress, Say, printable
 from steadytrain.machine.cgroups import cores
 
 MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, and a failure leaves nothing
@@ -97,7 +97,7 @@ class PackRequest:
         """Return the source's name for a card."""
         return " ".join(self.sources)
 
-    def listings(self, places: Sequence[str], scratch: Path, say: Callable[[str], None]) -> list[Listing]:
+    def listings(self, places: Sequence[str], scratch: Path, say: Say) -> list[Listing]:
         """List the sources, which lie at ``places`` on this disk; one listing, or one for each split."""
         lookup: dict[str, Any] = {"root": self.root, "labels": self.labels, "classes": self.classes}
         columns = ColumnNames.of(self.path_column, self.label_column, self.split_column, self.zip_names)
@@ -135,7 +135,7 @@ def pack(
     workers: int | None = None,
     force: bool = False,
     progress: OnProgress | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
 ) -> list[PackedFile]:
     """Write ``OUT.rec``, ``.idx``, ``.json`` and ``.lst``; for a source that is split ``OUT-train.rec`` and so on.
 
@@ -206,10 +206,28 @@ def pack(
         selection=selection,
         settings=settings,
     )
+    return pack_request(
+        request, out, shards=shards, max_bad=max_bad, workers=workers, force=force, progress=progress, say=say
+    )
+
+
+def pack_request(
+    request: PackRequest,
+    out: str | Path,
+    *,
+    shards: int | None = None,
+    max_bad: int | None = None,
+    workers: int | None = None,
+    force: bool = False,
+    progress: OnProgress | None = None,
+    say: Say | None = None,
+) -> list[PackedFile]:
+    """Pack as :func:`pack` does what a request says."""
+    settings, say = request.settings, say or mute
     outgoing = Outgoing(f"{str(out).removesuffix('.rec')}.rec") if is_uri(out) else None
     path = record_path(Path(local_name(str(out))), Path(request.sources[0])) if outgoing is None else outgoing.path
-    with scratch_beside(path) as scratch, local_sources(request.sources, say or mute) as places:
-        files = assign_files(request.listings(places, scratch, say or mute), path, shards)
+    with scratch_beside(path) as scratch, local_sources(request.sources, say) as places:
+        files = assign_files(request.listings(places, scratch, say), path, shards)
         pack_files = partial(
             pack_listings,
             files,
@@ -219,17 +237,17 @@ def pack(
             max_bad=max_bad,
             workers=workers,
             progress=progress or mute,
-            say=say or mute,
+            say=say,
         )
         if outgoing is None:
             if not force and (packed := _packed_before(files, settings, request.source)):
                 for file in packed:
                     remove_left(file.path)
-                    (say or mute)(f"{file.path} is packed already, from these images with these settings: it stays")
+                    say(f"{file.path} is packed already, from these images with these settings: it stays")
                 return packed
             return pack_files(force=force)
         work = digest(settings, [request.source.encode(), *identity([part for _, part in files], scratch=scratch)])
-        return _pack_and_send(outgoing, work, [file for file, _ in files], pack_files, force=force, say=say or mute)
+        return _pack_and_send(outgoing, work, [file for file, _ in files], pack_files, force=force, say=say)
 
 
 def _packed_before(
@@ -260,7 +278,7 @@ def _pack_and_send(
     pack_files: Callable[..., list[PackedFile]],
     *,
     force: bool,
-    say: Callable[[str], None],
+    say: Say,
 ) -> list[PackedFile]:
     """Pack files in the cache, unless an earlier process did, and send them to a store."""
     if not outgoing.is_made(work):
@@ -307,7 +325,7 @@ def pack_listings(
     workers: int | None = None,
     force: bool = False,
     progress: OnProgress,
-    say: Callable[[str], None],
+    say: Say,
 ) -> list[PackedFile]:
     """Pack what has been listed already, each listing into its file; the rest is as for :func:`pack`."""
     for _, shards in groupby((listing for _, listing in files), key=lambda listing: listing.split):
@@ -389,7 +407,7 @@ def pack_listings(
     return [PackedFile(path, card) for (path, _), card in zip(files, cards, strict=True)]
 
 
-def keeps_list(records: Path, listing: Listing, say: Callable[[str], None] = mute) -> bool:
+def keeps_list(records: Path, listing: Listing, say: Say = mute) -> bool:
     """Return whether a list that lies beside ``records`` already says what packing would write, and so stays as it is.
 
     Raises:
@@ -512,7 +530,7 @@ def require_images(
         )
 
 
-def remark_on_split(shards: Sequence[Listing], say: Callable[[str], None]) -> None:
+def remark_on_split(shards: Sequence[Listing], say: Say) -> None:
     """Say what is odd about one split, whose first shard names the files passed over."""
     listing = shards[0]
     where = f"{listing.split}: " if listing.split else ""
@@ -647,9 +665,7 @@ class Tally:
 
     def list_lines(self) -> Iterator[str]:
         """Yield a line for each image that was kept, for the list beside the records."""
-        ids, labels, names = self.listing.ids, self.listing.labels, self.listing.names
-        for row, number in enumerate(self._numbers):
-            yield format_line(row if ids is None else int(ids[number]), labels[number].tolist(), names[number])
+        return _list_lines(self.listing, self._numbers)
 
     def class_counts(self) -> tuple[int, ...]:
         """Return the images of each class that were kept."""
@@ -701,6 +717,21 @@ class Tally:
             label_column=listing.label_column,
             rejected=tuple(self.rejected),
         )
+
+
+def _list_lines(listing: Listing, numbers: Iterable[int]) -> Iterator[str]:
+    ids, labels, names = listing.ids, listing.labels, listing.names
+    for row, number in enumerate(numbers):
+        yield format_line(row if ids is None else int(ids[number]), labels[number].tolist(), names[number])
+
+
+def describes(card: Card, listing: Listing) -> bool:
+    """Return whether a card is of a listing, less the images that it names as left out: names, ids and labels."""
+    rejected = {file.name for file in card.rejected}
+    kept = [n for n, name in enumerate(listing.names) if not rejected or printable(name) not in rejected]
+    return card.classes == listing.classes and card.checksums.get(".lst") == _digest_of_lines(
+        _list_lines(listing, kept)
+    )
 
 
 def _digest_of_lines(lines: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from steadytrain.data.arrays import Ints
 from steadytrain.data.filenames import is_pattern
 from steadytrain.data.names import Names
 from steadytrain.data.packing.pack import PackRequest
-from steadytrain.data.packing.shared_folder import THREADS
 from steadytrain.data.sources.folder import ANNOTATIONS, build_tree, list_tree
 from steadytrain.data.sources.layout import flat_splits
 from steadytrain.data.sources.listing import FileList, Listing, Pieces
@@ -24,8 +23,8 @@ from steadytrain.data.storage.store import NoObjectError, ObjectFacts, ObjectPla
 from steadytrain.errors import DataError, storage_errors
 from steadytrain.format import Say
 
-Changed = Callable[[str, int, int], DataError]
-"""Makes the error about an object that is not what was listed: of its URI, its bytes then and now (-1: gone)."""
+THREADS = 24
+"""Requests to a store that are made at a time."""
 
 _FETCHED_IMAGES, _FETCHED_BYTES = 1024, 16 << 20
 """Images and bytes that are held in memory at a time, at most but for the last image."""
@@ -83,14 +82,9 @@ def list_in_store(request: PackRequest, uri: str, say: Say) -> list[Listing]:
     root = Path(place.name or place.base.rpartition("/")[2])
     listings = list_tree(top, files, root=root, classes=request.classes)
 
-    def changed(name: str, *_: int) -> DataError:
-        return DataError(
-            f"{name} was changed while its folder was listed: run the same command again when nothing writes there"
-        )
-
     def read(listing: Listing, rows: Sequence[int], whole: bool) -> Iterator[memoryview]:
         starts = np.zeros(len(rows), np.int64) if whole else np.maximum(listing.sizes[rows] - END_BYTES, 0)
-        yield from _fetch_images(listing, uri, rows, starts, changed)
+        yield from _fetch_images(listing, uri, rows, starts)
 
     if is_split:
         say(f"comparing images of equal size in {uri}, so that duplicates stay on one side of the split")
@@ -116,25 +110,23 @@ def _version(facts: ObjectFacts) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
 
 
-def fetch_images(listing: Listing, uri: str, blob: Path, changed: Changed) -> Listing:
+def fetch_images(listing: Listing, uri: str, blob: Path) -> Listing:
     """Fetch the images of a listing from the folder at ``uri`` into one file; return where each lies in it.
 
     Raises:
-        DataError: one is not there any more, or is another one; as ``changed`` makes it.
+        DataError: one is not there any more, or is another one.
         StorageError: the store does not answer, or the disk is full.
     """
     offsets = np.concatenate([[0], np.cumsum(listing.sizes)[:-1]]).astype(np.int64)
     rows, starts = range(len(listing)), np.zeros(len(listing), np.int64)
     with storage_errors(blob), blob.open("wb") as file:
-        for data in _fetch_images(listing, uri, rows, starts, changed):
+        for data in _fetch_images(listing, uri, rows, starts):
             file.write(data)
     pieces = Pieces((str(blob),), np.zeros(len(listing), np.int32), offsets, listing.sizes)
     return replace(listing, pieces=pieces)
 
 
-def _fetch_images(
-    listing: Listing, uri: str, rows: Sequence[int], starts: Ints, changed: Changed
-) -> Iterator[memoryview]:
+def _fetch_images(listing: Listing, uri: str, rows: Sequence[int], starts: Ints) -> Iterator[memoryview]:
     """Fetch the images ``rows`` of a listing, each from its byte of ``starts`` (int64[n]) on; yield them in order."""
     place = ObjectPlace.folder(uri)
     store = Store(place)
@@ -145,15 +137,19 @@ def _fetch_images(
             data, facts = store.read(ObjectPlace(place.base, place.key + name), *((start, size) if start else ()))
         except NoObjectError:
             if size:
-                raise changed(f"{uri}{name}", size, -1) from None
+                raise _changed(uri + name) from None
             return memoryview(b"")  # of an empty object there is no byte to ask for
         if (facts.size, _version(facts)) != (size, listing.times[row]):
-            raise changed(f"{uri}{name}", size, facts.size)
+            raise _changed(uri + name)
         return data
 
     with ThreadPoolExecutor(THREADS, "storage") as pool:
         for first, end in _blocks(listing.sizes[rows] - starts):
             yield from pool.map(fetch, rows[first:end], starts[first:end].tolist())
+
+
+def _changed(name: str) -> DataError:
+    return DataError(f"{name} was changed after it was listed: run the same command again when nothing writes there")
 
 
 def _blocks(sizes: Ints) -> Iterator[tuple[int, int]]:
