@@ -115,6 +115,7 @@ class ShardPacker:
             self.hidden = self.path.with_name(f".{self.path.stem}.plan")  # for locks, and shards that are written
         self.num_packed = 0
         self.done: dict[int, Card] = {}
+        self.known: dict[int, Card] = {}  # cards that are of this packing
         self.changed_at, self.longest = 0.0, 0.0  # when a shard was seen to be done; seconds that one took here
         self.locks: dict[int, BinaryIO] = {}
 
@@ -239,6 +240,8 @@ class ShardPacker:
             raise DataError(
                 f"{path.stem}.json: {error}: remove the files {path.stem}.*, or choose another name"
             ) from error
+        if card == self.known.get(number):
+            return card
         settings = self.request.settings.to_dict()
         if card.settings != settings:
             names = [name for name, value in settings.items() if card.settings.get(name) != value]
@@ -246,6 +249,7 @@ class ShardPacker:
             raise self._other(path, given or "by other settings")
         if card.source != self.request.source or not describes(card, listing):
             raise self._other(path, f"of {card.source}" if card.source != self.request.source else "of other images")
+        self.known[number] = card
         return card
 
     def _other(self, path: Path, difference: str) -> DataError:
@@ -372,7 +376,7 @@ class ShardPacker:
             list(pool.map(lambda name: self.folder.write(name, scratch / name), companions))
         self.folder.write(records, scratch / records)
         (scratch / f"{number}.images").unlink(missing_ok=True)
-        self.done[number] = card
+        self.done[number] = self.known[number] = card
         self.changed_at = time.monotonic()
 
 
