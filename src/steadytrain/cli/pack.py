@@ -1,12 +1,10 @@
-"""``steady pack``: images into record files, or an estimate of what they would come to."""
+"""``steady pack``: images into record files."""
 
 from __future__ import annotations
 
 import json as json_module
 import os
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
+from steadytrain.cli.console import note, print_text, progress_once_known
 from steadytrain.cli.options import (
     MAX_WORKERS,
     LabelColumn,
@@ -27,13 +25,12 @@ from steadytrain.cli.options import (
 )
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
-from steadytrain.format import clean, clock, count, text_table
+from steadytrain.format import clean, count
 from steadytrain.format import size as bytes_text
 from steadytrain.launch.supervise import keep_ranks
 from steadytrain.machine.cgroups import cores as usable_cores
 
 if TYPE_CHECKING:
-    from steadytrain.data.loader.estimate import Estimate, Sample
     from steadytrain.data.packing.pack import PackedFile, PackRequest
 
 MAX_CLASSES = 20
@@ -62,13 +59,11 @@ def pack(
     encoding: Literal["auto", "jpg", "png", "webp", "raw", "pass"] = "auto",
     grey: bool = False,
     restart: int = 4,
-    mark_kept: bool = False,
-    subsampling: Literal["420", "444", "auto"] = "420",
+    subsampling: Literal["420", "444"] = "420",
     max_bad: int | None = None,
     workers: int | None = None,
     procs: int | None = None,
     force: bool = False,
-    estimate: bool = False,
     json: bool = False,
 ) -> int:
     """Pack images into record files, with an index, a metadata file (the card), and a list of the images' files.
@@ -99,32 +94,24 @@ def pack(
         grey: Store one channel.
         restart: Distance of restart markers in re-encoded JPEGs, in units of 16 pixels: files are 1 % larger, and the
             native decoder skips what lies outside of a crop. 0: none.
-        mark_kept: Add restart markers to JPEGs that are not re-encoded, too: same pixels, other bytes (needs the native
-            decoder).
         subsampling: Chroma of re-encoded JPEGs: 420, half the resolution in each direction; 444, full resolution, for
-            drawings and text in strong colours, in files 20 to 65 % larger; auto: 444 only for images whose colours 420
-            would blur.
+            drawings and text in strong colours, in files 20 to 65 % larger.
         max_bad: Unusable files that may be left out before packing stops (default: the larger of 1 % and 5).
         workers: Number of processes that encode (default: one for each core; with --procs, a share of them).
         procs: Pack with this many processes, each of which reads, encodes and writes its own shards. More may join with
             the same command, on any machine that sees source and output (steady launch starts them). Default of
             --shards is then one for each 256 MB or 16,384 images.
         force: Replace existing files.
-        estimate: Write nothing: try these and other settings on a sample of the images, and print bytes on disk, the
-            packing time and the loading speed of each. OUT may be left out.
-        json: Print the cards, or estimates, as one JSON document.
+        json: Print the cards, as one JSON document.
 
     Examples:
         steady pack photos/ photos
         steady pack photos/ small --shorter-side 256 --val-fraction 0.1
         steady pack labels.csv photos --root images/
-        steady pack photos/ --estimate
         steady pack new.tar new --classes photos-train.json
         steady pack s3://photos/raw/ s3://photos/packed --shards 512 --procs 8
     """
     *sources, out = places
-    if estimate and (not sources or Path(out).exists()):  # it needs no place to write to
-        sources = list(places)
     if not sources:
         raise InputError(f"one name only, {out}: name the images, then the output (steady pack {out} OUT)")
     if len(sources) > 1 and not Path(sources[0]).exists() and Path(joined := " ".join(sources)).exists():
@@ -159,14 +146,10 @@ def pack(
             encoding=encoding,
             grey=grey,
             restart=restart,
-            mark_kept=mark_kept,
             subsampling=subsampling,
         ),
     )
     require_range("--workers", workers, MAX_WORKERS)
-    if estimate:
-        _print_estimate(request, workers=workers, json=json)
-        return 0
     world = world_from_environment(os.environ)
     options: dict[str, Any] = {"shards": shards, "max_bad": max_bad}
     is_shared = procs is not None or world.size > 1
@@ -250,8 +233,7 @@ def _summary(packed: PackedFile, name: str) -> Iterator[str]:
     sides = "" if is_one_size else f"{narrow} to {wide} wide, {low} to {high} high, median "
     yield f"  pixels    {sides}{medium} x {middle}"
     formats = ", ".join(f"{count:,} {name}" for name, count in card.encodings.items())
-    chroma = "" if card.full_chroma is None else f"; {card.full_chroma:,} jpg encoded with all colours (4:4:4)"
-    yield f"  stored    {formats}; {card.kept:,} byte for byte{chroma}"
+    yield f"  stored    {formats}; {card.kept:,} byte for byte"
     if card.mean:
         mean, std = ("(" + ", ".join(f"{value:.4f}" for value in values) + ")" for values in (card.mean, card.std))
         yield f"  channels  {card.channels}, mean {mean}, std {std}"
@@ -260,72 +242,3 @@ def _summary(packed: PackedFile, name: str) -> Iterator[str]:
         yield from (f"    {file.name}: {file.reason}" for file in card.rejected[:MAX_REJECTED])
     if (more := len(card.rejected) - MAX_REJECTED) > 0:
         yield f"    and {more:,} more; {name.removesuffix('.rec')}.json names them all"
-
-
-def _print_estimate(request: PackRequest, *, workers: int | None, json: bool) -> None:
-    """Try some ways of packing on a sample, and print side by side what they would come to; nothing is written."""
-    from steadytrain.config import Data
-    from steadytrain.data.loader import SMALL, crop_for
-    from steadytrain.data.loader import estimate as trial
-    from steadytrain.data.storage.scratch import temporary_scratch
-    from steadytrain.data.storage.sources import local_sources
-    from steadytrain.machine import facts
-
-    subject, chosen = request.source, request.settings
-    with (
-        temporary_scratch() as scratch,
-        local_sources(request.sources, note) as places,
-        progress("trying", 0, unit="steps") as advance,
-    ):
-        sampled = trial.draw_sample(request.listings(places, scratch, note))
-        shorter, largest = trial.measure_sides(sampled)
-        size = max(1, shorter) if largest <= SMALL else 224
-        crop = crop_for(Data(train=subject), size=size, channels=1 if chosen.grey else 3, largest=largest)
-        ways = trial.alternatives(chosen, shorter=shorter, largest=largest)
-        estimates = trial.estimate(sampled, ways, crop, progress=advance)
-    cores = workers or facts.cores()
-    if json:
-        print_json(
-            [
-                {**vars(way), "settings": way.settings.to_dict(), "pack_seconds": way.pack_seconds / cores}
-                for way in estimates
-            ]
-        )
-        return
-    columns = shutil.get_terminal_size().columns
-    work = f"feed: {crop.kind} to {crop.size} x {crop.size}, images/s of one core decoding every image"
-    print_text(f"{subject}: {sampled.num_images:,} images, {bytes_text(round(sampled.mean_size * sampled.num_images))}")
-    print(textwrap.fill(f"from {len(sampled.places)} of them; {work}", columns) + "\n")
-    print_text("\n".join(_estimate_table(estimates, sampled, cores, columns)))
-    if bad := max(way.left_out for way in estimates):
-        left_out = f"{bad} of the {len(sampled.places)} cannot be used and would be left out: steady check names them"
-        print("\n" + textwrap.fill(left_out, columns))
-
-
-def _estimate_table(estimates: Sequence[Estimate], sampled: Sample, cores: int, columns: int) -> list[str]:
-    """Lay out a line for each way; two where ``columns`` are few."""
-    from steadytrain.data.images.encode import PackSettings
-
-    default = PackSettings().to_dict()
-    flags, figures = [], []
-    for way in estimates:
-        changed = {name: value for name, value in way.settings.to_dict().items() if value != default.get(name)}
-        words = [f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in changed.items()]
-        flags.append(" ".join(words) or "as they are")
-        used = sampled.num_images * (1 - way.left_out / len(sampled.places))
-        per_image = f"{way.num_bytes / used / 1000:.1f}" if used else ""
-        rate = "" if way.images_per_cpu_second is None else f"{way.images_per_cpu_second:,.0f}"
-        error = f"{1.96 * way.error / way.num_bytes:.0%}" if way.num_bytes else ""
-        total = f"{bytes_text(round(way.num_bytes))} ±{error}" if error else ""
-        figures.append([per_image, total, clock(way.pack_seconds / cores), rate])
-    heads = ["kB/image", "all", "to pack", "feed"]
-
-    def lines(firsts: Sequence[str]) -> list[str]:
-        rows = [[first, *cells] for first, cells in zip(["", *firsts], [heads, *figures], strict=True)]
-        return text_table(rows, right=range(1, 5), least=(0, 7, 13, 7, 6)).splitlines()
-
-    whole = lines(flags)
-    if max(map(len, whole)) <= columns:
-        return whole
-    head, *rows = lines([""] * len(flags))
-    return [head, *(line for pair in zip(flags, rows, strict=True) for line in pair)]

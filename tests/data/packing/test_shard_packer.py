@@ -216,23 +216,6 @@ def test_a_folder_in_a_bucket_becomes_the_files_of_the_folder_on_a_disk(bucket: 
     assert not list((tmp_path / "cache" / "packing").glob("*"))
 
 
-def test_a_folder_in_a_bucket_is_split_as_on_a_disk(bucket: Bucket, tmp_path: Path) -> None:
-    photos = write_folder(tmp_path / "photos", {"cat": 12, "dog": 12})
-    images = sorted(photos.rglob("*.png"))
-    for number in range(0, 20, 4):  # duplicates, which stay on one side, and images of equal size that are none
-        images[number + 1].write_bytes(images[number].read_bytes())
-        images[number + 3].write_bytes(images[number + 2].read_bytes() + b"0")
-        images[number + 2].write_bytes(images[number + 2].read_bytes() + b"1")
-    source = _put_folder(bucket, photos, "raw/photos")
-    pack(source, tmp_path / "x", shards=2, val_fraction=0.3, seed=3)
-    messages: list[str] = []
-    request = PackRequest(sources=(source,), selection=Selection(val_fraction=0.3, seed=3))
-    assert _count(pack_shards(request, bucket.uri("sets/x"), shards=2, say=messages.append)) == 24
-    assert "5 images are the same as another (by bytes): duplicates stay on one side of the split" in messages
-    for name, content in _files(tmp_path).items():
-        assert bucket.get(f"sets/{name}") == content, name
-
-
 def test_an_archive_in_a_bucket_is_fetched_by_each_machine(bucket: Bucket, photos: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "photos.tar", "w") as tar:
         tar.add(photos, "photos")
@@ -388,8 +371,8 @@ def test_what_several_processes_cannot_share_is_refused(
         pack_shards(PackRequest(sources=(str(tmp_path / "photos.tar.gz"),)), tmp_path / "x")
     few = write_folder(tmp_path / "few", {"cat": 2, "dog": 2})
     source = _put_folder(bucket, few, "raw")
-    held_out = PackRequest(sources=(source,), selection=Selection(val_fraction=0.1, identical="pixels"))
-    with pytest.raises(DataError, match=r"--identical pixels decodes all images of .*: give --identical bytes"):
+    held_out = PackRequest(sources=(source,), selection=Selection(val_fraction=0.1))
+    with pytest.raises(DataError, match=r"would compare all images of .*: pack with one process, or put the images"):
         pack_shards(held_out, tmp_path / "x")
     splits = _put_folder(bucket, write_folder(tmp_path / "flat", {"train": 2, "test1": 2}), "flat")
     with pytest.raises(DataError, match=r"no folders of classes \(train, test1 are splits\): .* with one process"):

@@ -113,15 +113,9 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
     "imbalance": ("note", "classes of very different sizes", "training rarely sees the small ones"),
     "class-only-val": ("error", "classes missing from the training set", "packing refuses them"),
     "class-only-train": ("warning", "classes missing from the validation set", "their accuracy is not measured"),
-    "name-clash": (
-        "warning",
-        "names that differ only in case or Unicode form",
-        "the same name on macOS and Windows; perhaps one was meant",
-    ),
     "unclassed": ("warning", "images outside of the class folders", "skipped when packed"),
     "passed-over": ("note", "files without an image suffix", "skipped when packed"),
     "beside": ("note", "folders that are no classes, by their names", "not read"),
-    "hidden": ("note", "hidden files and files of file managers", "skipped when packed"),
 }
 KINDS = {kind: FindingKind(*row) for kind, row in _TABLE.items()}
 
@@ -388,6 +382,5 @@ def remedies_for_source(
         (has("conflicting-labels"), "keep each image in one class", "any model is wrong on one of the two"),
         (has("leak"), "keep each image in one split", _LEAK),
         *_remedies_for_copies(findings),
-        (has("name-clash"), "rename one of each pair", "a copy to macOS or Windows would lose the other"),
     )
     return tuple((do, why) for applies, do, why in remedies if applies)

@@ -93,7 +93,7 @@ def salvage(
     spans: list[Bounds] = headers[["start", "end"]][rows].tolist()
     tally = Tally(_list_records(examined, rows))
     tally.rejected += _lost(examined)
-    keeps, lines = keeps_list(out, tally.listing), Names()
+    keeps, lines = keeps_list(out), Names()
 
     def portions() -> Iterator[list[tuple[Bounds, bool]]]:
         for start in range(0, len(spans), _PORTION):

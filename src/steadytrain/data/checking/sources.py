@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -19,15 +19,13 @@ from steadytrain.config import Data
 from steadytrain.data.checking.copies import ImageSet, find_alike_images, find_copies
 from steadytrain.data.checking.findings import IMAGE_FAULTS, Findings, Report, remedies_for_source
 from steadytrain.data.checking.images import ImageTally, check_classes
-from steadytrain.data.filenames import is_ignored, is_image, repeated
+from steadytrain.data.filenames import is_image
 from steadytrain.data.images.file_types import LOOK_AT, FileType, recognise
 from steadytrain.data.images.look import Look, look_in_children
 from steadytrain.data.packing.pack import default_max_bad
-from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.folder import (
-    build_tree,
     list_folder,
     list_unclassed,
     look_on_disk,
@@ -120,7 +118,7 @@ def examine_source(
             chosen = [listing for listing in others if listing.split == "val"] or others[:1]
             listings = [replace(listings[0], split="train"), *(replace(part, split="val") for part in chosen)]
         total = sum(map(len, listings))
-        _check_names(listings, sources, findings)
+        _check_names(listings, findings)
         _check_class_sizes(listings, findings)
         if decode:
             look = partial(look_at_files, near=near)
@@ -200,10 +198,8 @@ def _list_anyway(
         if not all(map(os.path.exists, sources)):
             raise
         refusal = str(error)
-    if len(sources) > 1:
+    if len(sources) > 1 or not path.is_dir():
         return [], refusal
-    if not path.is_dir():
-        return _list_archive(path, scratch), refusal
     look = look_on_disk(path)
     try:
         if flat_splits(look):  # names of splits are no classes
@@ -216,53 +212,12 @@ def _list_anyway(
         return [list_unclassed(*scan_folder(path), path)], refusal
 
 
-def _list_archive(path: Path, scratch: Path) -> list[Listing]:
-    """All images inside a tar or a zip, in no class; a compressed one would have to be decompressed again."""
-    try:
-        if not path.is_file() or is_compressed(path):
-            return []
-        archive = open_source(path, scratch, lambda _: None)
-        if archive.kind not in ("tar", "zip"):
-            return []
-        files = read_archives([archive], lambda _: None)
-        listing = list_unclassed(build_tree(files, strip=False), files, path)
-    except DataError:  # reported already: it is why packing refuses it
-        return []
-    return [replace(listing, passed_over=())] if len(listing) else []
-
-
-def _check_names(listings: Sequence[Listing], sources: Sequence[str], findings: Findings) -> None:
-    """Add what is passed over, and names that are alike."""
+def _check_names(listings: Sequence[Listing], findings: Findings) -> None:
+    """Add what is passed over."""
     for listing in listings:
         for name in listing.passed_over:
             kind = "unclassed" if is_image(name) else "beside" if name.endswith("/") else "passed-over"
             findings.add(kind, name=printable(name))
-        for first, second in clashes(listing.names):
-            same = unicodedata.normalize("NFC", first) == unicodedata.normalize("NFC", second)
-            form = ", in another Unicode form" if same else ""
-            findings.add("name-clash", f"and {printable(second)}{form}", name=printable(first))
-    for first, second in clashes(listings[0].classes):
-        findings.add("name-clash", f"and {second}, both classes", name=first)
-    for source in sources:
-        for folder, folders, files in os.walk(source):  # what a hidden folder holds counts as one
-            for name in sorted(name for name in (*folders, *files) if is_ignored(name)):
-                findings.add("hidden", name=printable(os.path.relpath(os.path.join(folder, name), source)))  # noqa: PTH118
-            folders[:] = sorted(name for name in folders if not is_ignored(name))
-
-
-def clashes(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Pairs of different names that some file systems take for the same.
-
-    >>> list(clashes(["a/1.jpg", "A/1.JPG", "a/2.jpg"]))
-    [('a/1.jpg', 'A/1.JPG')]
-    """
-
-    def fold(name: str) -> str:
-        return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-
-    for row, before in repeated(names, fold):
-        if names[row] != names[before]:
-            yield names[before], names[row]
 
 
 def _count_classes(listing: Listing) -> dict[str, int]:

@@ -12,16 +12,12 @@ intervals that a crop does not show, columns as well as rows.
 from __future__ import annotations
 
 import io
-import math
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from importlib import import_module
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import simplejpeg
-from PIL import Image, ImageChops
+from PIL import Image
 
 from steadytrain.data.arrays import Pixels
 from steadytrain.data.images.decode import (
@@ -44,22 +40,15 @@ from steadytrain.data.images.resize import resize
 from steadytrain.data.images.statistics import PixelCount
 from steadytrain.errors import DataError, did_you_mean
 
-native: Any = None
-with suppress(ImportError):
-    native = import_module("steadytrain.native")
-
 Encoding = Literal["auto", "jpg", "png", "webp", "raw", "pass"]
-Subsampling = Literal["420", "444", "auto"]
+Subsampling = Literal["420", "444"]
 
 SMALL_SIDE = 64
 MOST_BYTES = 2**29 - 1 - 4096  # of an encoded image: what a record can hold, less its header and labels
 _LONGEST_SIDE = {"jpg": 65_500, "webp": 16_383}  # pixels, by libjpeg and by the format
-MIN_CHROMA_PSNR = 36.0
-"""Decibels of chroma below which ``auto`` takes 4:4:4; measured in docs/records.md."""
 
-_SQUARES = np.arange(256) ** 2
 _RESTART_UNIT = 16  # pixels, that ``Settings.restart`` counts
-_MCU_WIDTH = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32}  # pixels, by chroma
+_MCU_WIDTH = {"Gray": 8, "444": 8, "420": 16}  # pixels, by chroma
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +65,8 @@ class PackSettings:
         grey: store one channel.
         restart: JPEGs that are encoded here get restart markers, at most so many times 16 pixels apart, so that a crop
             can be decoded without the rest; 0: none.
-        mark_kept: JPEGs that need not change get them too. No pixel changes, but the bytes do; progressive ones stay as
-            they are.
         subsampling: chroma of a JPEG that is encoded here: ``420``, half the resolution in each direction; ``444``, all
-            of it; ``auto``: ``444`` for each image whose chroma ``420`` would leave with less than 36 dB.
+            of it.
 
     Raises:
         DataError: a value out of range, or two that exclude each other.
@@ -90,7 +77,6 @@ class PackSettings:
     encoding: Encoding = "auto"
     grey: bool = False
     restart: int = 4
-    mark_kept: bool = False
     subsampling: Subsampling = "420"
 
     def __post_init__(self) -> None:
@@ -100,14 +86,6 @@ class PackSettings:
             raise DataError(f"--quality is {self.quality}; it must be from 1 to 100")
         if not 0 <= self.restart <= 1000:
             raise DataError(f"--restart is {self.restart}; it must be from 0 (no markers) to 1000")
-        if self.mark_kept and (not self.restart or self.encoding == "pass"):
-            other = "--restart 0" if not self.restart else "--encoding pass"
-            raise DataError(f"--mark-kept adds restart markers, and {other} adds none: drop one of the two")
-        if self.mark_kept and native is None:
-            raise DataError(
-                "--mark-kept needs the native decoder, which was not built: install Rust (https://rustup.rs), then"
-                " steadytrain again from its sources, or leave the option out"
-            )
         if self.encoding not in get_args(Encoding):
             near = did_you_mean(str(self.encoding), get_args(Encoding))
             raise DataError(f"--encoding is {self.encoding!r}; it must be auto, jpg, png, webp, raw or pass.{near}")
@@ -115,7 +93,7 @@ class PackSettings:
             other = "--shorter-side" if self.shorter_side else "--grey"
             raise DataError(f"--encoding pass keeps every file's bytes, {other} would change them: drop one of the two")
         if self.subsampling not in get_args(Subsampling):
-            raise DataError(f"--subsampling is {self.subsampling!r}; it must be 420, 444 or auto")
+            raise DataError(f"--subsampling is {self.subsampling!r}; it must be 420 or 444")
         if self.subsampling != "420" and (self.grey or not self.stores_jpegs):
             other = "--grey" if self.grey else f"--encoding {self.encoding}"
             raise DataError(
@@ -130,12 +108,13 @@ class PackSettings:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as a card keeps them.
 
-        ``subsampling`` is left out where it is the default: caches of earlier versions, named by these values, stay.
+        Caches and cards of earlier versions stay, which are named by these values and compared with them: hence
+        ``mark_kept``, and no ``subsampling`` where it is the default.
 
         >>> "subsampling" in PackSettings().to_dict(), PackSettings(subsampling="444").to_dict()["subsampling"]
         (False, '444')
         """
-        values = asdict(self)
+        values = {**asdict(self), "mark_kept": False}
         if self.subsampling == "420":
             del values["subsampling"]
         return values
@@ -144,8 +123,7 @@ class PackSettings:
 class PackedImage(NamedTuple):
     """An image ready to be stored; ``height`` and ``width`` are those of the upright picture.
 
-    ``full_chroma``: it was encoded as a JPEG of 4:4:4. ``peak``: the largest value of an image of 16 bits whose range
-    is not known; -1 for any other.
+    ``peak``: the largest value of an image of 16 bits whose range is not known; -1 for any other.
     """
 
     data: bytes
@@ -154,7 +132,6 @@ class PackedImage(NamedTuple):
     channels: int
     format: str
     kept: bool
-    full_chroma: bool = False
     peak: int = -1
 
 
@@ -168,9 +145,6 @@ def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = N
     size = _fit(image.size, settings.shorter_side)
     stays = image.can_stay and size == image.size
     kept = stays or settings.encoding == "pass"
-    if stays and settings.mark_kept and image.format == "jpg":
-        original, data = data, add_restart_markers(data, most=settings.restart)
-        kept = data is original
     if stays and count is None:
         return _packed(data, (*image.size[::-1], image.channels), image.format, kept=kept)
     pixels, peak = image.decoded, -1
@@ -292,17 +266,15 @@ def _encode(pixels: Pixels, name: str, settings: PackSettings) -> PackedImage:
             f"{width:,} x {height:,} pixels, and {'a JPEG' if name == 'jpg' else 'a WebP'} holds at most"
             f" {_LONGEST_SIDE[name]:,} a side: give --encoding png, or a --shorter-side"
         )
-    is_full = name == "jpg" and wants_full_chroma(pixels, settings.subsampling)
     if name == "ppm":
         data = to_ppm(pixels)
     elif name == "jpg":
-        chroma: Subsampling = "444" if is_full else "420"
-        data = encode_jpeg(pixels, settings.quality, most=settings.restart, subsampling=chroma)
+        data = encode_jpeg(pixels, settings.quality, most=settings.restart, subsampling=settings.subsampling)
     else:
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, name, quality=settings.quality)
         data = file.getvalue()
-    return _packed(data, pixels.shape, name, kept=False)._replace(full_chroma=is_full)
+    return _packed(data, pixels.shape, name, kept=False)
 
 
 def _packed(data: bytes, shape: tuple[int, ...], name: str, *, kept: bool) -> PackedImage:
@@ -320,7 +292,7 @@ def encode_jpeg(pixels: Pixels, quality: int, *, most: int, subsampling: Subsamp
         most: as for :func:`restart_interval`; 0: no markers.
         subsampling: as for ``PackSettings``; of no consequence for grey.
     """
-    is_full = wants_full_chroma(pixels, subsampling)
+    is_full = pixels.ndim == 3 and subsampling == "444"
     options: dict[str, Any] = {"quality": quality, "subsampling": "4:4:4" if is_full else "4:2:0"}
     if most and is_full:
         # Not a divisor of the row: 341 pixels are 43 MCUs of 8, and a marker after each of them makes files 5 % larger,
@@ -334,50 +306,6 @@ def encode_jpeg(pixels: Pixels, quality: int, *, most: int, subsampling: Subsamp
     # less at quality 95, and files as large.
     Image.fromarray(pixels).save(file, "JPEG", **options)
     return file.getvalue()
-
-
-def wants_full_chroma(pixels: Pixels, subsampling: Subsampling) -> bool:
-    """Return whether an image is to be stored as 4:4:4; grey never is."""
-    if pixels.ndim == 2 or subsampling == "420":
-        return False
-    return subsampling == "444" or subsampled_chroma_psnr(pixels) < MIN_CHROMA_PSNR
-
-
-def subsampled_chroma_psnr(pixels: Pixels) -> float:
-    """Return what 4:2:0 alone would leave of an image's chroma, in dB; infinite where nothing would change.
-
-    Cb and Cr are compared with their averages over squares of two pixels, in two of every eight rows: a quarter of the
-    time, and the same answer for all but one in a hundred images.
-
-    Args:
-        pixels: uint8[H, W, 3].
-
-    >>> stripes = np.zeros((16, 16, 3), np.uint8)
-    >>> stripes[:, ::2] = 255, 0, 0
-    >>> f"{subsampled_chroma_psnr(stripes):.1f}", subsampled_chroma_psnr(np.zeros((5, 5, 3), np.uint8))
-    ('14.6', inf)
-    """
-    if sampled := len(pixels) // 8:
-        pixels = pixels[: 8 * sampled].reshape(sampled, 8, *pixels.shape[1:])[:, :2].reshape(-1, *pixels.shape[1:])
-    colour, squares = Image.fromarray(pixels).convert("YCbCr"), 0
-    for plane in (colour.getchannel("Cb"), colour.getchannel("Cr")):
-        half = plane.reduce(2)
-        whole = half.resize((2 * half.width, 2 * half.height), Image.Resampling.NEAREST).crop((0, 0, *plane.size))
-        squares += int(np.array(ImageChops.difference(plane, whole).histogram()) @ _SQUARES)
-    return 10 * math.log10(255**2 * 2 * plane.width * plane.height / squares) if squares else math.inf
-
-
-def add_restart_markers(data: bytes, *, most: int) -> bytes:
-    """Add restart markers to a sound JPEG without decoding it; return the same bytes where that cannot be done."""
-    assert native is not None
-    try:
-        _, width, _, chroma = simplejpeg.decode_jpeg_header(data)
-    except KeyError:  # chroma of a form that it has no name for, as 4:4:1
-        return data
-    if chroma not in _MCU_WIDTH:
-        return data
-    marked: bytes | None = native.restart(data, restart_interval(width, _MCU_WIDTH[chroma], most=most))
-    return data if marked is None else marked
 
 
 @lru_cache(maxsize=1024)

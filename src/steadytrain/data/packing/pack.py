@@ -11,9 +11,7 @@ import base64
 import hashlib
 import json
 import os
-import re
 import time
-import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,9 +31,17 @@ from steadytrain.data.images.encode import Encoding, PackedImage, PackSettings, 
 from steadytrain.data.images.statistics import DeepImages, PixelCount, mean_and_std
 from steadytrain.data.names import Names
 from steadytrain.data.packing.portions import EncodedPortion, Portion, encode_all
-from steadytrain.data.recordio.card import Card, Rejected, card_of, card_path, digest_of_spots, read_classes
+from steadytrain.data.recordio.card import (
+    Card,
+    Rejected,
+    card_of,
+    card_path,
+    companion_fault,
+    digest_of_spots,
+    read_classes,
+)
 from steadytrain.data.recordio.framing import pack_header
-from steadytrain.data.recordio.lst import RecordList, format_line, list_path
+from steadytrain.data.recordio.lst import format_line, list_path
 from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers, remove_left
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all, source_name
@@ -129,7 +135,6 @@ def pack(
     encoding: Encoding = "auto",
     grey: bool = False,
     restart: int = 4,
-    mark_kept: bool = False,
     subsampling: Subsampling = "420",
     max_bad: int | None = None,
     workers: int | None = None,
@@ -160,7 +165,7 @@ def pack(
         identical: what images have to share to stay on one side of it: ``bytes``, or ``pixels``, for which each is
             decoded once more.
         shards: files to write for each split, ``OUT-00000-of-00004.rec`` and so on; None: one, by its plain name.
-        shorter_side, quality, encoding, grey, restart, mark_kept, subsampling: see ``PackSettings``.
+        shorter_side, quality, encoding, grey, restart, subsampling: see ``PackSettings``.
         max_bad: files that may be left out; None: the larger of 1 % and 5.
         workers: processes to encode with; None: one for each core that this process may use.
         force: replace what is there.
@@ -182,7 +187,6 @@ def pack(
         encoding=encoding,
         grey=grey,
         restart=restart,
-        mark_kept=mark_kept,
         subsampling=subsampling,
     )
     selection = Selection(
@@ -233,6 +237,7 @@ def pack_request(
             files,
             settings,
             source=request.source,
+            sources=request.sources,
             scratch=scratch,
             max_bad=max_bad,
             workers=workers,
@@ -240,7 +245,7 @@ def pack_request(
             say=say,
         )
         if outgoing is None:
-            if not force and (packed := _packed_before(files, settings, request.source)):
+            if not force and (packed := _packed_before(files, request)):
                 for file in packed:
                     remove_left(file.path)
                     say(f"{file.path} is packed already, from these images with these settings: it stays")
@@ -250,22 +255,22 @@ def pack_request(
         return _pack_and_send(outgoing, work, [file for file, _ in files], pack_files, force=force, say=say)
 
 
-def _packed_before(
-    files: Sequence[tuple[Path, Listing]], settings: PackSettings, source: str
-) -> list[PackedFile] | None:
+def _packed_before(files: Sequence[tuple[Path, Listing]], request: PackRequest) -> list[PackedFile] | None:
     """Return what an earlier call, perhaps killed at its very end, made of the same images; None where it did not."""
     packed = []
     for path, listing in files:
         try:
             card = card_of(path) if path.exists() and path.with_suffix(".idx").exists() else None
-            packed_at = path.stat().st_mtime_ns if card is not None else 0
-            is_same = card is not None and (card.source, card.settings) == (source, settings.to_dict())
-            is_same = is_same and not bool((listing.times > packed_at).any())
-            if card is None or not is_same:
-                return None
-            if not _lists_same(list_path(path), listing, {file.name for file in card.rejected}):
-                return None
+            packed_at, listed_at = path.stat().st_mtime_ns, list_path(path).stat().st_mtime_ns
         except (OSError, DataError):
+            return None
+        if card is None or (card.source, card.settings) != (request.source, request.settings.to_dict()):
+            return None
+        if ".lst" in card.checksums:
+            is_same = describes(card, listing)
+        else:  # the list is what was packed
+            is_same = listed_at <= packed_at and card.num_images + len(card.rejected) == len(listing)
+        if not is_same or bool((listing.times > packed_at).any()):
             return None
         packed.append(PackedFile(path, card))
     return packed
@@ -320,6 +325,7 @@ def pack_listings(
     settings: PackSettings,
     *,
     source: str,
+    sources: Collection[str] = (),
     scratch: Path,
     max_bad: int | None = None,
     workers: int | None = None,
@@ -336,7 +342,7 @@ def pack_listings(
         raise DataError(f"--workers is {workers}; it must be from 1 to 1024")
     num_children = 1 if total < _FEW_FILES else min(workers or cores(), -(-total // PORTION_FILES))
     versions = json.dumps([PIL.__version__, simplejpeg.__version__]).encode()
-    keeps_lists = [keeps_list(path, listing, say) for path, listing in files]
+    keeps_lists = [keeps_list(path, sources) for path, _ in files]
     with ExitStack() as stack:
         writers = [
             stack.enter_context(
@@ -407,50 +413,22 @@ def pack_listings(
     return [PackedFile(path, card) for (path, _), card in zip(files, cards, strict=True)]
 
 
-def keeps_list(records: Path, listing: Listing, say: Say = mute) -> bool:
-    """Return whether a list that lies beside ``records`` already says what packing would write, and so stays as it is.
+def keeps_list(records: Path, sources: Collection[str] = ()) -> bool:
+    """Return whether the list beside ``records`` stays, since it is what is packed.
 
     Raises:
-        DataError: it is the user's, and says something else.
+        DataError: it is neither that, nor as packing wrote it.
     """
     path = list_path(records)
-    if not path.exists() or _was_packed(path, records):
+    if not path.exists():
         return False
-    if _lists_same(path, listing):
-        say(f"{path} lists these images already: it stays as it is")
+    if path.resolve() in {Path(source).resolve() for source in sources}:
         return True
+    with suppress(OSError, UnicodeDecodeError, DataError):
+        checksum = Card.from_json(read_text(card_path(records), most=None)).checksums.get(".lst")
+        if checksum and not companion_fault(path, checksum):
+            return False
     raise DataError(f"{path} is in the way, and packing did not write it: rename it, or choose another name than OUT")
-
-
-def _lists_same(path: Path, listing: Listing, rejected: Collection[str] = ()) -> bool:
-    """Return whether a list names these images but those left out, with these labels.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    existing = RecordList.read(path)
-    listed = [name for name in listing.names if not rejected or printable(name) not in rejected]
-    kept = np.array([not rejected or printable(name) not in rejected for name in listing.names], np.bool_)
-    ids = np.arange(len(listed)) if listing.ids is None else listing.ids[kept]
-    rows = existing.lines_of(ids, listing.labels[kept].reshape(len(listed), -1).astype(np.float32))
-    if not (rows >= 0).all():
-        return False
-    return all(_spelled(a) == _spelled(b) for a, b in zip(existing.names.take(rows), listed, strict=True))
-
-
-def _was_packed(path: Path, records: Path) -> bool:
-    """Return whether packing wrote a list: the card beside it counts its lines, and was not made of it."""
-    try:
-        card = Card.from_json(read_text(card_path(records), most=None))
-    except (OSError, UnicodeDecodeError, DataError):
-        return False
-    is_its_source = re.search(rf"(^|[\s/\\]){re.escape(path.name)}(\s|$)", card.source) is not None
-    return not is_its_source and len(RecordList.read(path)) == card.num_images
-
-
-def _spelled(name: str) -> str:
-    """Return a path without what a list may spell in another way: slashes, letters' forms and case, the suffix."""
-    return os.path.splitext(os.path.normpath(unicodedata.normalize("NFC", name).casefold().replace("\\", "/")))[0]  # noqa: PTH122
 
 
 def record_path(out: Path, source: Path) -> Path:
@@ -565,7 +543,6 @@ class Tally:
         self._every = max(1, -(-len(listing) // COUNTED_IMAGES))  # the pixels of every so many-th file are counted
         self._encodings: Counter[str] = Counter()
         self._num_kept = 0
-        self._num_full_chroma = 0
         self._num_counted = 0
         self._colour = False
         self.deep = DeepImages()
@@ -610,7 +587,6 @@ class Tally:
         self._widths.append(image.width)
         self._encodings[image.format] += 1
         self._num_kept += image.kept
-        self._num_full_chroma += image.full_chroma
         self._num_counted += self.is_counted(self.num_seen - 1)
         self._colour = self._colour or image.channels == 3
         self.deep.add(image.peak)
@@ -631,7 +607,6 @@ class Tally:
             "rejected": self.rejected[rejected:],
             "encodings": self._encodings,
             "totals": [self._num_kept, self._num_counted, self._colour],
-            "full_chroma": self._num_full_chroma,
             "deep": [self.deep.count, self.deep.peak],
             "counts": base64.b64encode(self.counts.tobytes()).decode(),
         }
@@ -646,7 +621,6 @@ class Tally:
             self.num_seen = notes[-1]["seen"]
             self._encodings = Counter(notes[-1]["encodings"])
             self._num_kept, self._num_counted, self._colour = notes[-1]["totals"]
-            self._num_full_chroma = notes[-1].get("full_chroma", 0)
             self.deep = DeepImages(*notes[-1]["deep"])
             counts = np.frombuffer(base64.b64decode(notes[-1]["counts"]), np.int64)
             self.counts = counts.reshape(self.counts.shape).copy()
@@ -706,7 +680,6 @@ class Tally:
             by_class=ids is not None,
             first_id=int(ids[0]) if ids is not None and len(ids) else 0,
             kept=self._num_kept,
-            full_chroma=self._num_full_chroma if settings.get("subsampling") == "auto" else None,
             encodings=dict(sorted(self._encodings.items())),
             settings=settings,
             bytes=writer.num_bytes,
