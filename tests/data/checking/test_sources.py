@@ -81,14 +81,6 @@ def test_more_bad_files_than_packing_allows_are_an_error(folder: Path) -> None:
     assert "6 of 30; 5 may be left out" in _only(_examine(folder), "too-many-bad").detail
 
 
-def test_wrong_suffix_is_fine_and_noted(folder: Path) -> None:
-    (folder / "cat" / "0000.png").rename(folder / "cat" / "0000.JPG")
-    picture(99).save(folder / "dog" / "99.jpeg", "JPEG")
-    report = _examine(folder)
-    assert report.is_fine
-    assert (_only(report, "wrong-suffix").name, _only(report, "wrong-suffix").detail) == ("cat/0000.JPG", "PNG")
-
-
 def test_files_that_packing_skips_are_reported(folder: Path) -> None:
     (folder / "notes.txt").touch()
     (folder / "cat" / "labels.csv").touch()
@@ -330,5 +322,4 @@ def test_strange_images_are_told(data_folder: Path) -> None:
     counts = report.findings.counts
     assert report.num_images == 234
     assert counts["orientation"] == 14
-    assert counts["wrong-suffix"] >= 1
     assert counts["cmyk"] >= 3

@@ -52,7 +52,7 @@ def list_beside(records: Path, scan: RecordScan) -> RecordList | None:
         listed = RecordList.read(list_path(records))
     except DataError:
         return None
-    num_known = int((listed.rows_of(scan.headers["id"][scan.readable]) >= 0).sum())
+    num_known = int(np.isin(scan.headers["id"][scan.readable].astype(np.int64), listed.ids).sum())
     return listed if num_known > 0 and 2 * num_known >= int(scan.readable.sum()) else None
 
 

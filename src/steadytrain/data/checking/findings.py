@@ -83,7 +83,6 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
         "EXIF or XMP orientation not upright",
         "readers of records do not rotate it: pack again",
     ),
-    "wrong-suffix": ("note", "named as another format", "read by its content"),
     # the index
     "index-missing": ("note", "no index, or an empty one", "the records are found by scanning; MXNet cannot shuffle"),
     "index-wrong": (

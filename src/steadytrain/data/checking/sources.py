@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from steadytrain.config import Data
 from steadytrain.data.checking.copies import ImageSet, find_alike_images, find_copies
 from steadytrain.data.checking.findings import IMAGE_FAULTS, Findings, Report, remedies_for_source
 from steadytrain.data.checking.images import ImageTally, check_classes
@@ -33,17 +32,9 @@ from steadytrain.data.sources.folder import (
 )
 from steadytrain.data.sources.layout import class_splits, flat_splits
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, look_at_files
-from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import DataError
 from steadytrain.format import OnProgress, Say, count, printable
-
-FORMATS = {
-    **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpg"),
-    **dict.fromkeys((".tif", ".tiff"), "tiff"),
-    **dict.fromkeys((".ppm", ".pgm", ".pbm", ".pnm"), "ppm"),
-    **{f".{name}": name for name in ("png", "bmp", "gif", "webp", "avif")},
-}
 
 
 def examine_source(
@@ -239,17 +230,7 @@ def _check_class_sizes(listings: Sequence[Listing], findings: Findings) -> None:
         return
     for listing in listings:
         required = listing.split in ("", "train")
-        num_held_out = 0
-        if not listing.split:
-            num_held_out = len(split_by_fraction(listing.labels, fraction=Data.holdout, seed=0)[1])
-        check_classes(
-            listing.classes,
-            listing.counts(),
-            findings,
-            required=required,
-            split=listing.split,
-            num_held_out=num_held_out,
-        )
+        check_classes(listing.classes, listing.counts(), findings, required=required, split=listing.split)
     sizes = [dict(zip(listing.classes, listing.counts(), strict=True)) for listing in listings]
     for listing, theirs in zip(listings[1:], sizes[1:], strict=True):
         for name in sorted(sizes[0].keys() | theirs.keys()):
@@ -274,11 +255,7 @@ def _look(
     done = 0
     for looks in look_in_children(portions, look_at_portion, workers=workers):
         for number, look in enumerate(looks, done):
-            name = printable(next(names))
-            images.add(look, number, name=name)
-            suffix = FORMATS.get(os.path.splitext(name)[1].lower())  # noqa: PTH122
-            if not look.fault and suffix and look.format in FORMATS.values() and suffix != look.format:
-                images.findings.add("wrong-suffix", look.format.upper(), name=name)
+            images.add(look, number, name=printable(next(names)))
         done += len(looks)
         if progress is not None:
             progress(done, total)
