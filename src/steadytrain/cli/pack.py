@@ -196,7 +196,7 @@ def _pack_with_others(world: World, request: PackRequest, out: str, options: dic
     if not world.is_first:
         packer = ShardPacker(request=request, out=out, **options)
         packed = packer.run()
-        note(f"packed {packer.num_packed} of {count(len(packed), 'shard')}")  # rank 0 may be gone
+        note(f"packed {len(packer.packed)} of {count(len(packed), 'shard')}")  # rank 0 may be gone
         return packed
     with progress_once_known(f"packing {request.source}", resumes=True) as advance:
         return ShardPacker(request=request, out=out, **options, progress=advance, say=note).run()

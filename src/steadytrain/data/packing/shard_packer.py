@@ -83,7 +83,7 @@ class ShardPacker:
         say: takes remarks, a line each.
 
     Attributes:
-        num_packed: shards that this process has packed.
+        packed: the cards of the shards that this process has packed, by their numbers.
 
     Raises:
         DataError: the source or a setting cannot be used, or a file is in the way, or of other images or settings.
@@ -113,9 +113,8 @@ class ShardPacker:
             self.path = record_path(Path(local_name(str(self.out))), Path(self.request.sources[0]))
             self.folder = DiskFolder(self.path.parent)
             self.hidden = self.path.with_name(f".{self.path.stem}.plan")  # for locks, and shards that are written
-        self.num_packed = 0
-        self.done: dict[int, Card] = {}
-        self.known: dict[int, Card] = {}  # cards that are of this packing
+        self.done: set[int] = set()
+        self.packed: dict[int, Card] = {}  # by this process
         self.changed_at, self.longest = 0.0, 0.0  # when a shard was seen to be done; seconds that one took here
         self.locks: dict[int, BinaryIO] = {}
 
@@ -194,11 +193,15 @@ class ShardPacker:
     def _look_at_what_is_there(self) -> bool:
         """Return whether such a command began these shards before. Raises DataError for files that it did not write."""
         sizes = self.folder.sizes()
-        existing = [name for path, _ in self.files for name in _files_of(path) if name in sizes]
-        is_begun = self.hidden.exists()
-        for number, (path, _) in enumerate(self.files) if not is_begun else ():
-            is_begun = (f"{path.stem}.json" in sizes and self._read_card(number) is not None) or is_begun
-        if existing and not is_begun:
+        # A store may show a part of the files that another process is sending just now.
+        expected = [
+            path.name if isinstance(self.folder, StoreFolder) else name
+            for path, _ in self.files
+            for name in _files_of(path)
+        ]
+        existing = [name for name in dict.fromkeys(expected) if name in sizes]
+        cards = self._read_cards([n for n, (path, _) in enumerate(self.files) if f"{path.stem}.json" in sizes])
+        if existing and not cards and not self.hidden.exists():
             raise DataError(
                 f"{', '.join(existing[:5])} exist{'s' * (len(existing) == 1)} already, and no such command began"
                 f" {self.path.stem}: remove them, or choose another name than OUT"
@@ -208,48 +211,35 @@ class ShardPacker:
 
     def _look_for_done(self) -> None:
         """See which shards are done: all of their files are there."""
-        sizes = self.folder.sizes()
-        new = [n for n, (path, _) in enumerate(self.files) if n not in self.done and sizes.keys() >= {*_files_of(path)}]
-        with ThreadPoolExecutor(THREADS, "storage") as pool:
-            cards = list(pool.map(self._read_card, new))
-        for number, card in zip(new, cards, strict=True):
-            path, listing = self.files[number]
-            size = sizes[path.name]
-            if card is None:
-                continue
-            if size != card.bytes or card.num_images + len(card.rejected) != len(listing):
-                raise StorageError(
-                    f"{path.name} was packed of {len(listing):,} images; now it has {size:,} bytes, and its card states"
-                    f" {card.bytes:,} bytes, {card.num_images:,} images and {len(card.rejected):,} left out: remove it,"
-                    " and run the same command again"
-                )
-            for rejected in card.rejected:
-                self.rejections.add(rejected)
-            self.done[number] = card
-            self.changed_at = time.monotonic()
+        names = self.folder.sizes().keys()
+        new = {n for n, (path, _) in enumerate(self.files) if n not in self.done and names >= {*_files_of(path)}}
+        self.done |= new
+        self.changed_at = time.monotonic() if new else self.changed_at
 
-    def _read_card(self, number: int) -> Card | None:
-        """Read the card of a shard; None where there is none. Raises DataError where it is of others."""
+    def _read_cards(self, numbers: Sequence[int]) -> dict[int, Card]:
+        """Read the cards of some shards. Raises DataError where one is of other images or settings."""
+        names = [f"{self.files[number][0].stem}.json" for number in numbers]
+        with ThreadPoolExecutor(THREADS, "storage") as pool:
+            contents = list(pool.map(self.folder.read, names))
+        return {
+            number: self._card_of(number, content or b"") for number, content in zip(numbers, contents, strict=True)
+        }
+
+    def _card_of(self, number: int, content: bytes) -> Card:
         path, listing = self.files[number]
-        content = self.folder.read(f"{path.stem}.json")
-        if content is None:
-            return None
         try:
             card = Card.from_json(content.decode(errors="replace"))
         except DataError as error:
-            raise DataError(
-                f"{path.stem}.json: {error}: remove the files {path.stem}.*, or choose another name"
-            ) from error
-        if card == self.known.get(number):
-            return card
+            raise DataError(f"{path.stem}.json: {error}: remove it, or choose another name than OUT") from error
         settings = self.request.settings.to_dict()
         if card.settings != settings:
             names = [name for name, value in settings.items() if card.settings.get(name) != value]
             given = " and ".join(f"--{name.replace('_', '-')} was {card.settings.get(name)}" for name in names)
             raise self._other(path, given or "by other settings")
-        if card.source != self.request.source or not describes(card, listing):
-            raise self._other(path, f"of {card.source}" if card.source != self.request.source else "of other images")
-        self.known[number] = card
+        if card.source != self.request.source:
+            raise self._other(path, f"of {card.source}")
+        if self.packed.get(number) != card and not describes(card, listing):
+            raise self._other(path, "of other images")
         return card
 
     def _other(self, path: Path, difference: str) -> DataError:
@@ -265,14 +255,19 @@ class ShardPacker:
         return sum(len(self.files[number][1]) for number in self.done)
 
     def _verify(self) -> list[PackedFile]:
-        """Look at all shards again, and require of them what :func:`pack` requires; return them."""
-        self.done, self.rejections = {}, Rejections(self.max_bad, self.total)
-        self._look_for_done()
-        if not self._is_complete():
-            raise StorageError(
-                f"shards of {self.path.stem} were removed while others were packed: run the command again"
-            )
-        rows = [(listing, self.done[number]) for number, (_, listing) in enumerate(self.files)]
+        """Require of all shards what :func:`pack` requires; return them."""
+        sizes, cards = self.folder.sizes(), self._read_cards(range(len(self.files)))
+        rejections = Rejections(self.max_bad, self.total)
+        for (path, listing), card in zip(self.files, cards.values(), strict=True):
+            if sizes.get(path.name, -1) != card.bytes or card.num_images + len(card.rejected) != len(listing):
+                raise StorageError(
+                    f"{path.name} was packed of {len(listing):,} images; now it has {sizes.get(path.name, 0):,} bytes,"
+                    f" and its card states {card.bytes:,} bytes, {card.num_images:,} images and"
+                    f" {len(card.rejected):,} left out: remove it, and run the same command again"
+                )
+            for rejected in card.rejected:
+                rejections.add(rejected)
+        rows = [(listing, cards[number]) for number, (_, listing) in enumerate(self.files)]
         for split, group in groupby(rows, key=lambda row: row[0].split):
             parts = list(group)
             require_images(
@@ -283,7 +278,7 @@ class ShardPacker:
                 num_images=[card.num_images for _, card in parts],
                 rejected=[rejected for _, card in parts for rejected in card.rejected],
             )
-        return [PackedFile(path, self.done[number]) for number, (path, _) in enumerate(self.files)]
+        return [PackedFile(path, cards[number]) for number, (path, _) in enumerate(self.files)]
 
     def _remove_left(self, *, may_be_there: bool) -> None:
         """Remove what this command needed, and what processes that were killed have left."""
@@ -337,7 +332,7 @@ class ShardPacker:
     def _pack_some(self, scratch: Path) -> bool:
         """Pack shards until there are none to take; return whether there was one."""
         waiting: deque[tuple[int, Tally]] = deque()  # whose images are on their way through the children
-        before = self.num_packed
+        before = len(self.packed)
 
         def portions() -> Iterator[Portion]:
             while (number := self._claim()) is not None:
@@ -354,9 +349,8 @@ class ShardPacker:
                 number, tally = waiting.popleft()
                 self._pack_shard(number, tally, chain([part], encoded), scratch)
                 self.locks.pop(number).close()
-                self.num_packed += 1
                 self.longest, began = max(self.longest, time.monotonic() - began), time.monotonic()
-        return self.num_packed > before
+        return len(self.packed) > before
 
     def _pack_shard(self, number: int, tally: Tally, encoded: Iterator[EncodedPortion], scratch: Path) -> None:
         """Write a shard in the scratch folder, and put its files in place, the records last."""
@@ -370,13 +364,13 @@ class ShardPacker:
             if remark := tally.deep.remark():
                 self.say(f"{path.name}: {remark}")
             writer.companions |= {".json": card.to_json(), ".lst": tally.list_lines()}
-        card_name, *companions, records = _files_of(path)
-        self.folder.write(card_name, scratch / card_name)  # first: it says whose the others are
+        *companions, records = _files_of(path)
         with ThreadPoolExecutor(len(companions), "storage") as pool:
             list(pool.map(lambda name: self.folder.write(name, scratch / name), companions))
         self.folder.write(records, scratch / records)
         (scratch / f"{number}.images").unlink(missing_ok=True)
-        self.done[number] = self.known[number] = card
+        self.packed[number] = card
+        self.done.add(number)
         self.changed_at = time.monotonic()
 
 
