@@ -16,7 +16,7 @@ import shutil
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -194,12 +194,9 @@ class ShardPacker:
         """Return whether such a command began these shards before. Raises DataError for files that it did not write."""
         sizes = self.folder.sizes()
         # A store may show a part of the files that another process is sending just now.
-        expected = [
-            path.name if isinstance(self.folder, StoreFolder) else name
-            for path, _ in self.files
-            for name in _files_of(path)
-        ]
-        existing = [name for name in dict.fromkeys(expected) if name in sizes]
+        suffixes = (".rec",) if isinstance(self.folder, StoreFolder) else _SUFFIXES
+        expected = (f"{path.stem}{suffix}" for path, _ in self.files for suffix in suffixes)
+        existing = [name for name in expected if name in sizes]
         cards = self._read_cards([n for n, (path, _) in enumerate(self.files) if f"{path.stem}.json" in sizes])
         if existing and not cards and not self.hidden.exists():
             raise DataError(
