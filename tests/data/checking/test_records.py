@@ -303,13 +303,6 @@ def test_records_that_hold_no_images_are_named_as_a_whole(folder: Path) -> None:
     assert _told(examined, "not-images") == ["none of 9 records holds an image (the first: empty: 0 bytes)"]
 
 
-def test_bare_pixels_in_records_are_guessed_by_their_number(tmp_path: Path) -> None:
-    original = made_of(*(labelled(n % 2, bytes([n] * 3072), id=n) for n in range(1, 4)))
-    guess = "3,072 bytes of no known format, perhaps bare pixels of 32 x 32 x 3"
-    document = _told(_examine(tmp_path / "a.rec", original.data), "not-images")
-    assert document == [f"none of 3 records holds an image (the first: {guess})"]
-
-
 @pytest.mark.parametrize("with_header", [False, True])
 @pytest.mark.parametrize("text", ["hi", "not an image but a line of a corpus, longer than a header"])
 def test_records_of_texts_are_refused_in_one_sentence(tmp_path: Path, text: str, with_header: bool) -> None:

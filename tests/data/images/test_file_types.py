@@ -21,7 +21,6 @@ from PIL import Image
 from tests.data.recordio.damage import made_of
 
 from steadytrain.data.images.file_types import LOOK_AT, recognise
-from steadytrain.data.images.look import raw_shape
 
 
 def _image(kind: str) -> bytes:
@@ -108,8 +107,3 @@ def test_record_file_and_unknown_bytes_have_no_type_name() -> None:
 def test_anything_can_be_looked_at(data: bytes) -> None:
     file_type = recognise(data, len(data))
     assert file_type is None or file_type.name
-
-
-@pytest.mark.parametrize(("size", "shape"), [(150528, (224, 224, 3)), (28 * 28, (28, 28, 1)), (0, None), (3, None)])
-def test_bare_pixels_are_guessed_where_they_are_square(size: int, shape: tuple[int, int, int] | None) -> None:
-    assert raw_shape(size) == shape
