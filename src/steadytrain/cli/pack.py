@@ -59,6 +59,7 @@ def pack(
     encoding: Literal["auto", "jpg", "png", "webp", "raw", "pass"] = "auto",
     grey: bool = False,
     restart: int = 4,
+    mark_kept: bool = False,
     subsampling: Literal["420", "444"] = "420",
     max_bad: int | None = None,
     workers: int | None = None,
@@ -94,6 +95,8 @@ def pack(
         grey: Store one channel.
         restart: Distance of restart markers in re-encoded JPEGs, in units of 16 pixels: files are 1 % larger, and the
             native decoder skips what lies outside of a crop. 0: none.
+        mark_kept: Add restart markers to JPEGs that are not re-encoded, too: same pixels, other bytes (needs the native
+            decoder).
         subsampling: Chroma of re-encoded JPEGs: 420, half the resolution in each direction; 444, full resolution, for
             drawings and text in strong colours, in files 20 to 65 % larger.
         max_bad: Unusable files that may be left out before packing stops (default: the larger of 1 % and 5).
@@ -146,6 +149,7 @@ def pack(
             encoding=encoding,
             grey=grey,
             restart=restart,
+            mark_kept=mark_kept,
             subsampling=subsampling,
         ),
     )

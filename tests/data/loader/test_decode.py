@@ -19,7 +19,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 from steadytrain.data.images import jpeg
 from steadytrain.data.images.decode import BadImageError
-from steadytrain.data.images.encode import to_ppm
+from steadytrain.data.images.encode import add_restart_markers, to_ppm
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.loader.crop import Crop, CropPlan
 from steadytrain.data.loader.decode import PSNR, SHRUNK_PSNR, Scratch, cut_from, cut_into, pixels, probe
@@ -330,3 +330,4 @@ def test_chroma_of_a_form_without_a_name_is_read(extracted: Callable[[str], Path
     data = data[: frame + 11] + b"\x14" + data[frame + 12 :]  # as many blocks, in another shape
     wanted = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     assert np.array_equal(pixels(probe(data), 3, Scratch()), wanted)
+    assert add_restart_markers(data, most=4) == data

@@ -14,14 +14,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.data.loader.pictures import scene
 
+from steadytrain.data.images import encode
 from steadytrain.data.images.encode import (
     PackSettings,
+    add_restart_markers,
     encode_jpeg,
     pack_bytes,
     pack_pixels,
     restart_interval,
 )
 from steadytrain.errors import DataError
+
+needs_native = pytest.mark.skipif(encode.native is None, reason="the native decoder is not built")
 
 
 def pixels_of(data: bytes) -> NDArray[np.uint8]:
@@ -73,8 +77,37 @@ def test_packing_marks_what_it_encodes_and_nothing_else() -> None:
     ("settings", "message"),
     [
         ({"restart": -1}, "--restart is -1; it must be from 0"),
+        ({"restart": 0, "mark_kept": True}, "--restart 0 adds none"),
+        ({"encoding": "pass", "mark_kept": True}, "--encoding pass adds none"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
         PackSettings(**settings)  # type: ignore[arg-type]
+
+
+def test_marking_without_the_native_decoder_is_refused_before_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "native", None)
+    with pytest.raises(DataError, match="needs the native decoder"):
+        PackSettings(mark_kept=True)
+
+
+@needs_native
+@pytest.mark.parametrize("chroma", ["4:2:0", "4:2:2", "4:4:4"])
+def test_marking_is_without_loss(chroma: str) -> None:
+    file = io.BytesIO()
+    scene(3, 200, 300).save(file, "JPEG", subsampling=chroma, quality=90)
+    plain = file.getvalue()
+    marked = add_restart_markers(plain, most=4)
+    assert markers(marked) > markers(plain) == 0
+    assert np.array_equal(pixels_of(marked), pixels_of(plain))
+    packed = pack_bytes(plain, PackSettings(mark_kept=True))
+    assert packed.data == marked and not packed.kept and packed.format == "jpg"
+
+
+@needs_native
+def test_what_cannot_be_marked_stays_as_it_is() -> None:
+    file = io.BytesIO()
+    scene(3, 200, 300).save(file, "JPEG", progressive=True)
+    packed = pack_bytes(file.getvalue(), PackSettings(mark_kept=True))
+    assert packed.kept and packed.data == file.getvalue()

@@ -12,11 +12,14 @@ intervals that a crop does not show, columns as well as rows.
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import simplejpeg
 from PIL import Image
 
 from steadytrain.data.arrays import Pixels
@@ -40,6 +43,10 @@ from steadytrain.data.images.resize import resize
 from steadytrain.data.images.statistics import PixelCount
 from steadytrain.errors import DataError, did_you_mean
 
+native: Any = None
+with suppress(ImportError):
+    native = import_module("steadytrain.native")
+
 Encoding = Literal["auto", "jpg", "png", "webp", "raw", "pass"]
 Subsampling = Literal["420", "444"]
 
@@ -48,7 +55,7 @@ MOST_BYTES = 2**29 - 1 - 4096  # of an encoded image: what a record can hold, le
 _LONGEST_SIDE = {"jpg": 65_500, "webp": 16_383}  # pixels, by libjpeg and by the format
 
 _RESTART_UNIT = 16  # pixels, that ``Settings.restart`` counts
-_MCU_WIDTH = {"Gray": 8, "444": 8, "420": 16}  # pixels, by chroma
+_MCU_WIDTH = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32}  # pixels, by chroma
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +72,8 @@ class PackSettings:
         grey: store one channel.
         restart: JPEGs that are encoded here get restart markers, at most so many times 16 pixels apart, so that a crop
             can be decoded without the rest; 0: none.
+        mark_kept: JPEGs that need not change get them too. No pixel changes, but the bytes do; progressive ones stay as
+            they are.
         subsampling: chroma of a JPEG that is encoded here: ``420``, half the resolution in each direction; ``444``, all
             of it.
 
@@ -77,6 +86,7 @@ class PackSettings:
     encoding: Encoding = "auto"
     grey: bool = False
     restart: int = 4
+    mark_kept: bool = False
     subsampling: Subsampling = "420"
 
     def __post_init__(self) -> None:
@@ -86,6 +96,14 @@ class PackSettings:
             raise DataError(f"--quality is {self.quality}; it must be from 1 to 100")
         if not 0 <= self.restart <= 1000:
             raise DataError(f"--restart is {self.restart}; it must be from 0 (no markers) to 1000")
+        if self.mark_kept and (not self.restart or self.encoding == "pass"):
+            other = "--restart 0" if not self.restart else "--encoding pass"
+            raise DataError(f"--mark-kept adds restart markers, and {other} adds none: drop one of the two")
+        if self.mark_kept and native is None:
+            raise DataError(
+                "--mark-kept needs the native decoder, which was not built: install Rust (https://rustup.rs), then"
+                " steadytrain again from its sources, or leave the option out"
+            )
         if self.encoding not in get_args(Encoding):
             near = did_you_mean(str(self.encoding), get_args(Encoding))
             raise DataError(f"--encoding is {self.encoding!r}; it must be auto, jpg, png, webp, raw or pass.{near}")
@@ -108,13 +126,12 @@ class PackSettings:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as a card keeps them.
 
-        Caches and cards of earlier versions stay, which are named by these values and compared with them: hence
-        ``mark_kept``, and no ``subsampling`` where it is the default.
+        ``subsampling`` is left out where it is the default: caches of earlier versions, named by these values, stay.
 
         >>> "subsampling" in PackSettings().to_dict(), PackSettings(subsampling="444").to_dict()["subsampling"]
         (False, '444')
         """
-        values = {**asdict(self), "mark_kept": False}
+        values = asdict(self)
         if self.subsampling == "420":
             del values["subsampling"]
         return values
@@ -145,6 +162,9 @@ def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = N
     size = _fit(image.size, settings.shorter_side)
     stays = image.can_stay and size == image.size
     kept = stays or settings.encoding == "pass"
+    if stays and settings.mark_kept and image.format == "jpg":
+        original, data = data, add_restart_markers(data, most=settings.restart)
+        kept = data is original
     if stays and count is None:
         return _packed(data, (*image.size[::-1], image.channels), image.format, kept=kept)
     pixels, peak = image.decoded, -1
@@ -306,6 +326,19 @@ def encode_jpeg(pixels: Pixels, quality: int, *, most: int, subsampling: Subsamp
     # less at quality 95, and files as large.
     Image.fromarray(pixels).save(file, "JPEG", **options)
     return file.getvalue()
+
+
+def add_restart_markers(data: bytes, *, most: int) -> bytes:
+    """Add restart markers to a sound JPEG without decoding it; return the same bytes where that cannot be done."""
+    assert native is not None
+    try:
+        _, width, _, chroma = simplejpeg.decode_jpeg_header(data)
+    except KeyError:  # chroma of a form that it has no name for, as 4:4:1
+        return data
+    if chroma not in _MCU_WIDTH:
+        return data
+    marked: bytes | None = native.restart(data, restart_interval(width, _MCU_WIDTH[chroma], most=most))
+    return data if marked is None else marked
 
 
 @lru_cache(maxsize=1024)

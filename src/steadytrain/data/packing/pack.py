@@ -135,6 +135,7 @@ def pack(
     encoding: Encoding = "auto",
     grey: bool = False,
     restart: int = 4,
+    mark_kept: bool = False,
     subsampling: Subsampling = "420",
     max_bad: int | None = None,
     workers: int | None = None,
@@ -165,7 +166,7 @@ def pack(
         identical: what images have to share to stay on one side of it: ``bytes``, or ``pixels``, for which each is
             decoded once more.
         shards: files to write for each split, ``OUT-00000-of-00004.rec`` and so on; None: one, by its plain name.
-        shorter_side, quality, encoding, grey, restart, subsampling: see ``PackSettings``.
+        shorter_side, quality, encoding, grey, restart, mark_kept, subsampling: see ``PackSettings``.
         max_bad: files that may be left out; None: the larger of 1 % and 5.
         workers: processes to encode with; None: one for each core that this process may use.
         force: replace what is there.
@@ -187,6 +188,7 @@ def pack(
         encoding=encoding,
         grey=grey,
         restart=restart,
+        mark_kept=mark_kept,
         subsampling=subsampling,
     )
     selection = Selection(
