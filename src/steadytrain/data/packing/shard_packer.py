@@ -204,7 +204,7 @@ class ShardPacker:
                 f" {self.path.stem}: remove them, or choose another name than OUT"
             )
         self._look_for_done()
-        return bool(existing)
+        return bool(existing or cards)
 
     def _look_for_done(self) -> None:
         """See which shards are done: all of their files are there."""
