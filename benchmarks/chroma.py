@@ -1,4 +1,4 @@
-"""Cost and gain of 4:2:0 and 4:4:4 chroma in packs: bytes, PSNR, and the choice of ``steady pack --subsampling auto``.
+"""Cost and gain of 4:2:0 and 4:4:4 chroma in packs: bytes and PSNR.
 
 Four sets, at 256 pixels on the shorter side and quality 95, with restart markers: 200 original photographs of ImageNet,
 1,165 photographs of clothing, which were JPEGs of 4:2:0 before, and 80 drawings in strong colours (text, lines, discs,
@@ -12,10 +12,8 @@ usage: python benchmarks/chroma.py --data FOLDER [--save]
 
 from __future__ import annotations
 
-import io
 import random
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -29,15 +27,13 @@ from PIL import Image, ImageDraw, ImageFont
 import machine
 from steadytrain.data.images.decode import from_ppm
 from steadytrain.data.images.encode import (
-    MIN_CHROMA_PSNR,
     PackSettings,
     encode_jpeg,
     pack_bytes,
-    subsampled_chroma_psnr,
 )
 
 Pixels = NDArray[np.uint8]
-QUALITY, LIMITS = 95, (32, 34, 36, 38, 40)
+QUALITY = 95
 COLOURS = ("red", "blue", "lime", "magenta", "gold", "cyan", "white", "black", "orange")
 DRAWINGS = 40
 
@@ -105,7 +101,7 @@ def ssim(ours: NDArray[np.float64], theirs: NDArray[np.float64], side: int = 8) 
 def measure(images: list[Pixels]) -> dict[str, Any]:
     """Encode a set in each way."""
     ways: dict[str, Any] = {}
-    for way in ("420", "444", "auto"):
+    for way in ("420", "444"):
         encoded = [encode_jpeg(pixels, QUALITY, most=4, subsampling=way) for pixels in images]
         plain = [encode_jpeg(pixels, QUALITY, most=0, subsampling=way) for pixels in images]
         decoded = [simplejpeg.decode_jpeg(data) for data in encoded]
@@ -117,15 +113,6 @@ def measure(images: list[Pixels]) -> dict[str, Any]:
             "chroma_psnr": round(median(psnr(*pair) for pair in pairs), 2),
             "chroma_ssim": round(median(ssim(*pair) for pair in pairs), 4),
         }
-    began = time.process_time()
-    left = [subsampled_chroma_psnr(pixels) for pixels in images]
-    ways["rule_ms_each"] = round((time.process_time() - began) / len(images) * 1000, 3)
-    began = time.process_time()
-    for pixels in images:
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "JPEG", quality=QUALITY, subsampling="4:2:0")
-    ways["encode_ms_each"] = round((time.process_time() - began) / len(images) * 1000, 3)
-    ways["taken_444_by_limit"] = {limit: round(sum(dB < limit for dB in left) / len(left), 4) for limit in LIMITS}
     return {"images": len(images), **ways}
 
 
@@ -140,7 +127,7 @@ def main() -> None:
         "drawings, antialiased": [drawing(seed, scale=2) for seed in range(DRAWINGS)],
     }
     measured = {name: measure(images) for name, images in sets.items()}
-    machine.record("chroma", {"limit_db": MIN_CHROMA_PSNR, "sets": measured}, save=args.save)
+    machine.record("chroma", {"sets": measured}, save=args.save)
 
 
 if __name__ == "__main__":

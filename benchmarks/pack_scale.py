@@ -90,8 +90,7 @@ def run(words: list[str], folder: Path, *, at: str = "", watch: bool = False) ->
         watcher.join()
     if process.returncode:
         raise SystemExit(f"{words} ended with exit code {process.returncode}")
-    plan = json.loads(output)
-    shards = plan["shards"] if isinstance(plan, dict) else plan
+    shards = json.loads(output)
     images = sum(shard["num_images"] for shard in shards)
     document: dict[str, Any] = {
         "images": images,

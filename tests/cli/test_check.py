@@ -40,7 +40,7 @@ def test_the_verdict_comes_first_and_the_remedy_last(torn: Path, capsys: pytest.
     assert lines[table + 1 : table + 4] == [
         "  these records are lost; a reader stops there",
         "     byte  record   id",
-        f"    {original.offsets[3]:,}       -  103  00 23 d7 ce stands where 0a 23 d7 ce should",
+        f"    {original.offsets[3]:,}       -  103  412 bytes, up to byte 1,736",
     ]
     assert lines[-4:] == [
         "  steady check torn.rec --salvage torn-salvaged",
@@ -58,14 +58,11 @@ def test_one_kind_of_finding_in_three_places_is_one_finding(tmp_path: Path, caps
     assert json.loads(capsys.readouterr().out)["warnings"] == 3
 
 
-def test_a_class_with_one_image_is_a_finding_that_says_what_is_held_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_class_with_one_image_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(write_folder(tmp_path / "data", {"cat": 18, "dog": 1}))]) == 0
     out = capsys.readouterr().out
     assert out.startswith("1 finding (1 warning): ")
     assert "never held out, so not measured: add images, or give --val DATA" in out
-    assert "dog: of 19 images 2 would be held out (one image is 50 points of top-1)" in " ".join(out.split())
 
 
 def test_what_is_fine_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

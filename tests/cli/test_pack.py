@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,7 +15,6 @@ import pytest
 from tests.data.packing.pictures import write_folder
 
 from steadytrain.cli import main
-from steadytrain.data.loader import estimate as trial
 
 
 @pytest.fixture
@@ -209,38 +206,3 @@ def test_the_command_needs_no_torch(photos: Path) -> None:
     script = "import sys; from steadytrain.cli import main; code = main(['pack', 'photos', 'out'])"
     done = subprocess.run([sys.executable, "-c", f"{script}; sys.exit(code or 'torch' in sys.modules)"])
     assert done.returncode == 0
-
-
-@pytest.fixture
-def quick_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each way is measured for a moment."""
-    monkeypatch.setattr(trial, "estimate", partial(trial.estimate, seconds=0.03))
-
-
-@pytest.mark.usefixtures("quick_estimates")
-def test_an_estimate_fits_a_narrow_terminal(
-    photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    assert main(["pack", str(photos), "--estimate", "--grey"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 60 for line in lines[1:])
-    assert re.fullmatch(r" +[\d.]+ +[\d.]+ kB ±0% +0:00 +[\d,]+", lines[lines.index("--grey") + 1])
-
-
-def test_an_estimate_refuses_what_packing_refuses(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pack", str(photos), "--estimate", "--workers", "0"]) == 2
-    assert "--workers is 0; it must be from 1 to 1024" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("quick_estimates")
-def test_an_estimate_writes_nothing_and_compares(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = sorted(photos.parent.rglob("*"))
-    assert main(["pack", str(photos), "--estimate"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{photos}: ") and lines[5].startswith("as they are ")
-    assert all(len(line) <= 80 for line in lines[1:])
-    assert main(["pack", str(photos), str(photos.parent / "out"), "--estimate", "--quality", "80", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document[0]["settings"]["quality"] == 80 and document[0]["num_bytes"] > 0
-    assert sorted(photos.parent.rglob("*")) == before

@@ -40,7 +40,7 @@ TRAIN = "--model mlp --epochs 1 --batch-size 8 --size 8 --device cpu"
 TRAINING_FLAGS = "train finetune resume schedule sweep"
 BASES: dict[str, tuple[str, ...]] = {
     "demo": ("out --seed 1",),
-    "fetch": ("mnist -o out", "imagenet --from data -o out"),
+    "fetch": ("mnist -o out",),
     "pack": ("photos out",),
     "check": ("photos",),
     "feed": ("photos.rec --seconds 0.1 --batch-size 4",),

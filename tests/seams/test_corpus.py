@@ -120,7 +120,7 @@ USES = [
     Use("train packs/raw.rec --model mlp --steps 2 --run new"),
     Use("pack source packs/raw --encoding raw", 2, "choose another name, or give --force"),
     Use("pack source packs/procs --encoding pass --shards 3 --procs 1", says="60 images"),
-    Use("pack source packs/half --encoding raw --shards 6 --procs 1", 2, "half.plan.json"),
+    Use("pack source packs/half --encoding raw --shards 6 --procs 1", 2, "half-00000-of-00006 was packed before"),
 ]
 
 

@@ -137,7 +137,7 @@ def test_an_evaluation_prints_without_its_arrays() -> None:
         (st.pack, {"seed": "one"}, "seed is 'one'; it must be a whole number"),
         (st.pack, {"seed": float("nan")}, "seed is nan; it must be a whole number"),
         (st.pack, {"grey": "no"}, "grey is 'no'; it must be true or false"),
-        (st.pack, {"subsampling": "4:4:4"}, "subsampling is '4:4:4'; it must be '420' or '444' or 'auto'"),
+        (st.pack, {"subsampling": "4:4:4"}, "subsampling is '4:4:4'; it must be '420' or '444'"),
         (st.pack, {"encoding": "jpeg"}, "encoding is 'jpeg'.*Did you mean jpg"),
         (st.pack, {"val_fraction": "0.1"}, "val_fraction is '0.1'; it must be a number or nothing"),
         (st.pack, {"label_column": 3}, "label_column is 3; it must be a string or a list of strings or nothing"),

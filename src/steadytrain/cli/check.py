@@ -178,16 +178,17 @@ def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, w
         out = record_path(salvage, examined.path)
         with progress("salvaging", 0) as advance:
             salvaged = salvage_records(examined, out, force=force, workers=workers, progress=advance)
-        omissions = "; not in it:" if salvaged.lost else ", all there were"
+        all_lost = salvaged.card.rejected
+        omissions = "; not in it:" if all_lost else ", all there were"
         note(f"wrote {salvaged.path}: {count(salvaged.card.num_images, 'record')}{omissions}")
-        for lost in salvaged.lost[:MAX_LOST]:
+        for lost in all_lost[:MAX_LOST]:
             note(f"  {lost.name}: {lost.reason}")
-        if len(salvaged.lost) > MAX_LOST:
-            note(f"  and {len(salvaged.lost) - MAX_LOST:,} more; {salvaged.path.with_suffix('.json')} names them all")
+        if len(all_lost) > MAX_LOST:
+            note(f"  and {len(all_lost) - MAX_LOST:,} more; {salvaged.path.with_suffix('.json')} names them all")
         written["salvaged"] = {
             "path": str(salvaged.path),
             "n": salvaged.card.num_images,
-            "lost": [lost._asdict() for lost in salvaged.lost],
+            "lost": [lost._asdict() for lost in all_lost],
         }
     return written
 

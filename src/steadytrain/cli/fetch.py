@@ -6,7 +6,7 @@ import json as json_module
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -27,9 +27,7 @@ def fetch(
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     mirror: RepeatedFlag = (),
-    from_: Annotated[str | None, Parameter(name="--from")] = None,
     shorter_side: int | None = None,
-    clutter: bool = False,
     workers: Annotated[int | None, Parameter(validator=Number(gte=1, lte=MAX_WORKERS))] = None,
     force: bool = False,
     json: bool = False,
@@ -40,13 +38,11 @@ def fetch(
     connection, the same command resumes.
 
     Args:
-        name: The data set (steady fetch lists them), or imagenet.
+        name: The data set (steady fetch lists them).
         output: The folder to write to (default: one of the data set's name). Files as they came lie in its folder
             downloads, which may be deleted afterwards.
         mirror: The address of a folder that has the files, tried before their own; may be given several times.
-        from_: For imagenet: the folder with the archives that you downloaded.
         shorter_side: Scale larger images down to this many pixels on their shorter side; smaller ones stay.
-        clutter: Keep the clutter class of Caltech-101 and Caltech-256.
         workers: Number of processes that encode (default: one for each core).
         force: Pack again over existing record files.
         json: Print the data sets, or the cards of what was packed, as one JSON document.
@@ -55,41 +51,25 @@ def fetch(
         steady fetch
         steady fetch imagenette-160
         steady fetch caltech256 -o data/caltech256 --shorter-side 256
-        steady fetch imagenet --from downloads/imagenet -o data/imagenet --shorter-side 256
     """
     if name is None:
-        if output or mirror or from_ or clutter or force:
+        if output or mirror or force:
             raise InputError("no data set named: steady fetch NAME (steady fetch alone lists them)")
         _print_catalogue(json=json)
         return
     from steadytrain.data.fetching import prepare
 
-    options: dict[str, Any] = {"workers": workers, "force": force, "say": note}
     with progress_once_known(f"packing {name}", resumes=True) as packed, ExitStack() as stack:
-        if name.lower() == "imagenet":
-            if mirror or clutter:
-                raise InputError(
-                    "imagenet is packed from your own archives: --from FOLDER, without --mirror or --clutter"
-                )
-            advance = prepare.FetchProgress(packed=packed)
-            files = prepare.fetch_imagenet(
-                output or "imagenet", from_, shorter_side=shorter_side, advance=advance, **options
-            )
-        else:
-            if from_ is not None:
-                raise InputError(
-                    f"--from goes with imagenet alone; {name} is fetched (--mirror URL takes it elsewhere)"
-                )
-            advance = prepare.FetchProgress(fetched=_Fetched(stack), packed=packed)
-            files = prepare.fetch(
-                name,
-                output or name.lower(),
-                mirrors=mirror,
-                shorter_side=shorter_side,
-                clutter=clutter,
-                advance=advance,
-                **options,
-            )
+        files = prepare.fetch(
+            name,
+            output or name.lower(),
+            mirrors=mirror,
+            shorter_side=shorter_side,
+            workers=workers,
+            force=force,
+            advance=prepare.FetchProgress(fetched=_Fetched(stack), packed=packed),
+            say=note,
+        )
     if json:
         print(json_module.dumps([{"path": str(f.path), **json_module.loads(f.card.to_json())} for f in files]))
     else:
@@ -138,7 +118,7 @@ def _print_catalogue(*, json: bool) -> None:
         for entry in sets
     ]
     rows.append(
-        ["imagenet", "154.7 GB", number(1_331_167), number(1000), "its own; --from FOLDER", "https://image-net.org"]
+        ["imagenet", "154.7 GB", number(1_331_167), number(1000), "its own", "https://image-net.org (to members)"]
     )
     table = text_table([["name", "size", "images", "classes", "licence", "source"], *rows])
     if max(map(len, table.splitlines())) > shutil.get_terminal_size().columns:

@@ -1,21 +1,18 @@
-"""``steady pack``: images into record files, or an estimate of what they would come to."""
+"""``steady pack``: images into record files."""
 
 from __future__ import annotations
 
 import json as json_module
 import os
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
+from steadytrain.cli.console import note, print_text, progress_once_known
 from steadytrain.cli.options import (
     MAX_WORKERS,
     LabelColumn,
@@ -28,15 +25,13 @@ from steadytrain.cli.options import (
 )
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError
-from steadytrain.format import clean, clock, count, text_table
+from steadytrain.format import clean, count
 from steadytrain.format import size as bytes_text
 from steadytrain.launch.supervise import keep_ranks
 from steadytrain.machine.cgroups import cores as usable_cores
 
 if TYPE_CHECKING:
-    from steadytrain.data.loader.estimate import Estimate, Sample
     from steadytrain.data.packing.pack import PackedFile, PackRequest
-    from steadytrain.data.packing.shard_plan import ShardPlan
 
 MAX_CLASSES = 20
 MAX_REJECTED = 20
@@ -65,13 +60,11 @@ def pack(
     grey: bool = False,
     restart: int = 4,
     mark_kept: bool = False,
-    subsampling: Literal["420", "444", "auto"] = "420",
+    subsampling: Literal["420", "444"] = "420",
     max_bad: int | None = None,
     workers: int | None = None,
     procs: int | None = None,
-    ray: str | None = None,
     force: bool = False,
-    estimate: bool = False,
     json: bool = False,
 ) -> int:
     """Pack images into record files, with an index, a metadata file (the card), and a list of the images' files.
@@ -105,105 +98,92 @@ def pack(
         mark_kept: Add restart markers to JPEGs that are not re-encoded, too: same pixels, other bytes (needs the native
             decoder).
         subsampling: Chroma of re-encoded JPEGs: 420, half the resolution in each direction; 444, full resolution, for
-            drawings and text in strong colours, in files 20 to 65 % larger; auto: 444 only for images whose colours 420
-            would blur.
+            drawings and text in strong colours, in files 20 to 65 % larger.
         max_bad: Unusable files that may be left out before packing stops (default: the larger of 1 % and 5).
         workers: Number of processes that encode (default: one for each core; with --procs, a share of them).
         procs: Pack with this many processes, each of which reads, encodes and writes its own shards. More may join with
-            the same command, on any machine that sees source and output (steady launch starts them). The plan is in
-            OUT.plan.json. Default of --shards is then one for each 256 MB or 16,384 images.
-        ray: Pack on the Ray cluster at this address (10.0.0.1:6379; auto) by --procs tasks, or one for each of its
-            cores.
+            the same command, on any machine that sees source and output (steady launch starts them). Default of
+            --shards is then one for each 256 MB or 16,384 images.
         force: Replace existing files.
-        estimate: Write nothing: try these and other settings on a sample of the images, and print bytes on disk, the
-            packing time and the loading speed of each. OUT may be left out.
-        json: Print the cards, or estimates, as one JSON document.
+        json: Print the cards, as one JSON document.
 
     Examples:
         steady pack photos/ photos
         steady pack photos/ small --shorter-side 256 --val-fraction 0.1
         steady pack labels.csv photos --root images/
-        steady pack photos/ --estimate
         steady pack new.tar new --classes photos-train.json
         steady pack s3://photos/raw/ s3://photos/packed --shards 512 --procs 8
     """
     *sources, out = places
-    if estimate and (not sources or Path(out).exists()):  # it needs no place to write to
-        sources = list(places)
     if not sources:
         raise InputError(f"one name only, {out}: name the images, then the output (steady pack {out} OUT)")
     if len(sources) > 1 and not Path(sources[0]).exists() and Path(joined := " ".join(sources)).exists():
         raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{joined}')")
-    lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes, "group": group}
-    lookup |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
-    lookup["zip_names"] = zip_names
-    selection: dict[str, Any] = {"only": only, "exclude": exclude}
-    selection |= {
-        "val_fraction": val_fraction,
-        "train_per_class": train_per_class,
-        "seed": seed,
-        "identical": identical,
-    }
-    settings: dict[str, Any] = {"shorter_side": shorter_side, "quality": quality, "encoding": encoding, "grey": grey}
-    settings |= {"restart": restart, "mark_kept": mark_kept, "subsampling": subsampling}
+    from steadytrain.data.images.encode import PackSettings
+    from steadytrain.data.packing.pack import PackRequest, pack_request
+    from steadytrain.data.recordio.card import read_classes
+    from steadytrain.data.sources.select import Selection
+    from steadytrain.data.storage.store import ObjectPlace, is_uri
 
-    def request() -> PackRequest:
-        from steadytrain.data.images.encode import PackSettings
-        from steadytrain.data.packing.pack import PackRequest
-        from steadytrain.data.recordio.card import read_classes
-        from steadytrain.data.sources.select import Selection
-
-        places = {**lookup, "classes": None if classes is None else read_classes(classes)}
-        chosen, stored = Selection(**selection), PackSettings(**settings)
-        return PackRequest(sources=tuple(sources), **places, selection=chosen, settings=stored)
-
-    if estimate:
-        require_range("--workers", workers, MAX_WORKERS)
-        _print_estimate(request(), workers=workers, json=json)
-        return 0
+    request = PackRequest(
+        sources=tuple(sources),
+        root=root,
+        labels=labels,
+        classes=None if classes is None else read_classes(classes),
+        group=group,
+        path_column=path_column,
+        label_column=label_column,
+        split_column=split_column,
+        zip_names=zip_names,
+        selection=Selection(
+            only,
+            exclude,
+            val_fraction=val_fraction,
+            train_per_class=train_per_class,
+            seed=seed,
+            identical=identical,
+        ),
+        settings=PackSettings(
+            shorter_side=shorter_side,
+            quality=quality,
+            encoding=encoding,
+            grey=grey,
+            restart=restart,
+            mark_kept=mark_kept,
+            subsampling=subsampling,
+        ),
+    )
+    require_range("--workers", workers, MAX_WORKERS)
     world = world_from_environment(os.environ)
-    if procs is not None or ray is not None or world.size > 1:
+    options: dict[str, Any] = {"shards": shards, "max_bad": max_bad}
+    is_shared = procs is not None or world.size > 1
+    if is_shared:
         if force:
             raise InputError(
                 "--force with several processes: those that join late cannot tell new files from old ones, so remove"
-                " OUT.plan.json and the files that it names first"
+                " the shards of OUT first"
             )
         require_range("--procs", procs, MAX_WORKERS)
-        require_range("--workers", workers, MAX_WORKERS)
-        killed: list[int] = []
-        if starts_ranks := world.size == 1 and ray is None and procs is not None and procs > 1:
-            assert procs is not None
+        if procs is not None and procs > 1 and world.size == 1:
+            killed: list[int] = []
             code = keep_ranks(sys.orig_argv, procs, restarts=0, independent=True, say=note, on_killed=killed.append)
-            if code or 0 not in killed:
+            if code or 0 not in killed:  # else the rank is gone that prints the summary
                 return code
-        options: dict[str, Any] = {"request": request(), "out": out, "shards": shards, "max_bad": max_bad}
-        if starts_ranks:  # rank 0 is gone, which would have printed the summary
-            from steadytrain.data.packing.shard_worker import ShardPacker
-
-            plan = ShardPacker(**options).read_plan()
-        elif ray is not None:
-            plan = _pack_on_ray(ray, procs, {**options, "workers": workers or 1})
-        else:
-            plan = _pack_with_others(
-                world, {**options, "workers": workers or max(1, usable_cores() // world.local_size)}
-            )
-        if plan is not None and json:
-            print(plan.to_json(), end="")
-        elif plan is not None:
-            print_text("\n".join(clean(line) for line in _plan_summary(plan)))
+        options["workers"] = workers or max(1, usable_cores() // world.local_size)
+        packed = _pack_with_others(world, request, out, options)
+    else:
+        subject = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
+        with progress_once_known(f"packing {subject}", resumes=True) as advance:
+            packed = pack_request(request, out, **options, workers=workers, force=force, progress=advance, say=note)
+    if not world.is_first:
         return 0
-    subject = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
-    options = {"shards": shards, "max_bad": max_bad, "workers": workers, "force": force}
-    with progress_once_known(f"packing {subject}", resumes=True) as advance:
-        from steadytrain.data.packing.pack import pack as pack_records
-        from steadytrain.data.storage.store import ObjectPlace, is_uri
-
-        packed = pack_records(sources, out, **lookup, **selection, **settings, **options, progress=advance, say=note)
     store = ObjectPlace.parse(out) if is_uri(out) else None
     names = [str(file.path if store is None else store.sibling(file.path.name)) for file in packed]
     if json:
         cards = [{"path": name, **json_module.loads(f.card.to_json())} for f, name in zip(packed, names, strict=True)]
         print(json_module.dumps(cards))
+    elif is_shared:
+        print_text("\n".join(clean(line) for line in _shards_summary(packed)))
     else:
         print_text(
             "\n".join(clean(line) for file, name in zip(packed, names, strict=True) for line in _summary(file, name))
@@ -211,46 +191,33 @@ def pack(
     return 0
 
 
-def _pack_with_others(world: World, options: dict[str, Any]) -> ShardPlan | None:
-    """Pack as one of several processes, of which the first speaks; None for the others."""
-    from steadytrain.data.packing.shard_worker import ShardPacker
+def _pack_with_others(world: World, request: PackRequest, out: str, options: dict[str, Any]) -> list[PackedFile]:
+    """Pack as one of several processes, of which the first speaks."""
+    from steadytrain.data.packing.shard_packer import ShardPacker
 
     first = world.rank - world.local_rank
     options |= {"rank": world.rank, "size": world.size, "local_ranks": range(first, first + world.local_size)}
     if not world.is_first:
-
-        def say_outcome(plan: ShardPlan) -> None:  # rank 0 may be gone
-            note(f"packed {plan.num_images:,} images into {count(len(plan.shards), 'shard')}")
-
-        ShardPacker(**options, on_complete=say_outcome).run()
-        return None
-    with progress_once_known(f"packing {options['request'].source}", resumes=True) as advance:
-        return ShardPacker(**options, progress=advance, say=note).run()
+        packer = ShardPacker(request=request, out=out, **options)
+        packed = packer.run()
+        note(f"packed {len(packer.packed)} of {count(len(packed), 'shard')}")  # rank 0 may be gone
+        return packed
+    with progress_once_known(f"packing {request.source}", resumes=True) as advance:
+        return ShardPacker(request=request, out=out, **options, progress=advance, say=note).run()
 
 
-def _pack_on_ray(address: str, num_tasks: int | None, options: dict[str, Any]) -> ShardPlan:
-    """Pack by tasks of a Ray cluster."""
-    from steadytrain.data.packing.shard_worker import pack_in_task
-    from steadytrain.distributed.asynchronous.cluster import run_tasks
-
-    task = partial(pack_in_task, folder=os.getcwd(), **options)  # noqa: PTH109
-    results = run_tasks(address, task, num_tasks)
-    for remark in dict.fromkeys(remark for _, remarks in results for remark in remarks):
-        note(remark)
-    return results[0][0]
-
-
-def _plan_summary(plan: ShardPlan) -> Iterator[str]:
-    """Yield what a person wants to know of shards that several processes have packed."""
-    for _, group in groupby(plan.shards, key=lambda shard: shard.split):
-        shards = list(group)
-        first, last = (shard.file for shard in (shards[0], shards[-1]))
-        number = len("00000-of-00000.rec")
-        name = f"{first[:-number]}{{{first[-number:][:5]}..{last[-number:][:5]}}}{first[-number + 5 :]}"
-        images, size = (sum(getattr(shard, field) for shard in shards) for field in ("num_images", "bytes"))
-        yield f"{name if len(shards) > 1 else first}: {images:,} images, {bytes_text(size)}"
-    if plan.num_rejected:
-        yield f"  left out  {plan.num_rejected:,}, because they cannot be used: the .json of each file names them"
+def _shards_summary(packed: Sequence[PackedFile]) -> Iterator[str]:
+    """Yield what a person wants to know of shards that several processes have packed: a line for each split."""
+    number = len("-00000-of-00000.rec")
+    for stem, group in groupby(packed, key=lambda file: file.path.name[:-number]):
+        files = list(group)
+        name = files[0].path.name
+        if len(files) > 1:
+            name = f"{stem}-{{00000..{len(files) - 1:05}}}{name[-number + len('-00000') :]}"
+        images, size = (sum(getattr(file.card, field) for file in files) for field in ("num_images", "bytes"))
+        yield f"{name}: {images:,} images, {bytes_text(size)}"
+    if num_rejected := sum(len(file.card.rejected) for file in packed):
+        yield f"  left out  {num_rejected:,}, because they cannot be used: the .json of each file names them"
 
 
 def _summary(packed: PackedFile, name: str) -> Iterator[str]:
@@ -270,8 +237,7 @@ def _summary(packed: PackedFile, name: str) -> Iterator[str]:
     sides = "" if is_one_size else f"{narrow} to {wide} wide, {low} to {high} high, median "
     yield f"  pixels    {sides}{medium} x {middle}"
     formats = ", ".join(f"{count:,} {name}" for name, count in card.encodings.items())
-    chroma = "" if card.full_chroma is None else f"; {card.full_chroma:,} jpg encoded with all colours (4:4:4)"
-    yield f"  stored    {formats}; {card.kept:,} byte for byte{chroma}"
+    yield f"  stored    {formats}; {card.kept:,} byte for byte"
     if card.mean:
         mean, std = ("(" + ", ".join(f"{value:.4f}" for value in values) + ")" for values in (card.mean, card.std))
         yield f"  channels  {card.channels}, mean {mean}, std {std}"
@@ -280,72 +246,3 @@ def _summary(packed: PackedFile, name: str) -> Iterator[str]:
         yield from (f"    {file.name}: {file.reason}" for file in card.rejected[:MAX_REJECTED])
     if (more := len(card.rejected) - MAX_REJECTED) > 0:
         yield f"    and {more:,} more; {name.removesuffix('.rec')}.json names them all"
-
-
-def _print_estimate(request: PackRequest, *, workers: int | None, json: bool) -> None:
-    """Try some ways of packing on a sample, and print side by side what they would come to; nothing is written."""
-    from steadytrain.config import Data
-    from steadytrain.data.loader import SMALL, crop_for
-    from steadytrain.data.loader import estimate as trial
-    from steadytrain.data.storage.scratch import temporary_scratch
-    from steadytrain.data.storage.sources import local_sources
-    from steadytrain.machine import facts
-
-    subject, chosen = request.source, request.settings
-    with (
-        temporary_scratch() as scratch,
-        local_sources(request.sources, note) as places,
-        progress("trying", 0, unit="steps") as advance,
-    ):
-        sampled = trial.draw_sample(request.listings(places, scratch, note))
-        shorter, largest = trial.measure_sides(sampled)
-        size = max(1, shorter) if largest <= SMALL else 224
-        crop = crop_for(Data(train=subject), size=size, channels=1 if chosen.grey else 3, largest=largest)
-        ways = trial.alternatives(chosen, shorter=shorter, largest=largest)
-        estimates = trial.estimate(sampled, ways, crop, progress=advance)
-    cores = workers or facts.cores()
-    if json:
-        print_json(
-            [
-                {**vars(way), "settings": way.settings.to_dict(), "pack_seconds": way.pack_seconds / cores}
-                for way in estimates
-            ]
-        )
-        return
-    columns = shutil.get_terminal_size().columns
-    work = f"feed: {crop.kind} to {crop.size} x {crop.size}, images/s of one core decoding every image"
-    print_text(f"{subject}: {sampled.num_images:,} images, {bytes_text(round(sampled.mean_size * sampled.num_images))}")
-    print(textwrap.fill(f"from {len(sampled.places)} of them; {work}", columns) + "\n")
-    print_text("\n".join(_estimate_table(estimates, sampled, cores, columns)))
-    if bad := max(way.left_out for way in estimates):
-        left_out = f"{bad} of the {len(sampled.places)} cannot be used and would be left out: steady check names them"
-        print("\n" + textwrap.fill(left_out, columns))
-
-
-def _estimate_table(estimates: Sequence[Estimate], sampled: Sample, cores: int, columns: int) -> list[str]:
-    """Lay out a line for each way; two where ``columns`` are few."""
-    from steadytrain.data.images.encode import PackSettings
-
-    default = PackSettings().to_dict()
-    flags, figures = [], []
-    for way in estimates:
-        changed = {name: value for name, value in way.settings.to_dict().items() if value != default.get(name)}
-        words = [f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in changed.items()]
-        flags.append(" ".join(words) or "as they are")
-        used = sampled.num_images * (1 - way.left_out / len(sampled.places))
-        per_image = f"{way.num_bytes / used / 1000:.1f}" if used else ""
-        rate = "" if way.images_per_cpu_second is None else f"{way.images_per_cpu_second:,.0f}"
-        error = f"{1.96 * way.error / way.num_bytes:.0%}" if way.num_bytes else ""
-        total = f"{bytes_text(round(way.num_bytes))} ±{error}" if error else ""
-        figures.append([per_image, total, clock(way.pack_seconds / cores), rate])
-    heads = ["kB/image", "all", "to pack", "feed"]
-
-    def lines(firsts: Sequence[str]) -> list[str]:
-        rows = [[first, *cells] for first, cells in zip(["", *firsts], [heads, *figures], strict=True)]
-        return text_table(rows, right=range(1, 5), least=(0, 7, 13, 7, 6)).splitlines()
-
-    whole = lines(flags)
-    if max(map(len, whole)) <= columns:
-        return whole
-    head, *rows = lines([""] * len(flags))
-    return [head, *(line for pair in zip(flags, rows, strict=True) for line in pair)]

@@ -48,7 +48,7 @@ FAULTS = {
     "pixels": (
         bytes(range(1, 193)) * 16,
         "no-image",
-        "3,072 bytes of no known format, perhaps bare pixels of 32 x 32 x 3",
+        "3,072 bytes of no known format",
     ),
     "float": (_bytes(Image.new("F", (9, 9), 0.5), "TIFF"), "unusable-image", "32-bit float pixels"),
     "bomb": (_bomb(), "unusable-image", "400,000,000 pixels, more than 100,000,000"),

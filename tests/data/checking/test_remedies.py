@@ -116,6 +116,6 @@ def test_unreadable_index_is_reported_and_records_are_checked(tmp_path: Path) ->
     path.with_suffix(".idx").unlink()
     path.with_suffix(".idx").mkdir()
     report = examine_records(path, workers=0).report
-    assert [finding.detail for finding in report.findings.of("index-unreadable")] == ["is a directory"]
+    assert [finding.detail for finding in report.findings.of("index-wrong")] == ["Is a directory"]
     assert report.num_sound == 24
     shutil.rmtree(path.with_suffix(".idx"))

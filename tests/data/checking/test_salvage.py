@@ -16,8 +16,8 @@ from tests.data.packing.pictures import write_folder
 from tests.data.recordio.damage import Original, labelled, made_of, read_original
 
 from steadytrain.data.checking.records import examine_records
-from steadytrain.data.checking.salvage import Salvaged, salvage, write_index
-from steadytrain.data.packing.pack import pack
+from steadytrain.data.checking.salvage import salvage, write_index
+from steadytrain.data.packing.pack import PackedFile, pack
 from steadytrain.data.recordio.card import Card
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import DataError, StorageError
@@ -38,7 +38,7 @@ def cifar(data_folder: Path) -> Path:
     return data_folder / "mxnet-rec" / "im2rec" / "cifar120.rec"
 
 
-def _salvage(data: bytes, folder: Path) -> Salvaged:
+def _salvage(data: bytes, folder: Path) -> PackedFile:
     """Write a damaged file, and salvage it over what was salvaged before."""
     (folder / "damaged.rec").write_bytes(data)
     return salvage(examine_records(folder / "damaged.rec", workers=0), folder / "whole.rec", force=True, workers=0)
@@ -121,12 +121,12 @@ def test_salvage_keeps_every_sound_record_byte_for_byte_and_says_what_was_lost(c
     keys = [line.split("\t")[0] for line in cifar.with_suffix(".idx").read_text().splitlines()]
     written = [line.split("\t")[0] for line in done.path.with_suffix(".idx").read_text().splitlines()]
     assert written == [keys[n] for n in numbers]
-    assert [piece.name for piece in done.lost] == [
+    assert [piece.name for piece in done.card.rejected] == [
         f"byte {original.offsets[119]:,} (id {keys[119]})",
         f"byte {original.offsets[3]:,} (id {keys[3]})",
         f"record 49 (id {keys[50]})",
     ]
-    assert "cut short" in done.lost[0].reason
+    assert "cut short" in done.card.rejected[0].reason
 
 
 @pytest.mark.usefixtures("in_children")
@@ -142,14 +142,6 @@ def test_salvaged_file_is_fine_and_has_a_card_like_packing_writes(tmp_path: Path
     assert Card.from_json((tmp_path / "b.json").read_text()) == card
     report = examine_records(tmp_path / "b.rec", workers=0).report
     assert not report.findings.counts
-
-
-def test_keys_of_the_old_index_are_kept(tmp_path: Path) -> None:
-    [(path, _)] = pack(write_folder(tmp_path / "data", {"a": 3, "b": 3}), tmp_path / "a")
-    index = path.with_suffix(".idx")
-    index.write_text("".join(f"{n + 7}\t{line.split()[1]}\n" for n, line in enumerate(index.read_text().splitlines())))
-    salvage(examine_records(path, workers=0), tmp_path / "b.rec", workers=0)
-    assert (tmp_path / "b.idx").read_bytes() == index.read_bytes()
 
 
 def test_detection_records_are_salvaged_as_they_are(data_folder: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from steadytrain.data.fetching.catalogue import DataSet, catalogue, find_data_se
 from steadytrain.data.fetching.download import WebFile
 from steadytrain.data.fetching.prepare import fetch
 from steadytrain.data.recordio.reader import Records
-from steadytrain.errors import DataError, FailedError, InputError
+from steadytrain.errors import DataError, FailedError
 
 Files = Mapping[str, bytes]
 
@@ -246,7 +246,7 @@ def test_images_and_labels_equal_the_arrays(tmp_path: Path) -> None:
         assert records.labels[:].ravel().tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_clutter_is_left_out_with_a_notice_and_kept_on_request(tmp_path: Path) -> None:
+def test_clutter_is_left_out_with_a_notice(tmp_path: Path) -> None:
     files, messages = caltech256(), list[str]()
     with serve(files) as server:
         options = {
@@ -258,10 +258,6 @@ def test_clutter_is_left_out_with_a_notice_and_kept_on_request(tmp_path: Path) -
         train, _ = fetch("caltech256", tmp_path / "a", **options)  # type: ignore[arg-type]
         assert "257.clutter" not in train.card.classes and train.card.counts == (60, 60)
         assert any("left out: 257.clutter, 827 images of none of the 256 classes" in line for line in messages)
-        train, _ = fetch("caltech256", tmp_path / "b", clutter=True, **options)  # type: ignore[arg-type]
-    assert "257.clutter" in train.card.classes
-    with pytest.raises(InputError, match="--clutter goes with caltech101 and caltech256"):
-        fetch("mnist", tmp_path, clutter=True)
 
 
 @pytest.mark.parametrize(
@@ -356,9 +352,8 @@ def test_the_list_names_every_data_set(capsys: pytest.CaptureFixture[str]) -> No
     ("argv", "message"),
     [
         (["cifar11"], "there is no data set cifar11 to fetch. Did you mean cifar10"),
-        (["cifar10", "--from", "x"], "--from goes with imagenet alone"),
         (["imagenet"], "register at https://image-net.org"),
-        (["imagenet", "--from", "nowhere"], "--from nowhere is no folder"),
+        (["ImageNet", "-o", "out"], "then run steady pack FOLDER imagenet"),
         (["mnist", "--mirror", "http://93.184.215.14/"], "plain http across the internet"),
         (["-o", "x"], "no data set named"),
     ],
@@ -370,18 +365,6 @@ def test_errors_are_one_line_with_the_remedy(
     assert main(["fetch", *argv]) == 2
     *_, last = capsys.readouterr().err.splitlines()
     assert last.startswith("steady: ") and message in last
-
-
-def test_imagenet_names_each_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(tar(photos(["ILSVRC2012_val_00000001.JPEG"]), "w"))
-    assert main(["fetch", "imagenet", "--from", str(tmp_path), "-o", str(tmp_path / "out")]) == 2
-    *steps, last = capsys.readouterr().err.splitlines()
-    assert [step.split(": ", 1)[1].split(",")[0] for step in steps] == [
-        "ILSVRC2012_img_train.tar: missing",
-        "ILSVRC2012_img_val.tar: found",
-        "ILSVRC2012_devkit_t12.tar.gz: missing",
-    ]
-    assert "download ILSVRC2012's ILSVRC2012_img_train.tar, ILSVRC2012_devkit_t12.tar.gz" in last
 
 
 def test_a_command_shows_what_it_fetches_and_packs(

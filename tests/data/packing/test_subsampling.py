@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,16 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from tests.data.loader.pictures import Pictures, everything, scene
 
-from steadytrain.cli import main
 from steadytrain.data.images import jpeg
 from steadytrain.data.images.encode import (
-    MIN_CHROMA_PSNR,
     PackSettings,
     encode_jpeg,
     pack_bytes,
     pack_pixels,
-    subsampled_chroma_psnr,
 )
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.loader.crop import Crop
 from steadytrain.data.packing.pack import pack
-from steadytrain.data.recordio.card import Card
 from steadytrain.errors import DataError
 
 Pixels = NDArray[np.uint8]
@@ -60,7 +55,6 @@ def psnr(data: bytes, pixels: Pixels) -> float:
 def test_the_default_stays_half_the_chroma_and_leaves_cards_and_caches_as_they_are() -> None:
     assert chroma_of(pack_pixels(drawing(1), PackSettings()).data) == "420"
     assert "subsampling" not in PackSettings().to_dict()
-    assert PackSettings(subsampling="auto").to_dict()["subsampling"] == "auto"
 
 
 def test_full_chroma_keeps_the_edges_of_drawings() -> None:
@@ -71,26 +65,9 @@ def test_full_chroma_keeps_the_edges_of_drawings() -> None:
         assert len(full) > len(half)
 
 
-def test_auto_takes_full_chroma_for_drawings_and_rarely_for_photographs(extracted: Callable[[str], Path]) -> None:
-    auto = PackSettings(subsampling="auto", shorter_side=256)
-    assert [chroma_of(pack_pixels(drawing(seed), auto).data) for seed in range(5)] == ["444"] * 5
-    paths = sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))[::5]
-    stored = [chroma_of(pack_bytes(path.read_bytes(), auto).data) for path in paths]
-    assert stored.count("420") >= 36 and stored.count("420") + stored.count("444") == 40
-
-
-def test_auto_sees_colours_that_half_the_chroma_would_blur() -> None:
-    """Red and grey of equal luma in columns: alternating they are lost, two pixels wide they are not."""
-    fine, coarse = (np.tile(np.repeat([[255, 0, 0], [76, 76, 76]], wide, axis=0), (40, 20, 1)) for wide in (1, 2))
-    assert subsampled_chroma_psnr(fine.astype(np.uint8)) < 20
-    assert subsampled_chroma_psnr(coarse.astype(np.uint8)) == math.inf
-    assert subsampled_chroma_psnr(drawing(1)) < MIN_CHROMA_PSNR < subsampled_chroma_psnr(np.asarray(scene(1, 200, 300)))
-
-
 @pytest.mark.parametrize("size", [(1, 1), (1, 50), (7, 3), (33, 47)])
-@pytest.mark.parametrize("way", ["444", "auto"])
-def test_any_size_and_grey_are_stored(size: tuple[int, int], way: str) -> None:
-    settings = PackSettings(subsampling=way, encoding="jpg")  # type: ignore[arg-type]
+def test_any_size_and_grey_are_stored(size: tuple[int, int]) -> None:
+    settings = PackSettings(subsampling="444", encoding="jpg")
     colour, grey = (np.asarray(scene(1, *size, mode=mode)) for mode in ("RGB", "L"))
     assert simplejpeg.decode_jpeg(pack_pixels(colour, settings).data).shape == colour.shape
     assert pack_pixels(grey, settings).data == pack_pixels(grey, PackSettings(encoding="jpg")).data
@@ -105,7 +82,7 @@ def test_jpegs_that_need_not_change_stay_as_they_are() -> None:
     ("settings", "message"),
     [
         ({"subsampling": "444", "encoding": "png"}, "444 is for colour JPEGs, and --encoding png stores none"),
-        ({"subsampling": "auto", "encoding": "webp"}, "auto is for colour JPEGs, and --encoding webp stores none"),
+        ({"subsampling": "444", "encoding": "webp"}, "444 is for colour JPEGs, and --encoding webp stores none"),
         ({"subsampling": "444", "grey": True}, "444 is for colour JPEGs, and --grey stores none"),
     ],
 )
@@ -121,20 +98,7 @@ def test_the_card_says_how(tmp_path: Path) -> None:
     (file,) = pack(tmp_path / "photos", tmp_path / "set", subsampling="444")
     assert file.card.settings["subsampling"] == "444"
     (file,) = pack(tmp_path / "photos", tmp_path / "other")
-    assert "subsampling" not in file.card.settings and "full_chroma" not in file.card.to_json()
-
-
-def test_card_of_auto_counts_images_with_full_chroma(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "photos" / "a").mkdir(parents=True)
-    (tmp_path / "photos" / "b").mkdir(parents=True)
-    for seed in range(3):
-        Image.fromarray(drawing(seed)).save(tmp_path / "photos" / "a" / f"{seed}.png")
-        Image.new("RGB", (300, 200), (seed * 80, 90, 90)).save(tmp_path / "photos" / "b" / f"{seed}.png")
-    options = ["--subsampling", "auto", "--encoding", "jpg"]
-    assert main(["pack", str(tmp_path / "photos"), str(tmp_path / "set"), *options]) == 0
-    assert "stored    6 jpg; 0 byte for byte; 3 jpg encoded with all colours (4:4:4)" in capsys.readouterr().out
-    card = Card.from_json((tmp_path / "set.json").read_text())
-    assert card.full_chroma == 3 and Card.from_json(card.to_json()) == card
+    assert "subsampling" not in file.card.settings
 
 
 @pytest.fixture(params=["native", "libjpeg"])

@@ -58,7 +58,6 @@ def test_records_of_mxnet_are_named_by_its_list(data_folder: Path, name: str) ->
 def test_a_record_is_named_only_by_a_line_with_its_id_and_label(tmp_path: Path) -> None:
     (tmp_path / "a.lst").write_text("4\t1\tone.jpg\n5\t2\t7\tvector.jpg\nno line\n6\t0\ttwice.jpg\n6\t0\tagain.jpg\n")
     listed = RecordList.read(tmp_path / "a.lst")
-    assert listed.wrong == {3: "1 field separated by tabs, at least 3 are needed (index, label, path)"}
     assert listed.name(4, [1]) == "one.jpg"
     assert listed.name(4, [0]) == listed.name(9, [1]) == listed.name(2**63 + 4, [1]) == ""
     assert listed.name(5, [2, 7]) == listed.name(5, [2]) == "vector.jpg"  # im2rec stores the first one alone

@@ -37,17 +37,11 @@ _REPLACED = "training uses another image instead, evaluation refuses it"
 _LEFT_OUT = "left out when packed"
 _LOST = "these records are lost; a reader stops there"
 _REFUSED = "the file is refused"
-_UNNAMED = "messages name these records by number alone"
 
 _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = {
     # what the whole is
     "other-file": ("error", "not a record file", "training and packing refuse it"),
     "not-images": ("error", "records that are no image records", "training refuses them"),
-    "detection": (
-        "error",
-        "detection records: objects and boxes",
-        "training refuses them; MXNet's ImageDetRecordIter reads them",
-    ),
     "label-vectors": ("warning", "label vectors", "training refuses them: each label must be 0 or 1"),
     "refused": ("error", "packing refuses this", "nothing is packed"),
     "changing": ("error", "the file is changing while it is read", "this report may be wrong: wait, then check again"),
@@ -55,10 +49,8 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
     "cut-short": ("error", "the last record is cut short", "a reader refuses the file, or misses the record"),
     "damaged-frame": ("error", "bytes that are no whole record", _LOST),
     # headers
-    "no-header": ("error", "records too short for an image header", _REFUSED),
-    "label-overrun": ("error", "label counts beyond the record", _REFUSED),
+    "no-header": ("error", "records too short for their header and labels", _REFUSED),
     "label-not-class": ("error", "labels that are not class numbers", "they are read as label vectors and refused"),
-    "label-unknown": ("error", "labels that the card's classes do not include", _REFUSED),
     "label-width": ("error", "records with a different number of labels", _REFUSED),
     "same-id": ("warning", "ids of several records", "readers by key find only one of them"),
     # images
@@ -91,19 +83,16 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
         "EXIF or XMP orientation not upright",
         "readers of records do not rotate it: pack again",
     ),
-    "wrong-suffix": ("note", "named as another format", "read by its content"),
     # the index
-    "index-missing": ("note", "no index", "the records are found by scanning; MXNet cannot shuffle"),
-    "index-empty": ("warning", "the index is empty", "the records are found by scanning; MXNet cannot read it"),
-    "index-unreadable": ("error", "the index is unreadable", _REFUSED),
-    "index-wrong": ("error", "the index does not fit the records", "training refuses the file; MXNet misses records"),
+    "index-missing": ("note", "no index, or an empty one", "the records are found by scanning; MXNet cannot shuffle"),
+    "index-wrong": (
+        "error",
+        "the index cannot be read, or does not fit",
+        "training refuses the file; MXNet misses records",
+    ),
     # the card
     "card-missing": ("note", "no card", "classes are named by their numbers"),
-    "card-unreadable": ("error", "the card cannot be read", _REFUSED),
-    "card-wrong": ("error", "the card does not fit the records", _REFUSED),
-    # the list of files
-    "list-unreadable": ("warning", "the list cannot be read", _UNNAMED),
-    "list-differs": ("warning", "the list does not fit the records", "MXNet's path_imglist goes by the list"),
+    "card-wrong": ("error", "the card cannot be read, or does not fit the records", _REFUSED),
     # the set
     "conflicting-labels": ("warning", "the same image in several classes", "no model can be right on all of them"),
     "leak": ("warning", "validation images that are also in the training set", "the measured accuracy is too high"),
@@ -123,15 +112,9 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
     "imbalance": ("note", "classes of very different sizes", "training rarely sees the small ones"),
     "class-only-val": ("error", "classes missing from the training set", "packing refuses them"),
     "class-only-train": ("warning", "classes missing from the validation set", "their accuracy is not measured"),
-    "name-clash": (
-        "warning",
-        "names that differ only in case or Unicode form",
-        "the same name on macOS and Windows; perhaps one was meant",
-    ),
     "unclassed": ("warning", "images outside of the class folders", "skipped when packed"),
     "passed-over": ("note", "files without an image suffix", "skipped when packed"),
     "beside": ("note", "folders that are no classes, by their names", "not read"),
-    "hidden": ("note", "hidden files and files of file managers", "skipped when packed"),
 }
 KINDS = {kind: FindingKind(*row) for kind, row in _TABLE.items()}
 
@@ -304,10 +287,7 @@ IMAGE_FAULTS = ("no-image", "damaged-image", "truncated-image", "unusable-image"
 
 _LEAK = "accuracy is then measured on unseen images"
 _FRAMING = ("cut-short", "damaged-frame")
-_RECORDS = ("no-header", "label-overrun", "label-not-class", "label-unknown", "label-width")
-_INDEX = tuple(kind for kind in KINDS if kind.startswith("index-"))
-_LIST = ("list-unreadable", "list-differs")
-_CARD = ("card-unreadable", "card-wrong")
+_RECORDS = ("no-header", "label-not-class", "label-width")
 
 
 def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> Remedies:
@@ -326,22 +306,17 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
             f"writes the {num_sound:,} sound record{'s' * (num_sound != 1)} to a new file",
         ),
         (
-            has(*_INDEX) and num_sound and not has("not-images"),
+            has("index-missing", "index-wrong") and num_sound and not has("not-images"),
             f"steady check {file} --index",
             index if is_writable else f"{index}; its folder must be writable",
         ),
         (
-            has(*_CARD) and not lost,
+            has("card-wrong") and not lost,
             f"fetch {path.stem}.rec and .json again, or pack again",
             "the card is that of other records, or a byte has changed",
         ),
         (
-            has(*_LIST),
-            f"put the list that {path.name} was packed from in place of {path.stem}.lst, or remove that file",
-            "it names the files in messages, and nothing else here",
-        ),
-        (
-            has("detection", "label-vectors"),
+            has("label-vectors"),
             "pack the images in a folder for each class, or from a list of one class or of a 0 or 1 for each label",
             "to classify them",
         ),
@@ -406,6 +381,5 @@ def remedies_for_source(
         (has("conflicting-labels"), "keep each image in one class", "any model is wrong on one of the two"),
         (has("leak"), "keep each image in one split", _LEAK),
         *_remedies_for_copies(findings),
-        (has("name-clash"), "rename one of each pair", "a copy to macOS or Windows would lose the other"),
     )
     return tuple((do, why) for applies, do, why in remedies if applies)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from steadytrain.data.checking.findings import Findings, few_to_measure
+from steadytrain.data.checking.findings import Findings
 from steadytrain.data.images.look import FINGERPRINT_BYTES, Fingerprints, Look
 from steadytrain.data.images.near import Hashes
 from steadytrain.data.images.statistics import DeepImages
@@ -71,23 +71,19 @@ def check_classes(
     *,
     required: bool = True,
     split: str = "",
-    num_held_out: int = 0,
 ) -> None:
     """Add what is notable about the numbers of images of classes.
 
     Args:
         required: whether packing refuses a class without an image.
         split: that they are counted in, for messages.
-        num_held_out: images that training would hold out of these; 0 where that is not known.
     """
     where = f" in {split}" if split else ""
     for name, count in zip(classes, counts, strict=True):
         if count == 0 and required:
             findings.add("empty-class", where.strip(), name=name)
         elif count == 1:
-            few = few_to_measure(num_held_out)
-            held_out = f"of {sum(counts)} images {num_held_out} would be held out ({few})" if few else ""
-            findings.add("single-image", held_out or where.strip(), name=name)
+            findings.add("single-image", where.strip(), name=name)
         elif 0 < count < SMALL:
             findings.add("small-class", f"{count} images{where}", name=name)
     filled = sorted((count, name) for name, count in zip(classes, counts, strict=True) if count)

@@ -29,7 +29,7 @@ class RecordLabels:
     """The labels of a file.
 
     Args:
-        what: it is by them: "image records", "detection records", ...
+        what: it is by them: "image records", "records with label vectors", ...
         fits: bool[N], records whose labels go with those of the others.
         classes: images of each class, by the card's names or the numbers; empty where labels are no classes.
     """
@@ -42,24 +42,22 @@ class RecordLabels:
 def check_labels(path: Path, scan: RecordScan, card: Card | None, findings: Findings) -> RecordLabels:
     """Return what the labels are, and add what does not go with that; nothing where no record holds an image."""
     headers = scan.headers
-    bad = sum(findings.counts[kind] for kind in ("no-header", "label-overrun", "no-image", "no-picture"))
+    bad = sum(findings.counts[kind] for kind in ("no-header", "no-image", "no-picture"))
     if bad >= len(headers):
         detail = next((finding.detail for finding in findings.of("no-image")), "")  # has looked at all of it
-        findings.drop("no-image", "no-picture", "no-header", "label-overrun")
+        findings.drop("no-image", "no-picture", "no-header")
         findings.add("not-images", none_is_an_image(len(headers), detail or why_no_image(_first_payload(path, scan))))
         return RecordLabels("records that are no image records", np.zeros(len(headers), np.bool_))
     _check_ids(scan, findings)
     fits = scan.readable & ~headers["is_bare"]
-    if 2 * int(headers["is_detection"].sum()) > int(fits.sum()):
-        widths = headers["width"][headers["is_detection"]]
-        between = f"{widths.min()} to {widths.max()}" if widths.min() < widths.max() else f"{widths.min()}"
-        findings.add("detection", f"{len(widths):,} of {len(headers):,} records, {between} labels each")
-        return RecordLabels("detection records", fits)
     widths = headers["width"]
     # In sets of faces the first label is the class, whatever the others are.
     if headers["is_bare"][0] and names_identities(unpack(_first_payload(path, scan))):
         widths = np.minimum(widths, 1)
     values, counts = np.unique(widths[fits], return_counts=True)
+    if len(values) > 1 and 2 * counts.max() <= counts.sum():  # as of objects in boxes
+        findings.add("label-vectors", f"{values[0]} to {values[-1]} labels for each image")
+        return RecordLabels("records with label vectors", fits)
     width = int(values[counts.argmax()]) if len(values) else 1
     for row in np.flatnonzero(fits & (widths != width)).tolist():
         findings.add("label-width", f"{widths[row]}; most have {width}", **scan.place(row))
@@ -88,13 +86,12 @@ def _check_class_numbers(
         low, high = stored[fits].min(), stored[fits].max()
         findings.add("label-vectors", f"one number for each image, from {low!s} to {high!s}")
         return RecordLabels("records with a number each", fits)
-    for row in np.flatnonzero(wrong).tolist():
-        findings.add("label-not-class", f"label {stored[row]!s}", **scan.place(row))
     named = card.classes if card else ()
     limit = len(named) or MOST_CLASSES
-    labels, reason = whole.astype(np.float64), f"the card lists {limit:,}" if named else f"{limit:,} are the most"
-    for row in np.flatnonzero(fits & ~wrong & (labels >= limit)).tolist():
-        findings.add("label-unknown", f"label {labels[row]:.0f}; {reason}", **scan.place(row))
+    reason = f"; the card lists {limit:,}" if named else f"; {limit:,} are the most"
+    labels = whole.astype(np.float64)
+    for row in np.flatnonzero(wrong | (fits & (labels >= limit))).tolist():
+        findings.add("label-not-class", f"label {stored[row]!s}{'' if wrong[row] else reason}", **scan.place(row))
     fits = fits & ~wrong & (labels < limit)
     sizes = np.bincount(labels[fits].astype(np.int64), minlength=len(named)).tolist()
     names = named or [str(number) for number in range(len(sizes))]

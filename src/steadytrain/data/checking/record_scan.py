@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -30,10 +29,10 @@ Bounds = tuple[int, int]
 _ROW = np.dtype(
     [
         *(("start", "<i8"), ("end", "<i8"), ("id", "<u8"), ("width", "<i8"), ("label", "<f4")),
-        *(("is_finite", "?"), ("is_detection", "?"), ("is_binary", "?"), ("is_bare", "?")),
+        *(("is_finite", "?"), ("is_binary", "?"), ("is_bare", "?")),
     ]
 )
-_PACKED_ROW = struct.Struct("<qqQqf????")
+_PACKED_ROW = struct.Struct("<qqQqf???")
 _HEADER = struct.Struct("<IfQQ")
 _PORTION_RECORDS = 32
 _PORTION_BYTES = 2 << 20
@@ -49,8 +48,8 @@ class RecordScan:
         start: its first bytes.
         digest: its sha256.
         headers: a row for each whole record: where it starts and ends, its id, ``width`` (how many labels; 0 where
-            there is no header, or none that can be believed), the first label; whether all labels are numbers, are
-            those of objects and boxes, are 0 or 1, and are without a picture, as in sets of faces.
+            there is no header, or none that can be believed), the first label; whether all labels are numbers, are 0
+            or 1, and are without a picture, as in sets of faces.
         gaps: int64[G, 2], bytes that belong to no record.
         sound: bool[N], records with a header, and with an image that can be decoded if that was tried.
         images: what was seen of its images.
@@ -167,7 +166,11 @@ class _Walk:
         for step in whole_records(self.source):
             if isinstance(step, Gap):
                 self.gaps.append((step.start, step.end))
-                self.findings.add(step.kind, step.detail, offset=step.start, id=step.id)
+                size = step.end - step.start
+                kind, text = "damaged-frame", f"{size:,} byte{'s' * (size > 1)}, up to byte {step.end:,}"
+                if step.needed:
+                    kind, text = "cut-short", f"needs {step.needed:,} bytes, {size:,} are there"
+                self.findings.add(kind, text, offset=step.start, id=step.id)
             elif self._take(step):
                 portion.append((step.start, step.end))
                 if len(portion) == _PORTION_RECORDS or step.end - portion[0][0] >= _PORTION_BYTES:
@@ -178,61 +181,38 @@ class _Walk:
 
     def _take(self, record: Record) -> bool:
         """Take in the header of a whole record, with what is wrong with it; return whether it has an image."""
-        number = len(self.sound)
-        head = record.head
+        number, head = len(self.sound), record.head
         if record.cflag and record.length >= HEADER_BYTES:  # a magic inside the header itself cuts that in parts
             head = payload_in(self.source, (record.start, record.end))
         flag, label, id_, _ = _HEADER.unpack_from(head)
-        is_finite, objects, binary, width = math.isfinite(label), False, False, max(flag, 1)
-        faults: list[tuple[str, str]] = []
-        if record.length < HEADER_BYTES:
+        room, labels, width = record.length - HEADER_BYTES - 4 * flag, np.array([label], np.float32), max(flag, 1)
+        if room < 0:
             width = 0
-            few = f"{record.length} of {HEADER_BYTES} bytes" if record.length else "an empty record"
-            faults.append(("no-header", few))
-        elif HEADER_BYTES + 4 * flag > record.length:
-            width, room = 0, (record.length - HEADER_BYTES) // 4
-            faults.append(("label-overrun", f"{flag:,} labels, with room for {room:,}"))
         elif flag:
             data = head if record.cflag else self.source.read(record.start + 8, HEADER_BYTES + 4 * flag)
             labels = np.frombuffer(data, "<f4", count=flag, offset=HEADER_BYTES)
-            label, is_finite, objects = float(labels[0]), bool(np.isfinite(labels).all()), is_detection(labels)
-            binary = bool(((labels == 0) | (labels == 1)).all())
-        if is_bare := width > 0 and flag > 0 and record.length == HEADER_BYTES + 4 * flag:
-            faults.append(("no-picture", f"{flag:,} labels"))
-        elif width and not is_finite:
-            faults.append(("label-not-class", f"label {label}" if width == 1 else "not a number, in a vector"))
-        known_id = id_ if record.length >= HEADER_BYTES else None
-        for kind, detail in faults:
-            self.findings.add(kind, detail, offset=record.start, record=number, id=known_id)
+        is_finite, is_bare = bool(np.isfinite(labels).all()), flag > 0 and room == 0
+        fault: tuple[str, str] | None = None
+        if record.length < HEADER_BYTES:
+            fault = "no-header", f"{record.length} of {HEADER_BYTES} bytes"
+        elif room < 0:
+            fault = "no-header", f"{flag:,} labels, with room for {(record.length - HEADER_BYTES) // 4:,}"
+        elif is_bare:
+            fault = "no-picture", f"{flag:,} labels"
+        elif not is_finite:
+            fault = "label-not-class", f"label {label}" if width == 1 else "not a number, in a vector"
+        if fault is not None:
+            known_id = id_ if record.length >= HEADER_BYTES else None
+            self.findings.add(*fault, offset=record.start, record=number, id=known_id)
+        is_binary = bool(((labels == 0) | (labels == 1)).all())
         has_image = width > 0 and not is_bare
-        values = (record.start, record.end, id_, width, label, is_finite, objects, binary, is_bare)
-        self.rows += _PACKED_ROW.pack(*values)
+        self.rows += _PACKED_ROW.pack(
+            record.start, record.end, id_, width, float(labels[0]), is_finite, is_binary, is_bare
+        )
         self.sound.append(has_image)
         if has_image:
             self.sent.append(number)
         return has_image
-
-
-def is_detection(labels: NDArray[np.float32]) -> bool:
-    """Return whether a label vector describes objects and boxes, as MXNet's detection records do.
-
-    ``A, B, ...`` (A numbers, the header, of which A and B are the first two), then B numbers for each object: its
-    class, left, top, right and bottom as fractions of the image, and perhaps more.
-
-    >>> is_detection(np.array([4, 5, 640, 480, 7, 0.1, 0.2, 0.5, 0.9], np.float32))
-    True
-    >>> is_detection(np.array([4, 5, 640, 480, 7, 100, 20, 0.5, 0.9], np.float32))
-    False
-    """
-    if len(labels) < 7 or not np.isfinite(labels[:2]).all():
-        return False
-    head, width = float(labels[0]), float(labels[1])
-    if head != int(head) or width != int(width) or head < 2 or width < 5 or (len(labels) - head) % width:
-        return False
-    objects = labels[int(head) :].reshape(-1, int(width))
-    classes, boxes = objects[:, 0], objects[:, 1:5]
-    # Objects may be padded with -1, and boxes reach a little over the edge.
-    return bool(len(objects) and np.all(classes == np.floor(classes)) and np.all((boxes >= -1) & (boxes <= 2)))
 
 
 def look_at_records(spans: Sequence[Bounds], path: str, *, near: bool) -> list[Look]:

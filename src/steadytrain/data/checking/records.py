@@ -22,14 +22,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.checking.companions import Index, check_card, check_index, check_list, find_index
+from steadytrain.data.checking.companions import check_card, check_index, list_beside
 from steadytrain.data.checking.copies import ImageSet, find_alike_images, find_copies, find_copies_of, find_leaks
 from steadytrain.data.checking.findings import Findings, Report, remedies_for_records
 from steadytrain.data.checking.record_labels import RecordLabels, check_labels
 from steadytrain.data.checking.record_scan import RecordScan, scan_records
 from steadytrain.data.images.file_types import recognise
 from steadytrain.data.recordio.card import Card
-from steadytrain.data.recordio.framing import index_path
 from steadytrain.data.recordio.lst import describe_record
 from steadytrain.format import OnProgress
 
@@ -40,14 +39,13 @@ class Examined:
 
     Args:
         labels: what its labels are.
-        index, card: what lies beside it, fitting or not.
+        card: what lies beside it, fitting or not; None where it cannot be read.
     """
 
     path: Path
     report: Report
     scan: RecordScan
     labels: RecordLabels
-    index: Index | None = None
     card: Card | None = None
 
     @property
@@ -64,11 +62,6 @@ class Examined:
     def classes(self) -> tuple[str, ...]:
         """By the card, or the numbers; empty where labels are none."""
         return tuple(self.labels.classes)
-
-    @property
-    def has_good_index(self) -> bool:
-        """Return whether readers can go by its index."""
-        return not any(kind.startswith("index-") for kind in self.report.findings.counts)
 
 
 def examine_records(
@@ -114,15 +107,15 @@ def examine_records(
             progress=lambda part, _: progress(before + part, total),
         )
         done += scan.size
-        return replace(scan, listed=check_list(file, scan, findings)) if len(scan.headers) else scan
+        return replace(scan, listed=list_beside(file, scan)) if len(scan.headers) else scan
 
     scan = scan_file(path, findings)
     if not len(scan.headers):
         return _no_records(path, scan, findings, began)
     card = check_card(path, scan, findings)
     labels = check_labels(path, scan, card, findings)
-    index = find_index(index_path(path))
-    facts = check_index(index, scan, findings, name=index_path(path).name)
+    check_index(path, scan, findings)
+    facts: list[str] = []
     if decode:
         images = _image_set(scan, tuple(labels.classes))
         find_copies(images, findings)
@@ -155,7 +148,7 @@ def examine_records(
         remedies=remedies_for_records(path, findings, num_sound=num_sound),
         seconds=time.monotonic() - began,
     )
-    return Examined(path, report, scan, labels, index, card)
+    return Examined(path, report, scan, labels, card)
 
 
 def _image_set(scan: RecordScan, classes: Sequence[str], file: str = "") -> ImageSet:

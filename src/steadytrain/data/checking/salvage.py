@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from steadytrain.data.images.decode import BadImageError, flatten, format_of, lo
 from steadytrain.data.images.encode import PackedImage
 from steadytrain.data.images.statistics import PixelCount
 from steadytrain.data.names import Names
-from steadytrain.data.packing.pack import Tally, keeps_list
+from steadytrain.data.packing.pack import PackedFile, Tally, keeps_list
 from steadytrain.data.packing.portions import EncodedPortion
-from steadytrain.data.recordio.card import Card, Rejected
+from steadytrain.data.recordio.card import Rejected
 from steadytrain.data.recordio.damaged import ByteSource
 from steadytrain.data.recordio.framing import index_path, unpack
 from steadytrain.data.recordio.lst import format_line
@@ -34,26 +33,10 @@ from steadytrain.machine.worker_pool import map_in_children
 _PORTION = 32
 
 
-@dataclass(frozen=True)
-class Salvaged:
-    """A salvaged record file, and the records that it lacks.
-
-    Args:
-        path: of the new record file.
-        card: of the same.
-        lost: what of the old file is not in it, and why.
-    """
-
-    path: Path
-    card: Card
-    lost: tuple[Rejected, ...]
-
-
 def write_index(examined: Examined, *, force: bool = False) -> Path | None:
     """Write the ``.idx`` of a record file, in one go: a reader finds the old one or the new one.
 
-    Its keys are the records' ids, as MXNet's ``im2rec`` has it, or numbers from 0 where ids are not unique (as
-    ``rec2idx`` has it). Records without a header are left out.
+    Its keys are those of :func:`_keys_of`. Records without a header are left out.
 
     Args:
         examined: the record file.
@@ -67,21 +50,27 @@ def write_index(examined: Examined, *, force: bool = False) -> Path | None:
         StorageError: the disk is full or not writable.
     """
     path = index_path(examined.path)
-    if examined.has_good_index and examined.index is not None and not force:
-        return None
     rows = np.flatnonzero(examined.scan.readable)
     if not len(rows):
         raise DataError(f"{examined.path} holds no image records: there is nothing to index")
-    ids, offsets = examined.headers["id"][rows], examined.headers["start"][rows]
-    keys = ids.tolist() if len(np.unique(ids)) == len(ids) else range(len(ids))
-    replace_file(path, "".join(f"{key}\t{offset}\n" for key, offset in zip(keys, offsets.tolist(), strict=True)))
+    if not examined.report.findings.has("index-missing", "index-wrong") and not force:
+        return None
+    keys, offsets = _keys_of(examined.headers["id"][rows]), examined.headers["start"][rows].tolist()
+    replace_file(path, "".join(f"{key}\t{offset}\n" for key, offset in zip(keys, offsets, strict=True)))
     return path
+
+
+def _keys_of(ids: NDArray[np.uint64]) -> Sequence[int]:
+    """Return ids as the keys of an index, as ``im2rec`` has it; numbers from 0 where they are not unique."""
+    return ids.tolist() if len(np.unique(ids)) == len(ids) else range(len(ids))
 
 
 def salvage(
     examined: Examined, out: Path, *, force: bool = False, workers: int = 1, progress: OnProgress | None = None
-) -> Salvaged:
-    """Write the sound records into a file of their own, with keys, labels, ids and order as they were.
+) -> PackedFile:
+    """Write the sound records into a file of their own, with labels, ids and order as they were.
+
+    What of the old file is not in it stands on its card, as rejected.
 
     Args:
         examined: the damaged file; keep all of its findings (``most=None``), so that the card can name what was lost.
@@ -99,11 +88,12 @@ def salvage(
     rows = np.flatnonzero(examined.sound)
     if not len(rows):
         raise DataError(f"nothing of {examined.path} can be salvaged: it has no sound record")
-    headers, keys = examined.headers, examined.index.key_of() if examined.index else {}
+    headers = examined.headers
+    ids, keys = headers["id"][rows].tolist(), _keys_of(headers["id"][rows])
     spans: list[Bounds] = headers[["start", "end"]][rows].tolist()
     tally = Tally(_list_records(examined, rows))
     tally.rejected += _lost(examined)
-    keeps, lines = keeps_list(out, tally.listing), Names()
+    keeps, lines = keeps_list(out), Names()
 
     def portions() -> Iterator[list[tuple[Bounds, bool]]]:
         for start in range(0, len(spans), _PORTION):
@@ -117,10 +107,9 @@ def salvage(
             for part in answers:
                 for result in part.results:
                     number = tally.num_seen
-                    span, id_ = spans[number], int(headers["id"][rows[number]])
-                    payload = payload_in(source, span)
-                    writer.write(payload, keys.get(span[0], id_))
-                    lines.append(format_line(id_, unpack(payload).labels, tally.listing.names[number]))
+                    payload = payload_in(source, spans[number])
+                    writer.write(payload, keys[number])
+                    lines.append(format_line(ids[number], unpack(payload).labels, tally.listing.names[number]))
                     tally.next_record()
                     tally.keep(result)
                 tally.counts += part.counts
@@ -130,7 +119,7 @@ def salvage(
         writer.companions[".json"] = card.to_json()
         if not keeps:
             writer.companions[".lst"] = lines
-    return Salvaged(out, card, card.rejected)
+    return PackedFile(out, card)
 
 
 def _list_records(examined: Examined, rows: NDArray[np.int64]) -> Listing:

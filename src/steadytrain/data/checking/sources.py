@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -15,19 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from steadytrain.config import Data
 from steadytrain.data.checking.copies import ImageSet, find_alike_images, find_copies
 from steadytrain.data.checking.findings import IMAGE_FAULTS, Findings, Report, remedies_for_source
 from steadytrain.data.checking.images import ImageTally, check_classes
-from steadytrain.data.filenames import is_ignored, is_image, repeated
+from steadytrain.data.filenames import is_image
 from steadytrain.data.images.file_types import LOOK_AT, FileType, recognise
 from steadytrain.data.images.look import Look, look_in_children
 from steadytrain.data.packing.pack import default_max_bad
-from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.folder import (
-    build_tree,
     list_folder,
     list_unclassed,
     look_on_disk,
@@ -35,17 +32,9 @@ from steadytrain.data.sources.folder import (
 )
 from steadytrain.data.sources.layout import class_splits, flat_splits
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, look_at_files
-from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import DataError
 from steadytrain.format import OnProgress, Say, count, printable
-
-FORMATS = {
-    **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpg"),
-    **dict.fromkeys((".tif", ".tiff"), "tiff"),
-    **dict.fromkeys((".ppm", ".pgm", ".pbm", ".pnm"), "ppm"),
-    **{f".{name}": name for name in ("png", "bmp", "gif", "webp", "avif")},
-}
 
 
 def examine_source(
@@ -120,7 +109,7 @@ def examine_source(
             chosen = [listing for listing in others if listing.split == "val"] or others[:1]
             listings = [replace(listings[0], split="train"), *(replace(part, split="val") for part in chosen)]
         total = sum(map(len, listings))
-        _check_names(listings, sources, findings)
+        _check_names(listings, findings)
         _check_class_sizes(listings, findings)
         if decode:
             look = partial(look_at_files, near=near)
@@ -200,10 +189,8 @@ def _list_anyway(
         if not all(map(os.path.exists, sources)):
             raise
         refusal = str(error)
-    if len(sources) > 1:
+    if len(sources) > 1 or not path.is_dir():
         return [], refusal
-    if not path.is_dir():
-        return _list_archive(path, scratch), refusal
     look = look_on_disk(path)
     try:
         if flat_splits(look):  # names of splits are no classes
@@ -216,53 +203,12 @@ def _list_anyway(
         return [list_unclassed(*scan_folder(path), path)], refusal
 
 
-def _list_archive(path: Path, scratch: Path) -> list[Listing]:
-    """All images inside a tar or a zip, in no class; a compressed one would have to be decompressed again."""
-    try:
-        if not path.is_file() or is_compressed(path):
-            return []
-        archive = open_source(path, scratch, lambda _: None)
-        if archive.kind not in ("tar", "zip"):
-            return []
-        files = read_archives([archive], lambda _: None)
-        listing = list_unclassed(build_tree(files, strip=False), files, path)
-    except DataError:  # reported already: it is why packing refuses it
-        return []
-    return [replace(listing, passed_over=())] if len(listing) else []
-
-
-def _check_names(listings: Sequence[Listing], sources: Sequence[str], findings: Findings) -> None:
-    """Add what is passed over, and names that are alike."""
+def _check_names(listings: Sequence[Listing], findings: Findings) -> None:
+    """Add what is passed over."""
     for listing in listings:
         for name in listing.passed_over:
             kind = "unclassed" if is_image(name) else "beside" if name.endswith("/") else "passed-over"
             findings.add(kind, name=printable(name))
-        for first, second in clashes(listing.names):
-            same = unicodedata.normalize("NFC", first) == unicodedata.normalize("NFC", second)
-            form = ", in another Unicode form" if same else ""
-            findings.add("name-clash", f"and {printable(second)}{form}", name=printable(first))
-    for first, second in clashes(listings[0].classes):
-        findings.add("name-clash", f"and {second}, both classes", name=first)
-    for source in sources:
-        for folder, folders, files in os.walk(source):  # what a hidden folder holds counts as one
-            for name in sorted(name for name in (*folders, *files) if is_ignored(name)):
-                findings.add("hidden", name=printable(os.path.relpath(os.path.join(folder, name), source)))  # noqa: PTH118
-            folders[:] = sorted(name for name in folders if not is_ignored(name))
-
-
-def clashes(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Pairs of different names that some file systems take for the same.
-
-    >>> list(clashes(["a/1.jpg", "A/1.JPG", "a/2.jpg"]))
-    [('a/1.jpg', 'A/1.JPG')]
-    """
-
-    def fold(name: str) -> str:
-        return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-
-    for row, before in repeated(names, fold):
-        if names[row] != names[before]:
-            yield names[before], names[row]
 
 
 def _count_classes(listing: Listing) -> dict[str, int]:
@@ -284,17 +230,7 @@ def _check_class_sizes(listings: Sequence[Listing], findings: Findings) -> None:
         return
     for listing in listings:
         required = listing.split in ("", "train")
-        num_held_out = 0
-        if not listing.split:
-            num_held_out = len(split_by_fraction(listing.labels, fraction=Data.holdout, seed=0)[1])
-        check_classes(
-            listing.classes,
-            listing.counts(),
-            findings,
-            required=required,
-            split=listing.split,
-            num_held_out=num_held_out,
-        )
+        check_classes(listing.classes, listing.counts(), findings, required=required, split=listing.split)
     sizes = [dict(zip(listing.classes, listing.counts(), strict=True)) for listing in listings]
     for listing, theirs in zip(listings[1:], sizes[1:], strict=True):
         for name in sorted(sizes[0].keys() | theirs.keys()):
@@ -319,11 +255,7 @@ def _look(
     done = 0
     for looks in look_in_children(portions, look_at_portion, workers=workers):
         for number, look in enumerate(looks, done):
-            name = printable(next(names))
-            images.add(look, number, name=name)
-            suffix = FORMATS.get(os.path.splitext(name)[1].lower())  # noqa: PTH122
-            if not look.fault and suffix and look.format in FORMATS.values() and suffix != look.format:
-                images.findings.add("wrong-suffix", look.format.upper(), name=name)
+            images.add(look, number, name=printable(next(names)))
         done += len(looks)
         if progress is not None:
             progress(done, total)

@@ -62,14 +62,22 @@ def find_data_set(name: str) -> DataSet:
     >>> find_data_set("Fashion_MNIST").classes, find_data_set("caltech-256").train_per_class
     (10, 60)
     """
+    if _plain(name) in ("imagenet", "imagenet1k", "ilsvrc2012"):
+        raise InputError(_IMAGENET)
     spelt = {_plain(known): data_set for known, data_set in catalogue().items()} | {
         other: catalogue()[known] for other, known in OTHER_NAMES.items()
     }
     if (data_set := spelt.get(_plain(name))) is not None:
         return data_set
-    hint = did_you_mean(name.lower(), catalogue()) or f" There are: {', '.join(catalogue())}, imagenet."
+    hint = did_you_mean(name.lower(), catalogue()) or f" There are: {', '.join(catalogue())}."
     raise InputError(f"there is no data set {name} to fetch.{hint}")
 
+
+_IMAGENET = (
+    "ImageNet is handed out to registered users alone: register at https://image-net.org (an address of a university"
+    " helps), agree to its terms, download ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and"
+    " ILSVRC2012_devkit_t12.tar.gz into one folder, unchanged; then run steady pack FOLDER imagenet --shorter-side 256"
+)
 
 OTHER_NAMES = {
     "oxfordpets": "pets",

@@ -26,10 +26,9 @@ from steadytrain.data.fetching.download import Patience, download, mirror_urls
 from steadytrain.data.images.encode import PackSettings
 from steadytrain.data.packing.pack import PackedFile, mute, pack
 from steadytrain.data.recordio.card import Card, card_path
-from steadytrain.data.sources import imagenet
 from steadytrain.data.sources.archives import TAR_ERRORS
 from steadytrain.data.storage.scratch import scratch_beside
-from steadytrain.errors import DataError, InputError, RunError, storage_errors
+from steadytrain.errors import DataError, RunError, storage_errors
 from steadytrain.files import lock_at_once, open_lock, replacing
 from steadytrain.format import Say, size
 
@@ -59,7 +58,6 @@ def fetch(
     folder: str | Path,
     *,
     mirrors: Sequence[str] = (),
-    clutter: bool = False,
     shorter_side: int | None = None,
     workers: int | None = None,
     force: bool = False,
@@ -76,7 +74,6 @@ def fetch(
         name: of the catalogue.
         folder: made if it is not there; the files as they came lie in its ``downloads/NAME``.
         mirrors: addresses of folders that have the files, tried first.
-        clutter: keep Caltech's class of images that belong to none.
         shorter_side: scale larger images down to so many pixels on their shorter side.
         workers: processes that encode.
         force: pack again over what is there.
@@ -97,8 +94,6 @@ def fetch(
     data_set, advance = data_set or find_data_set(name), advance or FetchProgress()
     folder = Path(folder)
     out = folder / f"{data_set.name}.rec"
-    if clutter and not data_set.clutter:
-        raise InputError(f"--clutter goes with caltech101 and caltech256: {data_set.name} has no class of clutter")
     mirror_urls(mirrors, ""), PackSettings(shorter_side=shorter_side)  # refused before a folder is made
     if not force and (packed := _already(folder, data_set)):
         say(f"{packed[0].path} is there: nothing to do (--force packs it again)")
@@ -121,17 +116,17 @@ def fetch(
                 room_bytes=left + data_set.bytes,
             )
         advance.fetched("", 0, 0)
-        if data_set.clutter and not clutter:
+        if data_set.clutter:
             say(
                 f"left out: {data_set.clutter}, {data_set.clutter_images:,} images of none of the"
-                f" {data_set.classes} classes, which no classifier can get right (--clutter keeps them)"
+                f" {data_set.classes} classes, which no classifier can get right (steady pack keeps them)"
             )
         with scratch_beside(folder / f"{data_set.name}-lists") as scratch:
             return pack(
                 _source(data_set, downloads, paths),
                 out,
                 labels=_split_table(data_set, paths, scratch),
-                exclude=[data_set.clutter] if data_set.clutter and not clutter else [],
+                exclude=[data_set.clutter] if data_set.clutter else [],
                 train_per_class=data_set.train_per_class,
                 val_fraction=data_set.val_fraction,
                 encoding="png" if data_set.layout in ("stl10", "svhn") else "auto",  # their pixels, without loss
@@ -141,48 +136,6 @@ def fetch(
                 progress=advance.packed,
                 say=say,
             )
-
-
-def fetch_imagenet(
-    folder: str | Path,
-    archives: str | Path | None,
-    *,
-    shorter_side: int | None = 256,
-    workers: int | None = None,
-    force: bool = False,
-    advance: FetchProgress | None = None,
-    say: Say = mute,
-) -> list[PackedFile]:
-    """Pack ImageNet from the archives that its owners hand out, naming each step; none of it can be fetched for you.
-
-    Args:
-        folder: for ``imagenet-train.rec`` and ``imagenet-val.rec``.
-        archives: the folder that holds them; None: only say how to come by them.
-        shorter_side: scale larger images down to so many pixels on their shorter side; None: as they are.
-
-    Raises:
-        InputError: no folder, or an archive is missing: with the steps to take.
-    """
-    place = Path(archives) if archives is not None else None
-    if place is not None and not place.is_dir():
-        raise InputError(f"--from {place} is no folder: name the one that holds ImageNet's archives")
-    parts = imagenet.find_parts(place) if place else {}
-    truth = imagenet.truth_beside(place / imagenet.VAL_TAR if place else Path(), None) if place else None
-    paths = {imagenet.TRAIN_TAR: parts.get("train"), imagenet.VAL_TAR: parts.get("val"), imagenet.TRUTHS[0]: truth}
-    for step, (name, path) in enumerate(paths.items(), 1):
-        say(f"step {step} of 4: {name}: {f'found, {path}' if path else 'missing'}")
-    if missing := [name for name, path in paths.items() if path is None]:
-        where = f"to {place}" if place else "into one folder, unchanged"
-        raise InputError(
-            "ImageNet is handed out to registered users alone: register at https://image-net.org (an address of a"
-            f" university helps), agree to its terms, and download ILSVRC2012's {', '.join(missing)} {where};"
-            f" then run steady fetch imagenet --from {place or 'FOLDER'}"
-        )
-    say("step 4 of 4: packing; the archives stay as they are")
-    assert place is not None
-    advance = advance or FetchProgress()
-    out = Path(folder) / "imagenet.rec"
-    return pack(place, out, shorter_side=shorter_side, workers=workers, force=force, progress=advance.packed, say=say)
 
 
 def _already(folder: Path, data_set: DataSet) -> list[PackedFile]:

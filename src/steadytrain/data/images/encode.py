@@ -12,7 +12,6 @@ intervals that a crop does not show, columns as well as rows.
 from __future__ import annotations
 
 import io
-import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -21,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import simplejpeg
-from PIL import Image, ImageChops
+from PIL import Image
 
 from steadytrain.data.arrays import Pixels
 from steadytrain.data.images.decode import (
@@ -49,15 +48,12 @@ with suppress(ImportError):
     native = import_module("steadytrain.native")
 
 Encoding = Literal["auto", "jpg", "png", "webp", "raw", "pass"]
-Subsampling = Literal["420", "444", "auto"]
+Subsampling = Literal["420", "444"]
 
 SMALL_SIDE = 64
 MOST_BYTES = 2**29 - 1 - 4096  # of an encoded image: what a record can hold, less its header and labels
 _LONGEST_SIDE = {"jpg": 65_500, "webp": 16_383}  # pixels, by libjpeg and by the format
-MIN_CHROMA_PSNR = 36.0
-"""Decibels of chroma below which ``auto`` takes 4:4:4; measured in docs/records.md."""
 
-_SQUARES = np.arange(256) ** 2
 _RESTART_UNIT = 16  # pixels, that ``Settings.restart`` counts
 _MCU_WIDTH = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32}  # pixels, by chroma
 
@@ -79,7 +75,7 @@ class PackSettings:
         mark_kept: JPEGs that need not change get them too. No pixel changes, but the bytes do; progressive ones stay as
             they are.
         subsampling: chroma of a JPEG that is encoded here: ``420``, half the resolution in each direction; ``444``, all
-            of it; ``auto``: ``444`` for each image whose chroma ``420`` would leave with less than 36 dB.
+            of it.
 
     Raises:
         DataError: a value out of range, or two that exclude each other.
@@ -115,7 +111,7 @@ class PackSettings:
             other = "--shorter-side" if self.shorter_side else "--grey"
             raise DataError(f"--encoding pass keeps every file's bytes, {other} would change them: drop one of the two")
         if self.subsampling not in get_args(Subsampling):
-            raise DataError(f"--subsampling is {self.subsampling!r}; it must be 420, 444 or auto")
+            raise DataError(f"--subsampling is {self.subsampling!r}; it must be 420 or 444")
         if self.subsampling != "420" and (self.grey or not self.stores_jpegs):
             other = "--grey" if self.grey else f"--encoding {self.encoding}"
             raise DataError(
@@ -144,8 +140,7 @@ class PackSettings:
 class PackedImage(NamedTuple):
     """An image ready to be stored; ``height`` and ``width`` are those of the upright picture.
 
-    ``full_chroma``: it was encoded as a JPEG of 4:4:4. ``peak``: the largest value of an image of 16 bits whose range
-    is not known; -1 for any other.
+    ``peak``: the largest value of an image of 16 bits whose range is not known; -1 for any other.
     """
 
     data: bytes
@@ -154,7 +149,6 @@ class PackedImage(NamedTuple):
     channels: int
     format: str
     kept: bool
-    full_chroma: bool = False
     peak: int = -1
 
 
@@ -292,17 +286,15 @@ def _encode(pixels: Pixels, name: str, settings: PackSettings) -> PackedImage:
             f"{width:,} x {height:,} pixels, and {'a JPEG' if name == 'jpg' else 'a WebP'} holds at most"
             f" {_LONGEST_SIDE[name]:,} a side: give --encoding png, or a --shorter-side"
         )
-    is_full = name == "jpg" and wants_full_chroma(pixels, settings.subsampling)
     if name == "ppm":
         data = to_ppm(pixels)
     elif name == "jpg":
-        chroma: Subsampling = "444" if is_full else "420"
-        data = encode_jpeg(pixels, settings.quality, most=settings.restart, subsampling=chroma)
+        data = encode_jpeg(pixels, settings.quality, most=settings.restart, subsampling=settings.subsampling)
     else:
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, name, quality=settings.quality)
         data = file.getvalue()
-    return _packed(data, pixels.shape, name, kept=False)._replace(full_chroma=is_full)
+    return _packed(data, pixels.shape, name, kept=False)
 
 
 def _packed(data: bytes, shape: tuple[int, ...], name: str, *, kept: bool) -> PackedImage:
@@ -320,7 +312,7 @@ def encode_jpeg(pixels: Pixels, quality: int, *, most: int, subsampling: Subsamp
         most: as for :func:`restart_interval`; 0: no markers.
         subsampling: as for ``PackSettings``; of no consequence for grey.
     """
-    is_full = wants_full_chroma(pixels, subsampling)
+    is_full = pixels.ndim == 3 and subsampling == "444"
     options: dict[str, Any] = {"quality": quality, "subsampling": "4:4:4" if is_full else "4:2:0"}
     if most and is_full:
         # Not a divisor of the row: 341 pixels are 43 MCUs of 8, and a marker after each of them makes files 5 % larger,
@@ -334,37 +326,6 @@ def encode_jpeg(pixels: Pixels, quality: int, *, most: int, subsampling: Subsamp
     # less at quality 95, and files as large.
     Image.fromarray(pixels).save(file, "JPEG", **options)
     return file.getvalue()
-
-
-def wants_full_chroma(pixels: Pixels, subsampling: Subsampling) -> bool:
-    """Return whether an image is to be stored as 4:4:4; grey never is."""
-    if pixels.ndim == 2 or subsampling == "420":
-        return False
-    return subsampling == "444" or subsampled_chroma_psnr(pixels) < MIN_CHROMA_PSNR
-
-
-def subsampled_chroma_psnr(pixels: Pixels) -> float:
-    """Return what 4:2:0 alone would leave of an image's chroma, in dB; infinite where nothing would change.
-
-    Cb and Cr are compared with their averages over squares of two pixels, in two of every eight rows: a quarter of the
-    time, and the same answer for all but one in a hundred images.
-
-    Args:
-        pixels: uint8[H, W, 3].
-
-    >>> stripes = np.zeros((16, 16, 3), np.uint8)
-    >>> stripes[:, ::2] = 255, 0, 0
-    >>> f"{subsampled_chroma_psnr(stripes):.1f}", subsampled_chroma_psnr(np.zeros((5, 5, 3), np.uint8))
-    ('14.6', inf)
-    """
-    if sampled := len(pixels) // 8:
-        pixels = pixels[: 8 * sampled].reshape(sampled, 8, *pixels.shape[1:])[:, :2].reshape(-1, *pixels.shape[1:])
-    colour, squares = Image.fromarray(pixels).convert("YCbCr"), 0
-    for plane in (colour.getchannel("Cb"), colour.getchannel("Cr")):
-        half = plane.reduce(2)
-        whole = half.resize((2 * half.width, 2 * half.height), Image.Resampling.NEAREST).crop((0, 0, *plane.size))
-        squares += int(np.array(ImageChops.difference(plane, whole).histogram()) @ _SQUARES)
-    return 10 * math.log10(255**2 * 2 * plane.width * plane.height / squares) if squares else math.inf
 
 
 def add_restart_markers(data: bytes, *, most: int) -> bytes:

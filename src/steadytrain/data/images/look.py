@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import NamedTuple, TypeVar
@@ -123,22 +122,7 @@ def _fault(reason: str, data: bytes) -> tuple[str, str]:
         return "unusable-image", reason
     if reason != UNKNOWN:
         return "no-image", reason.removesuffix(NO_IMAGE)
-    shape = raw_shape(len(data))
-    bare = f", perhaps bare pixels of {' x '.join(map(str, shape))}" if shape else ""
-    return "no-image", f"{len(data):,} bytes of no known format{bare}"
-
-
-def raw_shape(size: int) -> tuple[int, int, int] | None:
-    """Height, width and channels that so many bytes may be the bare pixels of: the square ones.
-
-    >>> raw_shape(3072), raw_shape(784), raw_shape(1000)
-    ((32, 32, 3), (28, 28, 1), None)
-    """
-    for channels in (3, 1):
-        side = math.isqrt(size // channels)
-        if side >= 8 and side * side * channels == size:
-            return side, side, channels
-    return None
+    return "no-image", f"{len(data):,} bytes of no known format"
 
 
 def _odd_traits(image: Image.Image, data: bytes, *, is_sound: bool) -> Iterator[tuple[str, str]]:

@@ -11,9 +11,7 @@ import base64
 import hashlib
 import json
 import os
-import re
 import time
-import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,9 +31,17 @@ from steadytrain.data.images.encode import Encoding, PackedImage, PackSettings, 
 from steadytrain.data.images.statistics import DeepImages, PixelCount, mean_and_std
 from steadytrain.data.names import Names
 from steadytrain.data.packing.portions import EncodedPortion, Portion, encode_all
-from steadytrain.data.recordio.card import Card, Rejected, card_of, card_path, digest_of_spots, read_classes
+from steadytrain.data.recordio.card import (
+    Card,
+    Rejected,
+    card_of,
+    card_path,
+    companion_fault,
+    digest_of_spots,
+    read_classes,
+)
 from steadytrain.data.recordio.framing import pack_header
-from steadytrain.data.recordio.lst import RecordList, format_line, list_path
+from steadytrain.data.recordio.lst import format_line, list_path
 from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers, remove_left
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all, source_name
@@ -47,7 +53,7 @@ from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, TooManyBadError
 from steadytrain.files import read_text
-from steadytrain.format import OnProgress, printable
+from steadytrain.format import OnProgress, Say, printable
 from steadytrain.machine.cgroups import cores
 
 MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, and a failure leaves nothing
@@ -97,7 +103,7 @@ class PackRequest:
         """Return the source's name for a card."""
         return " ".join(self.sources)
 
-    def listings(self, places: Sequence[str], scratch: Path, say: Callable[[str], None]) -> list[Listing]:
+    def listings(self, places: Sequence[str], scratch: Path, say: Say) -> list[Listing]:
         """List the sources, which lie at ``places`` on this disk; one listing, or one for each split."""
         lookup: dict[str, Any] = {"root": self.root, "labels": self.labels, "classes": self.classes}
         columns = ColumnNames.of(self.path_column, self.label_column, self.split_column, self.zip_names)
@@ -135,7 +141,7 @@ def pack(
     workers: int | None = None,
     force: bool = False,
     progress: OnProgress | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
 ) -> list[PackedFile]:
     """Write ``OUT.rec``, ``.idx``, ``.json`` and ``.lst``; for a source that is split ``OUT-train.rec`` and so on.
 
@@ -206,48 +212,67 @@ def pack(
         selection=selection,
         settings=settings,
     )
+    return pack_request(
+        request, out, shards=shards, max_bad=max_bad, workers=workers, force=force, progress=progress, say=say
+    )
+
+
+def pack_request(
+    request: PackRequest,
+    out: str | Path,
+    *,
+    shards: int | None = None,
+    max_bad: int | None = None,
+    workers: int | None = None,
+    force: bool = False,
+    progress: OnProgress | None = None,
+    say: Say | None = None,
+) -> list[PackedFile]:
+    """Pack as :func:`pack` does what a request says."""
+    settings, say = request.settings, say or mute
     outgoing = Outgoing(f"{str(out).removesuffix('.rec')}.rec") if is_uri(out) else None
     path = record_path(Path(local_name(str(out))), Path(request.sources[0])) if outgoing is None else outgoing.path
-    with scratch_beside(path) as scratch, local_sources(request.sources, say or mute) as places:
-        files = assign_files(request.listings(places, scratch, say or mute), path, shards)
+    with scratch_beside(path) as scratch, local_sources(request.sources, say) as places:
+        files = assign_files(request.listings(places, scratch, say), path, shards)
         pack_files = partial(
             pack_listings,
             files,
             settings,
             source=request.source,
+            sources=request.sources,
             scratch=scratch,
             max_bad=max_bad,
             workers=workers,
             progress=progress or mute,
-            say=say or mute,
+            say=say,
         )
         if outgoing is None:
-            if not force and (packed := _packed_before(files, settings, request.source)):
+            if not force and (packed := _packed_before(files, request)):
                 for file in packed:
                     remove_left(file.path)
-                    (say or mute)(f"{file.path} is packed already, from these images with these settings: it stays")
+                    say(f"{file.path} is packed already, from these images with these settings: it stays")
                 return packed
             return pack_files(force=force)
         work = digest(settings, [request.source.encode(), *identity([part for _, part in files], scratch=scratch)])
-        return _pack_and_send(outgoing, work, [file for file, _ in files], pack_files, force=force, say=say or mute)
+        return _pack_and_send(outgoing, work, [file for file, _ in files], pack_files, force=force, say=say)
 
 
-def _packed_before(
-    files: Sequence[tuple[Path, Listing]], settings: PackSettings, source: str
-) -> list[PackedFile] | None:
+def _packed_before(files: Sequence[tuple[Path, Listing]], request: PackRequest) -> list[PackedFile] | None:
     """Return what an earlier call, perhaps killed at its very end, made of the same images; None where it did not."""
     packed = []
     for path, listing in files:
         try:
             card = card_of(path) if path.exists() and path.with_suffix(".idx").exists() else None
-            packed_at = path.stat().st_mtime_ns if card is not None else 0
-            is_same = card is not None and (card.source, card.settings) == (source, settings.to_dict())
-            is_same = is_same and not bool((listing.times > packed_at).any())
-            if card is None or not is_same:
-                return None
-            if not _lists_same(list_path(path), listing, {file.name for file in card.rejected}):
-                return None
+            packed_at, listed_at = path.stat().st_mtime_ns, list_path(path).stat().st_mtime_ns
         except (OSError, DataError):
+            return None
+        if card is None or (card.source, card.settings) != (request.source, request.settings.to_dict()):
+            return None
+        if ".lst" in card.checksums:
+            is_same = describes(card, listing)
+        else:  # the list is what was packed
+            is_same = listed_at <= packed_at and card.num_images + len(card.rejected) == len(listing)
+        if not is_same or bool((listing.times > packed_at).any()):
             return None
         packed.append(PackedFile(path, card))
     return packed
@@ -260,7 +285,7 @@ def _pack_and_send(
     pack_files: Callable[..., list[PackedFile]],
     *,
     force: bool,
-    say: Callable[[str], None],
+    say: Say,
 ) -> list[PackedFile]:
     """Pack files in the cache, unless an earlier process did, and send them to a store."""
     if not outgoing.is_made(work):
@@ -302,12 +327,13 @@ def pack_listings(
     settings: PackSettings,
     *,
     source: str,
+    sources: Collection[str] = (),
     scratch: Path,
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
     progress: OnProgress,
-    say: Callable[[str], None],
+    say: Say,
 ) -> list[PackedFile]:
     """Pack what has been listed already, each listing into its file; the rest is as for :func:`pack`."""
     for _, shards in groupby((listing for _, listing in files), key=lambda listing: listing.split):
@@ -318,7 +344,7 @@ def pack_listings(
         raise DataError(f"--workers is {workers}; it must be from 1 to 1024")
     num_children = 1 if total < _FEW_FILES else min(workers or cores(), -(-total // PORTION_FILES))
     versions = json.dumps([PIL.__version__, simplejpeg.__version__]).encode()
-    keeps_lists = [keeps_list(path, listing, say) for path, listing in files]
+    keeps_lists = [keeps_list(path, sources) for path, _ in files]
     with ExitStack() as stack:
         writers = [
             stack.enter_context(
@@ -389,50 +415,22 @@ def pack_listings(
     return [PackedFile(path, card) for (path, _), card in zip(files, cards, strict=True)]
 
 
-def keeps_list(records: Path, listing: Listing, say: Callable[[str], None] = mute) -> bool:
-    """Return whether a list that lies beside ``records`` already says what packing would write, and so stays as it is.
+def keeps_list(records: Path, sources: Collection[str] = ()) -> bool:
+    """Return whether the list beside ``records`` stays, since it is what is packed.
 
     Raises:
-        DataError: it is the user's, and says something else.
+        DataError: it is neither that, nor as packing wrote it.
     """
     path = list_path(records)
-    if not path.exists() or _was_packed(path, records):
+    if not path.exists():
         return False
-    if _lists_same(path, listing):
-        say(f"{path} lists these images already: it stays as it is")
+    if path.resolve() in {Path(source).resolve() for source in sources}:
         return True
+    with suppress(OSError, UnicodeDecodeError, DataError):
+        checksum = Card.from_json(read_text(card_path(records), most=None)).checksums.get(".lst")
+        if checksum and not companion_fault(path, checksum):
+            return False
     raise DataError(f"{path} is in the way, and packing did not write it: rename it, or choose another name than OUT")
-
-
-def _lists_same(path: Path, listing: Listing, rejected: Collection[str] = ()) -> bool:
-    """Return whether a list names these images but those left out, with these labels.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    existing = RecordList.read(path)
-    listed = [name for name in listing.names if not rejected or printable(name) not in rejected]
-    kept = np.array([not rejected or printable(name) not in rejected for name in listing.names], np.bool_)
-    ids = np.arange(len(listed)) if listing.ids is None else listing.ids[kept]
-    rows = existing.lines_of(ids, listing.labels[kept].reshape(len(listed), -1).astype(np.float32))
-    if not (rows >= 0).all():
-        return False
-    return all(_spelled(a) == _spelled(b) for a, b in zip(existing.names.take(rows), listed, strict=True))
-
-
-def _was_packed(path: Path, records: Path) -> bool:
-    """Return whether packing wrote a list: the card beside it counts its lines, and was not made of it."""
-    try:
-        card = Card.from_json(read_text(card_path(records), most=None))
-    except (OSError, UnicodeDecodeError, DataError):
-        return False
-    is_its_source = re.search(rf"(^|[\s/\\]){re.escape(path.name)}(\s|$)", card.source) is not None
-    return not is_its_source and len(RecordList.read(path)) == card.num_images
-
-
-def _spelled(name: str) -> str:
-    """Return a path without what a list may spell in another way: slashes, letters' forms and case, the suffix."""
-    return os.path.splitext(os.path.normpath(unicodedata.normalize("NFC", name).casefold().replace("\\", "/")))[0]  # noqa: PTH122
 
 
 def record_path(out: Path, source: Path) -> Path:
@@ -512,7 +510,7 @@ def require_images(
         )
 
 
-def remark_on_split(shards: Sequence[Listing], say: Callable[[str], None]) -> None:
+def remark_on_split(shards: Sequence[Listing], say: Say) -> None:
     """Say what is odd about one split, whose first shard names the files passed over."""
     listing = shards[0]
     where = f"{listing.split}: " if listing.split else ""
@@ -547,7 +545,6 @@ class Tally:
         self._every = max(1, -(-len(listing) // COUNTED_IMAGES))  # the pixels of every so many-th file are counted
         self._encodings: Counter[str] = Counter()
         self._num_kept = 0
-        self._num_full_chroma = 0
         self._num_counted = 0
         self._colour = False
         self.deep = DeepImages()
@@ -592,7 +589,6 @@ class Tally:
         self._widths.append(image.width)
         self._encodings[image.format] += 1
         self._num_kept += image.kept
-        self._num_full_chroma += image.full_chroma
         self._num_counted += self.is_counted(self.num_seen - 1)
         self._colour = self._colour or image.channels == 3
         self.deep.add(image.peak)
@@ -613,7 +609,6 @@ class Tally:
             "rejected": self.rejected[rejected:],
             "encodings": self._encodings,
             "totals": [self._num_kept, self._num_counted, self._colour],
-            "full_chroma": self._num_full_chroma,
             "deep": [self.deep.count, self.deep.peak],
             "counts": base64.b64encode(self.counts.tobytes()).decode(),
         }
@@ -628,7 +623,6 @@ class Tally:
             self.num_seen = notes[-1]["seen"]
             self._encodings = Counter(notes[-1]["encodings"])
             self._num_kept, self._num_counted, self._colour = notes[-1]["totals"]
-            self._num_full_chroma = notes[-1].get("full_chroma", 0)
             self.deep = DeepImages(*notes[-1]["deep"])
             counts = np.frombuffer(base64.b64decode(notes[-1]["counts"]), np.int64)
             self.counts = counts.reshape(self.counts.shape).copy()
@@ -647,9 +641,7 @@ class Tally:
 
     def list_lines(self) -> Iterator[str]:
         """Yield a line for each image that was kept, for the list beside the records."""
-        ids, labels, names = self.listing.ids, self.listing.labels, self.listing.names
-        for row, number in enumerate(self._numbers):
-            yield format_line(row if ids is None else int(ids[number]), labels[number].tolist(), names[number])
+        return _list_lines(self.listing, self._numbers)
 
     def class_counts(self) -> tuple[int, ...]:
         """Return the images of each class that were kept."""
@@ -690,7 +682,6 @@ class Tally:
             by_class=ids is not None,
             first_id=int(ids[0]) if ids is not None and len(ids) else 0,
             kept=self._num_kept,
-            full_chroma=self._num_full_chroma if settings.get("subsampling") == "auto" else None,
             encodings=dict(sorted(self._encodings.items())),
             settings=settings,
             bytes=writer.num_bytes,
@@ -701,6 +692,21 @@ class Tally:
             label_column=listing.label_column,
             rejected=tuple(self.rejected),
         )
+
+
+def _list_lines(listing: Listing, numbers: Iterable[int]) -> Iterator[str]:
+    ids, labels, names = listing.ids, listing.labels, listing.names
+    for row, number in enumerate(numbers):
+        yield format_line(row if ids is None else int(ids[number]), labels[number].tolist(), names[number])
+
+
+def describes(card: Card, listing: Listing) -> bool:
+    """Return whether a card is of a listing, less the images that it names as left out: names, ids and labels."""
+    rejected = {file.name for file in card.rejected}
+    kept = [n for n, name in enumerate(listing.names) if not rejected or printable(name) not in rejected]
+    return card.classes == listing.classes and card.checksums.get(".lst") == _digest_of_lines(
+        _list_lines(listing, kept)
+    )
 
 
 def _digest_of_lines(lines: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +15,15 @@ from steadytrain.data.arrays import Ints
 from steadytrain.data.filenames import is_pattern
 from steadytrain.data.names import Names
 from steadytrain.data.packing.pack import PackRequest
-from steadytrain.data.packing.shared_folder import THREADS
 from steadytrain.data.sources.folder import ANNOTATIONS, build_tree, list_tree
 from steadytrain.data.sources.layout import flat_splits
 from steadytrain.data.sources.listing import FileList, Listing, Pieces
-from steadytrain.data.sources.select import END_BYTES
 from steadytrain.data.storage.store import NoObjectError, ObjectFacts, ObjectPlace, Store, is_uri
 from steadytrain.errors import DataError, storage_errors
 from steadytrain.format import Say
 
-Changed = Callable[[str, int, int], DataError]
-"""Makes the error about an object that is not what was listed: of its URI, its bytes then and now (-1: gone)."""
+THREADS = 24
+"""Requests to a store that are made at a time."""
 
 _FETCHED_IMAGES, _FETCHED_BYTES = 1024, 16 << 20
 """Images and bytes that are held in memory at a time, at most but for the last image."""
@@ -59,11 +57,10 @@ def list_in_store(request: PackRequest, uri: str, say: Say) -> list[Listing]:
     files = Store(place).list_all(place, _to_columns)
     if not len(files.names):
         raise NoObjectError(f"there is no object {place}, and nothing below it")
-    is_split = selection.val_fraction is not None or selection.train_per_class is not None
-    if is_split and selection.identical == "pixels":
+    if selection.val_fraction is not None or selection.train_per_class is not None:
         raise DataError(
-            f"--identical pixels decodes all images of {uri} before they are split, which one process does for"
-            " all: give --identical bytes, pack with one process, or put the images into folders train and val"
+            f"each of several processes would compare all images of {uri} to keep duplicates on one side of the split:"
+            " pack with one process, or put the images into folders train and val"
         )
     top = build_tree(files, strip=False)
     loose = next((name for name in files.names if "/" not in name or name.endswith(f"/{ANNOTATIONS}")), None)
@@ -83,18 +80,7 @@ def list_in_store(request: PackRequest, uri: str, say: Say) -> list[Listing]:
     root = Path(place.name or place.base.rpartition("/")[2])
     listings = list_tree(top, files, root=root, classes=request.classes)
 
-    def changed(name: str, *_: int) -> DataError:
-        return DataError(
-            f"{name} was changed while its folder was listed: run the same command again when nothing writes there"
-        )
-
-    def read(listing: Listing, rows: Sequence[int], whole: bool) -> Iterator[memoryview]:
-        starts = np.zeros(len(rows), np.int64) if whole else np.maximum(listing.sizes[rows] - END_BYTES, 0)
-        yield from _fetch_images(listing, uri, rows, starts, changed)
-
-    if is_split:
-        say(f"comparing images of equal size in {uri}, so that duplicates stay on one side of the split")
-    return selection.of(listings, say, read)
+    return selection.of(listings, say)
 
 
 def _to_columns(objects: Iterator[tuple[str, ObjectFacts]]) -> FileList:
@@ -116,44 +102,38 @@ def _version(facts: ObjectFacts) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
 
 
-def fetch_images(listing: Listing, uri: str, blob: Path, changed: Changed) -> Listing:
+def fetch_images(listing: Listing, uri: str, blob: Path) -> Listing:
     """Fetch the images of a listing from the folder at ``uri`` into one file; return where each lies in it.
 
     Raises:
-        DataError: one is not there any more, or is another one; as ``changed`` makes it.
+        DataError: one is not there any more, or is another one.
         StorageError: the store does not answer, or the disk is full.
     """
     offsets = np.concatenate([[0], np.cumsum(listing.sizes)[:-1]]).astype(np.int64)
-    rows, starts = range(len(listing)), np.zeros(len(listing), np.int64)
-    with storage_errors(blob), blob.open("wb") as file:
-        for data in _fetch_images(listing, uri, rows, starts, changed):
-            file.write(data)
+    place = ObjectPlace.folder(uri)
+    store = Store(place)
+
+    def fetch(row: int) -> memoryview:
+        name, size = listing.names[row], int(listing.sizes[row])
+        try:
+            data, facts = store.read(ObjectPlace(place.base, place.key + name))
+        except NoObjectError:
+            if size:
+                raise _changed(uri + name) from None
+            return memoryview(b"")  # of an empty object there is no byte to ask for
+        if (facts.size, _version(facts)) != (size, listing.times[row]):
+            raise _changed(uri + name)
+        return data
+
+    with storage_errors(blob), blob.open("wb") as file, ThreadPoolExecutor(THREADS, "storage") as pool:
+        for first, end in _blocks(listing.sizes):
+            file.writelines(pool.map(fetch, range(first, end)))
     pieces = Pieces((str(blob),), np.zeros(len(listing), np.int32), offsets, listing.sizes)
     return replace(listing, pieces=pieces)
 
 
-def _fetch_images(
-    listing: Listing, uri: str, rows: Sequence[int], starts: Ints, changed: Changed
-) -> Iterator[memoryview]:
-    """Fetch the images ``rows`` of a listing, each from its byte of ``starts`` (int64[n]) on; yield them in order."""
-    place = ObjectPlace.folder(uri)
-    store = Store(place)
-
-    def fetch(row: int, start: int) -> memoryview:
-        name, size = listing.names[row], int(listing.sizes[row])
-        try:
-            data, facts = store.read(ObjectPlace(place.base, place.key + name), *((start, size) if start else ()))
-        except NoObjectError:
-            if size:
-                raise changed(f"{uri}{name}", size, -1) from None
-            return memoryview(b"")  # of an empty object there is no byte to ask for
-        if (facts.size, _version(facts)) != (size, listing.times[row]):
-            raise changed(f"{uri}{name}", size, facts.size)
-        return data
-
-    with ThreadPoolExecutor(THREADS, "storage") as pool:
-        for first, end in _blocks(listing.sizes[rows] - starts):
-            yield from pool.map(fetch, rows[first:end], starts[first:end].tolist())
+def _changed(name: str) -> DataError:
+    return DataError(f"{name} was changed after it was listed: run the same command again when nothing writes there")
 
 
 def _blocks(sizes: Ints) -> Iterator[tuple[int, int]]:

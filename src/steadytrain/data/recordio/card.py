@@ -75,7 +75,6 @@ class Card:
         by_class: the records lie class by class with rising ids without a gap: labels follow from ``counts``.
         first_id: of the first record, where they do; not in the file where it is 0.
         kept: images stored byte for byte as they came; the others were encoded anew.
-        full_chroma: of these, JPEGs of 4:4:4, where ``--subsampling auto`` chose; else None, and not in the file.
         encodings: images by format (``jpg``, ``png``, ...).
         settings: those of :class:`~steadytrain.data.images.encode.PackSettings`.
         bytes: size of the ``.rec``.
@@ -101,7 +100,6 @@ class Card:
     by_class: bool = False
     first_id: int = 0
     kept: int = 0
-    full_chroma: int | None = None
     encodings: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     bytes: int = 0
@@ -137,8 +135,6 @@ class Card:
         """Return indented JSON, the form of ``OUT.json``."""
         members = {"kind": KIND, "version": VERSION, **plain(self)}
         members["rejected"] = [file._asdict() for file in self.rejected]
-        if self.full_chroma is None:
-            del members["full_chroma"]
         for name in ("first_id", "label_column", "checksums"):
             if not members[name]:
                 del members[name]
@@ -158,7 +154,8 @@ class Card:
             raise DataError(f"a card of version {members.get('version')}; this steadytrain reads version {VERSION}")
         if "checksum" in members and members.pop("checksum") != _checksum(members):
             raise DataError('a damaged card: its checksum is another (remove "checksum" if you have edited it)')
-        fields = {name: value for name, value in members.items() if name not in ("kind", "version", "rejected")}
+        other = ("kind", "version", "rejected", "full_chroma")  # the last: of earlier versions
+        fields = {name: value for name, value in members.items() if name not in other}
         try:
             rejected = tuple(Rejected(str(file["name"]), str(file["reason"])) for file in members.get("rejected", ()))
             return build(Card, {**fields, "rejected": rejected})
@@ -217,7 +214,6 @@ def merge_cards(cards: Sequence[Card]) -> Card:
         by_class=False,
         first_id=0,
         kept=sum(card.kept for card in cards),
-        full_chroma=None if cards[0].full_chroma is None else sum(card.full_chroma or 0 for card in cards),
         encodings=dict(sorted(encodings.items())),
         bytes=sum(card.bytes for card in cards),
         digest="",

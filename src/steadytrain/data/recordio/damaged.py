@@ -27,14 +27,10 @@ from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD
 from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError, FailedError, StorageError, read_errors
 
-_MAGIC = struct.pack("<I", MAGIC)
-_ANYWHERE = re.compile(re.escape(_MAGIC))
+_ANYWHERE = re.compile(re.escape(struct.pack("<I", MAGIC)))
 _FRAME = struct.Struct("<II")
 _HEAD_BYTES = 8 + HEADER_BYTES
-DAMAGED = "damaged-frame"
-"""Kind of finding about bytes that are no whole record, but for a last one that is cut short."""
-
-_LEAST, _MOST = 1 << 16, 1 << 20  # bytes read at a time: few at first, then more
+_BLOCK = 1 << 18  # bytes read at a time
 
 
 class ByteSource:
@@ -52,7 +48,7 @@ class ByteSource:
         self.path = path
         self._sha256 = hashlib.sha256() if digested else None
         self._num_digested = 0
-        self._block, self._start, self._room = b"", 0, _LEAST
+        self._block, self._start = b"", 0
         with read_errors(path):
             self._file = open_patiently(path)
             self._state = _state_of(path.stat())
@@ -69,9 +65,8 @@ class ByteSource:
         if not size or offset < self._start:  # a look back leaves the block where the walk is
             return self._read(offset, size)
         if offset + size > self._start + len(self._block):
-            self._block = self._read(offset, min(max(size, self._room), self.size - offset))
+            self._block = self._read(offset, min(max(size, _BLOCK), self.size - offset))
             self._start = offset
-            self._room = min(2 * self._room, _MOST)
         return self._block[offset - self._start : offset - self._start + size]
 
     def _read(self, offset: int, size: int) -> bytes:
@@ -97,7 +92,7 @@ class ByteSource:
     def digest(self) -> str:
         """Return the sha256 (hex) of the file; what has not been read yet is read now."""
         assert self._sha256 is not None
-        while self._read(self._num_digested, min(_MOST, self.size - self._num_digested)):
+        while self._read(self._num_digested, min(_BLOCK, self.size - self._num_digested)):
             pass
         return self._sha256.hexdigest()
 
@@ -124,20 +119,18 @@ class Gap:
     """Bytes ``start`` to ``end`` that belong to no whole record.
 
     Args:
-        kind: of finding; see :mod:`~steadytrain.data.checking.findings`.
-        detail: what is known of it.
+        needed: bytes that the last record of a file announces, which is cut short; 0 for other damage.
         id: of the record that was lost, where its header can still be read.
     """
 
     start: int
     end: int
-    kind: str
-    detail: str
+    needed: int = 0
     id: int | None = None
 
 
 class Record(NamedTuple):
-    """A whole record, or a part of one.
+    """A whole record.
 
     Args:
         start, end: bytes of the file, frame and padding included.
@@ -155,45 +148,28 @@ class Record(NamedTuple):
 
 def whole_records(source: ByteSource) -> Iterator[Record | Gap]:
     """Yield the records and gaps of a file, in their order; together they are all of its bytes."""
-    parts: list[Record] = []  # of a record that has begun and not ended
     at = 0
     while at < source.size:
-        step = _part_or_gap(source, at)
+        step = _record_at(source, at) or _gap_at(source, at)
+        yield step
         at = step.end
-        if isinstance(step, Gap):
-            yield _broken_parts(parts, at) if parts else step
-            parts.clear()
-            continue
-        if step.cflag <= 1 and parts:
-            yield _broken_parts(parts, step.start)
-            parts.clear()
-        if step.cflag == 0:
-            yield step
-        elif step.cflag > 1 and not parts:
-            yield Gap(step.start, at, DAMAGED, "a record in parts: its beginning is missing")
-        else:
-            parts.append(step)
-        if step.cflag == 3 and parts:
-            length = sum(part.length for part in parts) + 4 * (len(parts) - 1)
-            yield parts[0]._replace(end=at, length=length)
-            parts.clear()
-    if parts:
-        yield _broken_parts(parts, parts[-1].end)
 
 
-def _broken_parts(parts: list[Record], end: int) -> Gap:
-    first = parts[0]
-    id_ = int.from_bytes(first.head[8:16], "little") if first.length >= HEADER_BYTES else None
-    return Gap(first.start, end, DAMAGED, "a record in parts: its end is missing", id_)
-
-
-def _part_or_gap(source: ByteSource, at: int) -> Record | Gap:
+def _record_at(source: ByteSource, at: int) -> Record | None:
+    """Return the record that begins at ``at``, whole with all of its parts; None where none does."""
     head = source.read(at, _HEAD_BYTES)
-    end = _announced_end(head, at)
-    if end is None or not _is_believed(source, at, end):
-        return _gap(source, at, head)
-    word = int.from_bytes(head[4:8], "little")
-    return Record(at, end, word & MAX_PAYLOAD, word >> 29, head[8:].ljust(HEADER_BYTES, b"\0"))
+    frame, end, length = head[:8], at, -4
+    while True:
+        start, announced = end, _announced_end(frame, end)
+        if announced is None or not _is_believed(source, start, announced):
+            return None
+        word = int.from_bytes(frame[4:], "little")
+        cflag, end, length = word >> 29, announced, length + 4 + (word & MAX_PAYLOAD)
+        if (cflag in (2, 3)) is (start == at):  # a beginning in the middle, or none where one should be
+            return None
+        if cflag in (0, 3):
+            return Record(at, end, length, head[7] >> 5, head[8:].ljust(HEADER_BYTES, b"\0"))
+        frame = source.read(end, 8)
 
 
 def _is_believed(source: ByteSource, at: int, end: int) -> bool:
@@ -215,40 +191,30 @@ def _announced_end(frame: bytes, at: int) -> int | None:
 
 def _holds_magic(source: ByteSource, at: int, stop: int) -> bool:
     """Return whether a magic stands at ``at``, or a multiple of 4 behind it, before ``stop``."""
-    for start in range(at, stop, _MOST):
-        data = source.read(start, min(_MOST, stop - start))
+    for start in range(at, stop, _BLOCK):
+        data = source.read(start, min(_BLOCK, stop - start))
         if (np.frombuffer(data, "<u4", count=len(data) // 4) == MAGIC).any():
             return True
     return False
 
 
-def _gap(source: ByteSource, at: int, head: bytes) -> Gap:
-    """Describe what is wrong at ``at``, where ``head`` stands, up to where a record begins again."""
-    end = _resume(source, at, source.size)
-    announced = _announced_end(head, at)
-    id_ = int.from_bytes(head[16:24], "little") if len(head) == _HEAD_BYTES else None
-    if announced is not None and announced > end == source.size:
-        return Gap(at, end, "cut-short", f"needs {announced - at:,} bytes, {end - at:,} are there", id_)
-    if announced is not None:
-        begins = f"the next one begins at byte {end:,}" if end < source.size else "no other begins behind it"
-        return Gap(at, end, DAMAGED, f"would end at byte {announced:,}, but {begins}", id_)
-    if _announced_end(_MAGIC + head[4:8], at) == end:
-        return Gap(at, end, DAMAGED, f"{head[:4].hex(' ')} stands where {_MAGIC.hex(' ')} should", id_)
-    zeros = " (zeros)" if not any(source.read(at, min(end - at, _MOST))) else ""
-    return Gap(at, end, DAMAGED, f"{end - at:,} byte{'s' * (end - at > 1)}{zeros}, up to byte {end:,}")
+def _gap_at(source: ByteSource, at: int) -> Gap:
+    """Return the damage at ``at``, up to where a record begins again."""
+    end, head = _resume(source, at, source.size), source.read(at, _HEAD_BYTES)
+    announced = _announced_end(head, at) or 0
+    needed = announced - at if announced > end == source.size else 0
+    return Gap(at, end, needed, int.from_bytes(head[16:24], "little") if len(head) == _HEAD_BYTES else None)
 
 
 def _resume(source: ByteSource, at: int, stop: int) -> int:
     """Find where a record begins again behind ``at``; ``stop`` where none does before that."""
-    start = at + 1
-    while start < stop:
-        data = source.read(start, _MOST + 7)
+    for start in range(at + 1, stop, _BLOCK):
+        data = source.read(start, _BLOCK + 7)
         for match in _ANYWHERE.finditer(data):
             place = start + match.start()
             frame = data[match.start() : match.start() + 8]
-            if match.start() < _MOST and place < stop and _begins(source, frame, place, at):
+            if match.start() < _BLOCK and place < stop and _begins(source, frame, place, at):
                 return place
-        start += _MOST
     return stop
 
 

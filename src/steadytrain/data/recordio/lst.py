@@ -183,72 +183,55 @@ class RecordList:
         labels: float32, those of all lines.
         ends: int64[N + 1], where the labels of each line end, behind a 0.
         names: paths as written.
-        wrong: lines that are none, by number, each with what is wrong; MXNet's readers skip them.
     """
 
     ids: NDArray[np.int64]
     labels: NDArray[np.float32]
     ends: NDArray[np.int64]
     names: Names
-    wrong: dict[int, str]
 
     @staticmethod
     def read(path: Path) -> RecordList:
-        """Read a list. Raises DataError where there is no such file, or it cannot be read."""
-        ids, labels, ends, names, wrong = array("q"), array("f"), array("q", [0]), Names(), dict[int, str]()
+        """Read a list, without lines that are none, which MXNet's readers skip as well.
+
+        Raises:
+            DataError: there is no such file, or it cannot be read.
+        """
+        ids, labels, ends, names = array("q"), array("f"), array("q", [0]), Names()
         with read_errors(path):
-            for number, line in read_lines(path):
+            for _, line in read_lines(path):
                 if isinstance(line, ValueError):
-                    wrong[number] = str(line)
                     continue
                 ids.append(line.id)
                 labels.extend(line.labels)
                 ends.append(len(labels))
                 names.append(line.path)
-        return RecordList(np.array(ids, np.int64), np.array(labels, np.float32), np.array(ends), names, wrong)
-
-    def __len__(self) -> int:
-        return len(self.ids)
+        return RecordList(np.array(ids, np.int64), np.array(labels, np.float32), np.array(ends), names)
 
     @cached_property
     def _order(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         order = np.argsort(self.ids, kind="stable")
         return order, self.ids[order]
 
-    def rows_of(self, ids: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the line of each id, counted from 0 (the first of several), int64[n]; -1 where there is none."""
+    def lines_of(self, ids: NDArray[np.int64] | NDArray[np.uint64], labels: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Return the line of each record with this id and these labels, int64[n]; -1 where it is not known.
+
+        Args:
+            ids: of n records.
+            labels: float32[n, L]; one label has to be a line's first: ``im2rec`` stores no more unless it is asked to.
+        """
         order, ordered = self._order
         if not len(order):
             return np.full(len(ids), -1)
-        signed = ids.astype(np.int64)
+        signed, width = ids.astype(np.int64), labels.shape[1]
         at = np.minimum(np.searchsorted(ordered, signed), len(order) - 1)
-        return np.where((ordered[at] == signed) & (ids < 2**63), order[at], -1)
-
-    def labels_of(self, row: int) -> list[float]:
-        """Return the labels of a line."""
-        values: list[float] = self.labels[self.ends[row] : self.ends[row + 1]].tolist()
-        return values
-
-    def agree(self, rows: NDArray[np.int64], labels: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Return whether records with these ``labels``, float32[n, L], may be of these lines: bool[n].
-
-        Of one label that is the line's first: ``im2rec`` stores no more unless it is asked to.
-        """
-        width = labels.shape[1]
-        rows = np.maximum(rows, 0)
-        fits = np.diff(self.ends)[rows] == width if width > 1 else np.ones(len(rows), np.bool_)
+        is_single = np.searchsorted(ordered, signed, side="right") - np.searchsorted(ordered, signed) == 1
+        rows = order[at]
         listed = self.labels[np.minimum(self.ends[rows][:, None] + np.arange(width), len(self.labels) - 1)]
-        agree: NDArray[np.bool_] = fits & np.isclose(listed, labels, rtol=_ROUNDING, atol=_ROUNDING).all(axis=1)
-        return agree
-
-    def lines_of(self, ids: NDArray[np.int64], labels: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Return the line of each record with this id and these labels, int64[n]; -1 where it is not known."""
-        rows = self.rows_of(ids)
-        if not len(self):
-            return rows
-        _, ordered = self._order
-        is_single = np.searchsorted(ordered, ids, side="right") - np.searchsorted(ordered, ids) == 1
-        return np.where(is_single & self.agree(rows, labels), rows, -1)
+        agree = np.isclose(listed, labels, rtol=_ROUNDING, atol=_ROUNDING).all(axis=1)
+        if width > 1:
+            agree &= np.diff(self.ends)[rows] == width
+        return np.where(is_single & agree & (ids < 2**63), rows, -1)
 
     def name(self, id_: int, labels: Sequence[float]) -> str:
         """Return the path of the image that a record with this id and these labels was made of; empty if unknown."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable
@@ -26,19 +24,17 @@ from tests.store import Bucket
 
 from steadytrain.cli import main
 from steadytrain.data.images.encode import PackSettings
-from steadytrain.data.packing import shard_worker
-from steadytrain.data.packing.pack import PackRequest, pack
-from steadytrain.data.packing.shard_plan import ShardPlan
-from steadytrain.data.packing.shard_worker import ShardPacker
+from steadytrain.data.packing import shard_packer
+from steadytrain.data.packing.pack import PackedFile, PackRequest, pack
+from steadytrain.data.packing.shard_packer import ShardPacker
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.select import Selection
 from steadytrain.errors import DataError, StorageError, TooManyBadError
-from steadytrain.launch.supervise import free_port
 
 SUFFIXES = (".rec", ".idx", ".json", ".lst")
 WORKER = """
 import os, signal, sys, time
-from steadytrain.data.packing import shard_worker as worker
+from steadytrain.data.packing import shard_packer as worker
 from steadytrain.data.packing.pack import PackRequest
 source, out, shards, rank, size, pause, stop, alone = sys.argv[1:]
 worker.POLL_SECONDS, worker.SILENT_SECONDS = 0.05, 2.0
@@ -53,12 +49,17 @@ def pace(done, total):
         stops[0] = 0
         os.kill(os.getpid(), signal.SIGSTOP)
 request = PackRequest(sources=(source,))
-print(worker.ShardPacker(request=request, out=out, **shape, progress=pace).run().num_images)
+packed = worker.ShardPacker(request=request, out=out, **shape, progress=pace).run()
+print(sum(file.card.num_images for file in packed))
 """
 
 
-def pack_shards(request: PackRequest, out: str | Path, **options: Any) -> ShardPlan:
+def pack_shards(request: PackRequest, out: str | Path, **options: Any) -> list[PackedFile]:
     return ShardPacker(request=request, out=out, **options).run()
+
+
+def _count(packed: list[PackedFile]) -> int:
+    return sum(file.card.num_images for file in packed)
 
 
 @pytest.fixture(scope="module")
@@ -113,23 +114,19 @@ def _owners(notes: Path) -> dict[int, str]:
 def test_three_processes_write_the_files_of_one(photos: Path, tmp_path: Path) -> None:
     options = ["--val-fraction", "0.3", "--seed", "5", "--shards", "4", "--shorter-side", "40"]
     pack(photos, tmp_path / "one" / "x", val_fraction=0.3, seed=5, shards=4, shorter_side=40)
-    (tmp_path / "three").mkdir()
-    (left := tmp_path / "three" / ".x.plan.json.0a1b2c3d.part").mkdir()  # of a process that was killed
-    (left / "x.plan.json").write_text("{")
     command = [sys.executable, "-m", "steadytrain", "pack", str(photos), str(tmp_path / "three" / "x"), *options]
     done = subprocess.run([*command, "--procs", "3", "--json"], capture_output=True, text=True, check=True)
     files = _files(tmp_path / "three")
     assert files == _files(tmp_path / "one")
     assert len(files) == 2 * 4 * len(SUFFIXES)
-    plan = json.loads(done.stdout)
-    assert plan == json.loads((tmp_path / "three" / "x.plan.json").read_text())
-    assert plan["is_complete"] and plan["num_rejected"] == 1
-    assert sum(shard["num_images"] for shard in plan["shards"]) == 100
-    assert {path.name for path in (tmp_path / "three").iterdir()} == {*files, "x.plan.json"}
+    cards = json.loads(done.stdout)
+    assert [card["path"] for card in cards] == [str(tmp_path / "three" / name) for name in files if name[-4:] == ".rec"]
+    assert sum(card["num_images"] for card in cards) == 100 and sum(len(card["rejected"]) for card in cards) == 1
+    assert {path.name for path in (tmp_path / "three").iterdir()} == {*files}
     with Records.open(tmp_path / "three" / "x-train-{00000..00003}-of-00004.rec") as records:
         assert sorted(records.record_ids.tolist()) == sorted(set(records.record_ids.tolist()))
         assert records.classes == ("cat", "dog", "elk")
-        assert len(records) == sum(shard["num_images"] for shard in plan["shards"] if shard["split"] == "train")
+        assert len(records) == sum(card["num_images"] for card in cards if "x-train-" in card["path"])
 
 
 def test_a_killed_worker_costs_nothing_but_time(photos: Path, tmp_path: Path) -> None:
@@ -189,7 +186,7 @@ def test_one_that_was_only_slow_does_no_harm(photos: Path, tmp_path: Path) -> No
         assert (stopped.communicate()[0], stopped.wait()) == ("100\n", 0)
     assert len(packed) == 1, "it was stopped in the second shard"
     assert files == _files(out.parent) == _files(tmp_path / "whole")
-    assert {path.name for path in out.parent.iterdir()} == {*files, "x.plan.json"}
+    assert {path.name for path in out.parent.iterdir()} == {*files}
 
 
 def test_the_part_of_a_machine_that_is_gone_is_packed_by_another(photos: Path, tmp_path: Path) -> None:
@@ -197,19 +194,6 @@ def test_the_part_of_a_machine_that_is_gone_is_packed_by_another(photos: Path, t
     with _start(photos, tmp_path / "x", 5, 0, 2, alone=True) as first:
         assert first.communicate(timeout=60)[0] == "100\n"
     assert _files(tmp_path) == _files(tmp_path / "whole")
-
-
-def test_a_pack_that_an_earlier_version_began_is_gone_on_with(photos: Path, tmp_path: Path) -> None:
-    """It noted leases, and marks of shards that were done, in the hidden folder."""
-    pack(photos, tmp_path / "whole" / "x", shards=5)
-    request = _half_packed(photos, tmp_path / "x")
-    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.rec")}
-    for name in ("plan.lease-0", "0123456789ab-00000.lease-0", "0123456789ab-00000.done"):
-        (tmp_path / ".x.plan" / name).write_text("{}")
-    assert pack_shards(request, tmp_path / "x", shards=5).num_images == 100
-    assert before and before.items() <= {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.rec")}.items()
-    assert _files(tmp_path) == _files(tmp_path / "whole")
-    assert not (tmp_path / ".x.plan").exists()
 
 
 def _put_folder(bucket: Bucket, folder: Path, key: str) -> str:
@@ -228,26 +212,8 @@ def test_a_folder_in_a_bucket_becomes_the_files_of_the_folder_on_a_disk(bucket: 
     assert [worker.communicate()[0] for worker in workers] == ["21\n", "21\n"]
     for name, content in _files(tmp_path).items():
         assert bucket.get(f"sets/{name}") == content, name
-    assert json.loads(bucket.get("sets/x.plan.json"))["is_complete"]
-    assert not [name for name in bucket.names() if ".x.plan/" in name]
+    assert not [name for name in bucket.names() if ".x.plan" in name]
     assert not list((tmp_path / "cache" / "packing").glob("*"))
-
-
-def test_a_folder_in_a_bucket_is_split_as_on_a_disk(bucket: Bucket, tmp_path: Path) -> None:
-    photos = write_folder(tmp_path / "photos", {"cat": 12, "dog": 12})
-    images = sorted(photos.rglob("*.png"))
-    for number in range(0, 20, 4):  # duplicates, which stay on one side, and images of equal size that are none
-        images[number + 1].write_bytes(images[number].read_bytes())
-        images[number + 3].write_bytes(images[number + 2].read_bytes() + b"0")
-        images[number + 2].write_bytes(images[number + 2].read_bytes() + b"1")
-    source = _put_folder(bucket, photos, "raw/photos")
-    pack(source, tmp_path / "x", shards=2, val_fraction=0.3, seed=3)
-    messages: list[str] = []
-    request = PackRequest(sources=(source,), selection=Selection(val_fraction=0.3, seed=3))
-    assert pack_shards(request, bucket.uri("sets/x"), shards=2, say=messages.append).num_images == 24
-    assert "5 images are the same as another (by bytes): duplicates stay on one side of the split" in messages
-    for name, content in _files(tmp_path).items():
-        assert bucket.get(f"sets/{name}") == content, name
 
 
 def test_an_archive_in_a_bucket_is_fetched_by_each_machine(bucket: Bucket, photos: Path, tmp_path: Path) -> None:
@@ -255,7 +221,7 @@ def test_an_archive_in_a_bucket_is_fetched_by_each_machine(bucket: Bucket, photo
         tar.add(photos, "photos")
     source = bucket.put("raw/photos.tar", tmp_path / "photos.tar")
     pack(source, tmp_path / "x", shards=3)
-    assert pack_shards(PackRequest(sources=(source,)), bucket.uri("sets/x"), shards=3).num_images == 100
+    assert _count(pack_shards(PackRequest(sources=(source,)), bucket.uri("sets/x"), shards=3)) == 100
     for name, content in _files(tmp_path).items():
         assert bucket.get(f"sets/{name}") == content, name
 
@@ -298,14 +264,14 @@ def test_every_kind_of_source_can_be_shared(make: Callable[[Path, Path], Path], 
     source = make(folder, tmp_path)
     pack(source, tmp_path / "one" / "x", shards=3, encoding="png")
     request = PackRequest(sources=(str(source),), settings=PackSettings(encoding="png"))
-    assert pack_shards(request, tmp_path / "two" / "x", shards=3).is_complete
+    assert len(pack_shards(request, tmp_path / "two" / "x", shards=3)) == 3
     assert _files(tmp_path / "two") == _files(tmp_path / "one")
 
 
 def test_more_shards_where_there_is_more(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steadytrain.data.packing.shard_plan.SHARD_IMAGES", 40)
-    plan = pack_shards(PackRequest(sources=(str(photos),)), tmp_path / "x")
-    assert [(shard.file, shard.num_listed) for shard in plan.shards] == [
+    monkeypatch.setattr(shard_packer, "SHARD_IMAGES", 40)
+    packed = pack_shards(PackRequest(sources=(str(photos),)), tmp_path / "x")
+    assert [(file.path.name, file.card.num_images + len(file.card.rejected)) for file in packed] == [
         ("x-00000-of-00003.rec", 34),
         ("x-00001-of-00003.rec", 34),
         ("x-00002-of-00003.rec", 33),
@@ -325,48 +291,44 @@ def _half_packed(source: str | Path, out: Path) -> PackRequest:
     return request
 
 
-def test_a_command_with_other_settings_is_refused(photos: Path, tmp_path: Path) -> None:
-    request = _half_packed(photos, tmp_path / "x")
-    other = replace(request, settings=PackSettings(quality=80))
-    text = r"x\.plan\.json is the plan of another packing \(--quality was 95 there, and is 80 here\)"
-    with pytest.raises(DataError, match=text):
-        pack_shards(other, tmp_path / "x", shards=5)
-    with pytest.raises(DataError, match=r"\(--shards was 5 there, and is 6 here\): give the same options"):
-        pack_shards(request, tmp_path / "x", shards=6)
-    assert pack_shards(request, tmp_path / "x", shards=5).num_images == 100
-    with pytest.raises(DataError, match=text):  # nor where all is packed: it would be taken for this packing
-        pack_shards(other, tmp_path / "x", shards=5)
-
-
-def test_a_source_that_has_changed_is_refused(tmp_path: Path) -> None:
+def test_shards_of_other_images_or_settings_are_refused(photos: Path, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "photos", {"cat": 40, "dog": 40})
     request = _half_packed(folder, tmp_path / "x")
-    last = sorted((folder / "dog").iterdir())[-1]
-    before = last.read_bytes()
-    last.write_bytes(before + b"more")
-    with pytest.raises(DataError, match=rf"{last.name} has changed: it had {len(before):,} bytes when x\.plan\.json"):
-        pack_shards(request, tmp_path / "x", shards=5)
-    last.unlink()
-    with pytest.raises(DataError, match=r"is not there now\. Put it back, or remove"):
-        pack_shards(request, tmp_path / "x", shards=5)
-    last.write_bytes(before)
-    assert pack_shards(request, tmp_path / "x", shards=5).num_images == 80
+    settings = replace(request, settings=PackSettings(quality=80))
+    other = replace(request, sources=(str(photos),))
+
+    def require_refused() -> None:
+        with pytest.raises(DataError, match=r"x-0000.-of-00005 was packed before, --quality was 95: give the same"):
+            pack_shards(settings, tmp_path / "x", shards=5)
+        with pytest.raises(DataError, match=r"x-0000.-of-00005 was packed before, of .*photos: give the same source"):
+            pack_shards(other, tmp_path / "x", shards=5)
+        (new := folder / "cat" / "new.png").write_bytes(next((folder / "cat").iterdir()).read_bytes())
+        with pytest.raises(DataError, match="was packed before, of other images"):
+            pack_shards(request, tmp_path / "x", shards=5)
+        new.unlink()
+
+    require_refused()
+    assert _count(pack_shards(request, tmp_path / "x", shards=5)) == 80
+    require_refused()  # nor where all is packed: it would be taken for this packing
 
 
-def test_an_object_that_has_changed_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+def test_an_object_that_changes_while_it_is_packed_is_refused(bucket: Bucket, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "photos", {"cat": 20, "dog": 20})
-    request = _half_packed(_put_folder(bucket, folder, "raw"), tmp_path / "x")
+    source = _put_folder(bucket, folder, "raw")
     last = sorted((folder / "dog").iterdir())[-1]
     content = bytearray(last.read_bytes())
     content[-1] ^= 1
-    bucket.put(f"raw/dog/{last.name}", bytes(content))  # of the same size
-    with pytest.raises(DataError, match=rf"raw/dog/{last.name} has changed: .* and was written again since"):
-        pack_shards(request, tmp_path / "x", shards=5)
+
+    def change(done: int, total: int) -> None:
+        bucket.put(f"raw/dog/{last.name}", bytes(content))  # of the same size
+
+    with pytest.raises(DataError, match=rf"raw/dog/{last.name} was changed after it was listed"):
+        pack_shards(PackRequest(sources=(source,)), tmp_path / "x", shards=5, progress=change)
 
 
 def test_files_that_are_in_the_way_stay(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "x-00001-of-00002.lst").write_text("mine")
-    with pytest.raises(DataError, match=r"x-00001-of-00002\.lst exists already, and no x\.plan\.json of this packing"):
+    with pytest.raises(DataError, match=r"x-00001-of-00002\.lst exists already, and no such command began x"):
         pack_shards(PackRequest(sources=(str(photos),)), tmp_path / "x", shards=2)
     assert (tmp_path / "x-00001-of-00002.lst").read_text() == "mine"
 
@@ -377,7 +339,7 @@ def test_a_second_command_finds_all_done(photos: Path, tmp_path: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     messages: list[str] = []
     assert pack_shards(request, tmp_path / "x", shards=2, say=messages.append) == first
-    assert messages == ["x.plan.json: all 2 shards have been packed; to pack again, remove it first"]
+    assert messages == ["all 2 shards are packed already; to pack again, remove them first"]
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
@@ -388,7 +350,8 @@ def test_the_images_left_out_are_counted_over_all_shards(photos: Path, tmp_path:
     request = PackRequest(sources=(str(folder),))
     with pytest.raises(TooManyBadError, match=r"more than 5 \(the larger of 1 % and 5\): cat/bad0"):
         pack_shards(request, tmp_path / "x", shards=8)
-    assert pack_shards(request, tmp_path / "x", shards=8, max_bad=6).num_rejected == 6
+    packed = pack_shards(request, tmp_path / "x", shards=8, max_bad=6)
+    assert sum(len(file.card.rejected) for file in packed) == 6
 
 
 def test_a_class_that_loses_all_its_images_is_named(tmp_path: Path) -> None:
@@ -408,8 +371,8 @@ def test_what_several_processes_cannot_share_is_refused(
         pack_shards(PackRequest(sources=(str(tmp_path / "photos.tar.gz"),)), tmp_path / "x")
     few = write_folder(tmp_path / "few", {"cat": 2, "dog": 2})
     source = _put_folder(bucket, few, "raw")
-    held_out = PackRequest(sources=(source,), selection=Selection(val_fraction=0.1, identical="pixels"))
-    with pytest.raises(DataError, match=r"--identical pixels decodes all images of .*: give --identical bytes"):
+    held_out = PackRequest(sources=(source,), selection=Selection(val_fraction=0.1))
+    with pytest.raises(DataError, match=r"would compare all images of .*: pack with one process, or put the images"):
         pack_shards(held_out, tmp_path / "x")
     splits = _put_folder(bucket, write_folder(tmp_path / "flat", {"train": 2, "test1": 2}), "flat")
     with pytest.raises(DataError, match=r"no folders of classes \(train, test1 are splits\): .* with one process"):
@@ -421,7 +384,7 @@ def test_what_several_processes_cannot_share_is_refused(
     assert "--force with several processes" in capsys.readouterr().err
     assert main(["pack", str(photos), str(tmp_path / "x"), "--procs", "0"]) == 2
     assert "--procs is 0; it must be from 1 to 1024" in capsys.readouterr().err
-    assert not list(tmp_path.glob("x*"))
+    assert not list(tmp_path.glob("x*")) and not list(tmp_path.glob(".x*"))
 
 
 @pytest.mark.slow
@@ -437,7 +400,7 @@ def test_the_ranks_of_a_launcher_pack_together(photos: Path, tmp_path: Path) -> 
 WAITING_COMMAND = """
 import os, sys, time
 from steadytrain.cli import main
-from steadytrain.data.packing.shared_folder import DiskFolder
+from steadytrain.data.packing.shard_packer import DiskFolder
 write, done = DiskFolder.write, []
 def write_when_told(folder, name, content):
     while done and name.endswith(".rec") and not os.path.exists(sys.argv[1]):
@@ -473,8 +436,7 @@ def test_a_killed_rank_is_told_and_the_command_succeeds(rank: int, photos: Path,
         printed, errors = process.communicate(timeout=60)  # its shard is free at once
     assert process.returncode == 0, errors
     assert f"rank {rank} was killed by SIGKILL: the others do its work" in errors
-    plan = json.loads(printed)
-    assert plan == json.loads((tmp_path / "x.plan.json").read_text()) and plan["is_complete"]
+    assert sum(card["num_images"] for card in json.loads(printed)) == 100
     pack(photos, tmp_path / "one" / "x", shards=6)
     assert _files(tmp_path) == _files(tmp_path / "one")
 
@@ -499,11 +461,11 @@ def test_an_interrupted_command_says_so_and_continues(
         (os.killpg if is_for_all else os.kill)(process.pid, signal.Signals[name])
         printed, errors = process.communicate(timeout=60)
     assert (process.returncode, printed) == (code, "")
-    assert errors == "steady: interrupted: the same command resumes, or starts over\n"
+    assert errors.splitlines()[-1] == "steady: interrupted: the same command resumes, or starts over"
     assert not psutil.wait_procs(family, timeout=60)[1]
     assert 0 < len(list(tmp_path.glob("*.rec"))) < 6
     assert not list(tmp_path.glob("**/.*.scratch-*"))
-    monkeypatch.setattr(shard_worker, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(shard_packer, "POLL_SECONDS", 0.05)
     assert main(["pack", str(photos), str(out), "--shards", "6", "--procs", "1"]) == 0
     pack(photos, tmp_path / "one" / "x", shards=6)
     assert _files(tmp_path) == _files(tmp_path / "one")
@@ -526,7 +488,7 @@ def test_after_an_end_of_all_the_same_command_continues(killed: str, photos: Pat
     (tmp_path / "go").touch()
     with _start_command(photos, tmp_path / "x", "--procs", "2") as process:
         printed, errors = process.communicate(timeout=60)
-    assert process.returncode == 0 and "of 6 shards are packed already" in errors
+    assert process.returncode == 0 and "6 shards are packed already" in errors
     assert "x-{00000..00005}-of-00006.rec: 100 images" in printed
     pack(photos, tmp_path / "one" / "x", shards=6)
     assert _files(tmp_path) == _files(tmp_path / "one")
@@ -551,45 +513,4 @@ def test_ranks_of_a_machine_go_on_where_rank_0_is_killed(photos: Path, tmp_path:
         errors = node.communicate(timeout=60)[1]
     assert node.returncode == 0, errors
     assert "[gpu1] rank 0 was killed by SIGKILL: the others do its work" in errors
-    assert "[1 gpu1] packed 100 images into 6 shards" in errors
-
-
-@pytest.mark.slow
-def test_tasks_of_a_ray_cluster_pack_together(photos: Path, tmp_path: Path) -> None:
-    if importlib.util.find_spec("ray") is None:  # importing it would leave variables in the environment
-        pytest.skip("Ray is not installed")
-    pack(photos, tmp_path / "one" / "x", shards=6)
-    out = tmp_path / "ray" / "x"
-    address = f"127.0.0.1:{free_port()}"
-    # A token of its own, and loopback only: others on this machine must not run programs through it.
-    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    words = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={address.partition(':')[2]}"]
-    words += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
-    log = tmp_path / "ray.log"
-    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder, log.open("w") as sink:
-        command = [sys.executable, "-m", "ray.scripts.scripts", *words, f"--temp-dir={folder}"]
-        cluster = subprocess.Popen(command, stdout=sink, stderr=sink, env={**os.environ, **variables})
-        try:
-            _wait_for(lambda: "Ray runtime started" in log.read_text())
-            words = ["pack", str(photos), str(out), "--shards", "6", "--ray", address, "--procs", "2"]
-            command = [sys.executable, "-m", "steadytrain", *words]
-            environment = {**os.environ, **variables}
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
-        finally:
-            cluster.terminate()
-            cluster.wait(60)
-    assert done.returncode == 0, done.stderr
-    assert "x-{00000..00005}-of-00006.rec: 100 images" in done.stdout
-    assert _files(out.parent) == _files(tmp_path / "one")
-
-
-def test_a_plan_says_what_it_is(photos: Path, tmp_path: Path) -> None:
-    plan = pack_shards(PackRequest(sources=(str(photos),)), tmp_path / "x", shards=3)
-    text = (tmp_path / "x.plan.json").read_bytes()
-    assert ShardPlan.from_json(text, "x.plan.json") == plan
-    assert plan.counts == {"": (40, 31, 30)}
-    assert np.sum([shard.num_images for shard in plan.shards]) == plan.num_images == 100
-    other, version = b'{"kind": "steadytrain.card"}', text.replace(b'"version": 1', b'"version": 9')
-    for wrong in (b"", b"[]", b"[" * 100_000, other, version):
-        with pytest.raises(DataError, match=r"x\.plan\.json is no plan of this version of steadytrain"):
-            ShardPlan.from_json(wrong, "x.plan.json")
+    assert "of 6 shards" in errors and len(list(tmp_path.glob("*.rec"))) == 6
