@@ -238,7 +238,7 @@ def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:
         (
             "patient",
             "",
-            "--group patient names a column of a CSV or TSV file, and the labels of .* do not come from one",
+            r"--group patient names a column of a table \(CSV, TSV\), and the labels of .* do not come from one",
         ),
     ):
         with pytest.raises(DataError, match=message):

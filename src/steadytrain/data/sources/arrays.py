@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from steadytrain.data.names import Names
 from steadytrain.data.sources.archives import SourceFile, open_source
 from steadytrain.data.sources.labels import classes_from_numbers
 from steadytrain.data.sources.listing import FileList, Listing, Pieces, PixelShape
+from steadytrain.data.sources.source import Request, SourceKind
 from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError
 from steadytrain.format import Say, few
@@ -290,3 +291,26 @@ def list_cifar(files: FileList, *, root: Path, classes: Sequence[str] | None) ->
             )
         listings.append(_list_arrays(arrays, CIFAR_PIXELS, labels, root=root, classes=listed, split=split))
     return listings
+
+
+def _list_cifar_request(request: Request) -> list[Listing]:
+    if request.is_folder:
+        return list_cifar_folder(request.where, classes=request.classes)
+    return list_cifar(request.members, root=request.where, classes=request.classes)
+
+
+def _list_idx_request(request: Request) -> list[Listing]:
+    known: dict[str, Any] = {"classes": request.classes, "scratch": request.scratch, "say": request.say}
+    return list_idx_folder(request.where, **known) if request.is_folder else [list_idx_pair(request.files[0], **known)]
+
+
+CIFAR = SourceKind(
+    name="CIFAR in binary form",
+    recognise=lambda request: is_cifar(request.entries),
+    list=_list_cifar_request,
+)
+IDX = SourceKind(
+    name="idx files (MNIST)",
+    recognise=lambda request: is_idx_folder(request.entries) if request.is_folder else request.kinds == {"idx"},
+    list=_list_idx_request,
+)

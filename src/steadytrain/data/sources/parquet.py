@@ -22,11 +22,11 @@ from steadytrain.data.filenames import is_image, missing_shards, split_of
 from steadytrain.data.names import Names
 from steadytrain.data.sources.archives import is_compressed, open_source, unpack
 from steadytrain.data.sources.columns import LABELS, ColumnNames, plain
-from steadytrain.data.sources.folder import read_entries
 from steadytrain.data.sources.labels import class_name, classes_from_texts
-from steadytrain.data.sources.layout import NO_CLASSES
+from steadytrain.data.sources.layout import NO_CLASSES, read_entries
 from steadytrain.data.sources.listing import FileList, Labels, Listing, Pieces
 from steadytrain.data.sources.several import multi_hot
+from steadytrain.data.sources.source import Request, SourceKind
 from steadytrain.data.storage.scratch import new_path
 from steadytrain.errors import DataError, storage_errors
 from steadytrain.format import Say, count, few
@@ -214,3 +214,28 @@ def _rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Any]:
     except (pa.ArrowException, OSError) as error:
         why = str(error).partition("\n")[0][:120]
         raise DataError(f"{path} is damaged or cut short ({why}): copy or download it again") from error
+
+
+def _list_request(request: Request) -> list[Listing]:
+    """List files, by the splits that their names and folders mention."""
+    where, paths = request.where, request.paths or find_files(request.where)
+    listings: list[Listing] = []
+    for split, group in group_files(paths, where, request.say).items():
+        part = request.part(where, group, after=listings)
+        known: dict[str, Any] = {"classes": part.classes, "named": part.columns}
+        try:
+            listings.append(list_files(group, split, root=where, **known, scratch=request.scratch, say=request.say))
+        except DataError as error:
+            if split != "test":
+                raise
+            request.say(f"skipped: {error}")  # of a contest: its images have no labels
+    return request.in_order(listings)
+
+
+def _is_parquet(request: Request) -> bool:
+    return bool(find_files(request.where)) if request.is_folder else request.kinds <= {"parquet", "arrow"}
+
+
+PARQUET = SourceKind(
+    name="Parquet or Arrow files", recognise=_is_parquet, list=_list_request, takes=frozenset({"--label-column"})
+)

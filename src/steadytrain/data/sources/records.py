@@ -20,6 +20,7 @@ from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.labels import align_columns, classes_from_numbers, require_in_list, say_places
 from steadytrain.data.sources.listing import Listing, Pieces
 from steadytrain.data.sources.select import merge
+from steadytrain.data.sources.source import Request, SourceKind
 from steadytrain.data.storage.local_files import LocalFile
 from steadytrain.data.storage.scratch import new_path
 from steadytrain.errors import DataError
@@ -113,3 +114,24 @@ def _locate_images(path: Path, records: Records, scratch: Path) -> Pieces:
         sizes[rows] = [len(image) for image in images]
         starts[rows] = np.cumsum(sizes[rows]) - sizes[rows]
     return Pieces(paths, file, starts, sizes)
+
+
+def _are_records(request: Request) -> bool:
+    if not request.is_folder:
+        return request.kinds == {"rec"}
+    return not request.has_folders and any(name.lower().endswith(".rec") for name in request.entries)
+
+
+def _list_request(request: Request) -> list[Listing]:
+    if request.is_folder:
+        first = next(request.where / name for name in request.entries if name.lower().endswith(".rec"))
+        raise DataError(f"{request.where} holds record files: give {first}, or all of them as '{request.where}/*.rec'")
+    for file in request.files:
+        if file.stored_at != file.path:
+            raise DataError(
+                f"{file.path} is a compressed record file: decompress it, with its .idx and .json beside it"
+            )
+    return list_records(request.paths, classes=request.classes, scratch=request.scratch, say=request.say)
+
+
+RECORDS = SourceKind(name="record files (.rec)", recognise=_are_records, list=_list_request)

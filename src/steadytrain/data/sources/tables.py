@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.filenames import SPLITS, is_image, order_splits, repeated, split_words
+from steadytrain.data.filenames import SPLITS, order_splits, repeated, split_words
 from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import name_by_folders, read_lines, require_exact
 from steadytrain.data.recordio.reader import MOST_CLASSES
+from steadytrain.data.sources.archives import SourceFile
 from steadytrain.data.sources.columns import (
     MOST_LISTED,
     ONE_HOT,
@@ -46,11 +47,11 @@ from steadytrain.data.sources.labels import (
     whole_number,
 )
 from steadytrain.data.sources.listing import Labels, Listing
-from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
+from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder, none_found
 from steadytrain.data.sources.rows import JSON_LINES, Rows, find_delimiter, read_rows, read_text
 from steadytrain.data.sources.several import Cells, multi_hot, read_cells
-from steadytrain.errors import DataError, read_errors
-from steadytrain.files import require_regular
+from steadytrain.data.sources.source import Request, SourceKind
+from steadytrain.errors import DataError
 from steadytrain.format import Say, few
 
 _Row = tuple[int, list[str]]  # with the number of its line
@@ -58,16 +59,8 @@ _MOST_ERRORS = 5
 _SAMPLE = 200
 _EACH_TWICE = 2
 """Images for each different number, on average, from which on numbers with decimals or signs name classes."""
+_ENDINGS = (".csv", ".tsv", ".txt", ".lst", ".jsonl", ".ndjson", ".manifest")
 _NO_CLASSES = "has label vectors or labels that are not class numbers: --classes does not apply"
-
-
-def is_of_paths(path: Path) -> bool:
-    """Return whether a ``.lst`` is no more than paths, whose folders are classes."""
-    with read_errors(path):
-        require_regular(path)
-        with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
-            first = next((line for line in islice(file, _SAMPLE) if line.strip()), "").strip()
-    return is_image(first) and "\t" not in first and not first.partition(" ")[0].isdigit()
 
 
 def read_list(
@@ -517,3 +510,47 @@ def _are_values(texts: Sequence[str], classes: Sequence[str] | None) -> bool:
     if any(map(is_padded, different)) or (classes is not None and set(map(class_name, different)) <= set(classes)):
         return False
     return len(texts) < _EACH_TWICE * len(different)
+
+
+def list_table(
+    request: Request, path: Path, images: ImagesInFolder | ImagesInArchives, stored_at: Path
+) -> list[Listing]:
+    """Read a table of a source; its bytes lie ``stored_at``."""
+    request.opened[path] = SourceFile(path, stored_at, "text", 0)
+    options: dict[str, Any] = {"classes": request.classes, "say": request.say, "group": request.group}
+    return read_table(path, images, **options, stored_at=stored_at, named=request.columns)
+
+
+def _list_table_file(request: Request) -> list[Listing]:
+    path = request.where
+    images = ImagesInFolder(request.root or path.parent, table=path, say=request.say)
+    return list_table(request, path, images, request.files[0].stored_at)
+
+
+def list_lst(
+    request: Request, path: Path, root: Path, *, prefixes: Sequence[str] | None = None, is_source: bool = False
+) -> list[Listing]:
+    """Read a ``.lst``, and refuse one of which no image is there; arguments as for :class:`.ImagesInFolder`."""
+    listing = read_list(path, root=root, prefixes=prefixes, classes=request.classes, say=request.say)
+    if np.all(listing.sizes < 0):
+        raise none_found(path, root, listing.names, is_source=is_source)
+    return [listing]
+
+
+def _is_table(request: Request) -> bool:
+    name = request.where.name.lower()
+    return request.kinds == {"text"} and ("." not in name or any(ending in name for ending in _ENDINGS))
+
+
+LIST = SourceKind(
+    name="a list (.lst)",
+    recognise=lambda request: request.kinds == {"list"},
+    list=lambda request: list_lst(request, request.where, request.root or request.where.parent),
+    takes=frozenset({"--root"}),
+)
+TABLE = SourceKind(
+    name="a table (CSV, TSV, JSON lines)",
+    recognise=_is_table,
+    list=_list_table_file,
+    takes=frozenset({"--root", "--label-column"}),
+)

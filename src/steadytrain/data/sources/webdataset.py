@@ -22,6 +22,7 @@ from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.sources.labels import classes_from_numbers, classes_from_texts, is_padded, whole_number
 from steadytrain.data.sources.listing import FileList, Labels, Listing
 from steadytrain.data.sources.several import multi_hot, read_cells
+from steadytrain.data.sources.source import Request, SourceKind
 from steadytrain.errors import DataError
 from steadytrain.format import Say, few
 
@@ -274,3 +275,14 @@ class _LabelReader:
 
 def _is_name(value: object) -> bool:
     return isinstance(value, str) and whole_number(value) is None and 0 < len(value) <= 200 and not is_image(value)
+
+
+def _list_request(request: Request) -> list[Listing]:
+    return [list_samples(request.members, root=request.where, classes=request.classes, say=request.say)]
+
+
+WEBDATASET = SourceKind(
+    name="WebDataset shards",
+    recognise=lambda request: request.is_archive and is_webdataset(request.members),
+    list=_list_request,
+)

@@ -1,0 +1,168 @@
+"""Images inside tars and zips: folders of classes, an archive for each class, tables, or the splits of these."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from posixpath import splitext
+
+from steadytrain.data.filenames import folder_splits, group_by_split, is_image, order_splits, split_of
+from steadytrain.data.sources import folder, imagenet
+from steadytrain.data.sources.archives import SourceFile, holds_only_tars, read_archives, read_inner_tars
+from steadytrain.data.sources.labelled import Members, find_flat, label, list_flat
+from steadytrain.data.sources.layout import TABLES, Entries
+from steadytrain.data.sources.listing import FileList, Listing
+from steadytrain.data.sources.source import Request, SourceKind, refuse_columns
+from steadytrain.data.sources.webdataset import is_webdataset
+from steadytrain.errors import DataError
+from steadytrain.format import few
+
+_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
+
+
+def _archives_in(request: Request) -> list[Path]:
+    return [request.where / name for name in request.entries if name.lower().endswith(_ENDINGS)]
+
+
+def _list_folder(request: Request) -> list[Listing]:
+    """List the archives in a folder as one set, with the tables beside them."""
+    where, archives = request.where, _archives_in(request)
+    if others := [n for n in request.entries if (where / n).is_dir() or n.lower().endswith(".rec")]:
+        raise DataError(
+            f"{where} holds archives ({archives[0].name}) next to other data ({few(others, 3)}): choose one of them"
+        )
+    if packed := [archive.name for archive in archives if archive.stem.lower().endswith(TABLES)]:
+        raise DataError(
+            f"{where} holds a table in an archive of its own ({packed[0]}): unpack it beside the others"
+            f" (unzip {shlex.quote(str(where / packed[0]))} -d {shlex.quote(str(where))}), and remove the archive"
+        )
+    tables = [name for name in request.entries if name.lower().endswith(TABLES) and not name.lower().endswith(".lst")]
+    return request.list_part(replace(request.part(where, archives), tables=tables))
+
+
+def _list_beside(request: Request) -> list[Listing]:
+    """List images in archives by the tables beside these, or without them where they hold no labels of the images."""
+    files = read_archives(request.files, lambda _: None, by_stem=True)
+    look = folder.build_tree(files, strip=False).look(files)
+
+    def look_beside(path: str) -> Entries:
+        return look(path) if path else look(path)._replace(others=request.tables)
+
+    if is_webdataset(files) or (flat := find_flat(look_beside, request.where, is_archive=True)) is None:
+        return request.list_part(replace(request, tables=()))
+    return list_flat(request, look_beside, flat, Members(files, "", request.tables))
+
+
+def _groups(request: Request) -> dict[str, list[Path]]:
+    """Return the archives by the split that their names mention."""
+    if len(request.paths) < 2 or not request.is_archive or (request.labels is None and _are_classes(request.files)):
+        return {"": list(request.paths)}
+    return group_by_split(request.paths, [path.name for path in request.paths], str(request.where))
+
+
+def _are_classes(archives: list[SourceFile]) -> bool:
+    """Return whether archives some of whose names sound like splits (``train.tar``, ``train_station.tar``) are classes.
+
+    They are if other names do not sound so, and each holds images in one folder, without labels.
+    """
+    stems = [archive.path.name.partition(".")[0] for archive in archives]
+    if len(folder_splits(stems)) == len(stems) or not any(map(split_of, stems)):
+        return False
+    for archive in archives:
+        files = read_archives([archive], lambda _: None)
+        if is_webdataset(files) or not folder.build_tree(files).is_flat(files):
+            return False
+    return True
+
+
+def _list_splits(request: Request) -> list[Listing]:
+    listings: list[Listing] = []
+    for split, paths in order_splits(_groups(request), request.say, str(request.where)).items():
+        parts = request.list_part(replace(request.part(request.where, paths, after=listings), tables=()))
+        if len(parts) > 1:
+            raise DataError(f"{paths[0]} is named after one split but holds several: use it alone")
+        listings.append(replace(parts[0], split=split))
+    return listings
+
+
+def _holds_tars(request: Request) -> bool:
+    return len(request.paths) == 1 and request.kinds == {"tar"} and holds_only_tars(request.members)
+
+
+def _list_tars(request: Request) -> list[Listing]:
+    files = read_inner_tars(request.files[0], request.say)
+    return _list_tree(request, folder.build_tree(files), files)
+
+
+def _list_members(request: Request) -> list[Listing]:
+    """List archives of one split: folders of classes, images with a table, or an archive for each class."""
+    files = request.members
+    if not files.names:
+        raise DataError(f"{request.where} holds no files: give an archive with one folder of images for each class")
+    _refuse_arrays(files.names, request.where)
+    top = folder.build_tree(files)
+    if top.is_flat(files) and len(request.paths) > 1:  # one archive for each class
+        files = read_archives(request.files, lambda _: None, by_stem=True)
+        refuse_columns(request)
+        top = folder.build_tree(files, strip=False)
+        return folder.list_tree(top, files, root=request.where, classes=request.classes)
+    if top.is_flat(files) and (truth := imagenet.truth_beside(request.where, files.names)) is not None:
+        return label(request, truth, files)
+    return _list_tree(request, top, files)
+
+
+def _list_tree(request: Request, top: folder.Folder, files: FileList) -> list[Listing]:
+    look = top.look(files)
+    if (flat := find_flat(look, request.where, is_archive=True)) is not None:
+        return list_flat(request, look, flat, Members(files, top.name))
+    refuse_columns(request)
+    return folder.list_tree(top, files, root=request.where, classes=request.classes)
+
+
+def _refuse_arrays(names: Iterable[str], where: Path) -> None:
+    if any(is_image(name) for name in names):
+        return
+    if {splitext(name)[1].lower() for name in names} <= {".npy", ".npz"}:
+        raise DataError(f"{where} holds NumPy arrays: convert them to a folder of classes or to idx files")
+    if any("-ubyte" in name for name in names):
+        raise DataError(f"{where} holds idx files: unpack it and give the folder")
+    if inside := [name for name in names if name.lower().endswith(_ENDINGS)]:
+        raise DataError(
+            f"{where} holds archives ({few(inside, 3)}) and no images beside them: unpack it and give the folder, or"
+            " give a tar of tars, each of them one class"
+        )
+
+
+_TAKES = frozenset({"--labels", "--label-column"})
+FOLDER = SourceKind(
+    name="a folder of archives",
+    recognise=lambda request: request.is_folder and bool(_archives_in(request)),
+    list=_list_folder,
+    takes=_TAKES,
+)
+BESIDE = SourceKind(
+    name="archives and a table beside them",
+    recognise=lambda request: bool(request.tables),
+    list=_list_beside,
+    takes=_TAKES,
+)
+SPLITS = SourceKind(
+    name="archives named after splits",
+    recognise=lambda request: len(_groups(request)) > 1,
+    list=_list_splits,
+    takes=_TAKES,
+)
+TARS = SourceKind(
+    name="a tar of tars",
+    recognise=_holds_tars,
+    list=_list_tars,
+    takes=_TAKES,
+)
+ARCHIVES = SourceKind(
+    name="archives",
+    recognise=lambda request: request.is_archive and any(map(is_image, request.members.names)),
+    list=_list_members,
+    takes=_TAKES,
+)
