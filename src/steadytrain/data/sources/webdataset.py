@@ -19,9 +19,9 @@ import numpy as np
 from steadytrain.config.plain import parse_json
 from steadytrain.data.filenames import is_ignored, is_image
 from steadytrain.data.recordio.card import LabelNames
-from steadytrain.data.sources.labels import classes_from_numbers, classes_from_texts, is_padded, whole_number
+from steadytrain.data.sources.labels import classes_from_numbers, is_padded, whole_number
 from steadytrain.data.sources.listing import FileList, Labels, Listing
-from steadytrain.data.sources.several import multi_hot, read_cells
+from steadytrain.data.sources.several import name_labels, read_cells
 from steadytrain.data.sources.source import Request, SourceKind
 from steadytrain.errors import DataError
 from steadytrain.format import Say, few
@@ -118,29 +118,16 @@ def _labels_of(
     texts: Sequence[str], reader: _LabelReader, classes: Sequence[str] | None, say: Say
 ) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
     """Class names, names of label columns, and labels: one of the two is empty."""
-    where, label_list = str(reader.root), classes if isinstance(classes, LabelNames) else None
-    vectors: Labels
+    where = str(reader.root)
     cells = read_cells(set(texts), header="", where=where, classes=classes, say=say)
-    if cells is not None and cells.are_single and label_list is None:
-        texts, cells = [cells.parts[text][0] for text in texts], None
-    if cells is not None:
-        label_names, vectors = cells.vectors(texts, where=where, classes=label_list)
-    elif label_list is not None:
-        label_names, vectors = multi_hot([[text] for text in texts], where=where, classes=label_list)
-    else:
-        numbers = [whole_number(text) for text in texts]
-        named = None if None in numbers else reader.names_in_order(max(number or 0 for number in numbers), say)
-        if None in numbers or (named is None and any(map(is_padded, set(texts)))):
-            class_names, labels = classes_from_texts(texts, classes=classes, where=where, say=say)
-        else:
+    numbers = [number for text in texts if (number := whole_number(text)) is not None]
+    if cells is None and len(numbers) == len(texts) and not isinstance(classes, LabelNames):
+        named = reader.names_in_order(max(numbers), say)
+        if named is not None or not any(map(is_padded, set(texts))):
             of_images = np.array(numbers, np.int64)
             class_names, labels = classes_from_numbers(of_images, names=named, classes=classes, where=where, say=say)
-        return class_names, (), labels
-    if classes is not None and label_list is None:
-        raise DataError(f"{where} has several labels for each image, and the class list one class: drop --classes")
-    names = f", in this order: {few(label_names, 20)}" if label_names else f": {vectors.shape[1]:,} without names"
-    say(f"{where}: several labels per image{names}")
-    return (), label_names, vectors
+            return class_names, (), labels
+    return name_labels(texts, cells, where=where, classes=classes, say=say)
 
 
 def _samples(files: FileList, root: Path) -> Iterator[_Sample]:
