@@ -14,7 +14,7 @@ import posixpath
 import shlex
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -31,10 +31,9 @@ from steadytrain.data.sources.listing import FileList, Labels, Listing
 from steadytrain.errors import DataError
 from steadytrain.format import Say, count, few, printable
 
-_COMMON_FIRST = (".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG")
 _AMBIGUOUS = -1
 _SAMPLE = 50
-_MOST_ENTRIES = 100_000  # of a folder, that are held in memory
+_MOST_NAMES = 200_000  # of a folder, that are held in memory
 _MOST_FOLDERS = 1000  # that are looked into for a hint
 _MOST_LEVELS = 20  # folders of another machine
 
@@ -108,7 +107,6 @@ class ImagesInFolder:
             prefixes = ("", f"{table.stem}/") if has_own else ("",)
         self._prefixes = prefixes
         self._suffixes_in = lru_cache(1024)(_suffixes_in)
-        self._entries_in = lru_cache(64)(_entries_in)
 
     def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
         """List the images of these names. One that is missing stays, with the size -1; all missing is refused.
@@ -171,8 +169,8 @@ class ImagesInFolder:
         return next(filter(None, map(self._status, self._spellings(name))), None)
 
     def _find_in_any_case(self, name: str) -> FileStatus | None:
-        paths = filter(None, map(self._in_any_case, self._spellings(name)))
-        return next(filter(None, map(self._status, paths)), None)
+        forms = (self._in_any_case.get(os.path.normpath(path).casefold()) for path in self._spellings(name))
+        return next(filter(None, map(self._status, filter(None, forms))), None)
 
     def _status(self, name: str) -> FileStatus | None:
         """The file of exactly this name, or the one that has a suffix behind it."""
@@ -186,22 +184,16 @@ class ImagesInFolder:
             self._several[name] = [os.path.basename(status.name) for status in files]  # noqa: PTH119
         return files[0] if files else None
 
-    def _in_any_case(self, name: str) -> str:
-        """The path below the folder that a name means in upper or lower case; empty where none or several do."""
-        path = ""
-        if os.path.isabs(name):  # noqa: PTH117
-            return ""
-        *folders, base = name.split("/")
-        for part in folders:
-            if part in ("", ".", ".."):
-                return ""
-            exact, folded = self._entries_in(os.path.join(self.root, path))  # noqa: PTH118
-            part = part if part in exact else folded.get(part.casefold(), "")
-            if not part:
-                return ""
-            path = f"{path}{part}/"
-        exact, folded = self._entries_in(os.path.join(self.root, path))  # noqa: PTH118
-        return path + (folded.get(base.casefold()) or base)
+    @cached_property
+    def _in_any_case(self) -> dict[str, str]:
+        """The files below the folder by what no other one is called in lower case; none of a huge folder."""
+        folders = islice(os.walk(self.root, followlinks=True), _MOST_NAMES)  # links may lead in a circle
+        pairs = ((place, name) for place, _, names in folders for name in names)
+        paths = [os.path.relpath(os.path.join(*pair), self.root) for pair in islice(pairs, _MOST_NAMES + 1)]  # noqa: PTH118
+        if len(paths) > _MOST_NAMES:
+            return {}
+        forms = Counter(form for path in paths for form in _forms(path))
+        return {form: path for path in paths for form in _forms(path) if forms[form] == 1}
 
     def holds_any(self, names: Sequence[str]) -> bool:
         """Return whether some of these names lead to a file, as they are or without a beginning."""
@@ -246,26 +238,17 @@ def _stat_file(folder: Path, name: str) -> FileStatus | None:
 
 
 def _suffixes_in(folder: str) -> tuple[str, ...]:
-    """The different suffixes of the images in a folder, of the commonest formats first."""
-    suffixes = {os.path.splitext(name)[1] for name in _scan(folder) if is_image(name)}  # noqa: PTH122
-    return tuple(sorted(suffixes, key=lambda suffix: (suffix not in _COMMON_FIRST, suffix)))
-
-
-def _entries_in(folder: str) -> tuple[frozenset[str], dict[str, str]]:
-    """Names in a folder, and by their case-folded form those that no other one has; of a huge folder none."""
-    names = list(islice(_scan(folder), _MOST_ENTRIES + 1))
-    if len(names) > _MOST_ENTRIES:
-        return frozenset(), {}
-    forms = Counter(map(str.casefold, names))
-    return frozenset(names), {form: name for name in names if forms[form := name.casefold()] == 1}
-
-
-def _scan(folder: str) -> Iterator[str]:
+    """The different suffixes of the images in a folder."""
     try:
         with os.scandir(folder) as entries:
-            yield from (entry.name for entry in entries)
+            return tuple(sorted({os.path.splitext(entry.name)[1] for entry in entries if is_image(entry.name)}))  # noqa: PTH122
     except (OSError, ValueError):  # then there is nothing in it
-        return
+        return ()
+
+
+def _forms(path: str) -> set[str]:
+    """A path in lower case, with its suffix and without."""
+    return {path.casefold(), _stem(path).casefold()}
 
 
 def none_found(table: Path, folder: Path, names: Sequence[str], *, is_source: bool = False) -> DataError:
@@ -286,10 +269,7 @@ def none_found(table: Path, folder: Path, names: Sequence[str], *, is_source: bo
             f"{text}, and {len(holding):,} folders hold such names ({few(holding)}): write the folder of each image"
             f" into the table, or give the one that is meant {by}"
         )
-    tail = name.replace("\\", "/").lstrip("/")
-    base = tail.rpartition("/")[2]
-    if tail == base:
-        return DataError(f"{text}: name the folder that they are relative to {by}")
+    base = name.replace("\\", "/").rpartition("/")[2]
     return DataError(
         f"{text}, nor an end of one: name the folder that holds {printable(base)}, or the end of its path, {by}, or"
         " correct the paths in the table"
@@ -322,8 +302,8 @@ class ImagesInArchives:
         self._prefixes = prefixes
         self._say = say
         self.located: list[NDArray[np.int64]] = []  # of each listing: the numbers of its members, from 1 on
-        self._rows: dict[str, int] = {}
-        self._of_base: dict[str, list[int]] = {}
+        self._rows: dict[str, int] = {}  # by the member's path
+        self._ends: dict[str, list[str]] = {}  # paths by their last parts without a suffix
         for row, name in enumerate(files.names):
             if is_image(name):
                 path = _plain(name)
@@ -331,7 +311,7 @@ class ImagesInArchives:
                 before = self._rows.get(path, row)
                 same = before >= 0 and files.archive(before) == files.archive(row)
                 self._rows[path] = row if same else _AMBIGUOUS
-                self._of_base.setdefault(_stem(path.rpartition("/")[2]), []).append(row)
+                self._ends.setdefault(_stem(path.rpartition("/")[2]), []).append(path)
 
     def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
         """List the members of these names. Raises DataError where some fit no member, or several."""
@@ -341,7 +321,11 @@ class ImagesInArchives:
             other if row is None and (other := self._row_in_any_case(name)) not in used else row
             for name, row in zip(names, rows, strict=True)
         ]
-        if used == {None} == set(rows) and (lead := _foreign_lead(names, self._is_there, self.root)):
+
+        def find(name: str) -> bool:
+            return self._find(name) is not None
+
+        if used == {None} == set(rows) and (lead := _foreign_lead(names, find, self.root)):
             self._say(f"{self._table}: paths are read from {self.root} on, without {lead!r}")
             rows = [self._find(_without(lead, name)) for name in names]
         if missing := [name for name, row in zip(names, rows, strict=True) if row is None]:
@@ -359,48 +343,38 @@ class ImagesInArchives:
         return f"{self._table} names {len(names):,} image{'s' * (len(names) > 1)}"
 
     def _row(self, name: str) -> int | None:
-        """The member that a path means: by the whole path, else by its end."""
+        """The member that a path means: by the whole path, else by its end; either may lack its suffix."""
         for path in dict.fromkeys(_plain(spelling) for spelling in (name, *spellings(name))):
+            entries = self._ends.get(_stem(path.rpartition("/")[2]), [])
             for prefix in self._prefixes:
-                if (row := self._of_path(_plain(prefix + path))) is not None:
-                    return row
-            ends = {entry for entry in self._of_stem(path) if _ends_with(entry, path)}
-            if ends:
-                return self._rows[ends.pop()] if len(ends) == 1 else _AMBIGUOUS
+                whole = _plain(prefix + path)
+                if whole in self._rows:
+                    return self._rows[whole]
+                if not is_image(path) and (hits := {entry for entry in entries if _stem(entry) == whole}):
+                    return self._only(hits)
+            if hits := {entry for entry in entries if _ends_with(entry, path)}:
+                return self._only(hits)
         return None
 
+    def _only(self, paths: Collection[str]) -> int:
+        return self._rows[next(iter(paths))] if len(paths) == 1 else _AMBIGUOUS
+
     def _row_in_any_case(self, name: str) -> int | None:
-        for spelling in (name, *spellings(name)):
-            for prefix in self._prefixes:
-                if entries := self._in_any_case.get(_plain(prefix + spelling).casefold()):
-                    return self._rows[entries[0]] if len(entries) == 1 else _AMBIGUOUS
-        return None
+        paths = (_plain(prefix + path) for path in (name, *spellings(name)) for prefix in self._prefixes)
+        hits = next(filter(None, (self._in_any_case.get(path.casefold()) for path in paths)), None)
+        return None if hits is None else self._only(hits)
 
     def _find(self, name: str) -> int | None:
         row = self._row(name)
         return self._row_in_any_case(name) if row is None else row
 
-    def _is_there(self, name: str) -> bool:
-        return self._find(name) is not None
-
-    def _of_path(self, path: str) -> int | None:
-        """The member of exactly this name, or the one that has a suffix behind it."""
-        if path in self._rows or is_image(path):
-            return self._rows.get(path)
-        entries = {entry for entry in self._of_stem(path) if _stem(entry) == path}
-        return None if not entries else self._rows[entries.pop()] if len(entries) == 1 else _AMBIGUOUS
-
-    def _of_stem(self, path: str) -> Iterator[str]:
-        """The members whose names have the last part of a path, with any suffix or none."""
-        return (_plain(self._files.names[row]) for row in self._of_base.get(_stem(path.rpartition("/")[2]), ()))
-
     @cached_property
     def _in_any_case(self) -> dict[str, list[str]]:
-        """The members by their names in lower case, with and without their suffixes."""
+        """The members' paths by what they are called in lower case."""
         forms: dict[str, list[str]] = {}
         for path in self._rows:
-            forms.setdefault(path.casefold(), []).append(path)
-            forms.setdefault(_stem(path).casefold(), []).append(path)
+            for form in _forms(path):
+                forms.setdefault(form, []).append(path)
         return forms
 
 

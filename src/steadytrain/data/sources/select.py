@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from steadytrain.data.filenames import is_image
 from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.images.look import FINGERPRINT_BYTES, duplicates, look_in_children
 from steadytrain.data.names import Names
-from steadytrain.data.sources.labels import class_name, is_number, whole_number
+from steadytrain.data.sources.labels import class_name, whole_number
 from steadytrain.data.sources.listing import (
     PORTION_FILES,
     Labels,
@@ -49,7 +48,6 @@ In place of the end, whatever is equal where it is equal (a checksum) will do.
 """
 
 _NO_LABEL = frozenset(["", "nan", "null", "n/a", "na", "#n/a", "<na>", "none", "-1", "undefined"])
-_CLUTTER = re.compile(r"(?:\d+\.)?clutter|BACKGROUND_Google", re.I)
 
 
 @dataclass(frozen=True)
@@ -401,17 +399,8 @@ def remark(listings: Sequence[Listing], say: Say) -> None:
                 f" {'case or spaces' if is_plain else 'leading zeros or forms of letters'}: rename one if they are the"
                 " same"
             )
-        if _CLUTTER.fullmatch(name):
-            say(f"{name} is not a category but holds images of none of the others: leave it out with --exclude {name}")
         if name.strip().casefold() in _NO_LABEL:
             say(f"{name!r} is a class here: leave it out with --exclude {name} if it stands for images without a label")
-    numbers = [name for name in classes if is_number(name)]
-    if 0 < len(numbers) < len(classes):
-        words = [name for name in classes if not is_number(name)]
-        say(
-            f"some class names are numbers ({few(numbers, 3)}) and some are words ({few(words, 3)}): rename"
-            " those that mean the same"
-        )
     if labels.ndim == 2 and labels.shape[1] == 1:
         values = labels[:, 0]
         odd = values[(values < 0) | (values % 1 != 0) | (values >= 2**24)]

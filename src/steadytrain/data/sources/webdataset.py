@@ -28,9 +28,8 @@ from steadytrain.format import Say, few
 
 LABELS = ("cls", "json", "txt")
 NUMBER_FIELDS = ("label", "cls", "class", "class_id", "class_index", "label_id", "category_id", "target", "y")
-NAME_FIELDS = ("class_name", "label_name", "classname", "category", "category_name", "name", "synset", "wnid")
+NAME_FIELDS = ("class_name", "label_name", "classname", "category", "category_name", "synset", "wnid")
 
-_LOOSE = frozenset(["name", "category"])  # may well name the image, or something coarser than the class
 _MOST_NAMES = 100_000
 _MOST_BYTES = {"cls": 4096, "json": 1 << 20, "txt": 1 << 16}
 _LONGEST_NAME = 64
@@ -101,11 +100,6 @@ def list_samples(files: FileList, *, root: Path, classes: Sequence[str] | None, 
         raise DataError(
             f"{root}: the .txt members look like captions, not class names ({longest[:40]!r}; {len(known):,}"
             f" different ones for {len(texts):,} images): add a .cls with the class to each sample"
-        )
-    if reader.loose_field and len(known) == len(texts) > 2:
-        raise DataError(
-            f"{root}: the field {reader.loose_field!r} differs in every sample ({texts[0][:40]!r}, ...), so it cannot"
-            " be the class: add a .cls with the class to each sample"
         )
     names, label_names, labels = _labels_of(texts, reader, classes, say)
     paths = None
@@ -186,33 +180,23 @@ class _LabelReader:
     names: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
     clash: str = ""
-    loose_field: str = ""  # that labels were read from, if it may not be the class
 
     def label(self, sample: _Sample) -> str:
         """The label of a sample, a number or a name. Raises DataError where a number and a name contradict others."""
-        fields: dict[str, object] = {}
-        if "json" in sample.parts:
-            try:
-                fields, why = parse_json(self._text(sample, "json")), ""
-            except (ValueError, RecursionError) as error:
-                fields, why = None, f" ({error})"  # type: ignore[assignment]
-            if not isinstance(fields, dict):
-                raise DataError(f"{self.root}: the .json of sample {sample.key} is not a JSON object{why}")
+        fields = self._fields(sample) if "json" in sample.parts else {}
         text = (self._label_field(fields, sample) if self.kind == "json" else self._text(sample, self.kind)).strip()
         if not text:
             raise DataError(f"{self.root}: the .{self.kind} of sample {sample.key} is empty")
-        value = whole_number(text)
-        if value is None:
+        if (value := whole_number(text)) is None:
             return text
         number = str(value)
-        key = next((key for key in (*NAME_FIELDS, *NUMBER_FIELDS) if _is_name(fields.get(key))), None)
-        if key is None:
+        name = next((str(fields[key]) for key in (*NAME_FIELDS, *NUMBER_FIELDS) if _is_name(fields.get(key))), None)
+        if name is None:
             return text if is_padded(text) else number
-        name = str(fields[key])
         known, before = self.names.setdefault(number, name), self.numbers.get(name, number)
         if len(self.numbers) < _MOST_NAMES:
             self.numbers.setdefault(name, number)
-        if known != name and before != number and key not in _LOOSE:
+        if known != name and before != number:
             raise DataError(
                 f"{self.root}: label {number} is called {known} and {name} (sample {sample.key}), and {name} is also"
                 f" label {before}: number the classes the same way in all shards"
@@ -221,11 +205,19 @@ class _LabelReader:
             self.clash = self.clash or f"label {number} is called {known} and {name}"
         return number
 
+    def _fields(self, sample: _Sample) -> dict[str, object]:
+        try:
+            fields, why = parse_json(self._text(sample, "json")), ""
+        except (ValueError, RecursionError) as error:
+            fields, why = None, f" ({error})"
+        if not isinstance(fields, dict):
+            raise DataError(f"{self.root}: the .json of sample {sample.key} is not a JSON object{why}")
+        return fields
+
     def _label_field(self, fields: dict[str, object], sample: _Sample) -> str:
         for key in (*NUMBER_FIELDS, *NAME_FIELDS):
             value = fields.get(key)
             if isinstance(value, str | int | float) and not isinstance(value, bool) and not is_image(str(value)):
-                self.loose_field = key if key in _LOOSE else ""
                 return str(value)
             if isinstance(value, list):
                 raise DataError(
