@@ -14,7 +14,7 @@ from steadytrain.data.sources.archives import SourceFile, holds_only_tars, read_
 from steadytrain.data.sources.labelled import Members, find_flat, label, list_flat
 from steadytrain.data.sources.layout import TABLES, Entries
 from steadytrain.data.sources.listing import FileList, Listing
-from steadytrain.data.sources.source import Request, SourceKind, refuse_columns
+from steadytrain.data.sources.source import COLUMNS, LABELS, Request, SourceKind, refuse_columns
 from steadytrain.data.sources.webdataset import is_webdataset
 from steadytrain.errors import DataError
 from steadytrain.format import few
@@ -96,6 +96,10 @@ def _list_tars(request: Request) -> list[Listing]:
     return _list_tree(request, folder.build_tree(files), files)
 
 
+def _hold_images(request: Request) -> bool:
+    return request.is_archive and any(map(is_image, request.members.names))
+
+
 def _list_members(request: Request) -> list[Listing]:
     """List archives of one split: folders of classes, images with a table, or an archive for each class."""
     files = request.members
@@ -135,34 +139,11 @@ def _refuse_arrays(names: Iterable[str], where: Path) -> None:
         )
 
 
-_TAKES = frozenset({"--labels", "--label-column"})
+_TAKES = (LABELS, COLUMNS)
 FOLDER = SourceKind(
-    name="a folder of archives",
-    recognise=lambda request: request.is_folder and bool(_archives_in(request)),
-    list=_list_folder,
-    takes=_TAKES,
+    "a folder of archives", lambda request: request.is_folder and bool(_archives_in(request)), _list_folder, _TAKES
 )
-BESIDE = SourceKind(
-    name="archives and a table beside them",
-    recognise=lambda request: bool(request.tables),
-    list=_list_beside,
-    takes=_TAKES,
-)
-SPLITS = SourceKind(
-    name="archives named after splits",
-    recognise=lambda request: len(_groups(request)) > 1,
-    list=_list_splits,
-    takes=_TAKES,
-)
-TARS = SourceKind(
-    name="a tar of tars",
-    recognise=_holds_tars,
-    list=_list_tars,
-    takes=_TAKES,
-)
-ARCHIVES = SourceKind(
-    name="archives",
-    recognise=lambda request: request.is_archive and any(map(is_image, request.members.names)),
-    list=_list_members,
-    takes=_TAKES,
-)
+BESIDE = SourceKind("archives and a table beside them", lambda request: bool(request.tables), _list_beside, _TAKES)
+SPLITS = SourceKind("archives named after splits", lambda request: len(_groups(request)) > 1, _list_splits, _TAKES)
+TARS = SourceKind("a tar of tars", _holds_tars, _list_tars, _TAKES)
+ARCHIVES = SourceKind("archives", _hold_images, _list_members, _TAKES)

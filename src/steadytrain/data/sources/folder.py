@@ -398,7 +398,5 @@ def _list_request(request: Request) -> list[Listing]:
 
 
 FOLDER = SourceKind(
-    name="a folder of classes",
-    recognise=lambda request: request.is_folder and holds_images(request.look, ""),
-    list=_list_request,
+    "a folder of classes", lambda request: request.is_folder and holds_images(request.look, ""), _list_request
 )

@@ -250,13 +250,9 @@ def _find_truth(request: Request) -> Path | None:
     return truth_beside(request.where, request.entries) if request.is_folder else None
 
 
-IMAGENET = SourceKind(
-    name="ImageNet",
-    recognise=lambda request: request.is_folder and bool(find_parts(request.where)),
-    list=_list_parts,
-)
+IMAGENET = SourceKind("ImageNet", lambda request: request.is_folder and bool(find_parts(request.where)), _list_parts)
 VALIDATION = SourceKind(
-    name="ImageNet's validation images",
-    recognise=lambda request: _find_truth(request) is not None,
-    list=lambda request: request.list_part(replace(request, labels=_find_truth(request))),
+    "ImageNet's validation images",
+    lambda request: _find_truth(request) is not None,
+    lambda request: request.list_part(replace(request, labels=_find_truth(request))),
 )

@@ -28,8 +28,8 @@ from steadytrain.data.sources.listing import FileList, Listing
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
 from steadytrain.data.sources.rows import is_of_paths
 from steadytrain.data.sources.select import take
-from steadytrain.data.sources.source import Request, SourceKind, refuse_columns
-from steadytrain.data.sources.tables import list_lst, list_table
+from steadytrain.data.sources.source import COLUMNS, LABELS, Request, SourceKind, refuse_columns
+from steadytrain.data.sources.tables import list_lst, read_table
 from steadytrain.data.storage.scratch import new_path
 from steadytrain.errors import DataError
 from steadytrain.format import few
@@ -143,7 +143,7 @@ def _read_table(
         if files is None
         else ImagesInArchives(files, request.where, **places)
     )
-    return list_table(request, table, images, parquet.as_text(stored_at, request.scratch))
+    return read_table(request, table, images, parquet.as_text(stored_at, request.scratch))
 
 
 def label(request: Request, labels: Path, files: FileList | None = None) -> list[Listing]:
@@ -181,6 +181,10 @@ def _by_folder(listing: Listing, parts: Mapping[str, Sequence[str]], base: str) 
     return [replace(take(listing, rows[split]), split=split) for split in rows if len(rows[split])]
 
 
+def _is_labelled(request: Request) -> bool:
+    return request.labels is not None and (request.is_folder or request.is_archive)
+
+
 def _list_labelled(request: Request) -> list[Listing]:
     labels = request.labels
     assert labels is not None
@@ -189,21 +193,15 @@ def _list_labelled(request: Request) -> list[Listing]:
     return label(request, labels, None if request.is_folder else request.members)
 
 
+def _is_flat(request: Request) -> bool:
+    return request.is_folder and find_flat(request.look, request.where) is not None
+
+
 def _list_folder(request: Request) -> list[Listing]:
     flat = find_flat(request.look, request.where)
     assert flat is not None
     return list_flat(request, request.look, flat)
 
 
-LABELLED = SourceKind(
-    name="images and a file of labels",
-    recognise=lambda request: request.labels is not None and (request.is_folder or request.is_archive),
-    list=_list_labelled,
-    takes=frozenset({"--labels", "--label-column"}),
-)
-FLAT = SourceKind(
-    name="images and a table beside them",
-    recognise=lambda request: request.is_folder and find_flat(request.look, request.where) is not None,
-    list=_list_folder,
-    takes=frozenset({"--label-column"}),
-)
+LABELLED = SourceKind("images and a file of labels", _is_labelled, _list_labelled, (LABELS, COLUMNS))
+FLAT = SourceKind("images and a table beside them", _is_flat, _list_folder, (COLUMNS,))

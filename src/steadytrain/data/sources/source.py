@@ -24,7 +24,10 @@ from steadytrain.format import Say
 GROUP = "steadytrain.sources"
 """The group of entry points by which other packages add kinds of sources: ``NAME = "package.module:SOURCE"``."""
 
-_GOES_WITH = {"--root": "a .lst or a table", "--labels": "a folder or an archive of images"}
+ROOT, LABELS, COLUMNS = "--root", "--labels", "--label-column"
+"""Options of which a kind takes some; the last one stands for all that name columns."""
+
+_GOES_WITH = {ROOT: "a .lst or a table", LABELS: "a folder or an archive of images"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,15 +112,13 @@ class Request:
     def in_order(self, listings: Sequence[Listing]) -> list[Listing]:
         """Put the listings of splits in order, the training set first; one alone is no split."""
         splits = {listing.split: listing for listing in listings}
-        # Packing says it of images whose names begin so.
-        is_said = "test" in splits and splits["test"].names[0].casefold().startswith("test")
-        ordered = order_splits(splits, (lambda _: None) if is_said else self.say, str(self.where))
+        ordered = order_splits(splits, self.say, str(self.where))
         if len(ordered) == 1:
             return [replace(listings[0], split="")]
         return [replace(listing, split=split) for split, listing in ordered.items()]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SourceKind:
     """A kind of source.
 
@@ -125,20 +126,20 @@ class SourceKind:
         name: that users know it by.
         recognise: whether a request is of this kind; it reads no more than it has to. DataError: it is, and is refused.
         list: lists it: one listing, or one for each split, the training set first.
-        takes: the options that apply, of ``--root``, ``--labels`` and ``--label-column`` (for those of all columns).
+        takes: the options that apply: :data:`ROOT`, :data:`LABELS`, :data:`COLUMNS`.
     """
 
     name: str
     recognise: Callable[[Request], bool]
     list: Callable[[Request], list[Listing]]
-    takes: frozenset[str] = frozenset()
+    takes: tuple[str, ...] = ()
 
     def refuse_unused(self, request: Request) -> None:
         """Raise DataError for an option that does not apply to this kind."""
-        for flag, path in (("--root", request.root), ("--labels", request.labels)):
+        for flag, path in ((ROOT, request.root), (LABELS, request.labels)):
             if path is not None and flag not in self.takes:
                 raise DataError(f"{flag} goes with {_GOES_WITH[flag]}, and {request.where} is none: drop it")
-        if "--label-column" not in self.takes:
+        if COLUMNS not in self.takes:
             refuse_columns(request)
 
 

@@ -28,7 +28,6 @@ from steadytrain.data.sources.archives import SourceFile
 from steadytrain.data.sources.columns import (
     MOST_LISTED,
     ONE_HOT,
-    ColumnNames,
     TableColumns,
     find_columns,
     plain_name,
@@ -47,7 +46,7 @@ from steadytrain.data.sources.listing import Labels, Listing
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder, none_found
 from steadytrain.data.sources.rows import JSON_LINES, Rows, find_delimiter, read_rows, read_text
 from steadytrain.data.sources.several import Cells, name_labels, read_cells, say_label_names
-from steadytrain.data.sources.source import Request, SourceKind
+from steadytrain.data.sources.source import COLUMNS, ROOT, Request, SourceKind
 from steadytrain.errors import DataError
 from steadytrain.format import Say
 
@@ -181,25 +180,16 @@ def _name_classes(
 
 
 def read_table(
-    path: Path,
-    images: ImagesInFolder | ImagesInArchives,
-    *,
-    classes: Sequence[str] | None,
-    say: Say,
-    stored_at: Path | None = None,
-    group: str | None = None,
-    named: ColumnNames | None = None,
+    request: Request, path: Path, images: ImagesInFolder | ImagesInArchives, stored_at: Path
 ) -> list[Listing]:
-    """Read a table; the order is its own.
+    """Read a table of a source; the order is its own.
 
     Args:
+        request: with the class list, if there is one (else words are sorted by code point, numbers by their value), and
+            the columns that the user has named.
         path: the table, as it was named.
         images: where its paths lead.
-        classes: the class list; None makes one: words sorted by code point, numbers by their value.
-        say: takes remarks.
-        stored_at: where its bytes lie, if not at ``path``.
-        group: the name of the column that says what each image belongs to.
-        named: columns that the user has named.
+        stored_at: where its bytes lie.
 
     Returns:
         One listing, or one for each split, training set first; all with one class list.
@@ -208,7 +198,8 @@ def read_table(
         DataError: no UTF-8, malformed lines (named by number), columns that cannot be told apart, or an image with two
             labels.
     """
-    where, stored_at = str(path), stored_at or path
+    request.opened[path] = SourceFile(path, stored_at, "text", 0)
+    where, classes, say = str(path), request.classes, request.say
     sample = list(islice((line for line in read_text(stored_at, path) if line.strip()), _SAMPLE))
     if not sample:
         raise DataError(f"{path} lists no images")
@@ -221,7 +212,11 @@ def read_table(
         rows = read_rows(stored_at, path, delimiter)
         if not (first := list(islice(rows, _SAMPLE))):
             raise DataError("it lists no images")
-        options: dict[str, Any] = {"group": group, "named": named, "is_headed": delimiter == JSON_LINES}
+        options: dict[str, Any] = {
+            "group": request.group,
+            "named": request.columns,
+            "is_headed": delimiter == JSON_LINES,
+        }
         numbered = [*first, *_rows_of_new_values(rows, first)]
         columns = find_columns([row for _, row in first], numbered=numbered, is_file=is_file, **options)
     except DataError as error:
@@ -448,19 +443,10 @@ def _are_values(texts: Sequence[str], classes: Sequence[str] | None) -> bool:
     return len(texts) < _EACH_TWICE * len(different)
 
 
-def list_table(
-    request: Request, path: Path, images: ImagesInFolder | ImagesInArchives, stored_at: Path
-) -> list[Listing]:
-    """Read a table of a source; its bytes lie ``stored_at``."""
-    request.opened[path] = SourceFile(path, stored_at, "text", 0)
-    options: dict[str, Any] = {"classes": request.classes, "say": request.say, "group": request.group}
-    return read_table(path, images, **options, stored_at=stored_at, named=request.columns)
-
-
 def _list_table_file(request: Request) -> list[Listing]:
     path = request.where
     images = ImagesInFolder(request.root or path.parent, table=path, say=request.say)
-    return list_table(request, path, images, request.files[0].stored_at)
+    return read_table(request, path, images, request.files[0].stored_at)
 
 
 def list_lst(
@@ -473,20 +459,14 @@ def list_lst(
     return [listing]
 
 
+def _list_list(request: Request) -> list[Listing]:
+    return list_lst(request, request.where, request.root or request.where.parent)
+
+
 def _is_table(request: Request) -> bool:
     name = request.where.name.lower()
     return request.kinds == {"text"} and ("." not in name or any(ending in name for ending in _ENDINGS))
 
 
-LIST = SourceKind(
-    name="a list (.lst)",
-    recognise=lambda request: request.kinds == {"list"},
-    list=lambda request: list_lst(request, request.where, request.root or request.where.parent),
-    takes=frozenset({"--root"}),
-)
-TABLE = SourceKind(
-    name="a table (CSV, TSV, JSON lines)",
-    recognise=_is_table,
-    list=_list_table_file,
-    takes=frozenset({"--root", "--label-column"}),
-)
+LIST = SourceKind("a list (.lst)", lambda request: request.kinds == {"list"}, _list_list, (ROOT,))
+TABLE = SourceKind("a table (CSV, TSV, JSON lines)", _is_table, _list_table_file, (ROOT, COLUMNS))

@@ -58,14 +58,15 @@ def is_webdataset(files: FileList) -> bool:
     return any(is_image(name) and name.rpartition(".")[0] in sidecars for name in first)
 
 
-def list_samples(files: FileList, *, root: Path, classes: Sequence[str] | None, say: Say) -> Listing:
+def list_samples(request: Request) -> list[Listing]:
     """List the samples of shards, in the order of the shards and of the samples in them.
 
-    Without ``classes`` the class list is made of the names that the samples give, else of their numbers.
+    Without a class list one is made of the names that the samples give, else of their numbers.
 
     Raises:
         DataError: no sample has both, two images or two labels for one key, or labels that are none.
     """
+    files, root, say = request.members, request.where, request.say
     kind = _kind_of_labels(files, root)
     reader = _LabelReader(files, root, kind)
     rows = array("q")
@@ -101,11 +102,11 @@ def list_samples(files: FileList, *, root: Path, classes: Sequence[str] | None, 
             f"{root}: the .txt members look like captions, not class names ({longest[:40]!r}; {len(known):,}"
             f" different ones for {len(texts):,} images): add a .cls with the class to each sample"
         )
-    names, label_names, labels = _labels_of(texts, reader, classes, say)
+    names, label_names, labels = _labels_of(texts, reader, request.classes, say)
     paths = None
     if len(files.archives) > 1:
         paths = (f"{files.archives[files.archive(row)]}/{files.names[row]}" for row in rows)
-    return replace(files.listing(rows, labels, names=paths, root=root, classes=names), label_names=label_names)
+    return [replace(files.listing(rows, labels, names=paths, root=root, classes=names), label_names=label_names)]
 
 
 def _labels_of(
@@ -256,12 +257,6 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and whole_number(value) is None and 0 < len(value) <= 200 and not is_image(value)
 
 
-def _list_request(request: Request) -> list[Listing]:
-    return [list_samples(request.members, root=request.where, classes=request.classes, say=request.say)]
-
-
 WEBDATASET = SourceKind(
-    name="WebDataset shards",
-    recognise=lambda request: request.is_archive and is_webdataset(request.members),
-    list=_list_request,
+    "WebDataset shards", lambda request: request.is_archive and is_webdataset(request.members), list_samples
 )
