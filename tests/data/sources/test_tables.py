@@ -362,7 +362,8 @@ def test_members_of_an_archive_are_named_by_any_end_of_their_path(tmp_path: Path
     assert [content(listing, number) for number in range(5)] == list(named.values())
     table.write_text("path,label\n1.jpg,cat\n0.jpg,dog\n")
     with pytest.raises(
-        DataError, match=r"names 1 image found more than once in .*a\.tar \(1\.jpg\): give their paths in"
+        DataError,
+        match=r"one of several files in .*a\.tar \(1\.jpg: .*\): write their paths in",
     ):
         found(archive, tmp_path, labels=table)
 

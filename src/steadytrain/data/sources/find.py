@@ -229,9 +229,8 @@ def require_there(source: str) -> None:
     if other := other_spelling(source):
         raise DataError(f"there is no file or folder {source}. Did you mean {other}?")
     names = {p.name for p in path.parent.iterdir()} if path.parent.is_dir() else set()
-    packed = {name.removesuffix(".rec") for name in names if name.endswith(".rec")}
-    companions = {f"{name}{ending}" for name in packed for ending in (".idx", ".lst", ".json")}  # no sources themselves
-    near = did_you_mean(path.name, sorted(names - companions))
+    packed = {name.removesuffix(".rec") for name in names if name.endswith(".rec")}  # what lies beside is no source
+    near = did_you_mean(path.name, sorted(n for n in names if n.rpartition(".")[0] not in packed or n.endswith(".rec")))
     raise DataError(f"there is no file or folder {source}.{near}")
 
 

@@ -25,7 +25,7 @@ from steadytrain.data.sources.layout import (
     no_labels,
 )
 from steadytrain.data.sources.listing import FileList, Listing
-from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
+from steadytrain.data.sources.paths import NamedImages
 from steadytrain.data.sources.rows import is_of_paths
 from steadytrain.data.sources.select import take
 from steadytrain.data.sources.source import COLUMNS, LABELS, Request, SourceKind, refuse_columns
@@ -138,11 +138,7 @@ def _read_table(
     request: Request, table: Path, prefixes: Sequence[str], files: FileList | None, stored_at: Path
 ) -> list[Listing]:
     places: dict[str, Any] = {"table": table, "prefixes": prefixes, "say": request.say}
-    images = (
-        ImagesInFolder(request.where, is_source=True, **places)
-        if files is None
-        else ImagesInArchives(files, request.where, **places)
-    )
+    images = NamedImages(request.where, members=files, is_source=True, **places)
     return read_table(request, table, images, parquet.as_text(stored_at, request.scratch))
 
 

@@ -171,7 +171,10 @@ def hold_out(
                 f"{len(short)} class{plural} fewer than {per_class} images ({few(short)}): use a smaller number,"
                 " or exclude them"
             )
-        train, val = split_per_class(listing.labels.astype(np.int64), count=per_class, seed=seed, sets=sets)
+        labels = listing.labels.astype(np.int64)
+        most = np.unique(labels, return_counts=True)[1]
+        is_drawn = _draw(labels, np.minimum(most, per_class), most, seed, sets)
+        train, val = np.flatnonzero(is_drawn), np.flatnonzero(~is_drawn)
     elif fraction is not None and 0 < fraction < 1:
         train, val = split_by_fraction(listing.labels, fraction=fraction, seed=seed, sets=sets)
     else:
@@ -208,18 +211,6 @@ def split_by_fraction(labels: Labels, *, fraction: float, seed: int, sets: Ints 
     wanted = np.minimum(np.maximum(np.rint(counts * fraction).astype(np.int64), 1), most) if fraction else 0 * counts
     is_held_out = _draw(groups, wanted, most, seed, sets)
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
-
-
-def split_per_class(labels: NDArray[np.int64], *, count: int, seed: int, sets: Ints | None = None) -> tuple[Ints, Ints]:
-    """Split image numbers in two: ``count`` of each class to train on, or all that it has, and the rest held out.
-
-    >>> train, val = split_per_class(np.array([0, 0, 0, 1, 1]), count=2, seed=1)
-    >>> len(train), len(val)
-    (4, 1)
-    """
-    counts = np.unique(labels, return_counts=True)[1]
-    is_drawn = _draw(labels, np.minimum(counts, count), counts, seed, sets)
-    return np.flatnonzero(is_drawn), np.flatnonzero(~is_drawn)
 
 
 def _draw(labels: Ints, wanted: Ints, most: Ints, seed: int, sets: Ints | None) -> NDArray[np.bool_]:
@@ -524,16 +515,20 @@ def _merge_pieces(listings: Sequence[Listing]) -> Pieces:
             " files"
         )
     starts = np.cumsum([0, *(len(part.paths) for part in parts)])
-    crcs = [np.full(len(part), -1, np.int64) if part.crc is None else part.crc for part in parts]
-    deflated = [np.zeros(len(part), np.bool_) if part.deflated is None else part.deflated for part in parts]
-    inflated = [np.full(len(part), -1, np.int64) if part.inflated is None else part.inflated for part in parts]
+
+    def column(name: str, value: int) -> NDArray[Any]:
+        """Put a column together, of a value where a part has none."""
+        columns = [(part, getattr(part, name)) for part in parts]
+        return np.concatenate([np.full(len(part), value) if values is None else values for part, values in columns])
+
+    crc, deflated = column("crc", -1), column("deflated", 0).astype(np.bool_)
     return Pieces(
         paths=Names(path for part in parts for path in part.paths),
         file=np.concatenate([part.file + np.int32(start) for part, start in zip(parts, starts[:-1], strict=True)]),
-        offset=np.concatenate([part.offset for part in parts]),
-        size=np.concatenate([part.size for part in parts]),
-        deflated=np.concatenate(deflated) if any(column.any() for column in deflated) else None,
+        offset=column("offset", 0),
+        size=column("size", 0),
+        deflated=deflated if deflated.any() else None,
         pixels=shapes.pop(),
-        crc=np.concatenate(crcs) if any((column >= 0).any() for column in crcs) else None,
-        inflated=np.concatenate(inflated) if any(column.any() for column in deflated) else None,
+        crc=crc if (crc >= 0).any() else None,
+        inflated=column("inflated", -1) if deflated.any() else None,
     )

@@ -113,12 +113,6 @@ def read_cells(
         return _read_words(cells, ",", header=header, where=where, classes=classes, say=say)
     if any(" " in cell for cell in cells) and header in SEVERAL_LABELS:
         return _read_words(cells, None, header=header, where=where, classes=classes, say=say)
-    joined = [cell for cell in cells if (parts := re.split("[/+&]", cell))[1:] and cells.issuperset(parts)]
-    if joined:
-        say(
-            f"{where}: each cell is one class, also {min(joined)!r}, whose parts are classes as well: separate several"
-            " labels of an image by ';'"
-        )
     return None
 
 

@@ -43,7 +43,7 @@ from steadytrain.data.sources.labels import (
     whole_number,
 )
 from steadytrain.data.sources.listing import Labels, Listing
-from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder, none_found
+from steadytrain.data.sources.paths import NamedImages, none_found
 from steadytrain.data.sources.rows import JSON_LINES, Rows, find_delimiter, read_rows, read_text
 from steadytrain.data.sources.several import Cells, name_labels, read_cells, say_label_names
 from steadytrain.data.sources.source import COLUMNS, ROOT, Request, SourceKind
@@ -76,7 +76,7 @@ def read_list(
     Args:
         path: the list.
         root: the folder that its paths start from; None: the list's own.
-        prefixes: as for :class:`~steadytrain.data.sources.paths.ImagesInFolder`.
+        prefixes: as for :class:`~steadytrain.data.sources.paths.NamedImages`.
         classes: class names in the order of their labels.
         say: takes remarks.
 
@@ -85,7 +85,7 @@ def read_list(
             are not in ``classes``.
     """
     root = path.parent if root is None else root
-    images = ImagesInFolder(root, table=path, prefixes=prefixes, say=say)
+    images = NamedImages(root, table=path, prefixes=prefixes, say=say)
     written, ids, numbers, values = Names(), array("q"), array("q"), array("f")
     wrong: list[tuple[int, str]] = []
     width = 0
@@ -179,9 +179,7 @@ def _name_classes(
     return folders or tuple(str(number) for number in range(largest + 1)), numbers
 
 
-def read_table(
-    request: Request, path: Path, images: ImagesInFolder | ImagesInArchives, stored_at: Path
-) -> list[Listing]:
+def read_table(request: Request, path: Path, images: NamedImages, stored_at: Path) -> list[Listing]:
     """Read a table of a source; the order is its own.
 
     Args:
@@ -205,7 +203,7 @@ def read_table(
         raise DataError(f"{path} lists no images")
 
     def is_file(name: str) -> bool:
-        return isinstance(images, ImagesInFolder) and images.find(name) is not None
+        return images.find(name) is not None
 
     try:
         delimiter = find_delimiter(sample)
@@ -445,14 +443,14 @@ def _are_values(texts: Sequence[str], classes: Sequence[str] | None) -> bool:
 
 def _list_table_file(request: Request) -> list[Listing]:
     path = request.where
-    images = ImagesInFolder(request.root or path.parent, table=path, say=request.say)
+    images = NamedImages(request.root or path.parent, table=path, say=request.say)
     return read_table(request, path, images, request.files[0].stored_at)
 
 
 def list_lst(
     request: Request, path: Path, root: Path, *, prefixes: Sequence[str] | None = None, is_source: bool = False
 ) -> list[Listing]:
-    """Read a ``.lst``, and refuse one of which no image is there; arguments as for :class:`.ImagesInFolder`."""
+    """Read a ``.lst``, and refuse one of which no image is there; arguments as for :class:`.NamedImages`."""
     listing = read_list(path, root=root, prefixes=prefixes, classes=request.classes, say=request.say)
     if np.all(listing.sizes < 0):
         raise none_found(path, root, listing.names, is_source=is_source)

@@ -73,11 +73,9 @@ def list_samples(request: Request) -> list[Listing]:
     texts: list[str] = []
     known: dict[str, str] = {}
     lacking: dict[str, list[str]] = {"image": [], "label": []}
-    compound = ""
     for sample in _samples(files, root):
         if sample.image < 0 or kind not in sample.parts:
             lacking["label" if sample.image >= 0 else "image"].append(sample.key)
-            compound = compound or next((part for part in sample.parts if "." in part and is_image(part)), "")
             continue
         rows.append(sample.image)
         text = reader.label(sample)
@@ -87,12 +85,9 @@ def list_samples(request: Request) -> list[Listing]:
             f"{root}: images and labels of one key ({lacking['image'][0]}) are not next to each other:"
             " write the members of each key one after the other (tar --sort=name)"
         )
-    hint = f", with members named KEY.{compound}: rename them to KEY.{compound.rpartition('.')[2]}" * bool(compound)
     for part, keys in lacking.items():
         if keys and not rows:
-            raise DataError(
-                f"{root}: no sample has an image and a label; {len(keys):,} have no {part} ({few(keys)}){hint}"
-            )
+            raise DataError(f"{root}: no sample has an image and a label; {len(keys):,} have no {part} ({few(keys)})")
         if keys:
             plural, article = "s" * (len(keys) > 1), "an" if part == "image" else "a"
             say(f"{len(keys):,} sample{plural} without {article} {part} skipped ({few(keys, 3)})")
