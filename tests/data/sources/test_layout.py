@@ -291,11 +291,14 @@ def test_zips_of_splits_beside_their_table(tmp_path: Path) -> None:
         _zip({name: data for name, data in KAGGLE.items() if name.startswith(split)}, tmp_path / "set" / split)
     for name in ("labels.csv", "sample_submission.csv"):
         (tmp_path / "set" / name).write_bytes(KAGGLE[name])
+    with pytest.raises(DataError, match=r"have no classes .* --labels"):
+        found(tmp_path / "set", tmp_path / "scratch")
     messages: list[str] = []
-    [listing] = found(tmp_path / "set", tmp_path / "scratch", messages)
+    table = tmp_path / "set" / "labels.csv"
+    [listing] = found(tmp_path / "set", tmp_path / "scratch", messages, labels=table)
     assert (listing.classes, listing.labels.tolist()) == (("boxer", "collie"), [0, 1])
     assert content(listing, 1) == KAGGLE["train/00b.jpg"]
-    assert messages == [f"{tmp_path}/set: no labels for the images in test/test; they are left out"]
+    assert messages[-1].startswith(f"skipped: {table} names 2 images missing in")
 
 
 def test_zips_of_splits_with_their_tables_inside(tmp_path: Path) -> None:
@@ -305,14 +308,6 @@ def test_zips_of_splits_with_their_tables_inside(tmp_path: Path) -> None:
     train, val = found(tmp_path / "set", tmp_path / "scratch")
     assert (train.split, train.classes, train.labels.tolist()) == ("train", ("cat", "dog"), [0, 1])
     assert (val.split, val.labels.tolist()) == ("val", [1])
-
-
-def test_a_table_that_is_zipped_by_itself_is_to_be_unpacked(tmp_path: Path) -> None:
-    _zip(_images("train/1.jpg"), tmp_path / "set" / "train")
-    with zipfile.ZipFile(tmp_path / "set" / "labels.csv.zip", "w") as archive:
-        archive.writestr("labels.csv", "id,breed\n1,boxer\n")
-    with pytest.raises(DataError, match=r"unpack it beside the others \(unzip .*labels\.csv\.zip -d .*set\)"):
-        found(tmp_path / "set", tmp_path / "scratch")
 
 
 def test_labels_that_are_named_split_as_the_folders_do(tmp_path: Path) -> None:

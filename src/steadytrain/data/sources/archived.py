@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,7 @@ from posixpath import splitext
 from steadytrain.data.filenames import folder_splits, group_by_split, is_image, order_splits, split_of
 from steadytrain.data.sources import folder, imagenet
 from steadytrain.data.sources.archives import SourceFile, holds_only_tars, read_archives, read_inner_tars
-from steadytrain.data.sources.labelled import Members, find_flat, label, list_flat
-from steadytrain.data.sources.layout import TABLES, Entries
+from steadytrain.data.sources.labelled import find_flat, label, list_flat
 from steadytrain.data.sources.listing import FileList, Listing
 from steadytrain.data.sources.source import COLUMNS, LABELS, Request, SourceKind, refuse_columns
 from steadytrain.data.sources.webdataset import is_webdataset
@@ -26,33 +24,20 @@ def _archives_in(request: Request) -> list[Path]:
     return [request.where / name for name in request.entries if name.lower().endswith(_ENDINGS)]
 
 
+def _is_folder(request: Request) -> bool:
+    if not request.is_folder or not _archives_in(request):
+        return False
+    return request.labels is None or not (request.has_folders or any(map(is_image, request.entries)))
+
+
 def _list_folder(request: Request) -> list[Listing]:
-    """List the archives in a folder as one set, with the tables beside them."""
+    """List the archives in a folder as one set."""
     where, archives = request.where, _archives_in(request)
     if others := [n for n in request.entries if (where / n).is_dir() or n.lower().endswith(".rec")]:
         raise DataError(
             f"{where} holds archives ({archives[0].name}) next to other data ({few(others, 3)}): choose one of them"
         )
-    if packed := [archive.name for archive in archives if archive.stem.lower().endswith(TABLES)]:
-        raise DataError(
-            f"{where} holds a table in an archive of its own ({packed[0]}): unpack it beside the others"
-            f" (unzip {shlex.quote(str(where / packed[0]))} -d {shlex.quote(str(where))}), and remove the archive"
-        )
-    tables = [name for name in request.entries if name.lower().endswith(TABLES) and not name.lower().endswith(".lst")]
-    return request.list_part(replace(request.part(where, archives), tables=tables))
-
-
-def _list_beside(request: Request) -> list[Listing]:
-    """List images in archives by the tables beside these, or without them where they hold no labels of the images."""
-    files = read_archives(request.files, lambda _: None, by_stem=True)
-    look = folder.build_tree(files, strip=False).look(files)
-
-    def look_beside(path: str) -> Entries:
-        return look(path) if path else look(path)._replace(others=request.tables)
-
-    if is_webdataset(files) or (flat := find_flat(look_beside, request.where, is_archive=True)) is None:
-        return request.list_part(replace(request, tables=()))
-    return list_flat(request, look_beside, flat, Members(files, "", request.tables))
+    return request.list_part(request.part(where, archives))
 
 
 def _groups(request: Request) -> dict[str, list[Path]]:
@@ -79,8 +64,15 @@ def _are_classes(archives: list[SourceFile]) -> bool:
 
 def _list_splits(request: Request) -> list[Listing]:
     listings: list[Listing] = []
-    for split, paths in order_splits(_groups(request), request.say, str(request.where)).items():
-        parts = request.list_part(replace(request.part(request.where, paths, after=listings), tables=()))
+    groups = _groups(request)
+    for split, paths in order_splits(groups, request.say, str(request.where)).items():
+        try:
+            parts = request.list_part(request.part(request.where, paths, after=listings))
+        except DataError as error:
+            if request.labels is None or paths != groups.get("test"):
+                raise
+            request.say(f"skipped: {error}")  # of a contest: its images have no labels
+            continue
         if len(parts) > 1:
             raise DataError(f"{paths[0]} is named after one split but holds several: use it alone")
         listings.append(replace(parts[0], split=split))
@@ -120,7 +112,7 @@ def _list_members(request: Request) -> list[Listing]:
 def _list_tree(request: Request, top: folder.Folder, files: FileList) -> list[Listing]:
     look = top.look(files)
     if (flat := find_flat(look, request.where, is_archive=True)) is not None:
-        return list_flat(request, look, flat, Members(files, top.name))
+        return list_flat(request, look, flat, files, f"{top.name}/" if top.name else "")
     refuse_columns(request)
     return folder.list_tree(top, files, root=request.where, classes=request.classes)
 
@@ -140,10 +132,7 @@ def _refuse_arrays(names: Iterable[str], where: Path) -> None:
 
 
 _TAKES = (LABELS, COLUMNS)
-FOLDER = SourceKind(
-    "a folder of archives", lambda request: request.is_folder and bool(_archives_in(request)), _list_folder, _TAKES
-)
-BESIDE = SourceKind("archives and a table beside them", lambda request: bool(request.tables), _list_beside, _TAKES)
+FOLDER = SourceKind("a folder of archives", _is_folder, _list_folder, _TAKES)
 SPLITS = SourceKind("archives named after splits", lambda request: len(_groups(request)) > 1, _list_splits, _TAKES)
 TARS = SourceKind("a tar of tars", _holds_tars, _list_tars, _TAKES)
 ARCHIVES = SourceKind("archives", _hold_images, _list_members, _TAKES)

@@ -391,6 +391,8 @@ def _find_labels(
             return tuple(again)
         if any(_FOLDER.search(row[path]) for row in body):
             return ()
+    if width == 1:
+        raise DataError("only one column: each line needs a path and a label, separated by a comma or a tab")
     raise DataError(
         f"which column is the label? Call it 'label', or name it with --label-column (the columns:"
         f" {list_columns(names, width)}); several times for several columns of zeros and ones"

@@ -27,7 +27,7 @@ from steadytrain.files import other_spelling
 from steadytrain.format import Say, few
 
 SOURCES: tuple[SourceKind, ...] = (
-    archived.BESIDE,
+    archived.FOLDER,
     archived.SPLITS,
     labelled.LABELLED,
     imagenet.IMAGENET,
@@ -35,7 +35,6 @@ SOURCES: tuple[SourceKind, ...] = (
     arrays.CIFAR,
     arrays.IDX,
     parquet.PARQUET,
-    archived.FOLDER,
     records.RECORDS,
     imagenet.VALIDATION,
     webdataset.WEBDATASET,

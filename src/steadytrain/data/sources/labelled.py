@@ -36,19 +36,6 @@ from steadytrain.format import few
 
 
 @dataclass(frozen=True)
-class Members:
-    """Members of archives, the folder in them that paths start from, and tables beside the archives."""
-
-    files: FileList
-    top: str
-    beside: Sequence[str] = ()
-
-    @property
-    def base(self) -> str:
-        return f"{self.top}/" if self.top else ""
-
-
-@dataclass(frozen=True)
 class FlatImages:
     """Folders of images without classes by split, and the tables with their labels, as :mod:`.layout` finds them."""
 
@@ -84,13 +71,15 @@ def find_flat(look: FolderLook, where: Path, *, is_archive: bool = False) -> Fla
     raise no_labels(look, parts, where)
 
 
-def list_flat(request: Request, look: FolderLook, flat: FlatImages, members: Members | None = None) -> list[Listing]:
-    """List such images by their tables; ``members`` are those of archives.
+def list_flat(
+    request: Request, look: FolderLook, flat: FlatImages, files: FileList | None = None, base: str = ""
+) -> list[Listing]:
+    """List such images by their tables; ``files`` are the members of archives, in which paths start from ``base``.
 
     Raises:
         DataError: a table that cannot be read.
     """
-    base, where = members.base if members else "", request.where
+    where = request.where
     listings: list[Listing] = []
     for split in (split for split in ("", "train", "val", "test") if split in flat.tables):
         table = flat.tables[split]
@@ -98,7 +87,8 @@ def list_flat(request: Request, look: FolderLook, flat: FlatImages, members: Mem
         places = [table.rpartition("/")[0], *flat.parts.get(split, flat.folders), *around]
         prefixes = list(dict.fromkeys(f"{base}{place}/" if place else base for place in places))
         try:
-            listed = _list_table(request.part(where, request.paths, after=listings), table, prefixes, members)
+            part = request.part(where, request.paths, after=listings)
+            listed = _list_table(part, table, prefixes, files, base)
         except DataError as error:
             if split != "test":
                 raise
@@ -118,20 +108,21 @@ def list_flat(request: Request, look: FolderLook, flat: FlatImages, members: Mem
     return request.in_order(listings)
 
 
-def _list_table(request: Request, name: str, prefixes: Sequence[str], members: Members | None) -> list[Listing]:
+def _list_table(
+    request: Request, name: str, prefixes: Sequence[str], files: FileList | None, base: str
+) -> list[Listing]:
     """Read the table ``name`` that lies in the folder of a request, or in archives as their images do."""
-    table = request.where / name
-    if members is not None and table.suffix.lower() == ".lst":
-        raise DataError(f"{table} is a .lst in an archive: unpack it, and give the .lst with --root FOLDER")
-    if table.suffix.lower() == ".lst" and not is_of_paths(table):
-        return list_lst(request, table, request.where, prefixes=prefixes, is_source=True)
-    stored_at = table
-    if members is not None and name not in members.beside:
-        member = normpath(f"{members.base}{name}")
-        row = next(row for row, other in enumerate(members.files.names) if normpath(other) == member)
+    table = stored_at = request.where / name
+    is_list = table.suffix.lower() == ".lst"
+    if files is not None:
+        if is_list:
+            raise DataError(f"{table} is a .lst in an archive: unpack it, and give the .lst with --root FOLDER")
+        row = next(row for row, other in enumerate(files.names) if normpath(other) == normpath(f"{base}{name}"))
         stored_at = new_path(request.scratch, table.name)
-        stored_at.write_bytes(members.files.read(row))
-    return _read_table(request, table, prefixes, None if members is None else members.files, stored_at)
+        stored_at.write_bytes(files.read(row))
+    elif is_list and not is_of_paths(table):
+        return list_lst(request, table, request.where, prefixes=prefixes, is_source=True)
+    return _read_table(request, table, prefixes, files, stored_at)
 
 
 def _read_table(

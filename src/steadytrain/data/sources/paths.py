@@ -151,8 +151,7 @@ class NamedImages:
             listed = [f"{name}: {' and '.join(files)}" for name, files in self._several.items()]
             raise DataError(
                 f"{self._table} names {count(len(listed), 'image')}, each of which may be one of several files in"
-                f" {self.root} ({few(listed, 3)}): write their paths in it, with suffixes, into the table, or remove the"
-                " copies"
+                f" {self.root} ({few(listed, 3)}): write their paths in it, with suffixes, into the table"
             )
         self.located.append(statuses[2])
         return located, statuses[0], statuses[1]

@@ -39,7 +39,6 @@ class Request:
         where: the folder or the file that messages call it by.
         paths: the files that it names, such as those of a pattern; empty for a folder.
         list_part: lists a part of it as a source of its own.
-        tables: names of the tables beside archives that lie in a folder.
         opened: the files that were recognised, and where need be decompressed, so far.
     """
 
@@ -54,7 +53,6 @@ class Request:
     classes: Sequence[str] | None = None
     group: str | None = None
     columns: ColumnNames = field(default_factory=ColumnNames)
-    tables: Sequence[str] = ()
     opened: dict[Path, SourceFile] = field(default_factory=dict)
 
     @property
