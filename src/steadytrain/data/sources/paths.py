@@ -14,7 +14,7 @@ import posixpath
 import shlex
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -206,17 +206,16 @@ class NamedImages:
             return None
         if self._members is None:
             folder = os.path.join(self.root, os.path.dirname(name))  # noqa: PTH118, PTH120
-            return self._first(
-                name, [name + suffix for suffix in self._suffixes_in(folder) if self._stat(name + suffix)]
-            )
+            return self._first(name, (name + suffix for suffix in self._suffixes_in(folder)))
         path = _plain(name)
-        return self._first(name, [entry for entry in self._ends.get(_base_stem(path), ()) if _stem(entry) == path])
+        return self._first(name, (entry for entry in self._ends.get(_base_stem(path), ()) if _stem(entry) == path))
 
-    def _first(self, name: str, files: Sequence[str]) -> FileStatus | None:
-        """Return the first of files that a name may mean; where they are several, this is refused later."""
+    def _first(self, name: str, paths: Iterable[str]) -> FileStatus | None:
+        """Return the first of the files that a name may mean; where they are several, this is refused later."""
+        files = list(filter(None, map(self._stat, paths)))
         if len(files) > 1:
-            self._several[name] = [os.path.basename(file) for file in files]  # noqa: PTH119
-        return self._stat(files[0]) if files else None
+            self._several[name] = [os.path.basename(file.name) for file in files]  # noqa: PTH119
+        return files[0] if files else None
 
     def _stat(self, name: str) -> FileStatus | None:
         if self._members is None:
