@@ -201,8 +201,8 @@ def source_name(data: object) -> str:
         return os.fspath(data)
     raise DataError(
         f"the data are {describe_type(data)}; they must be the name of a folder or a file: save the images into a"
-        " folder for each class, or write a table, image,label (df.to_csv, save_to_disk); your own loop takes any"
-        " loader (docs: own-loop)"
+        " folder for each class, or write photos.csv with image,label, as df.to_csv does (a data set of Hugging Face's:"
+        " save_to_disk); your own loop takes any loader (docs: own-loop)"
     )
 
 
