@@ -30,10 +30,9 @@ from steadytrain.data.sources.folder import (
     build_tree,
     list_folder,
     list_unclassed,
-    look_on_disk,
     scan_folder,
 )
-from steadytrain.data.sources.layout import class_splits, flat_splits
+from steadytrain.data.sources.layout import class_splits, flat_splits, look_on_disk
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, look_at_files
 from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.data.storage.scratch import scratch_beside
