@@ -133,6 +133,12 @@ def _refuse_arrays(names: Iterable[str], where: Path) -> None:
 
 _TAKES = (LABELS, COLUMNS)
 FOLDER = SourceKind("a folder of archives", _is_folder, _list_folder, _TAKES)
+LABELLED_FOLDER = SourceKind(
+    "a folder of archives and a file of labels",
+    lambda request: request.labels is not None and _is_folder(request),
+    _list_folder,
+    _TAKES,
+)
 SPLITS = SourceKind("archives named after splits", lambda request: len(_groups(request)) > 1, _list_splits, _TAKES)
 TARS = SourceKind("a tar of tars", _holds_tars, _list_tars, _TAKES)
 ARCHIVES = SourceKind("archives", _hold_images, _list_members, _TAKES)

@@ -27,14 +27,15 @@ from steadytrain.files import other_spelling
 from steadytrain.format import Say, few
 
 SOURCES: tuple[SourceKind, ...] = (
-    archived.FOLDER,
     archived.SPLITS,
+    archived.LABELLED_FOLDER,
     labelled.LABELLED,
     imagenet.IMAGENET,
     archived.TARS,
     arrays.CIFAR,
     arrays.IDX,
     parquet.PARQUET,
+    archived.FOLDER,
     records.RECORDS,
     imagenet.VALIDATION,
     webdataset.WEBDATASET,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from steadytrain.data.filenames import is_image
 from steadytrain.data.sources.archives import open_source, read_archives
-from steadytrain.data.sources.labels import classes_from_texts
+from steadytrain.data.sources.labels import classes_from_texts, whole_number
 from steadytrain.data.sources.listing import FileList, Listing
 from steadytrain.data.sources.source import Request, SourceKind
 from steadytrain.errors import DataError, read_errors
@@ -125,6 +125,13 @@ class Truth:
                 f" alphabetical order {printable(pair[0])} comes before {printable(pair[1])}, but after it in numerical"
                 " order): use a table of names and labels (name,label)"
             )
+        if classes is not None and not set(texts) <= set(classes):
+            numbers = {number for text in set(texts) if (number := whole_number(text)) is not None}
+            if len(numbers) == len(classes) == max(numbers, default=0):
+                raise DataError(
+                    f"{self.where} counts classes from 1, as ImageNet's development kit does in an order of its own:"
+                    " give the kit itself (ILSVRC2012_devkit_t12.tar.gz), or one WNID a line"
+                )
         return classes_from_texts(texts, classes=classes, where=str(self.where))
 
 
