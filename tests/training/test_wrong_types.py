@@ -28,7 +28,7 @@ PAIRS: Any = [("a.jpg", "cat")]
         (ARRAY, "ndarray; .* a folder for each class"),
         ((ARRAY, [0, 1]), "folder for each class"),
         (TABLE, r"a DataFrame; .* df.to_csv"),
-        (FOLDER_DATASET, "an ImageFolder; .* name its folder, photos/train"),
+        (FOLDER_DATASET, "an ImageFolder; .* name of a folder or a file"),
         (PAIRS, "photos.csv"),
         (None, "None; .* name of a folder or a file"),
     ],

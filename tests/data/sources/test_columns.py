@@ -134,7 +134,7 @@ def test_one_hot_columns_follow_a_class_list(read: Read) -> None:
 ASKED = {
     "numbers without names": (
         "a.png,7,3\nb.png,8,9\n",
-        r"which column is the label\? Name it with --label-column \(the columns: they have no names: 1 to 3\)",
+        r"which column is the label\? .* name it with --label-column \(the columns: they have no names: 1 to 3\)",
     ),
     "x-rays": (
         "Path,Sex,Age,No Finding,Edema\na.png,Female,40,1.0,\nb.png,Male,41,,1.0\n",
@@ -149,8 +149,8 @@ ASKED = {
         r"no column of image paths: .* Images that are numbers in a table are not read: write each as a file",
     ),
     "pixels in columns": ("label,pixel0,pixel1\n0,7,7\n1,8,8\n", "Images that are numbers in a table are not read"),
-    "sizes alone": ("path,width,height\na.png,1,0\nb.png,0,1\n", "no label column: .* --label-column"),
-    "no path": ("what,where\nx,y\n", "no image paths, and no first line with column names"),
+    "sizes alone": ("path,width,height\na.png,1,0\nb.png,0,1\n", r"which column is the label\? .* --label-column"),
+    "no path": ("what,where\nx,y\n", "no column of image paths: .* give the folder of the images with --root"),
 }
 
 
@@ -215,7 +215,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no such number": ({"label": "6"}, "--label-column is '6', and there is no such column"),
     "no path": ({"label": "kind", "path": "where"}, "--path-column is 'where', and there is no such column"),
     "no splits": ({"label": "kind", "split": "colour"}, "--split-column colour holds 'blue'; it must be train, val"),
-    "the same twice": ({"label": "file", "path": "file"}, "--path-column and --label-column name the same column"),
+    "the same twice": ({"label": "file", "path": "file"}, "name the same column: name each column once"),
     "words in several": ({"label": ("kind", "colour")}, "line 2: the label 'x' is not a number"),
 }
 

@@ -173,7 +173,7 @@ def test_a_list_that_leads_nowhere_says_where_it_may_start_from(tmp_path: Path) 
     with pytest.raises(DataError, match=r"none of the 4 paths in .*a\.lst exists .*: give --root .*img$"):
         found(lst, tmp_path)
     lst.write_text("0\t0\tx.jpg\n1\t1\ty.jpg\n")
-    with pytest.raises(DataError, match="name the folder that they are relative to with --root"):
+    with pytest.raises(DataError, match=r"name the folder that holds x\.jpg, .* with --root"):
         found(lst, tmp_path)
 
 

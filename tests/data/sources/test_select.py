@@ -131,21 +131,16 @@ def test_source_with_splits_is_not_split_again(tmp_path: Path) -> None:
 def test_caltech_s_recipe_and_its_clutter(tmp_path: Path) -> None:
     [listing] = list_folder(write_folder(tmp_path, {"001.ak47": 5, "002.flag": 4, "257.clutter": 9}))
     messages: list[str] = []
-    remark([listing], messages.append)
-    assert messages == [
-        "257.clutter is not a category but holds images of none of the others: leave it out with --exclude 257.clutter"
-    ]
     train, val = hold_out(choose([listing], exclude=["257.clutter"])[0], per_class=3)
     assert (train.counts(), val.counts()) == ((3, 3), (2, 1))
     remark([train, val], messages.append)
-    assert len(messages) == 1
+    assert messages == []
 
 
 ODD_CLASSES: dict[tuple[str, ...], str] = {
     ("Cat", "cat", "dog"): "'Cat' and 'cat' are two classes that differ only in case or spaces",
     ("cat", "cat ", "dog"): "'cat' and 'cat ' are two classes",
     ("cat", "dog", "nan"): "'nan' is a class here: leave it out with --exclude nan if it stands for images without",
-    ("0", "1", "cat"): r"some class names are numbers \(0, 1\) and some are words \(cat\)",
 }
 
 
@@ -238,7 +233,7 @@ def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:
         (
             "patient",
             "",
-            "--group patient names a column of a CSV or TSV file, and the labels of .* do not come from one",
+            r"--group patient names a column of a table \(CSV, TSV\), and the labels of .* do not come from one",
         ),
     ):
         with pytest.raises(DataError, match=message):

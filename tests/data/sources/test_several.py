@@ -113,12 +113,6 @@ def test_commas_that_can_mean_both_are_asked_about(tmp_path: Path) -> None:
     assert any("each cell is one class, also 'fox, female'" in line for line in said)
 
 
-def test_slashes_between_classes_are_reported(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert len(listed(tmp_path, ["black", "white", "black/white"], "label", messages=said).classes) == 3
-    assert any("each cell is one class, also 'black/white'" in line for line in said)
-
-
 @pytest.mark.parametrize("cell", ["['cat', None]", "['cat'", "[['cat'], 'dog']"])
 def test_a_broken_list_is_no_class(tmp_path: Path, cell: str) -> None:
     with pytest.raises(DataError, match="begins like a list and is none: write"):

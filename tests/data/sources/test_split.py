@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from steadytrain.data.sources.select import split_by_fraction, split_per_class
+from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.errors import DataError
 
 LABELS = st.lists(st.integers(0, 5), max_size=80).map(lambda numbers: np.array(numbers, np.int64))
@@ -72,8 +72,6 @@ def test_a_share_is_held_out_of_sets_as_near_as_they_allow() -> None:
     assert np.bincount(labels[val]).tolist() == [100, 100]
     _, val = split_by_fraction(np.zeros(10, np.int64), fraction=0.1, seed=0, sets=np.arange(10) // 2)
     assert len(val) == 2, "one of five pairs, though half a pair is wanted"
-    train, _ = split_per_class(labels, count=400, seed=0, sets=sets)
-    assert np.bincount(labels[train]).tolist() == [400, 400]
 
 
 def test_no_image_is_favoured_by_its_place() -> None:

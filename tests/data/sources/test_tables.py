@@ -44,7 +44,7 @@ Read = Callable[..., list[Listing]]
         ('{"path": "\\ud800.png", "label": 0}\n', "a.jsonl", r"line 1 holds \\ud800, half of a character: fix"),
         ('{"path": "a.jpg", "label": "\\udc00x"}\n', "a.jsonl", r"line 1 holds \\udc00, half of a character"),
         ('{"path": "\\u0000.png", "label": 0}\n', "a.jsonl", "zero byte"),
-        ('{"of": {}}\n{"of": {}}\n', "a.jsonl", "no image paths"),
+        ('{"of": {}}\n{"of": {}}\n', "a.jsonl", "no column of image paths"),
         (b"\0/a.png,0\nb.jpg,1\n", "a.csv", "not a kind of file"),
         (b"0\t1\ta\xa9.jpg\n1\t0\tb.jpg\n", "a.txt", "not UTF-8"),
         ("\n\n", "a.csv", "lists no images"),
@@ -188,8 +188,10 @@ def test_blanks_join_labels_only_where_they_can_mean_nothing_else(read: Read) ->
     assert len(classes.classes) == 7
     [birds] = read("filepaths,labels\na.jpg,ABBOTTS BABBLER\nb.jpg,ABBOTTS BOOBY\n")
     assert birds.classes == ("ABBOTTS BABBLER", "ABBOTTS BOOBY")
-    with pytest.raises(DataError, match=r"is unclear whether spaces separate several labels in the column 'tags'"):
-        read("image,tags\na.jpg,red car\nb.jpg,red\nc.jpg,car\n")
+    [cars] = read("image,tags\na.jpg,red car\nb.jpg,red\nc.jpg,car\n")
+    assert cars.label_names == ("car", "red")
+    with pytest.raises(DataError, match=r"is unclear whether blanks separate several labels in the column 'tags'"):
+        read("image,tags\na.jpg,red car\nb.jpg,red bus\nc.jpg,car bus\nd.jpg,bus red\n")
 
 
 def test_a_column_of_splits_is_honoured(read: Read, tmp_path: Path) -> None:
@@ -328,17 +330,6 @@ def test_a_path_without_suffix_in_the_first_line_is_an_image(read: Read) -> None
     assert list(listing.names) == ["x/a.jpg", "x/b.jpg", "x/c.jpg"]
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_column_that_counts_the_lines_is_no_label(read: Read, first: int) -> None:
-    messages: list[str] = []
-    lines = [
-        f"{first + number},{name}.jpg,{label}\n" for number, (name, label) in enumerate(zip("abc", "310", strict=True))
-    ]
-    [listing] = read("".join(lines), said=messages)
-    assert [listing.classes[label] for label in listing.labels] == ["3", "1", "0"]
-    assert any("column 1 numbers the lines and is ignored" in line for line in messages)
-
-
 def test_names_of_label_columns_are_kept_and_reported(read: Read) -> None:
     messages: list[str] = []
     [listing] = read("path,beach,sun\na.jpg,0,1\nb.jpg,1,0\n", said=messages)
@@ -371,7 +362,8 @@ def test_members_of_an_archive_are_named_by_any_end_of_their_path(tmp_path: Path
     assert [content(listing, number) for number in range(5)] == list(named.values())
     table.write_text("path,label\n1.jpg,cat\n0.jpg,dog\n")
     with pytest.raises(
-        DataError, match=r"names 1 image found more than once in .*a\.tar \(1\.jpg\): give their paths in"
+        DataError,
+        match=r"one of several files in .*a\.tar \(1\.jpg: .*\): write their paths in",
     ):
         found(archive, tmp_path, labels=table)
 
@@ -411,7 +403,7 @@ def test_table_of_paths_alone_takes_folders_as_classes(tmp_path: Path, name: str
 
 
 def test_paths_without_folders_get_a_remedy_for_labels(read: Read) -> None:
-    with pytest.raises(DataError, match=r"only one column: each line needs a path and a label .* awk '\{print \$0"):
+    with pytest.raises(DataError, match="only one column: each line needs a path and a label"):
         read("image_0001.jpg\nimage_0002.jpg\n", "image_0001.jpg", "image_0002.jpg")
     with pytest.raises(DataError, match=r"line 2: b\.jpg is in no folder that could be its class"):
         read("cat/1.jpg\nb.jpg\n" + "dog/1.jpg\n" * 200)

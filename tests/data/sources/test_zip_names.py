@@ -56,8 +56,7 @@ def test_the_code_page_is_asked_for_and_then_used(tmp_path: Path, encoding: str)
     path = _zip(tmp_path / "a.zip", _folders(ASKED[encoding]), encoding)
     with pytest.raises(DataError, match=r"does not tell the code page of its names \(.*: name .* --zip-names") as error:
         found(path, tmp_path / "scratch")
-    is_likely = encoding not in ("cp1253", "cp1256")  # these letters may as well be Russian, or Chinese
-    assert (f"{encoding}: {', '.join(ASKED[encoding][:2])}" in str(error.value)) is is_likely
+    assert f": {', '.join(ASKED[encoding][:2])}" in str(error.value)
     columns = ColumnNames(zip_names=encoding)
     [listing] = find(str(path), scratch=tmp_path / "scratch", say=lambda _: None, columns=columns)
     assert listing.classes == tuple(sorted((*ASKED[encoding], "bee", "cat")))

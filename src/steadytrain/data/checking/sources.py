@@ -27,10 +27,9 @@ from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.folder import (
     list_folder,
     list_unclassed,
-    look_on_disk,
     scan_folder,
 )
-from steadytrain.data.sources.layout import class_splits, flat_splits
+from steadytrain.data.sources.layout import class_splits, flat_splits, look_on_disk
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, look_at_files
 from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import DataError

@@ -2,13 +2,14 @@
 
 ::
 
-    find(SOURCE)        looks at what is there and calls the right one of these; find_all merges several
-        layout          which folders are classes and which are splits, and which tables beside them hold labels
-        folder          folders of classes, on a disk or inside an archive
-        archives        members of tars and zips (zip_names: in which encoding they are called); compressed files
-                        decompressed; webdataset: shards of samples
+    find(SOURCE)        asks the kinds of sources in turn (source: what a kind is); find_all merges several
+        folder          folders of classes (layout: which folders are classes and which are splits)
+        labelled        images without such folders, and the tables beside them that layout finds
+        archived        either inside tars and zips (archives: their members; zip_names: how these are called)
+        webdataset      shards of samples
         tables          .lst, CSV, TSV, JSON lines (rows and columns: what stands where; several: labels in one cell;
                         labels: texts to class numbers; paths: the files that a table names)
+        parquet         Parquet and Arrow files with images in them
         imagenet        ImageNet as its owners hand it out, and labels in a file of their own
         arrays          idx (MNIST) and CIFAR: arrays of pixels
         records         other .rec files

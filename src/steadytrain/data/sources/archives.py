@@ -34,7 +34,7 @@ from steadytrain.data.filenames import is_ignored, is_image
 from steadytrain.data.images.file_types import LOOK_AT, recognise
 from steadytrain.data.names import Names
 from steadytrain.data.sources.listing import MOST_RATIO, FileList, Pieces
-from steadytrain.data.sources.rows import is_json_lines
+from steadytrain.data.sources.rows import is_json_lines, is_of_paths
 from steadytrain.data.sources.zip_names import are_plain, ask_for_code_page, decode
 from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError, read_errors, storage_error
@@ -80,6 +80,8 @@ def open_source(path: Path, scratch: Path, say: Say, zip_names: str = "") -> Sou
         DataError: it cannot be read, is empty, of a kind that is refused with a remedy, damaged, or a bomb.
         StorageError: no room to decompress it.
     """
+    if path.suffix.lower() == ".lst" and not is_of_paths(path):
+        return SourceFile(path, path, "list", path.stat().st_mtime_ns)
     start = _read_start(path)
     stored_at = path
     if compression := _compression(start):
@@ -91,7 +93,7 @@ def open_source(path: Path, scratch: Path, say: Say, zip_names: str = "") -> Sou
 
 def open_sources(paths: Sequence[Path], scratch: Path, say: Say, zip_names: str = "") -> list[SourceFile]:
     """Open several files; that some are decompressed is said once."""
-    compressed = [path for path in paths if is_compressed(path)]
+    compressed = [path for path in paths if path.suffix.lower() != ".lst" and is_compressed(path)]
     if len(compressed) > 1:
         first = compressed[0].name
         say(f"decompressing {len(compressed):,} files once ({first}, ...), so that every image can be reached")

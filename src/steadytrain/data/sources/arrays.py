@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,10 @@ from steadytrain.data.names import Names
 from steadytrain.data.sources.archives import SourceFile, open_source
 from steadytrain.data.sources.labels import classes_from_numbers
 from steadytrain.data.sources.listing import FileList, Listing, Pieces, PixelShape
+from steadytrain.data.sources.source import Request, SourceKind
 from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError
-from steadytrain.format import Say, few
+from steadytrain.format import few
 
 CIFAR_PIXELS = PixelShape(32, 32, 3, planar=True)
 
@@ -96,25 +97,26 @@ def is_idx_folder(names: Iterable[str]) -> bool:
     return any(_IDX_NAME.fullmatch(name) for name in names)
 
 
-def list_idx_pair(file: SourceFile, *, classes: Sequence[str] | None, scratch: Path, say: Say) -> Listing:
-    """List the images of one pair, by either file; without ``classes`` they are "0" to the largest label.
+def list_idx_pair(request: Request) -> list[Listing]:
+    """List the images of one pair, by either file; without classes they are "0" to the largest label.
 
     Raises:
         DataError: the other file is missing, counts disagree, or a file is damaged.
     """
-    pair = [file, open_source(_idx_partner(file.path), scratch, say)]
+    [file] = request.files
+    pair = [file, open_source(_idx_partner(file.path), request.scratch, request.say)]
     images, labels = pair if len(_idx_header(file)[0]) > 1 else pair[::-1]
-    return _list_idx(images, labels, root=file.path, split="", classes=classes, say=say)
+    return [_list_idx(request, images, labels, split="")]
 
 
-def list_idx_folder(folder: Path, *, classes: Sequence[str] | None, scratch: Path, say: Say) -> list[Listing]:
+def list_idx_folder(request: Request) -> list[Listing]:
     """List a folder with ``train-images-idx3-ubyte`` and the like: ``train-*`` trains, ``t10k-*`` or ``test-*``
     validates.
 
     Raises:
         DataError: as for a pair, or more than one set of them.
     """
-    sets: dict[str, Path] = {}
+    folder, sets = request.where, dict[str, Path]()
     for path in sorted(folder.iterdir(), key=lambda path: (path.suffix not in _COMPRESSED, path)):
         if match := _IDX_NAME.fullmatch(path.name):
             partner = _idx_partner(path)  # of every file: half a pair would be a split that vanishes
@@ -130,15 +132,12 @@ def list_idx_folder(folder: Path, *, classes: Sequence[str] | None, scratch: Pat
             )
     listings: list[Listing] = []
     for split, path in sorted(splits.items()):
-        class_list = classes or (listings[0].classes if listings else None)
-        images, labels = (open_source(file, scratch, say) for file in (path, _idx_partner(path)))
-        listings.append(_list_idx(images, labels, root=folder, split=split, classes=class_list, say=say))
+        images, labels = (open_source(file, request.scratch, request.say) for file in (path, _idx_partner(path)))
+        listings.append(_list_idx(request.part(folder, after=listings), images, labels, split=split))
     return listings
 
 
-def _list_idx(
-    images: SourceFile, labels: SourceFile, *, root: Path, split: str, classes: Sequence[str] | None, say: Say
-) -> Listing:
+def _list_idx(request: Request, images: SourceFile, labels: SourceFile, *, split: str) -> Listing:
     (shape, start), (num_labels, labels_start) = _idx_header(images), _idx_header(labels)
     if not 3 <= len(shape) <= 4 or len(num_labels) != 1:
         raise DataError(
@@ -155,10 +154,12 @@ def _list_idx(
             " together"
         )
     numbers = np.fromfile(labels.stored_at, np.uint8, count=count, offset=labels_start).astype(np.int64)
-    names, numbers = classes_from_numbers(numbers, names=None, classes=classes, where=str(labels.path), say=say)
+    known: dict[str, Any] = {"classes": request.classes, "where": str(labels.path), "say": request.say}
+    names, numbers = classes_from_numbers(numbers, names=None, **known)
     size, time = height * width * channels, max(images.time, labels.time)
+    pixels = PixelShape(height, width, channels)
     array = _Array(images.path.name, str(images.stored_at), start, size, count, time)
-    return _list_arrays([array], PixelShape(height, width, channels), numbers, root=root, classes=names, split=split)
+    return _list_arrays([array], pixels, numbers, root=request.where, classes=names, split=split)
 
 
 def _idx_header(file: SourceFile) -> tuple[tuple[int, ...], int]:
@@ -219,23 +220,24 @@ def is_cifar(names: Iterable[str]) -> bool:
     return hundred or {"train", "test", "meta"} <= bases or {"train_X.bin", "train_y.bin"} <= bases
 
 
-def list_cifar_folder(folder: Path, *, classes: Sequence[str] | None) -> list[Listing]:
-    """List a folder that :func:`is_cifar` recognises. Raises DataError as :func:`list_cifar` does."""
+def _files_in(folder: Path) -> FileList:
+    """The files in a folder, each as a piece of itself."""
     paths = sorted(path for path in folder.iterdir() if path.is_file())
     status = [path.stat() for path in paths]
     sizes = np.array([file.st_size for file in status], np.int64)
     times = np.array([file.st_mtime_ns for file in status], np.int64)
     numbers = np.arange(len(paths), dtype=np.int32)
     pieces = Pieces([str(path) for path in paths], numbers, np.zeros_like(sizes), sizes)
-    return list_cifar(FileList(Names(path.name for path in paths), sizes, times, pieces), root=folder, classes=classes)
+    return FileList(Names(path.name for path in paths), sizes, times, pieces)
 
 
-def list_cifar(files: FileList, *, root: Path, classes: Sequence[str] | None) -> list[Listing]:
-    """List the training batches to train and the test batch to validate with; ``files`` are pieces of ``root``.
+def list_cifar(request: Request) -> list[Listing]:
+    """List the training batches to train and the test batch to validate with.
 
     Raises:
         DataError: the form for Python (a pickle), a file of the wrong length, or a label beyond the classes.
     """
+    root, files = request.where, _files_in(request.where) if request.is_folder else request.members
     rows = {name.rpartition("/")[2]: row for row, name in enumerate(files.names)}
     if "train_X.bin" in rows:
         raise DataError(
@@ -283,10 +285,22 @@ def list_cifar(files: FileList, *, root: Path, classes: Sequence[str] | None) ->
             arrays.append(_Array(base, piece.path, piece.offset + num_labels, stride, count, time))
         numbers = np.concatenate(columns).astype(np.int64)
         where = f"{root} ({batches[0]})"
-        listed, labels = classes_from_numbers(numbers, names=names, classes=classes, where=where)
+        listed, labels = classes_from_numbers(numbers, names=names, classes=request.classes, where=where)
         if names is None and int(numbers.max(initial=0)) >= 100:
             raise DataError(
                 f"{root} has label {int(numbers.max())}; CIFAR has 10 or 100 classes: this is not a CIFAR file"
             )
         listings.append(_list_arrays(arrays, CIFAR_PIXELS, labels, root=root, classes=listed, split=split))
     return listings
+
+
+def _is_idx(request: Request) -> bool:
+    return is_idx_folder(request.entries) if request.is_folder else request.kinds == {"idx"}
+
+
+def _list_idx_files(request: Request) -> list[Listing]:
+    return list_idx_folder(request) if request.is_folder else list_idx_pair(request)
+
+
+CIFAR = SourceKind("CIFAR in binary form", lambda request: is_cifar(request.entries), list_cifar)
+IDX = SourceKind("idx files (MNIST)", _is_idx, _list_idx_files)

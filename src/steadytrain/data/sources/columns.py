@@ -41,11 +41,11 @@ ONE_HOT = "one-hot"
 """The name that stands for several columns of labels, of which each image has one: its class."""
 
 _NUMBERING = frozenset(["", "id", "index", "idx", "unnamed:_0", "fold", "kfold"])
-# What tools write beside the label.
-_SIZES = re.compile(
+# Sizes and boxes, which tools write beside the label.
+_MEASURES = re.compile(
     r"((image|img|orig|original)_)?(width|height|w|h|size|(file_?)?size|bytes|channels|depth|area|md5|sha\d+)"
+    r"|(roi|bbox|box)[._]?\w*|[xy](_?(min|max|\d))?|[xy]c|(left|top|right|bottom)"
 )
-_BOXES = re.compile(r"(roi|bbox|box)[._]?\w*|[xy](_?(min|max|\d))?|[xy]c|(left|top|right|bottom)")
 _FOLDER = re.compile(r"[^./\\][/\\][^/\\]+$")  # the end of a path that has one
 _STORES = ("gs", "s3", "s3a", "az", "abfs", "abfss", "wasbs", "oss", "obs", "cos", "hdfs")
 _MOST_PIXELS = 16
@@ -113,7 +113,6 @@ class TableColumns:
     labels: tuple[int, ...]  # the label's column; several, each a number; or none, and folders are the classes
     split: int | None = None
     group: int | None = None
-    numbering: int | None = None  # numbers the lines, where no header says so
     splits: Mapping[str, str] = field(default_factory=lambda: SPLITS)  # by what the split's column holds
     is_guess: bool = False  # the first line is taken for a header only because its path is none
     are_labels_named: bool = False  # by the user
@@ -160,8 +159,6 @@ class TableColumns:
             say(f"{path}: the first line is read as column names ({', '.join(self.names[:5])}), not as an image")
         if not self.labels:
             say(f"{path} has no label column: the folder of an image is its class")
-        if self.numbering is not None:
-            say(f"{path}: column {self.numbering + 1} numbers the lines and is ignored")
         used = {self.path, *self.labels, self.split, self.group}
         if unused := [name for place, name in enumerate(self.names) if place not in used and name.strip()]:
             named = ", ".join(repr(self.names[place].strip()) for place in (self.path, *self.labels[:3]))
@@ -209,7 +206,8 @@ def find_columns(
     body = [[cell.strip() for cell in row] for row in rows[has_header:] if len(row) >= width]
     chosen = {flag: _place_of(flag, name, names, width) for flag, name in named.options() if flag != "--label-column"}
     labels = tuple(_place_of("--label-column", name, names, width) for name in named.labels)
-    _refuse_twice([(flag, chosen[flag]) for flag in chosen] + [("--label-column", place) for place in labels], names)
+    if len({*chosen.values(), *labels}) < len(chosen) + len(labels):
+        raise DataError("two options, or --label-column twice, name the same column: name each column once")
     path = chosen.get("--path-column")
     if path is None:
         path = _find_path(names, body, width, {*chosen.values(), *labels}, is_file)
@@ -224,8 +222,6 @@ def find_columns(
     else:
         split = _find_split(names, lines, labels, named.trained)
     left = [place for place in left if place != split]
-    numbering = None if has_header or labels else _find_numbering(body, left)
-    left = [place for place in left if place != numbering]
     if not labels:
         labels = _find_labels(names, body, left, path, width, named.trained)
     header = [plain(name) for name in names]
@@ -240,7 +236,6 @@ def find_columns(
         labels=labels,
         split=split,
         group=group_place,
-        numbering=numbering,
         splits=SPLITS | meanings,
         is_guess=is_guess,
         are_labels_named=bool(named.labels),
@@ -275,16 +270,6 @@ def _place_of(flag: str, name: str, names: Sequence[str], width: int) -> int:
     )
 
 
-def _refuse_twice(chosen: Iterable[tuple[str, int]], names: Sequence[str]) -> None:
-    flag_of: dict[int, str] = {}
-    for flag, place in chosen:
-        if place in flag_of:
-            name = names[place].strip() if names else str(place + 1)
-            both = f"{flag_of[place]} and {flag} name" if flag_of[place] != flag else f"{flag} twice names"
-            raise DataError(f"{both} the same column, {name}: name each column once")
-        flag_of[place] = flag
-
-
 def _find_path(
     names: Sequence[str], body: Sequence[Sequence[str]], width: int, taken: set[int], is_file: Callable[[str], bool]
 ) -> int:
@@ -302,24 +287,13 @@ def _find_path(
         return images.index(max(images))
     if files := [place for place in free if body and any(is_file(row[place]) for row in body[:_MOST_PIXELS])]:
         return files[0]
-    if any(
-        name == "pixels" or re.fullmatch(r"pixel_?\d+", name)
-        for name in [*header, *map(plain, body[0] if body else [])]
-    ):
-        listed = list_columns(names or body[0])
-        raise DataError(
-            f"no column of image paths: name one 'path' (the columns: {listed}). Images that are numbers in a table are"
-            " not read: write each as a file, such as a PNG, into a folder for each class"
-        )
-    if header:
-        raise DataError(
-            f"no column of image paths: name one 'path', or say which it is with --path-column (the columns:"
-            f" {list_columns(names)})"
-        )
-    raise DataError(
-        "no image paths, and no first line with column names: a table begins with path,label. Of paths without a"
-        " suffix, give the folder of the images with --root"
-    )
+    what = "no column of image paths: name one 'path', or say which it is with --path-column"
+    text = f"{what} (the columns: {list_columns(names, width)})"
+    if any(re.fullmatch(r"pixels|pixel_?\d+", name) for name in [*header, *map(plain, body[0] if body else [])]):
+        text += ". Images that are numbers in a table are not read: write each as a file into a folder for each class"
+    elif not header:
+        text += ". Of paths without a suffix, give the folder of the images with --root"
+    raise DataError(text)
 
 
 def _find_split(
@@ -387,62 +361,41 @@ def _require_splits(subject: str, name: str, lines: Mapping[str, int], meanings:
         )
 
 
-def _find_numbering(body: Sequence[Sequence[str]], left: Sequence[int]) -> int | None:
-    if len(left) < 2 or len(body) < 3:
-        return None
-    counts = [[str(number + first) for number in range(len(body))] for first in (0, 1)]
-    return next((place for place in left if [row[place] for row in body] in counts), None)
-
-
 def _find_labels(
     names: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int], path: int, width: int, trained: str
 ) -> tuple[int, ...]:
     """Find the columns of labels; none where folders are the classes.
 
-    Names come before values: a name that says "label" is certain, what cells look like is not. A column is chosen by
-    what it holds only once the names of sizes, boxes and numberings are set aside.
+    A name that says so decides, the training set's first. Of other columns one alone is the label, and several are
+    where all hold numbers (without names zeros and ones: they could be anything). Then comes a numbering whose numbers
+    come again, as that of classes does, and then the folders of the images. All else is asked about.
     """
-    header = [plain(name) for name in names]
-    if known := [place for name in (trained, *LABELS) for place in left if name and header and header[place] == name]:
+    header = [plain(name) for name in names] or [""] * width
+    if known := [place for name in (trained, *LABELS) for place in left if name and header[place] == name]:
         return (known[0],)
-    if trained and header:
+    if trained and names:
         raise DataError(
             f"no column {trained!r}, which holds the labels of the training set (the columns: {list_columns(names)}):"
             " call the column of the labels so, or leave the table out"
         )
-    # Sizes, boxes, numberings and further paths are no labels. Boxes stay where nothing else is left: points, say.
-    others = [place for place in left if not header or header[place] not in _NUMBERING]
-    if header:
-        others = [place for place in others if not _SIZES.fullmatch(header[place])]
-        others = [place for place in others if not _BOXES.fullmatch(header[place])] or others
-    others = [place for place in others if not body or not all(is_image(row[place]) for row in body)]
-    if len(others) == 1:
-        return (others[0],)
-    # Several are labels if all are numbers; without names they could be anything, so that only zeros and ones count.
-    is_label = _is_number if header else _is_truth
-    if others and body and all(is_label(row[place]) for row in body for place in others):
+    are_images = [bool(body) and all(is_image(row[place]) for row in body) for place in range(width)]
+    others = [place for place in left if not are_images[place] and not _MEASURES.fullmatch(header[place])]
+    numberings = [place for place in others if names and header[place] in _NUMBERING]
+    others = [place for place in others if place not in numberings]
+    is_label = _is_number if names else _is_truth
+    if len(others) == 1 or (others and body and all(is_label(row[place]) for row in body for place in others)):
         return tuple(others)
-    listed = list_columns(names, width)
-    if others:
-        raise DataError(
-            f"which column is the label? Name it with --label-column (the columns: {listed});"
-            " several times for several columns of zeros and ones"
-        )
-    # Nothing else is left: a numbering whose numbers come again is that of the classes.
-    numbers = [place for place in left if header and header[place] in _NUMBERING and header[place]]
-    numbers = [place for place in numbers if len({row[place] for row in body}) < len(body)]
-    if len(numbers) == 1:
-        return (numbers[0],)
-    if any(_FOLDER.search(row[path]) for row in body):
-        return ()
-    if not header and width == 1:
-        raise DataError(
-            "only one column: each line needs a path and a label (where every 80 images in a row are a class:"
-            " awk '{print $0 \",\" int((NR-1)/80)}' FILE > labels.csv)"
-        )
+    if not others:
+        again = [p for p in numberings if header[p] and len({row[p] for row in body}) < len(body)]
+        if len(again) == 1:
+            return tuple(again)
+        if any(_FOLDER.search(row[path]) for row in body):
+            return ()
+    if width == 1:
+        raise DataError("only one column: each line needs a path and a label, separated by a comma or a tab")
     raise DataError(
-        f"no label column: name one 'label', or say which it is with --label-column (the columns:"
-        f" {listed if names else 'a path alone'})"
+        f"which column is the label? Call it 'label', or name it with --label-column (the columns:"
+        f" {list_columns(names, width)}); several times for several columns of zeros and ones"
     )
 
 

@@ -22,24 +22,30 @@ import unicodedata
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from steadytrain.data.filenames import is_ignored, is_image, leftovers
+from steadytrain.data.filenames import is_ignored, is_image, leftovers, split_words
 from steadytrain.data.names import Names
 from steadytrain.data.sources.labels import require_known
 from steadytrain.data.sources.layout import (
+    TABLES,
     Entries,
     FolderLook,
     class_splits,
     flat_folder,
     flat_splits,
+    holds_images,
+    labels_from_names,
+    labels_in_names,
+    look_on_disk,
+    read_entries,
     splits_in_classes,
+    without_leftovers,
 )
 from steadytrain.data.sources.listing import FileList, Listing, stat_file
-from steadytrain.data.storage.local_files import is_of_the_system, read_patiently
+from steadytrain.data.sources.source import Request, SourceKind
 from steadytrain.errors import DataError
 from steadytrain.format import few, printable
 
@@ -90,26 +96,9 @@ class Folder:
         def look(path: str) -> Entries:
             folder = self.at(path)
             others = [files.names[row].rpartition("/")[2] for row in folder.others]
-            return Entries(_without_leftovers(sorted(folder.folders)), files.names.take(folder.images), sorted(others))
+            return Entries(without_leftovers(sorted(folder.folders)), files.names.take(folder.images), sorted(others))
 
         return look
-
-
-def _without_leftovers(folders: Sequence[str]) -> list[str]:
-    odd = leftovers(dict.fromkeys(folders, 1))
-    return [name for name in folders if name not in odd]
-
-
-def look_on_disk(source: Path) -> FolderLook:
-    """Return what tells the entries of a folder on a disk and of those below it."""
-
-    @cache
-    def look(path: str) -> Entries:
-        folders, files = read_entries(source / path)
-        images = Names(filter(is_image, files))
-        return Entries(_without_leftovers(folders), images, [name for name in files if not is_image(name)])
-
-    return look
 
 
 def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[Listing]:
@@ -128,33 +117,6 @@ def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[L
     tops = {path.partition("/")[0] for path in splits.values()}
     loose = [f"{name}/" for name in read_entries(source)[0] if splits and name not in tops]
     return [replace(first, passed_over=Names([*first.passed_over, *loose])), *more] if loose else [first, *more]
-
-
-def read_entries(folder: Path | str) -> tuple[list[str], list[str]]:
-    """Names of the folders and of the files in a folder, sorted, without what is ignored."""
-    try:
-        return read_patiently(partial(_scan_entries, folder), str(folder))
-    except FileNotFoundError:
-        raise DataError(f"there is no folder {folder}") from None
-    except OSError as error:
-        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
-
-
-def _scan_entries(folder: Path | str) -> tuple[list[str], list[str]]:
-    folders: list[str] = []
-    files: list[str] = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if is_ignored(entry.name):
-                continue
-            try:
-                is_folder = entry.is_dir()
-            except OSError as error:
-                if is_of_the_system(error):
-                    raise
-                is_folder = False  # a link to itself
-            (folders if is_folder else files).append(entry.name)
-    return sorted(folders), sorted(files)
 
 
 def scan_folder(source: Path, parts: Sequence[str] = ("",)) -> tuple[Folder, FileList]:
@@ -402,3 +364,28 @@ def _no_class(where: str, *, loose: bool, on_disk: bool) -> DataError:
     else:
         remedy = f"give their labels in a file with --labels, or {remedy}"
     return DataError(f"the images in {where} have no classes: {remedy}")
+
+
+def _list_request(request: Request) -> list[Listing]:
+    where, entries = request.where, request.entries
+    if any(map(is_image, entries)) and not request.has_folders:
+        remedy = (
+            f"put the images of each class into a folder ({where.name}/cat/1.jpg), or give their labels with"
+            " --labels FILE"
+        )
+        if tables := [name for name in entries if name.lower().endswith(TABLES)]:
+            remedy = f"give {' or '.join(str(where / name) for name in tables[:3])}, if it holds their labels"
+        elif words := labels_in_names(request.look("").images):
+            remedy = labels_from_names(where, words, [])
+        raise DataError(f"the images in {where} have no classes: {remedy}")
+    listings = list_folder(where, classes=request.classes)
+    for name in request.look("").others if len(listings) == 1 else ():
+        split, rest = split_words(Path(name).stem)
+        if split in ("val", "test") and not rest and name.lower().endswith(TABLES):  # as road signs' Test.csv
+            request.say(f"{where / name} is not trained on: steady evaluate RUN {where / name} measures on its images")
+    return listings
+
+
+FOLDER = SourceKind(
+    "a folder of classes", lambda request: request.is_folder and holds_images(request.look, ""), _list_request
+)

@@ -13,7 +13,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from steadytrain.data.filenames import is_image
 from steadytrain.data.sources.archives import open_source, read_archives
 from steadytrain.data.sources.labels import classes_from_texts, whole_number
-from steadytrain.data.sources.listing import FileList
+from steadytrain.data.sources.listing import FileList, Listing
+from steadytrain.data.sources.source import Request, SourceKind
 from steadytrain.errors import DataError, read_errors
 from steadytrain.files import open_regular
 from steadytrain.format import Say, few, printable
@@ -227,3 +228,31 @@ def _wnids(lines: Sequence[str], meta: bytes, path: Path) -> tuple[str, ...]:
     if unknown := [line for line in lines if line not in known]:
         raise DataError(f"{path} has the class {unknown[0]!r}, which {META} does not list")
     return tuple(known[line] for line in lines)
+
+
+def _list_parts(request: Request) -> list[Listing]:
+    parts = find_parts(request.where)
+    listings: list[Listing] = []
+    for split, path in parts.items():
+        truth = truth_beside(path) if split == "val" else None
+        if split == "val" and truth is None:
+            raise DataError(
+                f"{path} has images without labels: put {TRUTHS[0]} or LOC_val_solution.csv beside it, or"
+                " give the ground truth with --labels FILE"
+            )
+        part = request.part(path, () if path.is_dir() else (path,), after=listings)
+        listing = request.list_part(replace(part, labels=truth))[0]
+        listings.append(replace(listing, split=split if len(parts) > 1 else ""))
+    return listings
+
+
+def _find_truth(request: Request) -> Path | None:
+    return truth_beside(request.where, request.entries) if request.is_folder else None
+
+
+IMAGENET = SourceKind("ImageNet", lambda request: request.is_folder and bool(find_parts(request.where)), _list_parts)
+VALIDATION = SourceKind(
+    "ImageNet's validation images",
+    lambda request: _find_truth(request) is not None,
+    lambda request: request.list_part(replace(request, labels=_find_truth(request))),
+)

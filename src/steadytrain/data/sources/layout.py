@@ -8,16 +8,30 @@ their labels in a table (``metadata.csv`` of Hugging Face's tools, ``_classes.cs
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from steadytrain.data.filenames import SPLITS, SUFFIXES, folder_splits, holds_no_labels, is_wrapper, split_words
+from steadytrain.data.filenames import (
+    SPLITS,
+    SUFFIXES,
+    folder_splits,
+    holds_no_labels,
+    is_ignored,
+    is_image,
+    is_wrapper,
+    leftovers,
+    split_words,
+)
+from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import RunClasses
+from steadytrain.data.storage.local_files import is_of_the_system, read_patiently
 from steadytrain.errors import DataError
 from steadytrain.format import few
 
@@ -45,6 +59,51 @@ class Entries(NamedTuple):
 
 FolderLook = Callable[[str], Entries]
 """Returns what lies in a folder, which is named by its path below the source; empty for the source itself."""
+
+
+def without_leftovers(folders: Sequence[str]) -> list[str]:
+    """Leave out recycle bins and caches."""
+    odd = leftovers(dict.fromkeys(folders, 1))
+    return [name for name in folders if name not in odd]
+
+
+def look_on_disk(source: Path) -> FolderLook:
+    """Return what tells the entries of a folder on a disk and of those below it."""
+
+    @cache
+    def look(path: str) -> Entries:
+        folders, files = read_entries(source / path)
+        images = Names(filter(is_image, files))
+        return Entries(without_leftovers(folders), images, [name for name in files if not is_image(name)])
+
+    return look
+
+
+def read_entries(folder: Path | str) -> tuple[list[str], list[str]]:
+    """Names of the folders and of the files in a folder, sorted, without what is ignored."""
+    try:
+        return read_patiently(partial(_scan_entries, folder), str(folder))
+    except FileNotFoundError:
+        raise DataError(f"there is no folder {folder}") from None
+    except OSError as error:
+        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
+
+
+def _scan_entries(folder: Path | str) -> tuple[list[str], list[str]]:
+    folders: list[str] = []
+    files: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if is_ignored(entry.name):
+                continue
+            try:
+                is_folder = entry.is_dir()
+            except OSError as error:
+                if is_of_the_system(error):
+                    raise
+                is_folder = False  # a link to itself
+            (folders if is_folder else files).append(entry.name)
+    return sorted(folders), sorted(files)
 
 
 def class_splits(look: FolderLook, where: Path, classes: Sequence[str] | None = None, base: str = "") -> dict[str, str]:
@@ -111,7 +170,7 @@ def _alike_folders(look: FolderLook, splits: Mapping[str, str]) -> list[str]:
     # A folder of another kind may hold the most, and one of the same may lack some.
     for largest in [_class_names(look, splits["train"])[1]] if splits else map(inside.__getitem__, by_size[:2]):
         alike = [path for path in by_size if 3 * len(inside[path] - largest) < len(inside[path])]
-        num_holding = [sum(_holds_images(look, f"{path}/{name}") for name in look(path).folders) for path in alike[:2]]
+        num_holding = [sum(holds_images(look, f"{path}/{name}") for name in look(path).folders) for path in alike[:2]]
         if len(alike) >= num_needed and min(num_holding) > 1:
             return [*splits.values(), *alike]
     return []
@@ -135,25 +194,23 @@ def _words_for_alike(look: FolderLook, where: Path, paths: Sequence[str], base: 
     """The error for folders that may be splits, parts of one set or classes, with the command for each of these."""
     folder, unpack = where / base, ""
     if not (folder / paths[0]).is_dir():
-        folder, shown, into = Path(f"{where}-unpacked", base), shlex.quote(str(where)), shlex.quote(f"{where}-unpacked")
-        command = f"mkdir {into} && tar -xf {shown} -C {into}" if where.is_file() else f"all archives, into {into}"
-        unpack = f"Unpack it ({command if where.suffix.lower() != '.zip' else f'unzip -q {shown} -d {into}'}). "
+        folder, unpack = Path(f"{where}-unpacked", base), f"Unpack it into {where}-unpacked. "
     splits = {path: split_words(path.partition("/")[0])[0] for path in paths}
     is_divided = not any(splits.values()) and all(split_words("".join(path.split("/")[1:2]))[0] for path in paths)
     ordered = sorted(paths, key=lambda path: ("train", "", "val", "test").index(splits[path]))
     num_parts = sum(split in ("train", "") for split in splits.values())
     places = [shlex.quote(str(folder / (path.partition("/")[0] if is_divided else path))) for path in ordered]
     several = f"parts of one set: steady pack {' '.join(places[:num_parts])} OUT; " * (num_parts > 1)
-    sed = r's#^\./([^/]+)/.*#"&","\1"#'
-    if is_divided or len({path.partition("/")[0] for path in paths}) == 1:  # or the classes may be those of train
-        sed = r's#^\./([^/]+)/([^/]+)/.*#"&",' + (r'"\1","\2"#' if is_divided else r'"\2","\1"#')
-    suffixes = "|".join(sorted(suffix[1:] for suffix in SUFFIXES))
-    find = rf"find ./*/ -type f -not -path '*/.*' | grep -iE '\.({suffixes})$' | sort | sed -E '{sed}' > classes.csv"
+    classes = "give a table of paths and classes"
+    if len({path.partition("/")[0] for path in paths}) > 1 and not is_divided:
+        suffixes, sed = "|".join(sorted(suffix[1:] for suffix in SUFFIXES)), r's#^\./([^/]+)/.*#"&","\1"#'
+        find = rf"find ./*/ -type f -not -path '*/.*' | grep -iE '\.({suffixes})$' | sort | sed -E '{sed}'"
+        table = shlex.quote(str(folder / "classes.csv"))
+        classes = f"(cd {shlex.quote(str(folder))} && {find} > classes.csv), and give {table}"
     return (
         f"{where} holds {few(paths)}, each with folders of the same names ({few(look(paths[0]).folders)}), so these may"
         f" be splits, parts of one set, or classes. {unpack}Splits: steady train {places[0]} --val"
-        f" {places[num_parts % len(places) or 1]}; {several}classes: (cd {shlex.quote(str(folder))} && {find}), and"
-        f" give {shlex.quote(str(folder / 'classes.csv'))}"
+        f" {places[num_parts % len(places) or 1]}; {several}classes: {classes}"
     )
 
 
@@ -200,7 +257,7 @@ def flat_splits(look: FolderLook) -> dict[str, tuple[str, ...]]:
     named = folder_splits(folders) or _parts_of_one(folders)
     if not named and len(folders) > 1 and not top.images and not any(is_wrapper(name, "") for name in folders):
         return {}  # spares a look into each of a thousand classes
-    holding = [name for name in folders if not holds_no_labels(name) and _holds_images(look, name)]
+    holding = [name for name in folders if not holds_no_labels(name) and holds_images(look, name)]
     if top.images and not holding:
         return {"": ("",)}
     if len(holding) == 1:
@@ -248,7 +305,7 @@ def flat_folder(look: FolderLook, path: str) -> str | None:
     while True:
         entries = look(path)
         folders = _without_annotations(entries.folders)
-        holding = [name for name in folders if _holds_images(look, f"{path}/{name}")]
+        holding = [name for name in folders if holds_images(look, f"{path}/{name}")]
         if entries.images:
             return None if holding else path
         if len(holding) != 1 or not is_wrapper(holding[0], path.rpartition("/")[2]):
@@ -256,10 +313,11 @@ def flat_folder(look: FolderLook, path: str) -> str | None:
         path = f"{path}/{holding[0]}"
 
 
-def _holds_images(look: FolderLook, path: str, levels: int = _MOST_LEVELS) -> bool:
+def holds_images(look: FolderLook, path: str, levels: int = _MOST_LEVELS) -> bool:
+    """Return whether images lie in a folder, or not too deep below it."""
     entries = look(path)
     return bool(entries.images) or (
-        levels > 0 and any(_holds_images(look, f"{path}/{name}", levels - 1) for name in entries.folders)
+        levels > 0 and any(holds_images(look, f"{path}/{name}".lstrip("/"), levels - 1) for name in entries.folders)
     )
 
 
@@ -332,12 +390,8 @@ def no_labels(look: FolderLook, parts: Mapping[str, Sequence[str]], where: Path)
     if labels := labels_in_names(look(parts.get("train", next(iter(parts.values())))[0]).images):
         return DataError(f"{text}: {labels_from_names(where, labels, folders)}")
     remedy = "give their labels with --labels FILE, a table of names and labels"
-    if len(folders) > 1 and where.is_dir():
-        shown, listed = shlex.quote(str(where)), " ".join(shlex.quote(f"{name}/") for name in folders)
-        remedy += (
-            f" (if these folders are classes: (cd {shown} && find {listed} -type f | sort > list.txt), then give"
-            f" {shown}/list.txt)"
-        )
+    if len(folders) > 1:
+        remedy += "; if these folders are classes, a table of paths and classes says so"
     return DataError(f"{text}: {remedy}")
 
 

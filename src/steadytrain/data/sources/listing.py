@@ -172,7 +172,7 @@ class Listing:
         labels: int64[N], or float32[N, L] for label vectors.
         sizes: int64[N] bytes; -1 where the file could not be looked at.
         times: int64[N] nanoseconds, when the file was last changed.
-        ids: int64[N] for the records' headers; None numbers them from 0 as they are written.
+        ids: int64[N] for the records' headers; None: the images are listed class by class, and numbered so from 0 on.
         passed_over: names of files without the suffix of an image, and of folders beside splits (ending in a slash).
         pieces: where the bytes lie, for images inside other files; ``names`` then only name them, and ``times`` are
             those of the files that hold them.

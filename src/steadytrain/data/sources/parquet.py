@@ -21,12 +21,12 @@ import yaml
 from steadytrain.data.filenames import is_image, missing_shards, split_of
 from steadytrain.data.names import Names
 from steadytrain.data.sources.archives import is_compressed, open_source, unpack
-from steadytrain.data.sources.columns import LABELS, ColumnNames, plain
-from steadytrain.data.sources.folder import read_entries
+from steadytrain.data.sources.columns import LABELS, plain
 from steadytrain.data.sources.labels import class_name, classes_from_texts
-from steadytrain.data.sources.layout import NO_CLASSES
+from steadytrain.data.sources.layout import NO_CLASSES, read_entries
 from steadytrain.data.sources.listing import FileList, Labels, Listing, Pieces
 from steadytrain.data.sources.several import multi_hot
+from steadytrain.data.sources.source import COLUMNS, Request, SourceKind
 from steadytrain.data.storage.scratch import new_path
 from steadytrain.errors import DataError, storage_errors
 from steadytrain.format import Say, count, few
@@ -77,14 +77,13 @@ def group_files(paths: Sequence[Path], root: Path, say: Say) -> dict[str, list[P
     return splits if len(splits) > 1 else {"": list(*splits.values())}
 
 
-def list_files(
-    paths: Sequence[Path], split: str, *, root: Path, classes: Any, named: ColumnNames, scratch: Path, say: Say
-) -> Listing:
+def list_files(request: Request, paths: Sequence[Path], split: str) -> Listing:
     """List the files of a split; their images are written one behind the other, so that each can be read by itself.
 
     Raises:
         DataError: no pyarrow, damaged files, a row without a label, or columns that cannot be told apart.
     """
+    root, named, say = request.where, request.columns, request.say
     types, metadata = next(_rows(paths[0]))
     images = [name for name in types if _IMAGE.fullmatch(types[name])] if named.path is None else [named.path]
     image = _choose("--path-column", "images, bytes or a struct of bytes and a path", images, types, paths[0])
@@ -112,14 +111,14 @@ def list_files(
 
     status = [path.stat() for path in paths]
     quiet: Say = say if split in ("", "train") else lambda _: None
-    blob = unpack(root, write(), scratch, quiet, sum(file.st_size for file in status))
+    blob = unpack(root, write(), request.scratch, quiet, sum(file.st_size for file in status))
     size, where, label_names = np.array(sizes, np.int64), str(root), tuple[str, ...]()
     pieces = Pieces((str(blob),), np.zeros(len(size), np.int32), np.cumsum(size) - size, size)
     files = FileList(names, size, np.full(len(size), max(file.st_mtime_ns for file in status)), pieces)
     if not texts:
         raise DataError(f"{paths[0]} has no rows: download it again")
     labels: Labels
-    classes = classes or class_names or None
+    classes: Any = request.classes or class_names or None
     if isinstance(texts[0], list):
         (label_names, labels), classes = multi_hot(texts, where=where, classes=classes), ()
         say(f"{where}: several labels per image, in this order: {few(label_names, 20)}")
@@ -214,3 +213,24 @@ def _rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Any]:
     except (pa.ArrowException, OSError) as error:
         why = str(error).partition("\n")[0][:120]
         raise DataError(f"{path} is damaged or cut short ({why}): copy or download it again") from error
+
+
+def _list_request(request: Request) -> list[Listing]:
+    """List files, by the splits that their names and folders mention."""
+    where, paths = request.where, request.paths or find_files(request.where)
+    listings: list[Listing] = []
+    for split, group in group_files(paths, where, request.say).items():
+        try:
+            listings.append(list_files(request.part(where, group, after=listings), group, split))
+        except DataError as error:
+            if split != "test":
+                raise
+            request.say(f"skipped: {error}")  # of a contest: its images have no labels
+    return request.in_order(listings)
+
+
+def _is_parquet(request: Request) -> bool:
+    return bool(find_files(request.where)) if request.is_folder else request.kinds <= {"parquet", "arrow"}
+
+
+PARQUET = SourceKind("Parquet or Arrow files", _is_parquet, _list_request, (COLUMNS,))

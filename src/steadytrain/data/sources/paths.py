@@ -14,7 +14,7 @@ import posixpath
 import shlex
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -31,10 +31,9 @@ from steadytrain.data.sources.listing import FileList, Labels, Listing
 from steadytrain.errors import DataError
 from steadytrain.format import Say, count, few, printable
 
-_COMMON_FIRST = (".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG")
 _AMBIGUOUS = -1
 _SAMPLE = 50
-_MOST_ENTRIES = 100_000  # of a folder, that are held in memory
+_MOST_NAMES = 200_000  # of a folder, that are held in memory
 _MOST_FOLDERS = 1000  # that are looked into for a hint
 _MOST_LEVELS = 20  # folders of another machine
 
@@ -67,66 +66,81 @@ def spellings(name: str) -> Iterator[str]:
                     yield form
 
 
-class ImagesInFolder:
-    """Images in a folder: a path is relative to it or absolute, and may lack its suffix.
+class NamedImages:
+    """The images that a table names, in a folder or inside archives.
 
-    Where none of a table's paths leads to a file, they may be those of another machine: ``/kaggle/input/set/1.jpg`` is
-    then ``1.jpg`` or ``set/1.jpg``, whichever is there for most of them.
+    A path is relative to the folder or absolute, and may lack its suffix; a member of an archive may also be named by
+    the end of its path. Where none of a table's paths leads to a file, they may be those of another machine:
+    ``/kaggle/input/set/1.jpg`` is then ``1.jpg`` or ``set/1.jpg``, whichever is there for most of them.
 
     Args:
-        folder: that paths start from.
+        root: the folder that paths start from, or what the user calls the archives.
         table: that names them.
-        prefixes: of paths below ``folder``, in the order in which they are tried; None: none, then that of a folder
+        members: of the archives; None for a folder.
+        prefixes: of paths below ``root``, in the order in which they are tried; None: none, then that of a folder
             beside the table that has its name (``train/`` of ``train.csv``).
-        is_source: ``folder`` is what the user named as data, and not the table.
+        is_source: ``root`` is what the user named as data, and not the table.
         say: takes a line about paths that are read in another way than they are written.
     """
 
     def __init__(
         self,
-        folder: Path,
+        root: Path,
         *,
         table: Path,
+        members: FileList | None = None,
         prefixes: Sequence[str] | None = None,
         is_source: bool = False,
         say: Say = lambda _: None,
     ) -> None:
-        if not folder.is_dir():
+        if members is None and not root.is_dir():
             raise DataError(
-                f"there is no folder {folder}: name the folder that the paths in {table.name} are relative to"
-                " with --root"
+                f"there is no folder {root}: name the folder that the paths in {table.name} are relative to with --root"
             )
-        self.root = folder
-        self._table = table
-        self._is_source = is_source
-        self._say = say
-        self._several: dict[str, list[str]] = {}
-        self.located: list[NDArray[np.int64]] = []  # of each call that located images: their files
         if prefixes is None:
-            beside = folder / table.stem
+            beside = root / table.stem
             has_own = table.suffix and beside.is_dir() and beside == table.with_suffix("")
             prefixes = ("", f"{table.stem}/") if has_own else ("",)
-        self._prefixes = prefixes
+        self.root = root
+        self.located: list[NDArray[np.int64]] = []  # of each call that located images: their files
+        self._table, self._members, self._prefixes, self._is_source = table, members, prefixes, is_source
+        self._say = say
+        self._several: dict[str, list[str]] = {}
         self._suffixes_in = lru_cache(1024)(_suffixes_in)
-        self._entries_in = lru_cache(64)(_entries_in)
+        self._rows: dict[str, int] = {}  # of members, by their paths
+        self._ends: dict[str, list[str]] = {}  # of these paths, by their last parts without a suffix
+        for row, name in enumerate(members.names if members is not None else ()):
+            if members is not None and is_image(name):
+                path = _plain(name)
+                # Of one name in one archive the later member counts, as when it is unpacked.
+                before = self._rows.get(path, row)
+                same = before >= 0 and members.archive(before) == members.archive(row)
+                self._rows[path] = row if same else _AMBIGUOUS
+                self._ends.setdefault(_base_stem(path), []).append(path)
 
     def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
-        """List the images of these names. One that is missing stays, with the size -1; all missing is refused.
+        """List the images of these names. One that is missing in a folder stays, with the size -1.
 
         Raises:
-            DataError: none of the names leads to a file (says where the first one is, if it is near), or one without a
-                suffix leads to several.
+            DataError: none of the names leads to a file (says where the first one is, if it is near), some to no member
+                of an archive, or some to several.
         """
         located, sizes, times = self.locate(names)
-        if np.all(sizes < 0):
-            raise none_found(self._table, self.root, names, is_source=self._is_source)
-        return Listing(split, self.root, classes, located, labels, sizes, times, ids=np.arange(len(located)))
+        if self._members is None:
+            if np.all(sizes < 0):
+                raise none_found(self._table, self.root, names, is_source=self._is_source)
+            return Listing(split, self.root, classes, located, labels, sizes, times, ids=np.arange(len(located)))
+        if missing := [names[row] for row in np.flatnonzero(sizes < 0).tolist()]:
+            raise DataError(
+                f"{self._table} names {count(len(missing), 'image')} missing in {self.root} ({few(missing)})"
+            )
+        return self._members.listing(self.located[-1] - 1, labels, root=self.root, classes=classes, split=split)
 
     def locate(self, names: Sequence[str]) -> tuple[Names, NDArray[np.int64], NDArray[np.int64]]:
         """Find files: their names in the folder, bytes (-1 where one is missing), and times of their last change.
 
         Raises:
-            DataError: a name without a suffix leads to several files.
+            DataError: a name leads to several files.
         """
         located, statuses = self._locate(names)
         if np.all(statuses[0] < 0) and (lead := _foreign_lead(names, self.find, self.root)):
@@ -136,8 +150,8 @@ class ImagesInFolder:
         if self._several:
             listed = [f"{name}: {' and '.join(files)}" for name, files in self._several.items()]
             raise DataError(
-                f"{self._table} names {count(len(listed), 'image')} without a suffix, which may be one of several files"
-                f" in {self.root} ({few(listed, 3)}): write the suffixes into the table, or remove the copies"
+                f"{self._table} names {count(len(listed), 'image')}, each of which may be one of several files in"
+                f" {self.root} ({few(listed, 3)}): write their paths in it, with suffixes, into the table"
             )
         self.located.append(statuses[2])
         return located, statuses[0], statuses[1]
@@ -164,48 +178,66 @@ class ImagesInFolder:
         """Find the file that a path means, in any case; None where it is missing."""
         return self._find(name) or self._find_in_any_case(name)
 
-    def _spellings(self, name: str) -> Iterator[str]:
-        return (prefix + spelling for spelling in chain([name], spellings(name)) for prefix in self._prefixes)
-
-    def _find(self, name: str) -> FileStatus | None:
-        return next(filter(None, map(self._status, self._spellings(name))), None)
-
-    def _find_in_any_case(self, name: str) -> FileStatus | None:
-        paths = filter(None, map(self._in_any_case, self._spellings(name)))
-        return next(filter(None, map(self._status, paths)), None)
-
-    def _status(self, name: str) -> FileStatus | None:
-        """The file of exactly this name, or the one that has a suffix behind it."""
-        if status := _stat_file(self.root, name):
-            return status
-        if is_image(name):
-            return None
-        folder = os.path.join(self.root, os.path.dirname(name))  # noqa: PTH118, PTH120
-        files = [status for suffix in self._suffixes_in(folder) if (status := _stat_file(self.root, name + suffix))]
-        if len(files) > 1:
-            self._several[name] = [os.path.basename(status.name) for status in files]  # noqa: PTH119
-        return files[0] if files else None
-
-    def _in_any_case(self, name: str) -> str:
-        """The path below the folder that a name means in upper or lower case; empty where none or several do."""
-        path = ""
-        if os.path.isabs(name):  # noqa: PTH117
-            return ""
-        *folders, base = name.split("/")
-        for part in folders:
-            if part in ("", ".", ".."):
-                return ""
-            exact, folded = self._entries_in(os.path.join(self.root, path))  # noqa: PTH118
-            part = part if part in exact else folded.get(part.casefold(), "")
-            if not part:
-                return ""
-            path = f"{path}{part}/"
-        exact, folded = self._entries_in(os.path.join(self.root, path))  # noqa: PTH118
-        return path + (folded.get(base.casefold()) or base)
-
     def holds_any(self, names: Sequence[str]) -> bool:
         """Return whether some of these names lead to a file, as they are or without a beginning."""
         return any(map(self.find, names)) or bool(_foreign_lead(names, self.find, self.root))
+
+    def _find(self, name: str) -> FileStatus | None:
+        """Find the file that a path means, in another spelling if need be."""
+        for spelling in chain([name], spellings(name)):
+            for prefix in self._prefixes:
+                if status := self._status(prefix + spelling):
+                    return status
+            path = _plain(spelling)
+            if ends := {entry for entry in self._ends.get(_base_stem(path), ()) if _ends_with(entry, path)}:
+                return self._first(name, sorted(ends))
+        return None
+
+    def _find_in_any_case(self, name: str) -> FileStatus | None:
+        paths = (prefix + spelling for spelling in chain([name], spellings(name)) for prefix in self._prefixes)
+        forms = (self._in_any_case.get(os.path.normpath(path).casefold()) for path in paths)
+        return next(filter(None, map(self._status, filter(None, forms))), None)
+
+    def _status(self, name: str) -> FileStatus | None:
+        """The file of exactly this name, or the one that has a suffix behind it."""
+        if status := self._stat(name):
+            return status
+        if is_image(name):
+            return None
+        if self._members is None:
+            folder = os.path.join(self.root, os.path.dirname(name))  # noqa: PTH118, PTH120
+            return self._first(name, (name + suffix for suffix in self._suffixes_in(folder)))
+        path = _plain(name)
+        return self._first(name, (entry for entry in self._ends.get(_base_stem(path), ()) if _stem(entry) == path))
+
+    def _first(self, name: str, paths: Iterable[str]) -> FileStatus | None:
+        """Return the first of the files that a name may mean; where they are several, this is refused later."""
+        files = list(filter(None, map(self._stat, paths)))
+        if len(files) > 1:
+            self._several[name] = [os.path.basename(file.name) for file in files]  # noqa: PTH119
+        return files[0] if files else None
+
+    def _stat(self, name: str) -> FileStatus | None:
+        if self._members is None:
+            return _stat_file(self.root, name)
+        row = self._rows.get(_plain(name))
+        if row is None:
+            return None
+        if row == _AMBIGUOUS:
+            self._several[name] = ["archives that have one each"]
+        return FileStatus(name, int(self._members.sizes[row]), int(self._members.times[row]), row + 1)
+
+    @cached_property
+    def _in_any_case(self) -> dict[str, str]:
+        """The files by what no other one is called in lower case; none of a huge folder."""
+        folders = islice(os.walk(self.root, followlinks=True), _MOST_NAMES)  # links may lead in a circle
+        pairs = ((place, name) for place, _, names in folders for name in names)
+        files = (os.path.relpath(os.path.join(*pair), self.root) for pair in pairs)  # noqa: PTH118
+        paths = list(islice(files if self._members is None else self._rows, _MOST_NAMES + 1))
+        if len(paths) > _MOST_NAMES:
+            return {}
+        forms = Counter(form for path in paths for form in _forms(path))
+        return {form: path for path in paths for form in _forms(path) if forms[form] == 1}
 
 
 def _foreign_lead(names: Sequence[str], find: Callable[[str], object], folder: Path) -> str:
@@ -246,26 +278,17 @@ def _stat_file(folder: Path, name: str) -> FileStatus | None:
 
 
 def _suffixes_in(folder: str) -> tuple[str, ...]:
-    """The different suffixes of the images in a folder, of the commonest formats first."""
-    suffixes = {os.path.splitext(name)[1] for name in _scan(folder) if is_image(name)}  # noqa: PTH122
-    return tuple(sorted(suffixes, key=lambda suffix: (suffix not in _COMMON_FIRST, suffix)))
-
-
-def _entries_in(folder: str) -> tuple[frozenset[str], dict[str, str]]:
-    """Names in a folder, and by their case-folded form those that no other one has; of a huge folder none."""
-    names = list(islice(_scan(folder), _MOST_ENTRIES + 1))
-    if len(names) > _MOST_ENTRIES:
-        return frozenset(), {}
-    forms = Counter(map(str.casefold, names))
-    return frozenset(names), {form: name for name in names if forms[form := name.casefold()] == 1}
-
-
-def _scan(folder: str) -> Iterator[str]:
+    """The different suffixes of the images in a folder."""
     try:
         with os.scandir(folder) as entries:
-            yield from (entry.name for entry in entries)
+            return tuple(sorted({os.path.splitext(entry.name)[1] for entry in entries if is_image(entry.name)}))  # noqa: PTH122
     except (OSError, ValueError):  # then there is nothing in it
-        return
+        return ()
+
+
+def _forms(path: str) -> set[str]:
+    """A path in lower case, with its suffix and without."""
+    return {path.casefold(), _stem(path).casefold()}
 
 
 def none_found(table: Path, folder: Path, names: Sequence[str], *, is_source: bool = False) -> DataError:
@@ -277,7 +300,7 @@ def none_found(table: Path, folder: Path, names: Sequence[str], *, is_source: bo
     text = f"none of the {len(names):,} paths in {table} exists ({printable(name)} from {folder} on)"
     inner = islice(filter(Path.is_dir, sorted(folder.iterdir())), _MOST_FOLDERS)
     some = names[:: 1 + len(names) // 4]
-    holding = [shlex.quote(str(path)) for path in inner if ImagesInFolder(path, table=table).holds_any(some)]
+    holding = [shlex.quote(str(path)) for path in inner if NamedImages(path, table=table).holds_any(some)]
     by = f"in place of {folder}" if is_source else "with --root"
     if len(holding) == 1:
         return DataError(f"{text}: give {f'{holding[0]} {by}' if is_source else f'--root {holding[0]}'}")
@@ -286,122 +309,11 @@ def none_found(table: Path, folder: Path, names: Sequence[str], *, is_source: bo
             f"{text}, and {len(holding):,} folders hold such names ({few(holding)}): write the folder of each image"
             f" into the table, or give the one that is meant {by}"
         )
-    tail = name.replace("\\", "/").lstrip("/")
-    base = tail.rpartition("/")[2]
-    if tail == base:
-        return DataError(f"{text}: name the folder that they are relative to {by}")
+    base = name.replace("\\", "/").rpartition("/")[2]
     return DataError(
         f"{text}, nor an end of one: name the folder that holds {printable(base)}, or the end of its path, {by}, or"
         " correct the paths in the table"
     )
-
-
-class ImagesInArchives:
-    """Images inside archives: by the member's name or its end, with or without the suffix.
-
-    Args:
-        files: the members.
-        root: what the user calls the archives.
-        table: that names images.
-        prefixes: of paths, in the order in which they are tried before a path's end is.
-        say: takes a line about paths that are read in another way than they are written.
-    """
-
-    def __init__(
-        self,
-        files: FileList,
-        root: Path,
-        *,
-        table: Path,
-        prefixes: Sequence[str] = ("",),
-        say: Say = lambda _: None,
-    ) -> None:
-        self._files = files
-        self.root = root
-        self._table = table
-        self._prefixes = prefixes
-        self._say = say
-        self.located: list[NDArray[np.int64]] = []  # of each listing: the numbers of its members, from 1 on
-        self._rows: dict[str, int] = {}
-        self._of_base: dict[str, list[int]] = {}
-        for row, name in enumerate(files.names):
-            if is_image(name):
-                path = _plain(name)
-                # Of one name in one archive the later member counts, as when it is unpacked.
-                before = self._rows.get(path, row)
-                same = before >= 0 and files.archive(before) == files.archive(row)
-                self._rows[path] = row if same else _AMBIGUOUS
-                self._of_base.setdefault(_stem(path.rpartition("/")[2]), []).append(row)
-
-    def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
-        """List the members of these names. Raises DataError where some fit no member, or several."""
-        rows = [self._row(name) for name in names]
-        used = set(rows)
-        rows = [
-            other if row is None and (other := self._row_in_any_case(name)) not in used else row
-            for name, row in zip(names, rows, strict=True)
-        ]
-        if used == {None} == set(rows) and (lead := _foreign_lead(names, self._is_there, self.root)):
-            self._say(f"{self._table}: paths are read from {self.root} on, without {lead!r}")
-            rows = [self._find(_without(lead, name)) for name in names]
-        if missing := [name for name, row in zip(names, rows, strict=True) if row is None]:
-            raise DataError(f"{self._count_of(missing)} missing in {self.root} ({few(missing)})")
-        if ambiguous := [name for name, row in zip(names, rows, strict=True) if row == _AMBIGUOUS]:
-            raise DataError(
-                f"{self._count_of(ambiguous)} found more than once in {self.root} ({few(ambiguous)}): give their paths"
-                " in it"
-            )
-        chosen = [row for row in rows if row is not None]
-        self.located.append(np.array(chosen, np.int64) + 1)
-        return self._files.listing(chosen, labels, root=self.root, classes=classes, split=split)
-
-    def _count_of(self, names: Sequence[str]) -> str:
-        return f"{self._table} names {len(names):,} image{'s' * (len(names) > 1)}"
-
-    def _row(self, name: str) -> int | None:
-        """The member that a path means: by the whole path, else by its end."""
-        for path in dict.fromkeys(_plain(spelling) for spelling in (name, *spellings(name))):
-            for prefix in self._prefixes:
-                if (row := self._of_path(_plain(prefix + path))) is not None:
-                    return row
-            ends = {entry for entry in self._of_stem(path) if _ends_with(entry, path)}
-            if ends:
-                return self._rows[ends.pop()] if len(ends) == 1 else _AMBIGUOUS
-        return None
-
-    def _row_in_any_case(self, name: str) -> int | None:
-        for spelling in (name, *spellings(name)):
-            for prefix in self._prefixes:
-                if entries := self._in_any_case.get(_plain(prefix + spelling).casefold()):
-                    return self._rows[entries[0]] if len(entries) == 1 else _AMBIGUOUS
-        return None
-
-    def _find(self, name: str) -> int | None:
-        row = self._row(name)
-        return self._row_in_any_case(name) if row is None else row
-
-    def _is_there(self, name: str) -> bool:
-        return self._find(name) is not None
-
-    def _of_path(self, path: str) -> int | None:
-        """The member of exactly this name, or the one that has a suffix behind it."""
-        if path in self._rows or is_image(path):
-            return self._rows.get(path)
-        entries = {entry for entry in self._of_stem(path) if _stem(entry) == path}
-        return None if not entries else self._rows[entries.pop()] if len(entries) == 1 else _AMBIGUOUS
-
-    def _of_stem(self, path: str) -> Iterator[str]:
-        """The members whose names have the last part of a path, with any suffix or none."""
-        return (_plain(self._files.names[row]) for row in self._of_base.get(_stem(path.rpartition("/")[2]), ()))
-
-    @cached_property
-    def _in_any_case(self) -> dict[str, list[str]]:
-        """The members by their names in lower case, with and without their suffixes."""
-        forms: dict[str, list[str]] = {}
-        for path in self._rows:
-            forms.setdefault(path.casefold(), []).append(path)
-            forms.setdefault(_stem(path).casefold(), []).append(path)
-        return forms
 
 
 def _ends_with(entry: str, path: str) -> bool:
@@ -412,6 +324,11 @@ def _ends_with(entry: str, path: str) -> bool:
 def _plain(name: str) -> str:
     """A path without what says "here", in one Unicode form."""
     return unicodedata.normalize("NFC", posixpath.normpath(name).lstrip("/"))
+
+
+def _base_stem(path: str) -> str:
+    """The last part of a path, without the suffix of an image."""
+    return _stem(path.rpartition("/")[2])
 
 
 def _stem(path: str) -> str:

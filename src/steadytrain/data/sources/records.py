@@ -20,6 +20,7 @@ from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.labels import align_columns, classes_from_numbers, require_in_list, say_places
 from steadytrain.data.sources.listing import Listing, Pieces
 from steadytrain.data.sources.select import merge
+from steadytrain.data.sources.source import Request, SourceKind
 from steadytrain.data.storage.local_files import LocalFile
 from steadytrain.data.storage.scratch import new_path
 from steadytrain.errors import DataError
@@ -29,22 +30,30 @@ _BLOCK = 16384
 _HEAD_WORDS = 3  # magic, cflag and length, number of labels
 
 
-def list_records(paths: Sequence[Path], *, classes: Sequence[str] | None, scratch: Path, say: Say) -> list[Listing]:
+def list_records(request: Request) -> list[Listing]:
     """List one or several record files, in their order; those named ``...-train.rec``, ``...-val.rec`` as splits.
 
-    Without ``classes`` the class list is that of the card, or of the cards together. Labels of a file whose classes
-    have names, by its card or by the folders in the list beside it, are matched by these with ``classes``; those of any
-    other are places in it. Images that lie in parts are put together in ``scratch``.
+    Without classes the class list is that of the card, or of the cards together. Labels of a file whose classes have
+    names, by its card or by the folders in the list beside it, are matched by these with the classes; those of any
+    other are places in them. Images that lie in parts are put together in the scratch folder.
 
     Raises:
-        DataError: a file is no record file, damaged or empty, or has label vectors where ``classes`` are given.
+        DataError: a file is no record file, damaged or empty, or has label vectors where there are classes.
     """
-    where = str(paths[0].parent)
+    if request.is_folder:
+        first = next(request.where / name for name in request.entries if name.lower().endswith(".rec"))
+        raise DataError(f"{request.where} holds record files: give {first}, or all of them as '{request.where}/*.rec'")
+    for file in request.files:
+        if file.stored_at != file.path:
+            raise DataError(
+                f"{file.path} is a compressed record file: decompress it, with its .idx and .json beside it"
+            )
+    paths, where = request.paths, str(request.paths[0].parent)
     groups = group_by_split(paths, [path.name for path in paths], where) if len(paths) > 1 else {"": list(paths)}
     listings: list[Listing] = []
-    for split, group in order_splits(groups, say, where).items():
-        class_list = classes or (listings[0].classes if listings else None) or None
-        parts = [_list_file(path, split, class_list, scratch, say) for path in group]
+    for split, group in order_splits(groups, request.say, where).items():
+        class_list = request.part(request.where, after=listings).classes or None
+        parts = [_list_file(path, split, class_list, request.scratch, request.say) for path in group]
         listings.append(merge(parts) if len(parts) > 1 else parts[0])
     return listings
 
@@ -113,3 +122,12 @@ def _locate_images(path: Path, records: Records, scratch: Path) -> Pieces:
         sizes[rows] = [len(image) for image in images]
         starts[rows] = np.cumsum(sizes[rows]) - sizes[rows]
     return Pieces(paths, file, starts, sizes)
+
+
+def _are_records(request: Request) -> bool:
+    if not request.is_folder:
+        return request.kinds == {"rec"}
+    return not request.has_folders and any(name.lower().endswith(".rec") for name in request.entries)
+
+
+RECORDS = SourceKind("record files (.rec)", _are_records, list_records)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from steadytrain.config.plain import parse_json
 from steadytrain.data.filenames import is_image
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, read_errors
 from steadytrain.files import require_regular
 
 Rows = Iterator[tuple[int, list[str]]]
@@ -27,6 +27,7 @@ DELIMITERS = "\t,;|"
 LAST_BLANK, FIRST_BLANK, BLANKS, LINE, JSON_LINES = " ", "first blank", "blanks", "\n", "json lines"
 
 _LONGEST_LINE = 1 << 20
+_SAMPLE_LINES = 200
 _MOST_REMARKS = 200  # before the first row
 # Beside a label's number, or several, in a SageMaker manifest.
 _METADATA, _CLASS_NAME, _CLASS_MAP = "-metadata", "class-name", "class-map"
@@ -43,6 +44,15 @@ def is_json_lines(start: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return not end and line.startswith(b'{"')  # the line is longer than what was read
+
+
+def is_of_paths(path: Path) -> bool:
+    """Return whether a ``.lst`` is no more than paths, whose folders are classes."""
+    with read_errors(path):
+        require_regular(path)
+        with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+            first = next((line for line in islice(file, _SAMPLE_LINES) if line.strip()), "").strip()
+    return is_image(first) and "\t" not in first and not first.partition(" ")[0].isdigit()
 
 
 def find_delimiter(lines: Sequence[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from steadytrain.data.filenames import is_image
 from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.images.look import FINGERPRINT_BYTES, duplicates, look_in_children
 from steadytrain.data.names import Names
-from steadytrain.data.sources.labels import class_name, is_number, whole_number
+from steadytrain.data.sources.labels import class_name, whole_number
 from steadytrain.data.sources.listing import (
     PORTION_FILES,
     Labels,
@@ -49,7 +48,6 @@ In place of the end, whatever is equal where it is equal (a checksum) will do.
 """
 
 _NO_LABEL = frozenset(["", "nan", "null", "n/a", "na", "#n/a", "<na>", "none", "-1", "undefined"])
-_CLUTTER = re.compile(r"(?:\d+\.)?clutter|BACKGROUND_Google", re.I)
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,10 @@ def hold_out(
                 f"{len(short)} class{plural} fewer than {per_class} images ({few(short)}): use a smaller number,"
                 " or exclude them"
             )
-        train, val = split_per_class(listing.labels.astype(np.int64), count=per_class, seed=seed, sets=sets)
+        labels = listing.labels.astype(np.int64)
+        most = np.unique(labels, return_counts=True)[1]
+        is_drawn = _draw(labels, np.minimum(most, per_class), most, seed, sets)
+        train, val = np.flatnonzero(is_drawn), np.flatnonzero(~is_drawn)
     elif fraction is not None and 0 < fraction < 1:
         train, val = split_by_fraction(listing.labels, fraction=fraction, seed=seed, sets=sets)
     else:
@@ -210,18 +211,6 @@ def split_by_fraction(labels: Labels, *, fraction: float, seed: int, sets: Ints 
     wanted = np.minimum(np.maximum(np.rint(counts * fraction).astype(np.int64), 1), most) if fraction else 0 * counts
     is_held_out = _draw(groups, wanted, most, seed, sets)
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
-
-
-def split_per_class(labels: NDArray[np.int64], *, count: int, seed: int, sets: Ints | None = None) -> tuple[Ints, Ints]:
-    """Split image numbers in two: ``count`` of each class to train on, or all that it has, and the rest held out.
-
-    >>> train, val = split_per_class(np.array([0, 0, 0, 1, 1]), count=2, seed=1)
-    >>> len(train), len(val)
-    (4, 1)
-    """
-    counts = np.unique(labels, return_counts=True)[1]
-    is_drawn = _draw(labels, np.minimum(counts, count), counts, seed, sets)
-    return np.flatnonzero(is_drawn), np.flatnonzero(~is_drawn)
 
 
 def _draw(labels: Ints, wanted: Ints, most: Ints, seed: int, sets: Ints | None) -> NDArray[np.bool_]:
@@ -401,17 +390,8 @@ def remark(listings: Sequence[Listing], say: Say) -> None:
                 f" {'case or spaces' if is_plain else 'leading zeros or forms of letters'}: rename one if they are the"
                 " same"
             )
-        if _CLUTTER.fullmatch(name):
-            say(f"{name} is not a category but holds images of none of the others: leave it out with --exclude {name}")
         if name.strip().casefold() in _NO_LABEL:
             say(f"{name!r} is a class here: leave it out with --exclude {name} if it stands for images without a label")
-    numbers = [name for name in classes if is_number(name)]
-    if 0 < len(numbers) < len(classes):
-        words = [name for name in classes if not is_number(name)]
-        say(
-            f"some class names are numbers ({few(numbers, 3)}) and some are words ({few(words, 3)}): rename"
-            " those that mean the same"
-        )
     if labels.ndim == 2 and labels.shape[1] == 1:
         values = labels[:, 0]
         odd = values[(values < 0) | (values % 1 != 0) | (values >= 2**24)]
@@ -535,16 +515,20 @@ def _merge_pieces(listings: Sequence[Listing]) -> Pieces:
             " files"
         )
     starts = np.cumsum([0, *(len(part.paths) for part in parts)])
-    crcs = [np.full(len(part), -1, np.int64) if part.crc is None else part.crc for part in parts]
-    deflated = [np.zeros(len(part), np.bool_) if part.deflated is None else part.deflated for part in parts]
-    inflated = [np.full(len(part), -1, np.int64) if part.inflated is None else part.inflated for part in parts]
+
+    def column(name: str, value: int) -> NDArray[Any]:
+        """Put a column together, of a value where a part has none."""
+        columns = [(part, getattr(part, name)) for part in parts]
+        return np.concatenate([np.full(len(part), value) if values is None else values for part, values in columns])
+
+    crc, deflated = column("crc", -1), column("deflated", 0).astype(np.bool_)
     return Pieces(
         paths=Names(path for part in parts for path in part.paths),
         file=np.concatenate([part.file + np.int32(start) for part, start in zip(parts, starts[:-1], strict=True)]),
-        offset=np.concatenate([part.offset for part in parts]),
-        size=np.concatenate([part.size for part in parts]),
-        deflated=np.concatenate(deflated) if any(column.any() for column in deflated) else None,
+        offset=column("offset", 0),
+        size=column("size", 0),
+        deflated=deflated if deflated.any() else None,
         pixels=shapes.pop(),
-        crc=np.concatenate(crcs) if any((column >= 0).any() for column in crcs) else None,
-        inflated=np.concatenate(inflated) if any(column.any() for column in deflated) else None,
+        crc=crc if (crc >= 0).any() else None,
+        inflated=column("inflated", -1) if deflated.any() else None,
     )

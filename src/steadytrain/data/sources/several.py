@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.recordio.card import LabelNames
-from steadytrain.data.sources.labels import class_name, require_known
+from steadytrain.data.sources.labels import class_name, classes_from_texts, require_known
+from steadytrain.data.sources.listing import Labels
 from steadytrain.errors import DataError
 from steadytrain.format import Say, few
 
@@ -110,15 +110,9 @@ def read_cells(
     if signs:
         return Cells(_split(cells, signs[0]))
     if any("," in cell for cell in cells):
-        return _read_commas(cells, header, where, classes, say)
+        return _read_words(cells, ",", header=header, where=where, classes=classes, say=say)
     if any(" " in cell for cell in cells) and header in SEVERAL_LABELS:
-        return _read_blanks(cells, header, where)
-    joined = [cell for cell in cells if (parts := re.split("[/+&]", cell))[1:] and cells.issuperset(parts)]
-    if joined:
-        say(
-            f"{where}: each cell is one class, also {min(joined)!r}, whose parts are classes as well: separate several"
-            " labels of an image by ';'"
-        )
+        return _read_words(cells, None, header=header, where=where, classes=classes, say=say)
     return None
 
 
@@ -178,43 +172,68 @@ def _bit_of(text: str) -> str:
     return text.casefold().rstrip(".")
 
 
-def _read_commas(cells: set[str], header: str, where: str, classes: Sequence[str] | None, say: Say) -> Cells | None:
-    """Tell whether commas join labels: then these stand alone in other cells, or are numbers, of which cells vary."""
-    parts = _split(cells, ",")
+def _read_words(
+    cells: set[str], sign: str | None, *, header: str, where: str, classes: Sequence[str] | None, say: Say
+) -> Cells | None:
+    """Tell whether commas, or blanks (None), join labels: these then stand alone in other cells, or are numbers."""
+    parts = _split(cells, sign)
     joined = [split for split in parts.values() if len(split) > 1]
     words = {word for split in joined for word in split}
+    alone = {split[0] for split in parts.values() if len(split) == 1}
     if isinstance(classes, LabelNames) and words <= set(map(class_name, classes)):
         return Cells(parts)
-    alone = {split[0] for split in parts.values() if len(split) == 1}
-    uses = Counter(word for split in joined for word in set(split))
-    is_shared = max(uses.values(), default=0) > 1
-    if all(word.isascii() and word.isdigit() for word in words) and len({len(split) for split in parts.values()}) > 1:
+    are_numbers = all(word.isascii() and word.isdigit() for word in words) and len(set(map(len, parts.values()))) > 1
+    if are_numbers or len(words & alone) >= _ALONE * len(words):
         return Cells(parts)
-    if joined and len(words & alone) >= _ALONE * len(words):
-        return Cells(parts)
-    if header in SEVERAL_LABELS and len(cells) >= 2 * len(words | alone):
-        return Cells(parts)
-    if header in SEVERAL_LABELS and is_shared:
+    is_unclear = len(cells) > len(words) if sign is None else len(words) < sum(map(len, joined))  # one comes again
+    if is_unclear and header in SEVERAL_LABELS:
         raise DataError(
-            f"{where}: it is unclear whether commas separate several labels in the column {header!r}"
-            f" ({min(cells - alone)!r}): separate them by ';', or name the column 'label' if each cell is one class"
+            f"{where}: it is unclear whether {'blanks' if sign is None else 'commas'} separate several labels in the"
+            f" column {header!r} ({min(cells - alone)!r}): separate them by ';', or name the column 'label' if each"
+            " cell is one class"
         )
-    if is_shared:
+    if is_unclear:
         say(f"{where}: each cell is one class, also {min(cells - alone)!r}: separate several labels of an image by ';'")
     return None
 
 
-def _read_blanks(cells: set[str], header: str, where: str) -> Cells | None:
-    """Tell whether blanks join labels: cells are then at least twice as many as words, as only combinations are."""
-    words = {word for cell in cells for word in cell.split()}
-    if len(cells) <= len(words):
-        return None
-    if len(cells) >= 2 * len(words):
-        return Cells(_split(cells, None))
-    raise DataError(
-        f"{where}: it is unclear whether spaces separate several labels in the column {header!r} ({len(cells):,} cells"
-        f" of {len(words):,} words): separate them by ';', or name the column 'label' if each cell is one class"
-    )
+def name_labels(
+    texts: Sequence[str], cells: Cells | None, *, where: str, classes: Sequence[str] | None, say: Say
+) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
+    """Class names, names of several labels (one of the two is empty), and labels, of a text for each image.
+
+    Args:
+        texts: of the images; an empty one has none of several labels.
+        cells: what :func:`read_cells` told of them.
+        where: they are, for messages.
+        classes: the class list, or the names of labels, where there are any.
+        say: takes remarks.
+
+    Raises:
+        DataError: labels that the class list lacks, or several where it has classes.
+    """
+    label_list = classes if isinstance(classes, LabelNames) else None
+    if cells is not None and cells.are_single and label_list is None:  # lists of one label each
+        texts, cells = [cells.parts[text][0] for text in texts], None
+    if cells is None and label_list is None:
+        class_names, labels = classes_from_texts(texts, classes=classes, where=where, say=say)
+        return class_names, (), labels
+    if classes is not None and label_list is None:
+        raise DataError(f"{where} has label vectors, several labels for each image: --classes does not apply")
+    if cells is None:
+        label_names, vectors = multi_hot([[text] if text else [] for text in texts], where=where, classes=label_list)
+    else:
+        label_names, vectors = cells.vectors(texts, where=where, classes=label_list)
+    say_label_names(where, label_names, vectors, say)
+    return (), label_names, vectors
+
+
+def say_label_names(where: str, names: Sequence[str], labels: Labels, say: Say) -> None:
+    """Say which labels an image may have several of."""
+    if names:
+        say(f"{where}: several labels per image, in this order: {few(names, 20)}")
+    elif labels.shape[1] > 1:
+        say(f"{where}: several labels per image: {labels.shape[1]:,} without names")
 
 
 def multi_hot(

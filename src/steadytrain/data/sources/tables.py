@@ -7,9 +7,7 @@ are vectors. A column ``split`` takes the table apart.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,15 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.filenames import SPLITS, is_image, order_splits, repeated, split_words
+from steadytrain.data.filenames import SPLITS, order_splits, repeated
 from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import name_by_folders, read_lines, require_exact
 from steadytrain.data.recordio.reader import MOST_CLASSES
+from steadytrain.data.sources.archives import SourceFile
 from steadytrain.data.sources.columns import (
     MOST_LISTED,
     ONE_HOT,
-    ColumnNames,
     TableColumns,
     find_columns,
     plain_name,
@@ -38,7 +36,6 @@ from steadytrain.data.sources.labels import (
     align_columns,
     class_name,
     classes_from_numbers,
-    classes_from_texts,
     is_number,
     is_padded,
     require_in_list,
@@ -46,28 +43,20 @@ from steadytrain.data.sources.labels import (
     whole_number,
 )
 from steadytrain.data.sources.listing import Labels, Listing
-from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
+from steadytrain.data.sources.paths import NamedImages, none_found
 from steadytrain.data.sources.rows import JSON_LINES, Rows, find_delimiter, read_rows, read_text
-from steadytrain.data.sources.several import Cells, multi_hot, read_cells
-from steadytrain.errors import DataError, read_errors
-from steadytrain.files import require_regular
-from steadytrain.format import Say, few
+from steadytrain.data.sources.several import Cells, name_labels, read_cells, say_label_names
+from steadytrain.data.sources.source import COLUMNS, ROOT, Request, SourceKind
+from steadytrain.errors import DataError
+from steadytrain.format import Say
 
 _Row = tuple[int, list[str]]  # with the number of its line
 _MOST_ERRORS = 5
 _SAMPLE = 200
 _EACH_TWICE = 2
 """Images for each different number, on average, from which on numbers with decimals or signs name classes."""
+_ENDINGS = (".csv", ".tsv", ".txt", ".lst", ".jsonl", ".ndjson", ".manifest")
 _NO_CLASSES = "has label vectors or labels that are not class numbers: --classes does not apply"
-
-
-def is_of_paths(path: Path) -> bool:
-    """Return whether a ``.lst`` is no more than paths, whose folders are classes."""
-    with read_errors(path):
-        require_regular(path)
-        with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
-            first = next((line for line in islice(file, _SAMPLE) if line.strip()), "").strip()
-    return is_image(first) and "\t" not in first and not first.partition(" ")[0].isdigit()
 
 
 def read_list(
@@ -87,7 +76,7 @@ def read_list(
     Args:
         path: the list.
         root: the folder that its paths start from; None: the list's own.
-        prefixes: as for :class:`~steadytrain.data.sources.paths.ImagesInFolder`.
+        prefixes: as for :class:`~steadytrain.data.sources.paths.NamedImages`.
         classes: class names in the order of their labels.
         say: takes remarks.
 
@@ -96,7 +85,7 @@ def read_list(
             are not in ``classes``.
     """
     root = path.parent if root is None else root
-    images = ImagesInFolder(root, table=path, prefixes=prefixes, say=say)
+    images = NamedImages(root, table=path, prefixes=prefixes, say=say)
     written, ids, numbers, values = Names(), array("q"), array("q"), array("f")
     wrong: list[tuple[int, str]] = []
     width = 0
@@ -175,7 +164,7 @@ def _name_classes(
             raise DataError(f"{path} {_NO_CLASSES}")
         return (), labels
     numbers = labels.astype(np.int64)
-    folders = _name_by_set(path, numbers, names, say) if classes is None else name_by_folders(numbers, names)
+    folders = name_by_folders(numbers, names)
     if classes is not None:
         if folders and set(folders) <= set(classes):
             return classes_from_numbers(numbers, names=folders, classes=classes, where=str(path))
@@ -190,76 +179,15 @@ def _name_classes(
     return folders or tuple(str(number) for number in range(largest + 1)), numbers
 
 
-def _name_by_set(path: Path, numbers: NDArray[np.int64], names: Names, say: Say) -> tuple[str, ...]:
-    """Name classes by the folders of their images, also by those of the lists of the same set beside this one.
-
-    A list that lacks a class, as a small validation list may, does not say what its number means; the others do. Where
-    they contradict it, they are of another set.
-    """
-    named = name_by_folders(numbers, names)
-    folders = {(label, _folder(name)): name for label, name in zip(numbers.tolist(), names, strict=True)}
-    others = [file for file in sorted(path.parent.glob("*.lst")) if file != path and _set_of(file) == _set_of(path)]
-    used: list[str] = []
-    for other in others:
-        with contextlib.suppress(OSError, ValueError):  # one of another form, or damaged, is read where it is packed
-            pairs = _folders_in(other)
-            if not pairs.keys() <= folders.keys():
-                folders, used = folders | pairs, [*used, other.name]
-    together = name_by_folders(np.array([label for label, _ in folders], np.int64), list(folders.values()))
-    if not used or not together:
-        return named
-    verb = "names" if len(used) == 1 else "name"
-    say(f"{path}: {', '.join(used)} beside it {verb} the {len(together):,} classes too")
-    return together
-
-
-def _folders_in(path: Path) -> dict[tuple[int, str], str]:
-    """Return a path for each class number and folder in a list. Raises ValueError where it has other labels."""
-    pairs = dict[tuple[int, str], str]()
-    for _, line in read_lines(path):
-        if isinstance(line, ValueError):
-            raise line
-        [label] = line.labels
-        if not (0 <= label < MOST_CLASSES and label.is_integer()):
-            raise ValueError(f"{label} is no class number")
-        pairs[int(label), _folder(line.path)] = line.path
-    return pairs
-
-
-def _folder(name: str) -> str:
-    return name.replace("\\", "/").rpartition("/")[0]
-
-
-def _set_of(path: Path) -> tuple[str, ...]:
-    """Return what the names of lists of one set share: all but the words of splits, and the numbers of chunks.
-
-    >>> _set_of(Path("pets_0_train.lst")) == _set_of(Path("pets_val.lst")), _set_of(Path("pets37-val.lst"))
-    (True, ('pets37',))
-    """
-    words = re.split("[-_. ]+", path.stem.casefold())
-    return tuple(word for word in words if not word.isdigit() and (not split_words(word)[0] or split_words(word)[1]))
-
-
-def read_table(
-    path: Path,
-    images: ImagesInFolder | ImagesInArchives,
-    *,
-    classes: Sequence[str] | None,
-    say: Say,
-    stored_at: Path | None = None,
-    group: str | None = None,
-    named: ColumnNames | None = None,
-) -> list[Listing]:
-    """Read a table; the order is its own.
+def read_table(request: Request, path: Path, images: NamedImages, stored_at: Path) -> list[Listing]:
+    """Read a table of a source; the order is its own.
 
     Args:
+        request: with the class list, if there is one (else words are sorted by code point, numbers by their value), and
+            the columns that the user has named.
         path: the table, as it was named.
         images: where its paths lead.
-        classes: the class list; None makes one: words sorted by code point, numbers by their value.
-        say: takes remarks.
-        stored_at: where its bytes lie, if not at ``path``.
-        group: the name of the column that says what each image belongs to.
-        named: columns that the user has named.
+        stored_at: where its bytes lie.
 
     Returns:
         One listing, or one for each split, training set first; all with one class list.
@@ -268,20 +196,25 @@ def read_table(
         DataError: no UTF-8, malformed lines (named by number), columns that cannot be told apart, or an image with two
             labels.
     """
-    where, stored_at = str(path), stored_at or path
+    request.opened[path] = SourceFile(path, stored_at, "text", 0)
+    where, classes, say = str(path), request.classes, request.say
     sample = list(islice((line for line in read_text(stored_at, path) if line.strip()), _SAMPLE))
     if not sample:
         raise DataError(f"{path} lists no images")
 
     def is_file(name: str) -> bool:
-        return isinstance(images, ImagesInFolder) and images.find(name) is not None
+        return images.find(name) is not None
 
     try:
         delimiter = find_delimiter(sample)
         rows = read_rows(stored_at, path, delimiter)
         if not (first := list(islice(rows, _SAMPLE))):
             raise DataError("it lists no images")
-        options: dict[str, Any] = {"group": group, "named": named, "is_headed": delimiter == JSON_LINES}
+        options: dict[str, Any] = {
+            "group": request.group,
+            "named": request.columns,
+            "is_headed": delimiter == JSON_LINES,
+        }
         numbered = [*first, *_rows_of_new_values(rows, first)]
         columns = find_columns([row for _, row in first], numbered=numbered, is_file=is_file, **options)
     except DataError as error:
@@ -456,30 +389,22 @@ def _labels_of(
     path: Path, body: _Body, columns: TableColumns, classes: Sequence[str] | None, say: Say
 ) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
     """Class names, names of label columns, and labels: one of the two is empty."""
-    where, label_names = str(path), tuple[str, ...]()
-    label_list = classes if isinstance(classes, LabelNames) else None
+    where, label_list = str(path), classes if isinstance(classes, LabelNames) else None
     vectors: Labels
-    texts, cells = body.texts, body.cells
-    if cells is not None and cells.are_single and label_list is None:  # lists of one label each
-        texts, cells = [cells.parts[text][0] for text in texts], None
-    if not texts:
-        vectors = _fill_vectors(where, body.vectors, say)
-        if columns.names:
-            label_names = tuple(columns.names[place].strip() or f"column {place + 1}" for place in columns.labels)
-        if label_list is not None:
-            vectors = align_columns(vectors, label_names, label_list, where=where)
-            label_names = label_list
-    elif cells is not None:
-        label_names, vectors = cells.vectors(texts, where=where, classes=label_list)
-    elif label_list is not None:
-        label_names, vectors = multi_hot([[text] if text else [] for text in texts], where=where, classes=label_list)
-    elif _are_values(texts, classes) and not columns.is_one_hot:
-        vectors = np.array([float(text) for text in texts], np.float32)[:, None]
-    else:
-        if columns.is_one_hot:
-            raise DataError(f"{where} has one column of labels, which are classes: drop --label-column {ONE_HOT}")
-        class_names, labels = classes_from_texts(texts, classes=classes, where=where, say=say)
-        return class_names, (), labels
+    if body.texts and columns.is_one_hot:
+        raise DataError(f"{where} has one column of labels, which are classes: drop --label-column {ONE_HOT}")
+    if body.texts and (body.cells is not None or label_list is not None or not _are_values(body.texts, classes)):
+        return name_labels(body.texts, body.cells, where=where, classes=classes, say=say)
+    if body.texts:
+        if classes is not None:
+            raise DataError(f"{where} {_NO_CLASSES}")
+        return (), (), np.array([float(text) for text in body.texts], np.float32)[:, None]
+    vectors, label_names = _fill_vectors(where, body.vectors, say), tuple[str, ...]()
+    if columns.names:
+        label_names = tuple(columns.names[place].strip() or f"column {place + 1}" for place in columns.labels)
+    if label_list is not None:
+        vectors = align_columns(vectors, label_names, label_list, where=where)
+        label_names = label_list
     is_one_hot = vectors.shape[1] > 1 and bool(np.isin(vectors, (0, 1)).all() and (vectors.sum(1) == 1).all())
     if columns.is_one_hot and not is_one_hot:
         odd = body.names[int(np.argmax(((vectors == 1).sum(1) != 1) | ((vectors != 0).sum(1) != 1)))]
@@ -489,10 +414,7 @@ def _labels_of(
         return named[0], (), named[1]
     if classes is not None and label_list is None:
         raise DataError(f"{where} {_NO_CLASSES}")
-    if label_names:
-        say(f"{where}: several labels per image, in this order: {few(label_names, 20)}")
-    elif vectors.shape[1] > 1:
-        say(f"{where}: several labels per image: {vectors.shape[1]:,} without names")
+    say_label_names(where, label_names, vectors, say)
     if is_one_hot and label_list is None:
         say(f"{where}: each image has exactly one of these labels: --label-column {ONE_HOT} makes them classes")
     return (), label_names, vectors
@@ -517,3 +439,32 @@ def _are_values(texts: Sequence[str], classes: Sequence[str] | None) -> bool:
     if any(map(is_padded, different)) or (classes is not None and set(map(class_name, different)) <= set(classes)):
         return False
     return len(texts) < _EACH_TWICE * len(different)
+
+
+def _list_table_file(request: Request) -> list[Listing]:
+    path = request.where
+    images = NamedImages(request.root or path.parent, table=path, say=request.say)
+    return read_table(request, path, images, request.files[0].stored_at)
+
+
+def list_lst(
+    request: Request, path: Path, root: Path, *, prefixes: Sequence[str] | None = None, is_source: bool = False
+) -> list[Listing]:
+    """Read a ``.lst``, and refuse one of which no image is there; arguments as for :class:`.NamedImages`."""
+    listing = read_list(path, root=root, prefixes=prefixes, classes=request.classes, say=request.say)
+    if np.all(listing.sizes < 0):
+        raise none_found(path, root, listing.names, is_source=is_source)
+    return [listing]
+
+
+def _list_list(request: Request) -> list[Listing]:
+    return list_lst(request, request.where, request.root or request.where.parent)
+
+
+def _is_table(request: Request) -> bool:
+    name = request.where.name.lower()
+    return request.kinds == {"text"} and ("." not in name or any(ending in name for ending in _ENDINGS))
+
+
+LIST = SourceKind("a list (.lst)", lambda request: request.kinds == {"list"}, _list_list, (ROOT,))
+TABLE = SourceKind("a table (CSV, TSV, JSON lines)", _is_table, _list_table_file, (ROOT, COLUMNS))

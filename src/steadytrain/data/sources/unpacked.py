@@ -11,7 +11,6 @@ it is decompressed once, to the cache, and the copy is removed by :meth:`Unpacke
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -28,14 +27,12 @@ from steadytrain.data.images.file_types import scan_of
 from steadytrain.data.recordio.reader import Extents
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece
+from steadytrain.data.sources.listing import Listing, read_file, read_piece
 from steadytrain.data.storage.scratch import scratch_beside, temporary_scratch
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.errors import DataError, StorageError
 from steadytrain.format import Say, print_note, printable
 from steadytrain.machine.facts import require_cache_folder
-
-MOST_OPEN = 128
 
 # Of PNG, WebP and AVIF; as a PNG's text; and XMP of any of them.
 _EXIF_TAGS = (b"eXIf", b"EXIF", b"Exif", b"exif", b"xmp", b"XMP ")
@@ -56,9 +53,6 @@ class Unpacked:
         self.labels = listing.labels
         self.classes = listing.classes
         self._hold = hold or contextlib.ExitStack()
-        self._files: dict[str, int] = {}
-        # A checksum takes 0.07 ms for 100 kB, a few percent of decoding them: once for each image, not in every epoch.
-        self._is_checked = np.zeros(len(listing), np.bool_)
 
     @staticmethod
     @checked
@@ -114,7 +108,7 @@ class Unpacked:
         (place,) = self.listing.places(number, number + 1)
         if isinstance(place, str):
             return upright(read_file(place))
-        data = self._read(place, number)
+        data = read_piece(place)
         return upright(data) if place.pixels is None else to_ppm(place.pixels.of(data))
 
     def name(self, number: int) -> str:
@@ -149,35 +143,8 @@ class Unpacked:
         return np.arange(len(self)) if ids is None else ids
 
     def close(self) -> None:
-        """Let go of the files, and remove what was decompressed; closing twice is fine."""
-        for file in self._files.values():
-            os.close(file)
-        self._files = {}
+        """Remove what was decompressed; closing twice is fine."""
         self._hold.close()
-
-    def _read(self, piece: Piece, number: int) -> bytes:
-        """The bytes of a member: of the first archives, which stay open, by one system call."""
-        file = self._files.get(piece.path)
-        if piece.deflated or not hasattr(os, "pread") or (file is None and len(self._files) >= MOST_OPEN):
-            return read_piece(piece)
-        if file is None:
-            try:
-                descriptor = os.open(piece.path, os.O_RDONLY)
-                if hasattr(os, "posix_fadvise"):  # what lies around a member is not read with it
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            except OSError:
-                return read_piece(piece)
-            file = self._files.setdefault(piece.path, descriptor)
-            if file != descriptor:  # another thread was first
-                os.close(descriptor)
-        with contextlib.suppress(OSError):
-            data = os.pread(file, piece.size, piece.offset)
-            if len(data) == piece.size:
-                if not self._is_checked[number]:
-                    piece.check(data)
-                    self._is_checked[number] = True
-                return data
-        return read_piece(piece)  # it has the words for what is wrong
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process opens the files itself; what was decompressed stays this one's to remove."""

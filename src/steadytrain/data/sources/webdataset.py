@@ -19,17 +19,17 @@ import numpy as np
 from steadytrain.config.plain import parse_json
 from steadytrain.data.filenames import is_ignored, is_image
 from steadytrain.data.recordio.card import LabelNames
-from steadytrain.data.sources.labels import classes_from_numbers, classes_from_texts, is_padded, whole_number
+from steadytrain.data.sources.labels import classes_from_numbers, is_padded, whole_number
 from steadytrain.data.sources.listing import FileList, Labels, Listing
-from steadytrain.data.sources.several import multi_hot, read_cells
+from steadytrain.data.sources.several import name_labels, read_cells
+from steadytrain.data.sources.source import Request, SourceKind
 from steadytrain.errors import DataError
 from steadytrain.format import Say, few
 
 LABELS = ("cls", "json", "txt")
 NUMBER_FIELDS = ("label", "cls", "class", "class_id", "class_index", "label_id", "category_id", "target", "y")
-NAME_FIELDS = ("class_name", "label_name", "classname", "category", "category_name", "name", "synset", "wnid")
+NAME_FIELDS = ("class_name", "label_name", "classname", "category", "category_name", "synset", "wnid")
 
-_LOOSE = frozenset(["name", "category"])  # may well name the image, or something coarser than the class
 _MOST_NAMES = 100_000
 _MOST_BYTES = {"cls": 4096, "json": 1 << 20, "txt": 1 << 16}
 _LONGEST_NAME = 64
@@ -58,25 +58,24 @@ def is_webdataset(files: FileList) -> bool:
     return any(is_image(name) and name.rpartition(".")[0] in sidecars for name in first)
 
 
-def list_samples(files: FileList, *, root: Path, classes: Sequence[str] | None, say: Say) -> Listing:
+def list_samples(request: Request) -> list[Listing]:
     """List the samples of shards, in the order of the shards and of the samples in them.
 
-    Without ``classes`` the class list is made of the names that the samples give, else of their numbers.
+    Without a class list one is made of the names that the samples give, else of their numbers.
 
     Raises:
         DataError: no sample has both, two images or two labels for one key, or labels that are none.
     """
+    files, root, say = request.members, request.where, request.say
     kind = _kind_of_labels(files, root)
     reader = _LabelReader(files, root, kind)
     rows = array("q")
     texts: list[str] = []
     known: dict[str, str] = {}
     lacking: dict[str, list[str]] = {"image": [], "label": []}
-    compound = ""
     for sample in _samples(files, root):
         if sample.image < 0 or kind not in sample.parts:
             lacking["label" if sample.image >= 0 else "image"].append(sample.key)
-            compound = compound or next((part for part in sample.parts if "." in part and is_image(part)), "")
             continue
         rows.append(sample.image)
         text = reader.label(sample)
@@ -86,12 +85,9 @@ def list_samples(files: FileList, *, root: Path, classes: Sequence[str] | None, 
             f"{root}: images and labels of one key ({lacking['image'][0]}) are not next to each other:"
             " write the members of each key one after the other (tar --sort=name)"
         )
-    hint = f", with members named KEY.{compound}: rename them to KEY.{compound.rpartition('.')[2]}" * bool(compound)
     for part, keys in lacking.items():
         if keys and not rows:
-            raise DataError(
-                f"{root}: no sample has an image and a label; {len(keys):,} have no {part} ({few(keys)}){hint}"
-            )
+            raise DataError(f"{root}: no sample has an image and a label; {len(keys):,} have no {part} ({few(keys)})")
         if keys:
             plural, article = "s" * (len(keys) > 1), "an" if part == "image" else "a"
             say(f"{len(keys):,} sample{plural} without {article} {part} skipped ({few(keys, 3)})")
@@ -101,45 +97,27 @@ def list_samples(files: FileList, *, root: Path, classes: Sequence[str] | None, 
             f"{root}: the .txt members look like captions, not class names ({longest[:40]!r}; {len(known):,}"
             f" different ones for {len(texts):,} images): add a .cls with the class to each sample"
         )
-    if reader.loose_field and len(known) == len(texts) > 2:
-        raise DataError(
-            f"{root}: the field {reader.loose_field!r} differs in every sample ({texts[0][:40]!r}, ...), so it cannot"
-            " be the class: add a .cls with the class to each sample"
-        )
-    names, label_names, labels = _labels_of(texts, reader, classes, say)
+    names, label_names, labels = _labels_of(texts, reader, request.classes, say)
     paths = None
     if len(files.archives) > 1:
         paths = (f"{files.archives[files.archive(row)]}/{files.names[row]}" for row in rows)
-    return replace(files.listing(rows, labels, names=paths, root=root, classes=names), label_names=label_names)
+    return [replace(files.listing(rows, labels, names=paths, root=root, classes=names), label_names=label_names)]
 
 
 def _labels_of(
     texts: Sequence[str], reader: _LabelReader, classes: Sequence[str] | None, say: Say
 ) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
     """Class names, names of label columns, and labels: one of the two is empty."""
-    where, label_list = str(reader.root), classes if isinstance(classes, LabelNames) else None
-    vectors: Labels
+    where = str(reader.root)
     cells = read_cells(set(texts), header="", where=where, classes=classes, say=say)
-    if cells is not None and cells.are_single and label_list is None:
-        texts, cells = [cells.parts[text][0] for text in texts], None
-    if cells is not None:
-        label_names, vectors = cells.vectors(texts, where=where, classes=label_list)
-    elif label_list is not None:
-        label_names, vectors = multi_hot([[text] for text in texts], where=where, classes=label_list)
-    else:
-        numbers = [whole_number(text) for text in texts]
-        named = None if None in numbers else reader.names_in_order(max(number or 0 for number in numbers), say)
-        if None in numbers or (named is None and any(map(is_padded, set(texts)))):
-            class_names, labels = classes_from_texts(texts, classes=classes, where=where, say=say)
-        else:
+    numbers = [number for text in texts if (number := whole_number(text)) is not None]
+    if cells is None and len(numbers) == len(texts) and not isinstance(classes, LabelNames):
+        named = reader.names_in_order(max(numbers), say)
+        if named is not None or not any(map(is_padded, set(texts))):
             of_images = np.array(numbers, np.int64)
             class_names, labels = classes_from_numbers(of_images, names=named, classes=classes, where=where, say=say)
-        return class_names, (), labels
-    if classes is not None and label_list is None:
-        raise DataError(f"{where} has several labels for each image, and the class list one class: drop --classes")
-    names = f", in this order: {few(label_names, 20)}" if label_names else f": {vectors.shape[1]:,} without names"
-    say(f"{where}: several labels per image{names}")
-    return (), label_names, vectors
+            return class_names, (), labels
+    return name_labels(texts, cells, where=where, classes=classes, say=say)
 
 
 def _samples(files: FileList, root: Path) -> Iterator[_Sample]:
@@ -198,33 +176,23 @@ class _LabelReader:
     names: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
     clash: str = ""
-    loose_field: str = ""  # that labels were read from, if it may not be the class
 
     def label(self, sample: _Sample) -> str:
         """The label of a sample, a number or a name. Raises DataError where a number and a name contradict others."""
-        fields: dict[str, object] = {}
-        if "json" in sample.parts:
-            try:
-                fields, why = parse_json(self._text(sample, "json")), ""
-            except (ValueError, RecursionError) as error:
-                fields, why = None, f" ({error})"  # type: ignore[assignment]
-            if not isinstance(fields, dict):
-                raise DataError(f"{self.root}: the .json of sample {sample.key} is not a JSON object{why}")
+        fields = self._fields(sample) if "json" in sample.parts else {}
         text = (self._label_field(fields, sample) if self.kind == "json" else self._text(sample, self.kind)).strip()
         if not text:
             raise DataError(f"{self.root}: the .{self.kind} of sample {sample.key} is empty")
-        value = whole_number(text)
-        if value is None:
+        if (value := whole_number(text)) is None:
             return text
         number = str(value)
-        key = next((key for key in (*NAME_FIELDS, *NUMBER_FIELDS) if _is_name(fields.get(key))), None)
-        if key is None:
+        name = next((str(fields[key]) for key in (*NAME_FIELDS, *NUMBER_FIELDS) if _is_name(fields.get(key))), None)
+        if name is None:
             return text if is_padded(text) else number
-        name = str(fields[key])
         known, before = self.names.setdefault(number, name), self.numbers.get(name, number)
         if len(self.numbers) < _MOST_NAMES:
             self.numbers.setdefault(name, number)
-        if known != name and before != number and key not in _LOOSE:
+        if known != name and before != number:
             raise DataError(
                 f"{self.root}: label {number} is called {known} and {name} (sample {sample.key}), and {name} is also"
                 f" label {before}: number the classes the same way in all shards"
@@ -233,11 +201,19 @@ class _LabelReader:
             self.clash = self.clash or f"label {number} is called {known} and {name}"
         return number
 
+    def _fields(self, sample: _Sample) -> dict[str, object]:
+        try:
+            fields, why = parse_json(self._text(sample, "json")), ""
+        except (ValueError, RecursionError) as error:
+            fields, why = None, f" ({error})"
+        if not isinstance(fields, dict):
+            raise DataError(f"{self.root}: the .json of sample {sample.key} is not a JSON object{why}")
+        return fields
+
     def _label_field(self, fields: dict[str, object], sample: _Sample) -> str:
         for key in (*NUMBER_FIELDS, *NAME_FIELDS):
             value = fields.get(key)
             if isinstance(value, str | int | float) and not isinstance(value, bool) and not is_image(str(value)):
-                self.loose_field = key if key in _LOOSE else ""
                 return str(value)
             if isinstance(value, list):
                 raise DataError(
@@ -274,3 +250,8 @@ class _LabelReader:
 
 def _is_name(value: object) -> bool:
     return isinstance(value, str) and whole_number(value) is None and 0 < len(value) <= 200 and not is_image(value)
+
+
+WEBDATASET = SourceKind(
+    "WebDataset shards", lambda request: request.is_archive and is_webdataset(request.members), list_samples
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from contextlib import suppress
 
 from steadytrain.errors import DataError
 from steadytrain.format import printable
@@ -16,10 +17,7 @@ from steadytrain.format import printable
 _CODE_PAGES = (
     *("gbk", "cp932", "cp949", "big5", "cp1251", "cp866", "cp1252", "cp850", "cp437", "cp1253", "cp874", "cp1256"),
 )
-_NUM_SHOWN = 3
 _WORD = re.compile(r"[^\W\d_]+")
-# Letters of two alphabets, side by side.
-_MIXED = re.compile(r"[A-Za-z](?![A-Za-zÀ-ɏ])[^\W\d_]|(?![A-Za-zÀ-ɏ])[^\W\d_][A-Za-z]")
 
 
 def require_code_page(name: str) -> None:
@@ -62,28 +60,15 @@ def are_plain(names: Sequence[bytes]) -> bool:
 
 
 def ask_for_code_page(names: Sequence[bytes], of: str) -> DataError:
-    """Make the error about names of the zip ``of`` that are by no code page that is known: it shows the likeliest."""
+    """Make the error about names of the zip ``of`` that are by no known code page: it shows what they may be."""
     parts = list(dict.fromkeys(part for name in names for part in name.split(b"/") if not part.isascii()))
     texts: dict[str, str] = {}
     for code_page in _CODE_PAGES:
-        try:
-            texts[code_page] = b", ".join(parts).decode(code_page)
-        except UnicodeDecodeError:
-            continue
-    likely = sorted(texts, key=lambda code_page: _strangeness(texts[code_page]))[:_NUM_SHOWN]
-    shown = "; ".join(f"{code_page}: {printable(b', '.join(parts[:2]).decode(code_page))}" for code_page in likely)
+        with suppress(UnicodeDecodeError):
+            b", ".join(parts).decode(code_page)
+            texts.setdefault(b", ".join(parts[:2]).decode(code_page), code_page)
+    shown = "; ".join(f"{code_page}: {printable(text)}" for text, code_page in texts.items())
     return DataError(
         f"{of} does not tell the code page of its names ({shown or 'of none that is common'}): name the right one, such"
-        f" as --zip-names {likely[0] if likely else 'cp1250'}"
-    )
-
-
-def _strangeness(text: str) -> int:
-    """Count what people rarely write: signs that are no letters or of half width, scripts, two scripts in a word."""
-    signs = [sign for sign in text if not sign.isascii()]
-    scripts = {unicodedata.name(sign, "?").partition(" ")[0] for sign in signs}
-    return (
-        len(scripts)
-        + 2 * len(_MIXED.findall(text))
-        + sum(not sign.isalpha() or unicodedata.east_asian_width(sign) == "H" for sign in signs)
+        f" as --zip-names {next(iter(texts.values()), 'cp1250')}"
     )

@@ -1,0 +1,144 @@
+"""Images inside tars and zips: folders of classes, an archive for each class, tables, or the splits of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from posixpath import splitext
+
+from steadytrain.data.filenames import folder_splits, group_by_split, is_image, order_splits, split_of
+from steadytrain.data.sources import folder, imagenet
+from steadytrain.data.sources.archives import SourceFile, holds_only_tars, read_archives, read_inner_tars
+from steadytrain.data.sources.labelled import find_flat, label, list_flat
+from steadytrain.data.sources.listing import FileList, Listing
+from steadytrain.data.sources.source import COLUMNS, LABELS, Request, SourceKind, refuse_columns
+from steadytrain.data.sources.webdataset import is_webdataset
+from steadytrain.errors import DataError
+from steadytrain.format import few
+
+_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
+
+
+def _archives_in(request: Request) -> list[Path]:
+    return [request.where / name for name in request.entries if name.lower().endswith(_ENDINGS)]
+
+
+def _is_folder(request: Request) -> bool:
+    if not request.is_folder or not _archives_in(request):
+        return False
+    return request.labels is None or not (request.has_folders or any(map(is_image, request.entries)))
+
+
+def _list_folder(request: Request) -> list[Listing]:
+    """List the archives in a folder as one set."""
+    where, archives = request.where, _archives_in(request)
+    if others := [n for n in request.entries if (where / n).is_dir() or n.lower().endswith(".rec")]:
+        raise DataError(
+            f"{where} holds archives ({archives[0].name}) next to other data ({few(others, 3)}): choose one of them"
+        )
+    return request.list_part(request.part(where, archives))
+
+
+def _groups(request: Request) -> dict[str, list[Path]]:
+    """Return the archives by the split that their names mention."""
+    if len(request.paths) < 2 or not request.is_archive or (request.labels is None and _are_classes(request.files)):
+        return {"": list(request.paths)}
+    return group_by_split(request.paths, [path.name for path in request.paths], str(request.where))
+
+
+def _are_classes(archives: list[SourceFile]) -> bool:
+    """Return whether archives some of whose names sound like splits (``train.tar``, ``train_station.tar``) are classes.
+
+    They are if other names do not sound so, and each holds images in one folder, without labels.
+    """
+    stems = [archive.path.name.partition(".")[0] for archive in archives]
+    if len(folder_splits(stems)) == len(stems) or not any(map(split_of, stems)):
+        return False
+    for archive in archives:
+        files = read_archives([archive], lambda _: None)
+        if is_webdataset(files) or not folder.build_tree(files).is_flat(files):
+            return False
+    return True
+
+
+def _list_splits(request: Request) -> list[Listing]:
+    listings: list[Listing] = []
+    groups = _groups(request)
+    for split, paths in order_splits(groups, request.say, str(request.where)).items():
+        try:
+            parts = request.list_part(request.part(request.where, paths, after=listings))
+        except DataError as error:
+            if request.labels is None or paths != groups.get("test"):
+                raise
+            request.say(f"skipped: {error}")  # of a contest: its images have no labels
+            continue
+        if len(parts) > 1:
+            raise DataError(f"{paths[0]} is named after one split but holds several: use it alone")
+        listings.append(replace(parts[0], split=split))
+    return listings
+
+
+def _holds_tars(request: Request) -> bool:
+    return len(request.paths) == 1 and request.kinds == {"tar"} and holds_only_tars(request.members)
+
+
+def _list_tars(request: Request) -> list[Listing]:
+    files = read_inner_tars(request.files[0], request.say)
+    return _list_tree(request, folder.build_tree(files), files)
+
+
+def _hold_images(request: Request) -> bool:
+    return request.is_archive and any(map(is_image, request.members.names))
+
+
+def _list_members(request: Request) -> list[Listing]:
+    """List archives of one split: folders of classes, images with a table, or an archive for each class."""
+    files = request.members
+    if not files.names:
+        raise DataError(f"{request.where} holds no files: give an archive with one folder of images for each class")
+    _refuse_arrays(files.names, request.where)
+    top = folder.build_tree(files)
+    if top.is_flat(files) and len(request.paths) > 1:  # one archive for each class
+        files = read_archives(request.files, lambda _: None, by_stem=True)
+        refuse_columns(request)
+        top = folder.build_tree(files, strip=False)
+        return folder.list_tree(top, files, root=request.where, classes=request.classes)
+    if top.is_flat(files) and (truth := imagenet.truth_beside(request.where, files.names)) is not None:
+        return label(request, truth, files)
+    return _list_tree(request, top, files)
+
+
+def _list_tree(request: Request, top: folder.Folder, files: FileList) -> list[Listing]:
+    look = top.look(files)
+    if (flat := find_flat(look, request.where, is_archive=True)) is not None:
+        return list_flat(request, look, flat, files, f"{top.name}/" if top.name else "")
+    refuse_columns(request)
+    return folder.list_tree(top, files, root=request.where, classes=request.classes)
+
+
+def _refuse_arrays(names: Iterable[str], where: Path) -> None:
+    if any(is_image(name) for name in names):
+        return
+    if {splitext(name)[1].lower() for name in names} <= {".npy", ".npz"}:
+        raise DataError(f"{where} holds NumPy arrays: convert them to a folder of classes or to idx files")
+    if any("-ubyte" in name for name in names):
+        raise DataError(f"{where} holds idx files: unpack it and give the folder")
+    if inside := [name for name in names if name.lower().endswith(_ENDINGS)]:
+        raise DataError(
+            f"{where} holds archives ({few(inside, 3)}) and no images beside them: unpack it and give the folder, or"
+            " give a tar of tars, each of them one class"
+        )
+
+
+_TAKES = (LABELS, COLUMNS)
+FOLDER = SourceKind("a folder of archives", _is_folder, _list_folder, _TAKES)
+LABELLED_FOLDER = SourceKind(
+    "a folder of archives and a file of labels",
+    lambda request: request.labels is not None and _is_folder(request),
+    _list_folder,
+    _TAKES,
+)
+SPLITS = SourceKind("archives named after splits", lambda request: len(_groups(request)) > 1, _list_splits, _TAKES)
+TARS = SourceKind("a tar of tars", _holds_tars, _list_tars, _TAKES)
+ARCHIVES = SourceKind("archives", _hold_images, _list_members, _TAKES)
