@@ -42,7 +42,7 @@ from steadytrain.data.loader.image_cache import (
 )
 from steadytrain.data.loader.pipeline import BatchJob, BatchStream, RequestCounts, StageTimes
 from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory
-from steadytrain.data.loader.readahead import Readahead
+from steadytrain.data.loader.readahead import LocatedSource, Readahead
 from steadytrain.data.loader.sampler import (
     BalancedOrder,
     BlockOrder,
@@ -249,7 +249,7 @@ class BatchWorker:
         self.cache = ImageCache(n, task.keep_bytes, None if task.ranks is None else task.share_images, self._survey)
         self.device_cache = device_cache
         self.readahead: Readahead | None = None
-        if task.read_ahead and Readahead.can_read(source):
+        if task.read_ahead and isinstance(source, LocatedSource):
             self.readahead = Readahead(source, self.ids, self.order, stop=task.stop, select_own=task.select_own)
         self.labels = source.labels
         self.quarantine = Quarantine(self.ids, replaces=task.train, describe=getattr(source, "describe", None))

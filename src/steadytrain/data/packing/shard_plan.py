@@ -26,7 +26,7 @@ from steadytrain.data.packing.pack import LAYOUT, PackRequest, assign_files, rem
 from steadytrain.data.packing.shared_folder import THREADS, SharedFolder
 from steadytrain.data.packing.store_images import folder_in_store, list_in_store
 from steadytrain.data.sources.listing import Listing, Piece, Pieces, PixelShape, stat_file
-from steadytrain.data.storage.remote_file import remote_file_of
+from steadytrain.data.storage.remote_file import object_uri
 from steadytrain.data.storage.scratch import temporary_scratch
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.errors import DataError
@@ -249,10 +249,8 @@ def _uris(listings: Sequence[Listing], scratch: Path) -> dict[str, str]:
         for path in () if listing.pieces is None else listing.pieces.paths:
             if Path(path).is_relative_to(scratch):
                 raise _compressed(Path(path).name)
-            remote = remote_file_of(Path(path))
-            if remote is not None:
-                uris[path] = remote.uri
-                remote.close()
+            if (uri := object_uri(Path(path))) is not None:
+                uris[path] = uri
     return uris
 
 

@@ -330,8 +330,12 @@ def _drop_oldest(paths: Sequence[Path], excess: int) -> None:
     """Remove the pages that were used least recently, of at least so many bytes, of files that nobody keeps whole."""
     ages: list[tuple[Path, NDArray[np.uint32]]] = []
     for path in paths:  # one at a time: there may be more than a process can open
-        with contextlib.suppress(DataError), contextlib.closing(PagedFile(path)) as file:
-            if not file.is_kept():
+        with (
+            contextlib.suppress(DataError),
+            contextlib.closing(PagedFile(path)) as file,
+            file.unless_kept() as may_drop,
+        ):
+            if may_drop:
                 ages.append((path, file.used[file.present != 0]))
     all_ages = np.concatenate([age for _, age in ages]) if ages else np.empty(0, np.uint32)
     if not len(all_ages):

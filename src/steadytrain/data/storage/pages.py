@@ -4,8 +4,7 @@ Beside the file lie what the store said of the object (``.NAME.origin``) and whi
 
 - A page counts as there only when its bytes are: a kill in between costs that page. A reader that copies bytes compares
   a count of removals before and after, so that it never has a page that was removed meanwhile.
-- A shared lock of ``.NAME.origin`` keeps all pages from being removed one by one; it ends with the process that has it.
-  A shared lock of the file keeps the file.
+- A shared lock of the file, which each reader has, keeps the file. One of ``.NAME.origin`` keeps all of its pages.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from steadytrain.data.arrays import Ints
 from steadytrain.data.storage.store import FAULTS, Fault, ObjectFacts
 from steadytrain.errors import DataError, StorageError
-from steadytrain.files import HAS_LOCKS, lock, lock_at_once, lock_surely, unlock
+from steadytrain.files import lock, lock_at_once, lock_surely, unlock
 
 PAGE_BYTES = 32 * 2**10
 """Bytes of a page. Ranges that are asked for are rounded to pages."""
@@ -93,6 +91,7 @@ class PagedFile:
             self.uri, self.page_bytes = str(origin.pop("uri")), int(origin.pop("page_bytes"))
             self.facts = ObjectFacts(**origin)
             self._file = file.open("r+b", buffering=0)
+            lock_at_once(self._file, shared=True)
             self._pages = pages_path(file).open("r+b")
             self._map = mmap.mmap(self._pages.fileno(), 0)
         except (FileNotFoundError, ValueError, TypeError) as error:
@@ -108,10 +107,7 @@ class PagedFile:
         """The time at which each page was last asked for, in tenths of seconds."""
         self.present = np.frombuffer(self._map, np.uint8, count, self._present_at)
         """1 for each page that is on disk, else 0."""
-        self._kept: BinaryIO | None = None
-        self._hole = 0  # a page that was missing when all were last looked at
         self._exclusive_lock = threading.Lock()
-        self._process = os.getpid()
 
     @staticmethod
     def create(file: Path, uri: str, facts: ObjectFacts) -> None:
@@ -179,7 +175,7 @@ class PagedFile:
         Raises:
             StorageError: the file system cannot do that.
         """
-        with self._unless_kept() as may_drop:
+        with self.unless_kept() as may_drop:
             if not may_drop:
                 return
             with self._exclusive():
@@ -187,36 +183,6 @@ class PagedFile:
                 self._header[_REMOVALS] += np.uint64(1)  # see copy()
                 for first, end in runs(np.unique(pages), gap=0):
                     _punch(self._file.fileno(), first * self.page_bytes, (end - first) * self.page_bytes, self.file)
-
-    def keep(self) -> None:
-        """Keep all pages from being removed until the file is closed."""
-        if self._kept is None:
-            file = origin_path(self.file).open("rb")
-            lock(file, shared=True)
-            self._kept = file
-
-    def keep_if_whole(self) -> bool:
-        """Keep all pages, if all are there: it can then be read like any file, until it is closed."""
-        if not self._is_whole():
-            return False
-        if self._kept is None:
-            file = origin_path(self.file).open("rb")
-            if not HAS_LOCKS or not lock_at_once(file, shared=True):
-                file.close()
-                return False
-            self._kept = file
-        return self._is_whole()  # some may have been removed before it was kept
-
-    def _is_whole(self) -> bool:
-        if len(self.present) and not self.present[self._hole]:
-            return False
-        self._hole = int(self.present.argmin()) if len(self.present) else 0
-        return not len(self.present) or bool(self.present[self._hole])
-
-    def is_kept(self) -> bool:
-        """Return whether anybody keeps all of its pages."""
-        with self._unless_kept() as may_drop:
-            return not may_drop
 
     def traffic(self) -> Traffic:
         """Return what was fetched of it so far."""
@@ -232,9 +198,6 @@ class PagedFile:
         """Let go of the files; what is on disk stays. Closing twice is fine."""
         if self._file.closed:
             return
-        if self._kept is not None:
-            self.used[:] = now()
-            self._kept.close()
         self._file.close()
         self._pages.close()
         self._header, self.used, self.present = self._header.copy(), self.used.copy(), self.present.copy()
@@ -244,8 +207,6 @@ class PagedFile:
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Hold off all other threads and processes that change which pages are there."""
-        if self._process != os.getpid():  # a fork of the process, in which a thread may have held it
-            self._exclusive_lock, self._process = threading.Lock(), os.getpid()
         with self._exclusive_lock:
             lock(self._pages)
             try:
@@ -254,7 +215,7 @@ class PagedFile:
                 unlock(self._pages)
 
     @contextlib.contextmanager
-    def _unless_kept(self) -> Iterator[bool]:
+    def unless_kept(self) -> Iterator[bool]:
         """Yield whether nobody keeps the pages; nobody can begin to until the context ends."""
         with origin_path(self.file).open("r+b") as file:
             yield lock_surely(file)

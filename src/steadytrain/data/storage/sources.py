@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
+
 from steadytrain.data.filenames import is_pattern
 from steadytrain.data.storage.object_cache import (
     FETCHED,
@@ -106,8 +108,8 @@ def _fetch_whole(uri: str, files: Sequence[Path], missing: Sequence[Path], say: 
 
     def fetch(file: Path) -> Counter[Fault]:
         with contextlib.closing(RemoteFile(file)) as remote:
-            remote.whole().release()
-            return (remote.disk.traffic() - remote.began).faults
+            remote.require(np.array([0]), np.array([len(remote)]))
+            return remote.traffic().faults
 
     with ThreadPoolExecutor(_OBJECTS_AT_ONCE, "storage") as pool:
         try:
