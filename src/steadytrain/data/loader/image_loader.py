@@ -23,7 +23,7 @@ from steadytrain.data.loader.image_cache import DeviceCache
 from steadytrain.data.loader.pipeline import BatchStream, RequestCounts, StageTimes
 from steadytrain.data.loader.rank_cache import find_local_ranks, remove_left_files
 from steadytrain.data.loader.sampler import BlockShuffle
-from steadytrain.data.loader.subprocess_loader import IS_SUPPORTED, LoaderProcess
+from steadytrain.data.loader.subprocess_loader import LoaderProcess
 from steadytrain.errors import DataError, InputError, SteadyError
 from steadytrain.format import percent
 from steadytrain.machine import facts
@@ -342,7 +342,7 @@ class ImageLoader:
             )
         if self._worker.device_cache is not None and is_kept:
             return Placement("threads", "the images fit in GPU memory, so that no process is needed")
-        if not IS_SUPPORTED or facts.cores() < 2:
+        if os.name != "posix" or facts.cores() < 2:
             return Placement("threads", "a separate process needs Linux or macOS and two cores")
         share = self.threads * THREAD_RATE * (THREAD_SIZE / crop.size) ** 2 * LOCK_SECONDS
         if share <= MOST_LOST:
