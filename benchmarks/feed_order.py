@@ -178,7 +178,7 @@ def measure(request: dict[str, Any]) -> None:
         "bytes_per_second": round(needed / passed),
         "read_over": round(read / needed, 3),
         "first_batch_seconds": round(first, 3),
-        "read_share": round(waited / (passed * feed.threads), 3),
+        "read_share": round(waited / (passed * feed.task.num_threads), 3),
     }
     print(json.dumps(figures))
 

@@ -42,8 +42,9 @@ from PIL import Image
 
 from steadytrain.data.arrays import Pixels
 from steadytrain.data.loader.batch import Batch, BufferPool, Lease, LoadedBatch, batch_view
-from steadytrain.data.loader.batch_worker import BatchWorker, LoaderTask, WorkerScratch
+from steadytrain.data.loader.batch_worker import BatchWorker, WorkerScratch
 from steadytrain.data.loader.pipeline import CLOSED, FORKED, BatchStream, RequestCounts, StageTimes
+from steadytrain.data.loader.task import LoaderTask
 from steadytrain.errors import FailedError, FeedError, SteadyError
 from steadytrain.machine import facts
 from steadytrain.machine.children import ending, start_module
@@ -164,14 +165,13 @@ class LoaderProcess:
 
     Args:
         task: what is to be made.
-        pin: page-locked memory.
         times: what the child has done, as of the last :meth:`refresh`.
 
     Raises:
         FeedError: there is no memory to share, the source cannot be pickled, or no process can be started.
     """
 
-    def __init__(self, task: LoaderTask, *, pin: bool, times: StageTimes) -> None:
+    def __init__(self, task: LoaderTask, *, times: StageTimes) -> None:
         if os.name != "posix":
             raise FeedError('place="process" needs Linux or macOS: use "threads"')
         self.depth = max(task.depth, min(DEEP, DEEP_BYTES // math.prod(task.shape)))
@@ -184,7 +184,7 @@ class LoaderProcess:
             ) from error
         self._task = task
         self.slots = SharedBatches(task.shape, self.depth + SPARE)
-        if pin:
+        if task.pin:
             self.slots.pin()
         self.times = times
         self._has_labels = task.source.labels.dtype == np.int64  # in the slots; label vectors are looked up
@@ -357,7 +357,9 @@ class Server:
     def run(self) -> None:
         """Serve until the process is ended."""
         # One image first, so that all it takes is loaded before a batch is waited for: torch, where it is resized.
-        rehearsal = replace(self.task, batch_size=1, keep_bytes=0, read_ahead=False, ranks=None)
+        rehearsal = replace(
+            self.task, batch_size=1, shard=(0, 1), share=None, keep_bytes=0, read_ahead=False, launch=""
+        )
         with suppress(Exception):  # whatever goes wrong is told when it is that image's turn
             rehearsing = BatchWorker(rehearsal, BufferPool(rehearsal.shape, keep=0).take)
             for piece in rehearsing.job([(rehearsal.start, 1)]).pieces:
