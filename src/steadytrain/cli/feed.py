@@ -116,8 +116,6 @@ def feed(
             measured = measure(loader, seconds=seconds)
             kept_bytes = loader.stats().kept_bytes
         speeds = _transform_speeds(records, crop, chosen, batch_size)
-        if faults := records.new_faults():
-            note(faults)
         fetched = records.traffic()
         document = {
             "data": str(data),

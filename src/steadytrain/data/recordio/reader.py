@@ -63,7 +63,7 @@ from steadytrain.data.storage.local_files import ByteRanges, read_patiently
 from steadytrain.data.storage.object_cache import open_objects
 from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import open_ranges
-from steadytrain.data.storage.store import MOST_REQUESTS, faults_text, is_uri
+from steadytrain.data.storage.store import MOST_REQUESTS, is_uri
 from steadytrain.errors import DataError
 from steadytrain.format import count, printable
 from steadytrain.machine.process import allow_open_files
@@ -481,7 +481,6 @@ class Records:
         for file in files:
             file.view.share_room(self._bytes)
         self._closed = False
-        self._told = Traffic()
 
     @staticmethod
     def open(path: str | Path) -> Records:
@@ -629,12 +628,6 @@ class Records:
         """Return what was fetched of these files since they were opened, also by others; None: they are in no store."""
         each = list(filter(None, (file.view.traffic() for file in self._files)))
         return sum(each, start=Traffic()) if each else None
-
-    def new_faults(self) -> str:
-        """Describe which requests to a store were repeated since it was last asked; empty where none was."""
-        before, self._told = self._told, self.traffic() or Traffic()
-        words = faults_text((self._told - before).faults)
-        return f"{self.name}: {words}" if words else ""
 
     @property
     def name(self) -> str:

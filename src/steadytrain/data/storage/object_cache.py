@@ -22,8 +22,7 @@ import platform
 import re
 import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache, lru_cache
@@ -37,12 +36,10 @@ from steadytrain.data.filenames import braces, validation_names
 from steadytrain.data.storage.pages import PAGE_BYTES, PagedFile, origin_path, paged_files
 from steadytrain.data.storage.store import (
     MOST_REQUESTS,
-    Fault,
     NoObjectError,
     ObjectFacts,
     ObjectPlace,
     Store,
-    faults_text,
 )
 from steadytrain.errors import DataError, storage_errors
 from steadytrain.files import create, lock_surely, locked
@@ -59,8 +56,6 @@ FETCHED = ".fetched"
 """
 COMPANIONS = (".idx", ".json")
 """Endings of the files that are fetched whole beside a ``.rec``."""
-LISTED_NAMES = 8
-"""Objects of a folder from which on the folder is listed; of fewer, each is asked for."""
 
 
 def objects_folder() -> Path:
@@ -124,16 +119,13 @@ def _remove_other_boots(objects: Path) -> None:
                 shutil.rmtree(other, ignore_errors=True)
 
 
-def open_object(
-    uri: str, say: Callable[[str], None] = lambda message: None, siblings: Mapping[str, ObjectFacts] | None = None
-) -> Path:
+def open_object(uri: str, siblings: Mapping[str, ObjectFacts] | None = None) -> Path:
     """Make the file of an object in the cache, or find it; :func:`.remote_file_of` reads it.
 
     Beside a ``.rec`` its index and its card are fetched, as far as there are some.
 
     Args:
         uri: of the object.
-        say: takes a line about requests that had to be repeated.
         siblings: what the store says of the objects beside it, itself among them, by name; None: not known.
 
     Raises:
@@ -141,8 +133,7 @@ def open_object(
         StorageError: the store does not answer, or the cache cannot be written.
     """
     place = ObjectPlace.parse(uri)
-    faults: Counter[Fault] = Counter()
-    store = Store(place, lambda fault: faults.update([fault]), patience_seconds=OPENING_SECONDS)
+    store = Store(place, patience_seconds=OPENING_SECONDS)
     facts = store.stat(place) if siblings is None or place.name not in siblings else siblings[place.name]
     content = facts.etag.strip('"') or facts.modified
     named = hashlib.sha256(f"{place}\n{content}\n{facts.size}".encode()).hexdigest()[:16]
@@ -162,19 +153,17 @@ def open_object(
             with locked(folder / ".lock"), ThreadPoolExecutor(len(COMPANIONS), "storage") as pool:
                 for _ in pool.map(lambda suffix: _fetch_companion(store, place, file, suffix, siblings), COMPANIONS):
                     pass
-    if faults:
-        say(f"{place}: {faults_text(faults)}")
     return file
 
 
-def open_objects(uri: str, say: Callable[[str], None] = lambda message: None) -> list[Path]:
+def open_objects(uri: str) -> list[Path]:
     """Make or find the files of all objects that a URI with braces and wildcards stands for, in their order.
 
-    ``say`` and errors as of :func:`open_object`; DataError where a wildcard fits nothing. Removes from the cache what
-    is above its limit, once a minute: opening an object takes no room, and reading looks again as it fetches.
+    Errors as of :func:`open_object`; DataError where a wildcard fits nothing. Removes from the cache what is above its
+    limit, once a minute: opening an object takes no room, and reading looks again as it fetches.
     """
     places: dict[ObjectPlace, None] = {}
-    siblings: dict[ObjectPlace, Mapping[str, ObjectFacts] | None] = {}  # by folder, of those that were listed
+    siblings: dict[ObjectPlace, Mapping[str, ObjectFacts]] = {}  # by folder, of those that were listed
     for name in braces(uri):
         place = ObjectPlace.parse(name)
         if not glob.has_magic(name):
@@ -184,19 +173,14 @@ def open_objects(uri: str, say: Callable[[str], None] = lambda message: None) ->
         if glob.has_magic(folder.key):
             raise DataError(f"{name} has a wildcard in the name of a folder: wildcards go in the last part of a URI")
         siblings[folder] = siblings.get(folder) or Store(place).list_folder(folder)
-        matches = fnmatch.filter(siblings[folder] or (), place.name)
+        matches = fnmatch.filter(siblings[folder], place.name)
         if not matches:
             raise NoObjectError(f"there is no object {name}")
         places |= dict.fromkeys(place.sibling(match) for match in matches)
-    names: dict[ObjectPlace, list[str]] = {}
-    for place in places:
-        names.setdefault(place.sibling(""), []).append(place.name)
-    for folder in names.keys() - siblings.keys():
-        siblings[folder] = _list_objects(folder, names[folder])
 
     def open_one(place: ObjectPlace) -> Path:
         # Elsewhere than in S3, what a listing says of an object may be spelled otherwise than in an answer for it.
-        return open_object(str(place), say, siblings[place.sibling("")] if place.scheme == "s3" else None)
+        return open_object(str(place), siblings.get(place.sibling("")) if place.scheme == "s3" else None)
 
     allow_open_files(0)  # more than usual are open while so many answers are awaited
     with ThreadPoolExecutor(max_workers=min(MOST_REQUESTS, len(places))) as pool:
@@ -222,21 +206,6 @@ def fetch_list(file: Path, uri: str) -> Path | None:
         with storage_errors(path), locked(file.parent / ".lock"):
             _fetch_companion(Store(place, patience_seconds=OPENING_SECONDS), place, file, ".lst", None)
     return path if path.exists() else None
-
-
-def _list_objects(folder: ObjectPlace, names: Sequence[str]) -> dict[str, ObjectFacts] | None:
-    """List many objects of a folder together with their companions; None: each has to be asked for.
-
-    One request tells of a thousand objects what else is one request each.
-    """
-    if folder.scheme != "s3" or len(names) < LISTED_NAMES:
-        return None
-    with contextlib.suppress(DataError):  # who may read objects may not always list them
-        store, first = Store(folder, patience_seconds=OPENING_SECONDS), min(Path(name).stem for name in names)
-        listing = store.list_after(folder, first, max(names), most=1000 + 8 * len(names))
-        if listing is not None and all(name in listing for name in names):
-            return listing
-    return None
 
 
 def find_validation_object(uri: str) -> str | None:

@@ -18,16 +18,15 @@ import os
 import struct
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from steadytrain.data.arrays import Ints
-from steadytrain.data.storage.store import FAULTS, Fault, ObjectFacts
+from steadytrain.data.storage.store import ObjectFacts
 from steadytrain.errors import DataError, StorageError
 from steadytrain.files import lock, lock_at_once, lock_surely, unlock
 
@@ -35,8 +34,8 @@ PAGE_BYTES = 32 * 2**10
 """Bytes of a page. Ranges that are asked for are rounded to pages."""
 
 _HEADER_BYTES = 4096
-# Numbers in the header; of each kind of fault one from the last on. The second was used by an earlier format.
-_REMOVALS, _REQUESTS, _BYTES, _FAULTS = 0, 2, 3, 4
+# Numbers in the header. The second was used by an earlier format.
+_REMOVALS, _REQUESTS, _BYTES = 0, 2, 3
 _NUMBER = struct.Struct("<Q")
 _PUNCH = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _EPOCH = 1_767_225_600  # 2026: times of use are tenths of seconds since then, which fit into 32 bits
@@ -44,17 +43,16 @@ _EPOCH = 1_767_225_600  # 2026: times of use are tenths of seconds since then, w
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests, bytes and repeated requests of objects since they are in the cache, by all processes."""
+    """Requests for objects, and their bytes, since they are in the cache, by all processes."""
 
     requests: int = 0
     bytes: int = 0
-    faults: Counter[Fault] = field(default_factory=Counter)
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.requests + other.requests, self.bytes + other.bytes, self.faults + other.faults)
+        return Traffic(self.requests + other.requests, self.bytes + other.bytes)
 
     def __sub__(self, other: Traffic) -> Traffic:
-        return Traffic(self.requests - other.requests, self.bytes - other.bytes, self.faults - other.faults)
+        return Traffic(self.requests - other.requests, self.bytes - other.bytes)
 
 
 def origin_path(file: Path) -> Path:
@@ -186,13 +184,7 @@ class PagedFile:
 
     def traffic(self) -> Traffic:
         """Return what was fetched of it so far."""
-        faults = +Counter({fault: int(self._header[_FAULTS + i]) for i, fault in enumerate(FAULTS)})
-        return Traffic(int(self._header[_REQUESTS]), int(self._header[_BYTES]), faults)
-
-    def count_fault(self, fault: Fault) -> None:
-        """Count a request that is made again."""
-        with self._exclusive():
-            self._header[_FAULTS + FAULTS.index(fault)] += np.uint64(1)
+        return Traffic(int(self._header[_REQUESTS]), int(self._header[_BYTES]))
 
     def close(self) -> None:
         """Let go of the files; what is on disk stays. Closing twice is fine."""

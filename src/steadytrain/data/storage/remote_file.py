@@ -109,7 +109,7 @@ class RemoteFile(ByteRanges):
         self.share_room(len(self))
         self._began = self.disk.traffic()
         self._place = ObjectPlace.parse(self.name)
-        self._store = Store(self._place, self.disk.count_fault)
+        self._store = Store(self._place)
         self._closed = False
         self._state = np.zeros(len(self.disk.present), np.uint8)  # of what this process has asked for
         self._error: SteadyError | None = None

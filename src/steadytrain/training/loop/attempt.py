@@ -34,7 +34,7 @@ from steadytrain.training import checkpoints
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import OpenedData
 from steadytrain.training.device import sampled_gpus
-from steadytrain.training.loop.reporting import notice_faults, pending_notices
+from steadytrain.training.loop.reporting import pending_notices
 from steadytrain.training.loop.saving import written
 from steadytrain.training.loop.stopping import Stopping, stopping
 from steadytrain.training.loop.updates import NUMBERS, Events, run_updates
@@ -198,7 +198,6 @@ def _write_failure(log: EventLog, session: Session | None, error: Exception) -> 
     step = 0 if session is None else session.state.cursor.step
     with contextlib.suppress(SteadyError):
         if session is not None:
-            notice_faults(session)
             for event in pending_notices(session):
                 log.append(event)
             with contextlib.suppress(Exception):  # it may be the error that is told below
