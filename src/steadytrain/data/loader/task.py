@@ -236,7 +236,7 @@ class LoaderTask:
         is_own = (positions >= self.start) & (place >= 0) & (place < self.batch_size)
         return np.asarray(positions[is_own])
 
-    def share_images(self, what: str, size: int, least: int) -> RankMemory:
+    def share_images(self, what: str, size: int) -> RankMemory:
         """Get memory for decoded images, common to all ranks whose loaders have the same samples. Raises OSError."""
         assert self.ranks is not None
         digest = getattr(self.source, "digest", None)  # what tells data from other data
@@ -248,7 +248,7 @@ class LoaderTask:
             digest = sampled.hexdigest()
         facts = repr((what, self.crop.channels, self.train, self.num_images, digest)).encode()
         ids = b"" if self.ids is None else self.ids.tobytes()
-        return RankMemory(self.ranks, hashlib.sha256(facts + ids).hexdigest(), size, least)
+        return RankMemory(self.ranks, hashlib.sha256(facts + ids).hexdigest(), size)
 
 
 def encoded_image(source: Source, number: int, describe: Callable[[int], str] | None = None) -> memoryview:

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import hashlib
 import io
-import mmap
 import os
 import time
 from abc import ABC, abstractmethod
@@ -255,7 +254,6 @@ class LocalFile(ByteRanges):
         self._descriptor: _Descriptor | None = opened
         self._opened: _Descriptor | None = opened  # keeps the lock that the file has
         self._size = opened.state[0]
-        self._map = None if hasattr(os, "pread") else mmap.mmap(number, 0, access=mmap.ACCESS_READ)  # Windows
 
     def __len__(self) -> int:
         return self._size
@@ -269,8 +267,6 @@ class LocalFile(ByteRanges):
         """
         if (descriptor := self._descriptor) is None:
             raise DataError("closed")
-        if (mapped := self._map) is not None:
-            return memoryview(mapped[start:end])
         size = end - start
         try:  # a scan reads eight bytes of each of a million records: a context would take as long as the call
             data = os.pread(descriptor.number, size, start)
@@ -316,7 +312,7 @@ class LocalFile(ByteRanges):
 
     def _read_each(self, places: list[int], width: int) -> bytes:
         """Read as many bytes from each place on: a million records are opened by such reads."""
-        if self._map is None and (descriptor := self._descriptor) is not None:
+        if (descriptor := self._descriptor) is not None:
             number, pread = descriptor.number, os.pread
             with contextlib.suppress(OSError):
                 data = b"".join([pread(number, width, place) for place in places])
@@ -343,7 +339,6 @@ class LocalFile(ByteRanges):
     def close(self) -> None:
         """Let go of the file, when the last read has ended; closing twice is fine."""
         self._descriptor, self._opened = None, None
-        self._map = None
 
 
 class _Descriptor:

@@ -234,7 +234,7 @@ def runs(pages: Ints, *, gap: int) -> Iterable[tuple[int, int]]:
 
 @cache
 def _fallocate() -> Callable[[int, int, int, int], int] | None:
-    function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None) if os.name == "posix" else None
+    function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if function is None:
         return None
     function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)

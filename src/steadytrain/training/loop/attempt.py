@@ -23,7 +23,6 @@ from steadytrain.events import (
     Noticed,
     Saved,
 )
-from steadytrain.files import HAS_LOCKS
 from steadytrain.machine.process import StopRequest, collecting_by_hand
 from steadytrain.machine.sampler import sampling
 from steadytrain.monitor import stacks
@@ -240,7 +239,7 @@ def _locked(run: Run, peers: Peers | None) -> Iterator[EventLog]:
 
 def _note_lock(log: EventLog, run: Run, *, is_sure: bool) -> None:
     """Note where nothing keeps a second process from training the run as well."""
-    if HAS_LOCKS and not is_sure:
+    if not is_sure:
         log.append(
             Noticed(
                 message=f"the file system of {run.directory} has no locks: nothing keeps a second process from training"
