@@ -243,8 +243,8 @@ class ImageLoader:
             )
         if self._worker.device_cache is not None and is_kept:
             return Placement("threads", "the images fit in GPU memory, so that no process is needed")
-        if os.name != "posix" or facts.cores() < 2:
-            return Placement("threads", "a separate process needs Linux or macOS and two cores")
+        if facts.cores() < 2:
+            return Placement("threads", "a separate process needs two cores")
         share = self.task.num_threads * THREAD_RATE * (THREAD_SIZE / crop.size) ** 2 * LOCK_SECONDS
         if share <= MOST_LOST:
             pool = f"{self.task.num_threads} thread{'s' * (self.task.num_threads > 1)}"

@@ -172,8 +172,6 @@ class LoaderProcess:
     """
 
     def __init__(self, task: LoaderTask, *, times: StageTimes) -> None:
-        if os.name != "posix":
-            raise FeedError('place="process" needs Linux or macOS: use "threads"')
         self.depth = max(task.depth, min(DEEP, DEEP_BYTES // math.prod(task.shape)))
         try:
             pickled = pickle.dumps(replace(task, depth=self.depth), protocol=5)
