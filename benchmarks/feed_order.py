@@ -62,6 +62,17 @@ class Bytes:
     def scatter(self) -> None:
         self.records.scatter()
 
+    def expect(self, stretches: Any, /) -> None:
+        self.records.expect(stretches)
+
+    def settle(self, numbers: Any, /) -> None:
+        self.records.settle(numbers)
+
+    def fill(self, needed: int, /) -> None:
+        self.records.fill(needed)
+
+    stays = True
+
 
 def main() -> None:
     parser = machine.parser(__doc__, rounds=2)

@@ -164,23 +164,17 @@ def test_readers_never_see_a_page_that_is_being_removed(opened: RemoteFile, cont
     assert not wrong and opened.disk.traffic().bytes > len(content)
 
 
-def test_the_cache_stays_below_its_limit_and_forgets_what_was_used_least_recently(
-    bucket: Bucket, content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_stays_below_its_limit(bucket: Bucket, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_cache, "LEAST_LIMIT", MB)
     monkeypatch.setenv("STEADYTRAIN_OBJECT_BYTES", "4M")
     content = content[: 6 * MB + 12_345]
-    ticks = iter(range(1, 1_000_000))
-    monkeypatch.setattr(pages, "now", lambda: next(ticks))
     mirror, page = _open(bucket.put("photos.rec", content)), pages.PAGE_BYTES
     assert not mirror.stays
     most = 0
     for number in range(len(mirror.disk.present) - 1):
-        mirror[number * page : number * page + 10]
-        mirror[:10]  # always in use
+        assert bytes(mirror[number * page : number * page + 10]) == content[number * page : number * page + 10]
         most = max(most, _on_disk(mirror))
-    assert most <= 4_000_000 + mirror.limit // 32 + MOST_REQUESTS * page
-    assert mirror.disk.present[0] and not mirror.disk.present[1:20].any() and mirror.disk.present[-20:-1].all()
+    assert 3 * MB < most <= 4_000_000 + mirror.limit // 32 + MOST_REQUESTS * page
     assert bytes(mirror[:]) == content
     mirror.close()
 

@@ -4,8 +4,8 @@ An object that is opened becomes a folder of the cache, with a file of the objec
 was fetched takes room (:mod:`~steadytrain.data.storage.pages`). Every process that opens the same content of the same
 object reads the same file; new content has a new folder.
 
-- What is in the cache stays below a limit: folders that nobody uses go first, then the pages read least recently, whose
-  room is given back to the file system.
+- What is in the cache stays below a limit: folders that nobody uses go first, then pages of the others, whose room is
+  given back to the file system.
 - Each start of a machine has a cache of its own: after it went down pages are not trusted, since the system may not
   have written them; and of a disk that several machines share, none sees pages that another one is writing.
 """
@@ -30,7 +30,6 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from steadytrain.data.filenames import braces, validation_names
 from steadytrain.data.storage.pages import PAGE_BYTES, PagedFile, origin_path, paged_files
@@ -278,7 +277,7 @@ def make_room(objects: Path, limit: int) -> None:
             if time.time() - ages[folder] > GRACE_SECONDS and not _is_open(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 total -= used.pop(folder)
-        _drop_oldest([path for folder in used for path in paged_files(folder)], total - goal)
+        _drop_pages([path for folder in used for path in paged_files(folder)], total - goal)
 
 
 def _is_open(folder: Path) -> bool:
@@ -295,23 +294,21 @@ def _is_open(folder: Path) -> bool:
     return False
 
 
-def _drop_oldest(paths: Sequence[Path], excess: int) -> None:
-    """Remove the pages that were used least recently, of at least so many bytes, of files that nobody keeps whole."""
-    ages: list[tuple[Path, NDArray[np.uint32]]] = []
+def _drop_pages(paths: Sequence[Path], excess: int) -> None:
+    """Remove about so many bytes of pages, of files that nobody keeps whole: any, as in training none is used sooner.
+
+    Of data that are read again and again in one order, what was used least recently would be needed next.
+    """
+    counts = dict.fromkeys(paths, 0)
     for path in paths:  # one at a time: there may be more than a process can open
         with (
             contextlib.suppress(DataError),
             contextlib.closing(PagedFile(path)) as file,
             file.unless_kept() as may_drop,
         ):
-            if may_drop:
-                ages.append((path, file.used[file.present != 0]))
-    all_ages = np.concatenate([age for _, age in ages]) if ages else np.empty(0, np.uint32)
-    if not len(all_ages):
-        return
-    last = min(-(-excess // PAGE_BYTES), len(all_ages)) - 1
-    latest = np.partition(all_ages, last)[last]
-    for path, age in ages:
-        if (age <= latest).any():
-            with contextlib.suppress(DataError), contextlib.closing(PagedFile(path)) as file:
-                file.drop(np.flatnonzero((file.present != 0) & (file.used <= latest)))
+            counts[path] = int(file.present.sum()) if may_drop else 0
+    share = excess / max(1, sum(counts.values()) * PAGE_BYTES)
+    for path in filter(counts.__getitem__, paths):
+        with contextlib.suppress(DataError), contextlib.closing(PagedFile(path)) as file:
+            pages = np.flatnonzero(file.present)
+            file.drop(pages[np.random.default_rng().random(len(pages)) < share])

@@ -17,7 +17,6 @@ import mmap
 import os
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -38,7 +37,6 @@ _HEADER_BYTES = 4096
 _REMOVALS, _REQUESTS, _BYTES = 0, 2, 3
 _NUMBER = struct.Struct("<Q")
 _PUNCH = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-_EPOCH = 1_767_225_600  # 2026: times of use are tenths of seconds since then, which fit into 32 bits
 
 
 @dataclass(frozen=True)
@@ -99,10 +97,8 @@ class PagedFile:
                 f"the copy of an object at {file} cannot be opened ({error.strerror or error})"
             ) from error
         count = -(-self.facts.size // self.page_bytes)
-        self._present_at = _HEADER_BYTES + 4 * count
+        self._present_at = _HEADER_BYTES + 4 * count  # what is between the two was used by an earlier format
         self._header = np.frombuffer(self._map, np.uint64, _HEADER_BYTES // 8)
-        self.used = np.frombuffer(self._map, np.uint32, count, _HEADER_BYTES)
-        """The time at which each page was last asked for, in tenths of seconds."""
         self.present = np.frombuffer(self._map, np.uint8, count, self._present_at)
         """1 for each page that is on disk, else 0."""
         self._exclusive_lock = threading.Lock()
@@ -137,8 +133,6 @@ class PagedFile:
         removals = self._map[: _NUMBER.size]
         if not self.has(first, last):
             return None
-        at = _HEADER_BYTES + 4 * first
-        self._map[at : at + 4 * (last - first)] = now().to_bytes(4, "little") * (last - first)
         try:
             data = os.pread(self._file.fileno(), end - start, start)
             if len(data) < end - start:
@@ -149,12 +143,6 @@ class PagedFile:
         # Whoever removes a page clears its mark, then counts, then frees it: if nobody counted, all was there.
         return data if self._map[: _NUMBER.size] == removals else None
 
-    def missing(self, pages: Ints) -> Ints:
-        """Return the pages, of some, that are not on disk, and note that all of them are used now."""
-        self.used[pages] = now()
-        missing: Ints = pages[self.present[pages] == 0]
-        return missing
-
     def write(self, first: int, end: int, data: memoryview) -> None:
         """Write pages ``first`` to ``end - 1``, which one request brought. Raises OSError."""
         with self._exclusive():
@@ -162,7 +150,6 @@ class PagedFile:
             while view:
                 written = os.pwrite(self._file.fileno(), view, at)
                 view, at = view[written:], at + written
-            self.used[first:end] = np.maximum(self.used[first:end], now())
             self.present[first:end] = 1
             self._header[_REQUESTS] += np.uint64(1)
             self._header[_BYTES] += np.uint64(len(data))
@@ -192,7 +179,7 @@ class PagedFile:
             return
         self._file.close()
         self._pages.close()
-        self._header, self.used, self.present = self._header.copy(), self.used.copy(), self.present.copy()
+        self._header, self.present = self._header.copy(), self.present.copy()
         with contextlib.suppress(BufferError):
             self._map.close()
 
@@ -211,11 +198,6 @@ class PagedFile:
         """Yield whether nobody keeps the pages; nobody can begin to until the context ends."""
         with origin_path(self.file).open("r+b") as file:
             yield lock_surely(file)
-
-
-def now() -> int:
-    """Return the time in tenths of seconds, as of :attr:`PagedFile.used`."""
-    return int((time.time() - _EPOCH) * 10)
 
 
 def runs(pages: Ints, *, gap: int) -> Iterable[tuple[int, int]]:

@@ -196,10 +196,10 @@ class RemoteFile(ByteRanges):
 
     def _ask(self, starts: Ints, ends: Ints, rank: int) -> Ints:
         """Start fetching some ranges; return their missing pages."""
-        try:
-            missing = self.disk.missing(self._pages_of(starts, ends))
-        except ValueError:
-            raise DataError("closed") from None
+        if self._closed:
+            raise DataError("closed")
+        pages = self._pages_of(starts, ends)
+        missing: Ints = pages[self.disk.present[pages] == 0]
         if len(missing):
             with self._lock() as pool:
                 self._queue(pool, missing, rank)
