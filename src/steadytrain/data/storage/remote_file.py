@@ -112,6 +112,7 @@ class RemoteFile(ByteRanges):
         self._store = Store(self._place)
         self._closed = False
         self._state = np.zeros(len(self.disk.present), np.uint8)  # of what this process has asked for
+        self._filled = 0  # the first page that was not looked at yet to fetch all of the object
         self._error: SteadyError | None = None
         self.num_fetching = 0
         """Requests on their way; under the lock of the pool."""
@@ -169,6 +170,7 @@ class RemoteFile(ByteRanges):
     def fill(self) -> None:
         with self._lock() as pool:
             if self.stays and not self._closed:
+                self._filled = 0
                 pool.fill(self)
 
     def list_beside(self) -> Path | None:
@@ -246,13 +248,19 @@ class RemoteFile(ByteRanges):
         return list(runs(pages, gap=0))
 
     def claim_missing(self) -> list[tuple[int, int]]:
-        """Claim the next pages that are neither here nor on their way: those of one request; under the pool's lock."""
-        wanted = (self.disk.present == 0) & (self._state == 0)
-        first = int(wanted.argmax()) if len(wanted) else 0
-        stretch = wanted[first : first + max(1, REQUEST_BYTES // self.disk.page_bytes)]
-        end = first + (len(stretch) if stretch.all() else int(stretch.argmin()))
-        self._state[first:end] = _FETCHING
-        return [(first, end)] if first < end else []
+        """Claim the next pages that are neither here nor on their way, at most those of one request, as stretches.
+
+        The caller holds the lock of the pool.
+        """
+        most = max(1, REQUEST_BYTES // self.disk.page_bytes)
+        for start in range(self._filled, len(self._state), most):
+            self._filled = start + most
+            missing = (self.disk.present[start : start + most] == 0) & (self._state[start : start + most] == 0)
+            if missing.any():
+                pages = start + np.flatnonzero(missing)
+                self._state[pages] = _FETCHING
+                return list(runs(pages, gap=0))
+        return []
 
     def fetch(self, first: int, end: int) -> None:
         """Fetch some pages and note an error for whoever waits for them; called by the pool's threads."""
@@ -306,7 +314,6 @@ class FetchPool:
         self._to_fill: list[RemoteFile] = []
         self._num_filling = 0
         self._threads: list[threading.Thread] = []
-        self._num_idle = 0
         self._num_fetched = 0  # bytes of all objects since room was last made
         self._files: WeakSet[RemoteFile] = WeakSet()  # those that are open
 
@@ -326,17 +333,18 @@ class FetchPool:
     def put(self, rank: int, remote: RemoteFile, first: int, end: int) -> None:
         """Queue a request for some pages; the caller holds the lock."""
         heapq.heappush(self._queue, (rank, next(self._numbers), remote, first, end))
-        self._start_thread(len(self._queue))
+        self._asked.notify()
+        self._start_threads()
 
     def fill(self, remote: RemoteFile) -> None:
         """Fetch all of an object when there is nothing else to fetch; the caller holds the lock."""
-        self._to_fill.append(remote)
-        for number in range(NUM_FILLING):
-            self._start_thread(number + 1)
+        if remote not in self._to_fill:
+            self._to_fill.append(remote)
+        self._asked.notify(NUM_FILLING)
+        self._start_threads()
 
-    def _start_thread(self, num_waiting: int) -> None:
-        self._asked.notify()
-        if num_waiting > self._num_idle and len(self._threads) < MOST_REQUESTS:
+    def _start_threads(self) -> None:
+        while len(self._threads) < MOST_REQUESTS:
             thread = threading.Thread(target=self._work, name="storage", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -366,9 +374,7 @@ class FetchPool:
         """Make requests until there were none for some time."""
         while True:
             with self.lock:
-                self._num_idle += 1
                 self._asked.wait_for(lambda: self._has_work() or not self._files, timeout=_IDLE_SECONDS)
-                self._num_idle -= 1
                 if not self._has_work():
                     self._threads.remove(threading.current_thread())
                     return
