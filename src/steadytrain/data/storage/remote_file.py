@@ -158,6 +158,8 @@ class RemoteFile(ByteRanges):
         return self._ask(starts, ends, _NOW)
 
     def wait(self, pages: Ints) -> None:
+        if not len(pages):
+            return
         with self._lock() as pool:
             while len(pages := pages[self.disk.present[pages] == 0]):
                 if self._closed:
