@@ -62,6 +62,17 @@ class Bytes:
     def scatter(self) -> None:
         self.records.scatter()
 
+    def expect(self, stretches: Any, /) -> None:
+        self.records.expect(stretches)
+
+    def settle(self, numbers: Any, /) -> None:
+        self.records.settle(numbers)
+
+    def fill(self, needed: int, /) -> None:
+        self.records.fill(needed)
+
+    stays = True
+
 
 def main() -> None:
     parser = machine.parser(__doc__, rounds=2)
@@ -178,7 +189,7 @@ def measure(request: dict[str, Any]) -> None:
         "bytes_per_second": round(needed / passed),
         "read_over": round(read / needed, 3),
         "first_batch_seconds": round(first, 3),
-        "read_share": round(waited / (passed * feed.threads), 3),
+        "read_share": round(waited / (passed * feed.task.num_threads), 3),
     }
     print(json.dumps(figures))
 

@@ -23,7 +23,7 @@ from tests.forked import start
 from steadytrain.config import Budget, Data, Model, Recipe
 from steadytrain.errors import RunError, StorageError
 from steadytrain.events import Ended, Failed, Noticed, Started
-from steadytrain.files import HAS_LOCKS, replace_file
+from steadytrain.files import replace_file
 from steadytrain.run import Run
 from steadytrain.training.loop.attempt import _locked
 
@@ -212,7 +212,6 @@ def test_links_in_a_run_from_elsewhere_lead_to_no_file_of_the_user(run: Run, tmp
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.skipif(not HAS_LOCKS, reason="no file locks here")
 def test_a_run_of_which_a_backup_of_hard_links_was_made_goes_on_and_leaves_the_backup_as_it_was(
     run: Run, tmp_path: Path
 ) -> None:

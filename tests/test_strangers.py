@@ -26,7 +26,7 @@ from steadytrain.cost.prices import known_price
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.results.predictions import read_label_predictions, read_predictions, require_writable
 from steadytrain.data.storage.pages import PagedFile, origin_path, pages_path
-from steadytrain.data.storage.remote_file import remote_file_of
+from steadytrain.data.storage.remote_file import is_remote_file
 from steadytrain.data.storage.store import ObjectFacts, _web_client
 from steadytrain.errors import DataError, RecipeError, RunError
 from steadytrain.events import Evaluated, Event
@@ -129,7 +129,7 @@ def test_records_that_claim_to_be_an_object_of_a_store_are_an_ordinary_file(tmp_
             place.symlink_to(mine)
             for companion in (origin_path, pages_path):
                 companion(place).hardlink_to(companion(theirs))
-        assert remote_file_of(place) is None
+        assert not is_remote_file(place)
         with pytest.raises(DataError, match=re.escape(str(place))):
             Records.open(place)
     assert mine.read_bytes() == bytes(70_000)

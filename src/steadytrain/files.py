@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import io
 import itertools
 import os
@@ -25,28 +26,18 @@ from typing import IO, Any, BinaryIO
 
 from steadytrain.errors import ModelError, did_you_mean, read_errors, storage_errors
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-HAS_LOCKS = fcntl is not None
-"""False where the system has no locks: there, every lock is granted."""
-
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # NFS without its lock daemon, FUSE, Lustre without flock
 
 
 def lock(file: IO[Any] | int, *, shared: bool = False) -> None:
     """Lock an open file against other processes, or together with those that share it; wait until that is possible."""
-    if fcntl is not None:
-        _flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    _flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
 
 def lock_at_once(file: IO[Any] | int, *, shared: bool = False) -> bool:
     """Lock an open file as :func:`lock` does; return False where another process has a lock against it."""
     try:
-        if fcntl is not None:
-            _flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        _flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -58,8 +49,6 @@ def lock_surely(file: IO[Any] | int) -> bool:
     False also where that cannot be known: the file system has no locks, or its locks, as those of NFS, need a file that
     is open for writing.
     """
-    if fcntl is None:
-        return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -77,12 +66,11 @@ def _flock(file: IO[Any] | int, operation: int) -> None:
 
 def unlock(file: IO[Any] | int) -> None:
     """Let go of the lock of a file that stays open."""
-    if fcntl is not None:
-        _flock(file, fcntl.LOCK_UN)
+    _flock(file, fcntl.LOCK_UN)
 
 
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
-"""Flags that open no symbolic link, and no file as text."""
+NO_FOLLOW = os.O_NOFOLLOW
+"""The flag that opens no symbolic link."""
 
 
 _KINDS = {
@@ -123,7 +111,7 @@ def open_regular(path: Path, *, most: int | None = None) -> io.BufferedReader:
 def _open_at_once(path: str, flags: int) -> int:
     """Open a file without waiting for the other end of a pipe."""
     try:
-        return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+        return os.open(path, flags | os.O_NONBLOCK)
     except BlockingIOError:  # a file server has a lease on it, which only files have, and gives it back when asked
         return os.open(path, flags)
 
@@ -220,10 +208,9 @@ def _held_folder(path: Path) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
         try:
             with _opened_folder(folder) as descriptor:
-                if descriptor is not None:
-                    lock(descriptor)
-                    if not folder.exists():  # another writer took it for one that was left
-                        continue
+                lock(descriptor)
+                if not folder.exists():  # another writer took it for one that was left
+                    continue
                 yield folder
                 return
         finally:
@@ -231,11 +218,8 @@ def _held_folder(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _opened_folder(folder: Path) -> Iterator[int | None]:
-    """Open a folder, no link to one; None where folders cannot be locked."""
-    if not HAS_LOCKS:
-        yield None
-        return
+def _opened_folder(folder: Path) -> Iterator[int]:
+    """Open a folder, no link to one."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | NO_FOLLOW)
     try:
         yield descriptor
@@ -245,14 +229,12 @@ def _opened_folder(folder: Path) -> Iterator[int | None]:
 
 def remove_left(folder: Path, name: str = "") -> None:
     """Remove what writers left that were killed, folders that nobody holds: of the file of a name, or of all files."""
-    if not HAS_LOCKS:
-        return
     if not name:
         _parts_in.cache_clear()
     form = re.compile(rf"\.{re.escape(name) or '.+'}\.[a-z0-9_]{{8}}\.part")
     for left in filter(form.fullmatch, _parts_in(folder.absolute(), int(time.monotonic() // 60))):
         with contextlib.suppress(OSError), _opened_folder(folder / left) as descriptor:
-            if descriptor is not None and lock_surely(descriptor):
+            if lock_surely(descriptor):
                 shutil.rmtree(folder / left)
 
 

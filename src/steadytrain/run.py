@@ -57,7 +57,6 @@ from steadytrain.events import (
     refuse_link,
 )
 from steadytrain.files import (
-    HAS_LOCKS,
     lock_at_once,
     lock_surely,
     open_lock,
@@ -437,7 +436,7 @@ class Run:
                     with replacing(path) as part:
                         file = stack.enter_context(open_lock(part))
                         lock_at_once(file)
-                if HAS_LOCKS and (is_sure or names < 2):
+                if is_sure or names < 2:
                     os.ftruncate(file.fileno(), 0)
                     os.write(file.fileno(), str(os.getpid()).encode())
                 if is_sure:

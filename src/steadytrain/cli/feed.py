@@ -71,7 +71,7 @@ def feed(
         batch_size: Images in a batch.
         threads: Number of threads (default: one for each core).
         seconds: How long to measure the steady state.
-        show: Instead of measuring, write a batch as the model sees it, as a picture (.png) or a page (.html).
+        show: Instead of measuring, write a batch as the model sees it, as a picture (.png).
 
     Examples:
         steady feed photos-train.rec
@@ -82,8 +82,8 @@ def feed(
     for name, value, most in (("--threads", threads, 256), ("--size", size, 4096), ("--batch-size", batch_size, 2**20)):
         require_range(name, value, most)  # before anything is packed
     chosen = _transforms_of(transforms, evaluation=evaluation)
-    if show is not None and show.suffix.lower() not in (".png", ".html"):
-        raise InputError(f"--show is {show}: it must end with .png or .html")
+    if show is not None and show.suffix.lower() != ".png":
+        raise InputError(f"--show is {show}: it must end with .png")
     from steadytrain.data.loader import ImageLoader, measure, packed_side
     from steadytrain.data.packing.prepare import prepare
     from steadytrain.data.recordio.card import record_files
@@ -102,7 +102,7 @@ def feed(
         work = f"training: {crop.kind} to {crop.size} x {crop.size}{', flip' if crop.flip else ''}"
         work = f"evaluation: resize, centre {crop.size} x {crop.size}" if evaluation else work
         if show is not None:
-            _write_grid(show, str(data), records, crop, chosen, evaluation=evaluation, work=work)
+            _write_grid(show, records, crop, chosen, evaluation=evaluation, work=work)
             return
         with ImageLoader(
             records,
@@ -116,8 +116,6 @@ def feed(
             measured = measure(loader, seconds=seconds)
             kept_bytes = loader.stats().kept_bytes
         speeds = _transform_speeds(records, crop, chosen, batch_size)
-        if faults := records.new_faults():
-            note(faults)
         fetched = records.traffic()
         document = {
             "data": str(data),
@@ -178,7 +176,6 @@ def _augmentation(
 
 def _write_grid(
     path: Path,
-    data: str,
     records: Records,
     crop: Crop,
     transforms: tuple[Transform, ...],
@@ -189,21 +186,11 @@ def _write_grid(
     """Write the first images of the stream as the model will see them."""
     from steadytrain.data.loader import ImageLoader
     from steadytrain.data.transforms.preview import write_grid
-    from steadytrain.reports.plots import html_page
 
     with ImageLoader(records, crop, batch_size=min(SHOWN_IMAGES, len(records)), train=not evaluation) as loader:
         batch = next(iter(loader))
     augmentation = _augmentation(records, crop, transforms, len(batch), on_gpu=False)
-    lede = ", ".join([f"{data}: {work}", *map(str, transforms)])
-
-    def page(figures: str, width: int) -> str:
-        css = (
-            "figure { display: inline-block; margin: 0 8px 8px 0; vertical-align: top; }"
-            f" figcaption {{ max-width: {width}px; margin: 0; font-weight: 400; overflow-wrap: anywhere; }}"
-        )
-        return html_page(figures, title="What the model will see", lede=lede, css=css)
-
-    write_grid(path, batch, augmentation, records.class_list, page)
+    write_grid(path, batch, augmentation, records.class_list)
     note(f"wrote {path}: {count(len(batch), 'image')}, {', '.join([work, *map(str, transforms)])}")
 
 

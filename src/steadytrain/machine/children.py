@@ -166,8 +166,7 @@ def start_module(
     )
     command, variables = python("-c", program), {**_MEMORY, **os.environ, **_THREADS}
     # The child hears no Ctrl-C, not even as it begins: the parent does, and ends it.
-    can_block = hasattr(signal, "pthread_sigmask")  # not under Windows
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if can_block else set()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return start(
             command,
@@ -179,16 +178,14 @@ def start_module(
             stdout=stdout,
         )
     finally:
-        if can_block:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_module(module: str) -> None:
     """Run a child of :func:`start_module`: load the module and call its ``main()``."""
     # The parent hears of these, and ends its children: a job that is asked to end needs its batches until it has saved.
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
     warnings.simplefilter("ignore")
     importlib.import_module(module).main()
 
@@ -357,7 +354,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that was started with ``own_group``, and those that it started; any other one alone."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
-    except (AttributeError, ProcessLookupError, PermissionError):  # Windows; no group of its own, or none left
+    except (ProcessLookupError, PermissionError):  # no group of its own, or none left
         process.kill()
 
 

@@ -115,11 +115,6 @@ class DataSets:
             "rejected": [list(file) for file in rejected[:MOST_REJECTED]],
         }
 
-    def new_faults(self) -> list[str]:
-        """Describe which requests to a store were repeated since it was last asked."""
-        sets = {id(records): records for records in (self.train, self.val) if records is not None}
-        return list(filter(None, (records.new_faults() for records in sets.values())))
-
     def close(self) -> None:
         self.train.close()
         if self.val is not None and self.val is not self.train:
@@ -246,7 +241,6 @@ def _open_as(data: Data, *, classes: RunClasses | None = None, remark: Say, **op
         if data.val is not None:
             val_path = _prepare_val(data, data.val, train, prepare).only("val")
         val = None if val_path is None else opened.enter_context(open_records(val_path, remarks.append))
-        remarks += train.new_faults().splitlines()
         opened.pop_all()
         return OpenedData(data, train, val, tuple(remarks), timer.part())
 

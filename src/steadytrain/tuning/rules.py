@@ -8,7 +8,7 @@ from typing import Any
 
 from steadytrain.config.parts import ADAMS, Optim
 from steadytrain.data.loader import packed_side
-from steadytrain.data.loader.image_loader import MOST_KEPT_BYTES
+from steadytrain.data.loader.task import MOST_KEPT_BYTES
 from steadytrain.format import percent
 
 KNEE = 0.97

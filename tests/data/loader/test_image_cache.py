@@ -181,7 +181,7 @@ def opened(data: bytes) -> Image.Image:
 def test_a_budget_beyond_what_there_is_takes_no_more_than_the_images_need(source: Pictures) -> None:
     feed = ImageLoader(source, Crop(kind="resized-crop", size=64), batch_size=10, stop=60, keep_bytes=2**60)
     images = everything(feed)
-    assert same(images, everything(ImageLoader(source, feed.crop, batch_size=10, stop=60, keep_bytes=0)))
+    assert same(images, everything(ImageLoader(source, feed.task.largest_crop, batch_size=10, stop=60, keep_bytes=0)))
     assert feed.keeps
 
 

@@ -479,7 +479,7 @@ def test_data_without_images_is_refused() -> None:
 
 def test_threads_are_chosen_for_what_runs_beside_them() -> None:
     assert 1 <= default_threads(pin=False) <= default_threads(pin=True) <= (os.cpu_count() or 1)
-    assert ImageLoader(JPEGS, LARGE, batch_size=4).threads == default_threads(pin=False)
+    assert ImageLoader(JPEGS, LARGE, batch_size=4).task.num_threads == default_threads(pin=False)
 
 
 def test_a_large_and_a_tiny_image_go_together() -> None:

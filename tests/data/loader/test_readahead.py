@@ -16,13 +16,19 @@ from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder
 from steadytrain.data.recordio.reader import Extents, Records
 from steadytrain.machine import facts
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="no such call on this system")
-
 Stretches = list[tuple[str, int, int]]
 
 
 class Disk:
     """Images of 1,000 bytes each, one behind the other."""
+
+    stays = True
+
+    def __init__(self, asked: Stretches) -> None:
+        self.expect = asked.extend
+
+    def fill(self, needed: int) -> None:
+        pass
 
     def extents(self, numbers: Ints) -> Extents:
         return Extents(["disk"], np.zeros(len(numbers), np.int64), numbers * 1000, np.full(len(numbers), 1000))
@@ -36,9 +42,9 @@ class Disk:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Stretches:
-    """What the system is asked for, instead of asking it; stretches of 100 images, no gaps joined."""
+    """What is asked for, instead of reading it; stretches of 100 images, no gaps joined."""
     stretches: Stretches = []
-    monkeypatch.setattr(readahead, "_ask", stretches.extend)
+    monkeypatch.setattr(Records, "expect", lambda self, some: stretches.extend(some))
     monkeypatch.setattr(readahead, "AHEAD_BYTES", 100_000)
     monkeypatch.setattr(readahead, "GAP_BYTES", 0)
     return stretches
@@ -51,7 +57,7 @@ def images(stretches: Stretches) -> list[int]:
 @pytest.mark.parametrize("blocks", [None, BlockShuffle(size=10, window=6)])
 def test_what_a_batch_needs_was_asked_for_before_it_was_begun(asked: Stretches, blocks: BlockShuffle | None) -> None:
     order = GlobalOrder(1000, 5) if blocks is None else BlockOrder(1000, 5, blocks)
-    readahead = Readahead(Disk(), np.arange(1000), order, stop=None, select_own=lambda positions: positions)
+    readahead = Readahead(Disk(asked), np.arange(1000), order, stop=None, select_own=lambda positions: positions)
     for first in range(40, 1040, 20):
         before = set(images(asked))
         readahead.reach(first, first + 20)
@@ -61,7 +67,7 @@ def test_what_a_batch_needs_was_asked_for_before_it_was_begun(asked: Stretches, 
 
 def test_data_that_fit_into_memory_are_asked_for_once(asked: Stretches) -> None:
     readahead = Readahead(
-        Disk(), np.arange(1000), GlobalOrder(1000, 5), stop=None, select_own=lambda positions: positions
+        Disk(asked), np.arange(1000), GlobalOrder(1000, 5), stop=None, select_own=lambda positions: positions
     )
     for first in range(0, 3000, 20):
         readahead.reach(first, first + 20)
@@ -71,7 +77,7 @@ def test_data_that_fit_into_memory_are_asked_for_once(asked: Stretches) -> None:
 def test_larger_data_are_asked_for_in_every_epoch(asked: Stretches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "memory_bytes", lambda: 1_000_000)
     readahead = Readahead(
-        Disk(), np.arange(1000), GlobalOrder(1000, 5), stop=3000, select_own=lambda positions: positions
+        Disk(asked), np.arange(1000), GlobalOrder(1000, 5), stop=3000, select_own=lambda positions: positions
     )
     for first in range(0, 3000, 20):
         readahead.reach(first, first + 20)
@@ -80,7 +86,7 @@ def test_larger_data_are_asked_for_in_every_epoch(asked: Stretches, monkeypatch:
 
 def test_blocks_are_read_in_long_runs_and_little_is_on_its_way(asked: Stretches) -> None:
     order = BlockOrder(1200, 5, BlockShuffle(size=20, window=6))
-    readahead = Readahead(Disk(), np.arange(1200), order, stop=None, select_own=lambda positions: positions)
+    readahead = Readahead(Disk(asked), np.arange(1200), order, stop=None, select_own=lambda positions: positions)
     for first in range(0, 1200, 20):
         readahead.reach(first, first + 20)
         # Never more than a window ahead of the one that is read.
@@ -124,10 +130,10 @@ def test_a_source_that_has_gone_is_not_the_concern_of_reading_ahead(tmp_path: Pa
 
 
 def test_pages_needed_now_are_requested_again_for_large_data(asked: Stretches, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = Readahead(Disk(), np.arange(1000), None, stop=None, select_own=lambda positions: positions)
+    small = Readahead(Disk(asked), np.arange(1000), None, stop=None, select_own=lambda positions: positions)
     small.again(np.arange(3))
     assert not asked
     monkeypatch.setattr(facts, "memory_bytes", lambda: 1_000_000)
-    large = Readahead(Disk(), np.arange(5, 1000), None, stop=None, select_own=lambda positions: positions)
+    large = Readahead(Disk(asked), np.arange(5, 1000), None, stop=None, select_own=lambda positions: positions)
     large.again(np.array([0, 1, 7]))
     assert images(asked) == [5, 6, 12]

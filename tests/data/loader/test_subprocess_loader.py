@@ -159,7 +159,7 @@ def test_dropped_batches_give_their_memory_to_later_ones(pngs: Records) -> None:
     with ImageLoader(pngs, SMALL, batch_size=10, stop=3000, threads=2, place="process") as feed:
         addresses = {batch.images.ctypes.data for batch in feed}
         (child,) = feed._children
-        assert len(addresses) <= len(child.slots.each)
+        assert len(addresses) <= child.slots.count
 
 
 def test_no_more_is_made_ahead_than_there_is_room_for(jpegs: Records) -> None:
@@ -371,10 +371,13 @@ SHAPE = (3, 5, 5, 3)
 def test_two_maps_of_one_file_show_the_same() -> None:
     slots = SharedBatches(SHAPE, 4)
     other = SharedBatches(SHAPE, 4, file=os.dup(slots.file))
-    for number, batch in enumerate(slots.each):
+    for number in range(4):
+        batch = slots.batch(number)
         batch.images[:], batch.labels[:], batch.ids[:], batch.positions[:] = number, 10, 20, 30
+        assert slots.slot_of(batch.images) == number
     slots.done[:] = np.arange(len(slots.done))
-    for number, batch in enumerate(other.each):
+    for number in range(4):
+        batch = other.batch(number)
         assert (batch.images == number).all() and batch.images.shape == SHAPE
         assert np.stack((batch.labels, batch.ids, batch.positions)).tolist() == [[10] * 3, [20] * 3, [30] * 3]
     assert (other.done == np.arange(len(other.done))).all()
@@ -398,19 +401,19 @@ HOLDS: dict[str, Callable[[Batch], object]] = {
 
 @pytest.mark.parametrize("what", HOLDS)
 def test_a_slot_is_free_when_nothing_of_it_is_held(what: str) -> None:
-    slots = SharedBatches(SHAPE, 2)
-    held = HOLDS[what](slots.each[1])
-    assert slots.is_free(0) and not slots.is_free(1)
+    slots, free = SharedBatches(SHAPE, 2), list[int]()
+    held = HOLDS[what](slots.lend(1, free.append))
+    gc.collect()
+    assert free == []
     del held
     gc.collect()
-    assert slots.is_free(0) and slots.is_free(1)
+    assert free == [1]
 
 
 def test_views_outlive_the_slots() -> None:
     slots = SharedBatches(SHAPE, 2)
-    slots.each[0].images[:] = 7
-    images = slots.each[0].images
-    file = slots.file
+    images, file = slots.lend(0, print).images, slots.file
+    images[:] = 7
     del slots
     gc.collect()
     assert (images == 7).all()
@@ -426,7 +429,7 @@ def test_more_than_half_of_the_memory_is_refused() -> None:
 def test_without_memory_files_one_on_disk_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     slots = SharedBatches(SHAPE, 2)
-    slots.each[1].images[:] = 9
+    slots.batch(1).images[:] = 9
     assert (np.frombuffer(os.pread(slots.file, slots.bytes, slots.slot_bytes), np.uint8)[:100] == 9).all()
 
 
@@ -441,8 +444,8 @@ def test_pinning_without_a_gpu_is_refused_with_the_remedy() -> None:
 def test_pinned_slots_are_pinned_for_torch_and_copy_right() -> None:
     slots = SharedBatches((8, 64, 64, 3), 3)
     slots.pin()
-    slots.each[2].images[:] = np.arange(8, dtype=np.uint8)[:, None, None, None]
-    tensor = torch.from_numpy(slots.each[2].images)
+    slots.batch(2).images[:] = np.arange(8, dtype=np.uint8)[:, None, None, None]
+    tensor = torch.from_numpy(slots.batch(2).images)
     assert tensor.is_pinned()
     there = tensor.to("cuda", non_blocking=True)
     torch.cuda.synchronize()

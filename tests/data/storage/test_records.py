@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 import resource
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,14 +22,11 @@ from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio import reader
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.storage import object_cache, pages, remote_file
-from steadytrain.data.storage.local_files import LocalFile
-from steadytrain.data.storage.object_cache import make_room, open_object
-from steadytrain.data.storage.pages import PagedFile
-from steadytrain.data.storage.remote_file import RemoteFile, remote_file_of
+from steadytrain.data.storage.object_cache import open_object
+from steadytrain.data.storage.remote_file import RemoteFile
 from steadytrain.errors import DataError, StorageError
-from steadytrain.events import Noticed
 from steadytrain.run import Run
-from steadytrain.training import steps, train
+from steadytrain.training import train
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +43,7 @@ def uri(bucket: Bucket, digits: Path) -> str:
 
 
 def _remote_files(records: Records) -> list[RemoteFile]:
-    return [file.remote for file in records._files if file.remote is not None]
+    return [file.view for file in records._files if isinstance(file.view, RemoteFile)]
 
 
 def test_records_in_a_store_are_those_of_the_file(uri: str, digits: Path) -> None:
@@ -112,16 +107,14 @@ def test_many_objects_are_opened_by_few_requests(
     packed = pack(digits_folder, tmp_path / "x", shards=12)
     for file in packed:
         bucket.put_records(tmp_path, file.path.stem)
-    for pattern in ("x-{00000..00011}-of-00012.rec", "x-*.rec"):
-        for is_cold in (True, False):
-            fault_proxy.requests.clear()
-            with Records.open(bucket.uri(pattern)) as remote:
-                assert remote.labels.tolist() == sorted(remote.labels.tolist()) and len(remote.classes) == 10
-            counts = Counter(path for path, _ in fault_proxy.requests)
-            # A listing; an index and a card of each; and four files of which blocks are compared with their cards.
-            assert len(counts) == (1 + 2 * 12 + 4 if is_cold else 1)
-            assert len(set(fault_proxy.requests)) == len(fault_proxy.requests)  # nothing is asked for twice
-        shutil.rmtree(tmp_path / "cache")
+    for is_cold in (True, False):
+        fault_proxy.requests.clear()
+        with Records.open(bucket.uri("x-*.rec")) as remote:
+            assert remote.labels.tolist() == sorted(remote.labels.tolist()) and len(remote.classes) == 10
+        counts = Counter(path for path, _ in fault_proxy.requests)
+        # A listing; an index and a card of each; and four files of which blocks are compared with their cards.
+        assert len(counts) == (1 + 2 * 12 + 4 if is_cold else 1)
+        assert len(set(fault_proxy.requests)) == len(fault_proxy.requests)  # nothing is asked for twice
 
 
 def test_batches_from_a_store_are_those_of_the_file(uri: str, digits: Path) -> None:
@@ -139,7 +132,6 @@ def test_all_of_the_data_is_fetched_meanwhile_where_all_will_be_used(
 ) -> None:
     monkeypatch.setattr(pages, "PAGE_BYTES", 256)
     monkeypatch.setattr(readahead, "AHEAD_BYTES", 4096)
-    monkeypatch.setattr(PagedFile, "keep_if_whole", lambda self: False)  # so that pages can be dropped
     with Records.open(uri) as records:
         [remote] = _remote_files(records)
         remote.disk.drop(np.arange(len(remote.disk.present)))  # so small a file is read whole when it is opened
@@ -151,19 +143,6 @@ def test_all_of_the_data_is_fetched_meanwhile_where_all_will_be_used(
             while not remote.disk.present.all() and time.monotonic() < until:
                 time.sleep(0.01)
             assert remote.disk.present.all() == (passes == 1)
-
-
-def test_an_object_that_is_whole_is_read_as_a_local_file_and_stays(uri: str, digits: Path) -> None:
-    crop = Crop(kind="pad-crop", size=8, channels=1, pad=1)
-    with Records.open(digits) as local, Records.open(open_object(uri)) as remote:
-        with ImageLoader(remote, crop, batch_size=50, seed=3, stop=800, keep_bytes=0) as loader:
-            assert sum(len(batch) for batch in loader) == 800
-        [file], [copy] = remote._files, _remote_files(remote)
-        assert isinstance(file.view, LocalFile)
-        make_room(copy.file.parent.parent, 0)
-        assert all(bytes(remote.image(number)) == bytes(local.image(number)) for number in range(len(local)))
-    make_room(copy.file.parent.parent, 0)
-    assert not PagedFile(copy.file).present.any()
 
 
 def test_objects_that_do_not_fit_together_do_not_stay(
@@ -268,7 +247,6 @@ def test_a_new_card_is_fetched_and_one_that_went_is_not_kept(bucket: Bucket, uri
 def test_waiting_for_a_store_is_reading_in_the_figures_of_the_loader(
     uri: str, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PagedFile, "keep_if_whole", lambda self: False)  # so that pages can be dropped
     with Records.open(open_object(uri)) as records:
         [copy] = _remote_files(records)
         copy.disk.drop(np.arange(len(copy.disk.present)))
@@ -284,7 +262,6 @@ def test_waiting_for_a_store_is_reading_in_the_figures_of_the_loader(
 def test_an_object_that_changes_ends_a_loader_with_the_reason(
     bucket: Bucket, uri: str, digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PagedFile, "keep_if_whole", lambda self: False)  # so that pages can be dropped
     with Records.open(open_object(uri)) as records:
         [copy] = _remote_files(records)
         copy.disk.drop(np.arange(len(copy.disk.present)))
@@ -307,17 +284,14 @@ def test_training_from_a_store_gives_the_weights_of_local_training_through_fault
 ) -> None:
     train(Run.create(tmp_path / "local", recipe))
     opened = open_object(uri)
-    copy = remote_file_of(opened)
-    assert copy is not None
+    copy = RemoteFile(opened)
     copy.disk.drop(np.arange(len(copy.disk.present)))
     copy.close()
     fault_proxy.faults = [(503, "SlowDown"), "reset", "cut"]
     fault_proxy.matches = "digits.rec"
     run = Run.create(tmp_path / "remote", recipe.with_({"data.train": uri}))
-    events = list(steps(run))
-    assert weights(tmp_path / "remote") == weights(tmp_path / "local")
-    messages = [event.message for event in events if isinstance(event, Noticed) and event.message.startswith(uri)]
-    assert sum(int(words) for message in messages for words in re.findall(r": (\d) requests? failed", message)) == 3
+    train(run)
+    assert weights(tmp_path / "remote") == weights(tmp_path / "local") and not fault_proxy.faults
     for path in run.directory.rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
         assert b"not-to-be-shown" not in content and b"AKIAWHOREADSTHIS" not in content, path
@@ -336,7 +310,7 @@ def test_feed_measures_an_object_by_its_uri(split: Bucket, capsys: pytest.Captur
     assert main(["feed", split.uri("x-train.rec"), "--seconds", "0.1", "--batch-size", "16", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["data"] == split.uri("x-train.rec") and document["n"] == 80
-    assert document["store"]["requests"] > 0 and not document["store"]["faults"]
+    assert document["store"]["requests"] > 0
 
 
 def test_train_finds_the_validation_object_beside_the_training_one(

@@ -30,7 +30,7 @@ from steadytrain.data.loader.crop import packed_side as packed_side
 from steadytrain.data.loader.image_cache import ResidentBatch as ResidentBatch
 from steadytrain.data.loader.image_loader import ImageLoader as ImageLoader
 from steadytrain.data.loader.image_loader import Placement as Placement
-from steadytrain.data.loader.image_loader import default_threads as default_threads
 from steadytrain.data.loader.measure import Speed as Speed
 from steadytrain.data.loader.measure import measure as measure
 from steadytrain.data.loader.sampler import BlockShuffle as BlockShuffle
+from steadytrain.data.loader.task import default_threads as default_threads

@@ -104,7 +104,7 @@ class BufferPool:
             memory = self._free.pop()
         except IndexError:
             memory = self._allocate()
-        return np.asarray(_Lease(memory, self._free.append))
+        return np.asarray(Lease(memory, self._free.append))
 
     def clear(self) -> None:
         """Free what is not in use."""
@@ -122,12 +122,12 @@ class BufferPool:
         return memory
 
 
-class _Lease:
+class Lease:
     """Stands between memory and its views: numpy keeps it alive as the base of each of them."""
 
     __slots__ = ("__array_interface__", "_give_back", "_memory")
 
-    def __init__(self, memory: NDArray[np.uint8], give_back: Callable[[NDArray[np.uint8]], None]) -> None:
+    def __init__(self, memory: NDArray[np.uint8], give_back: Callable[[NDArray[np.uint8]], object]) -> None:
         self.__array_interface__: dict[str, Any] = memory.__array_interface__
         self._memory, self._give_back = memory, give_back
 

@@ -12,22 +12,19 @@ costs as much as one.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from steadytrain.data.arrays import Floats, Ints, Pixels
 from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.loader.batch import BadImage, Batch, LoadedBatch, Quarantine, batch_view
-from steadytrain.data.loader.crop import Crop
 from steadytrain.data.loader.decode import Encoded, Scratch, cut_all, cut_into, pixels, probe
 from steadytrain.data.loader.image_cache import (
     SURVEYED,
@@ -41,127 +38,22 @@ from steadytrain.data.loader.image_cache import (
     shifts_of,
 )
 from steadytrain.data.loader.pipeline import BatchJob, BatchStream, RequestCounts, StageTimes
-from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory
-from steadytrain.data.loader.readahead import Readahead
+from steadytrain.data.loader.readahead import LocatedSource, Readahead
 from steadytrain.data.loader.sampler import (
     BalancedOrder,
     BlockOrder,
-    BlockShuffle,
     Draws,
     GlobalOrder,
     RepeatedOrder,
     alternating_flips,
 )
-from steadytrain.data.storage.local_files import is_of_the_system, read_patiently
+from steadytrain.data.loader.task import BatchSpan, LoaderTask, encoded_image
 from steadytrain.errors import DataError, FeedError, SteadyError
 
 PIECE = 32  # samples that one thread takes at a time, at most
 READ_BYTES = 4 * 2**20  # encoded bytes that one thread reads at a time, unless one image has more
 MOST_BATCHES = 16  # made together, at most; with 8, a loop around a model that does nothing takes a tenth longer
 MOST_BYTES = 2**20  # of the images of batches made together: more would not stay in a core's cache
-FINGERPRINTED = 64  # images that tell data from other data
-
-BatchSpan = tuple[int, int]
-"""The first position of a batch, and how many there are."""
-
-
-class Source(Protocol):
-    """Encoded images and their labels, by number: what a loader needs of a data set (``Records`` is one)."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def labels(self) -> NDArray[np.int64] | NDArray[np.float32]:
-        """int64[N] or float32[N, L]."""
-
-    def image(self, number: int, /) -> Any:
-        """Return the encoded bytes of one image, bytes-like. Called from several threads."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LoaderTask:
-    """The task of a loader, as plain data that another process can be given: the same batches wherever it is done.
-
-    Args:
-        source: encoded images and labels; pickled where another process is to open it for itself.
-        num_images: in the source.
-        ids: int64[n], the records to use; None: all.
-        crop: as it is used, that of an evaluation for an evaluation; of the largest of ``sizes``.
-        sizes: positions from which on squares have another side, in pixels; empty: all have that of the crop.
-        train: training, or evaluation.
-        skip_bad: leave images that cannot be decoded black, and name them.
-        seed, blocks, balance, repeats, batch_size, start, stop, threads, depth, keep_bytes, read_ahead: as in
-            :class:`~steadytrain.data.loader.image_loader.ImageLoader`.
-        share: of each so many positions (the second number) a batch is made from this one on (the first).
-        ranks: those that keep one copy of the images; None: this process alone.
-    """
-
-    source: Source
-    num_images: int
-    ids: Ints | None
-    crop: Crop
-    sizes: tuple[tuple[int, int], ...]
-    train: bool
-    seed: int
-    blocks: BlockShuffle | None
-    balance: bool
-    repeats: int
-    batch_size: int
-    start: int
-    stop: int | None
-    share: tuple[int, int]
-    threads: int
-    depth: int
-    keep_bytes: int
-    read_ahead: bool
-    skip_bad: bool = False
-    ranks: LocalRanks | None = None
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """The shape of a batch's images."""
-        return (self.batch_size, self.crop.size, self.crop.size, self.crop.channels)
-
-    @property
-    def total(self) -> int | None:
-        """Batches; None: without end."""
-        if self.stop is None:
-            return None
-        offset, stride = self.share
-        return -(-max(0, self.stop - self.start - offset) // stride)
-
-    def span(self, number: int) -> BatchSpan:
-        """Return the first position of batch ``number``, and how many there are."""
-        offset, stride = self.share
-        first = self.start + number * stride + offset
-        return first, self.batch_size if self.stop is None else min(self.batch_size, self.stop - first)
-
-    def side(self, position: int) -> int:
-        """Return the side of the square at a position, in pixels."""
-        if not self.sizes:
-            return self.crop.size
-        return next(side for first, side in reversed(self.sizes) if first <= position)
-
-    def select_own(self, positions: Ints) -> Ints:
-        """Return those of some positions that this task makes."""
-        offset, stride = self.share
-        place = (positions - self.start) % stride - offset
-        is_own = (positions >= self.start) & (place >= 0) & (place < self.batch_size)
-        return np.asarray(positions[is_own])
-
-    def share_images(self, what: str, size: int, least: int) -> RankMemory:
-        """Get memory for decoded images, common to all ranks whose loaders have the same samples. Raises OSError."""
-        assert self.ranks is not None
-        digest = getattr(self.source, "digest", None)  # what tells data from other data
-        if not isinstance(digest, str):
-            sampled = hashlib.sha256(self.source.labels.tobytes())
-            for number in np.unique(np.linspace(0, self.num_images - 1, FINGERPRINTED, dtype=np.int64)).tolist():
-                with suppress(BadImageError):
-                    sampled.update(encoded_image(self.source, number))
-            digest = sampled.hexdigest()
-        facts = repr((what, self.crop.channels, self.train, self.num_images, digest)).encode()
-        ids = b"" if self.ids is None else self.ids.tobytes()
-        return RankMemory(self.ranks, hashlib.sha256(facts + ids).hexdigest(), size, least)
 
 
 @dataclass(slots=True)
@@ -232,10 +124,10 @@ class BatchWorker:
             )
         self.task = task
         self.source = source
-        self.ids = np.arange(n) if task.ids is None else task.ids
+        self.ids = task.records
         n = len(self.ids)
-        self.crop = task.crop
-        self._crops = {side: replace(task.crop, size=side) for _, side in task.sizes} or {task.crop.size: task.crop}
+        self.crop = task.largest_crop
+        self._crops = {side: replace(self.crop, size=side) for _, side in task.stages} or {self.crop.size: self.crop}
         self.order: GlobalOrder | BlockOrder | RepeatedOrder | None = None
         if task.train:
             order: GlobalOrder | BlockOrder = GlobalOrder(n, task.seed)
@@ -244,13 +136,13 @@ class BatchWorker:
             elif task.blocks is not None:
                 order = BlockOrder(n, task.seed, task.blocks)
             self.order = order if task.repeats == 1 else RepeatedOrder(order, task.repeats)
-        self.draws = Draws(task.seed, task.crop.num_draws)
+        self.draws = Draws(task.seed, self.crop.num_draws)
         self.take_buffer = take_buffer
-        self.cache = ImageCache(n, task.keep_bytes, None if task.ranks is None else task.share_images, self._survey)
+        self.cache = ImageCache(n, task.cache_bytes, None if task.ranks is None else task.share_images, self._survey)
         self.device_cache = device_cache
         self.readahead: Readahead | None = None
-        if task.read_ahead and Readahead.can_read(source):
-            self.readahead = Readahead(source, self.ids, self.order, stop=task.stop, select_own=task.select_own)
+        if task.read_ahead and isinstance(source, LocatedSource):
+            self.readahead = Readahead(source, self.ids, self.order, stop=task.end, select_own=task.select_own)
         self.labels = source.labels
         self.quarantine = Quarantine(self.ids, replaces=task.train, describe=getattr(source, "describe", None))
         self._first: int | None = None  # position of all streams
@@ -282,7 +174,7 @@ class BatchWorker:
             begin,
             WorkerScratch,
             total=total,
-            threads=task.threads,
+            threads=task.num_threads,
             depth=task.depth if numbers is None else len(numbers),
             times=times,
             requests=requests,
@@ -315,7 +207,7 @@ class BatchWorker:
         ids, positions = np.empty(n, dtype=np.int64), np.arange(first, first + n)
         memory = batch_view(self.take_buffer(), n, self.task.side(first))
         batch = LoadedBatch(Batch(memory, labels, ids, positions), [])
-        step = n if self.cache.full else max(1, min(PIECE, -(-n // self.task.threads)))
+        step = n if self.cache.full else max(1, min(PIECE, -(-n // self.task.num_threads)))
         pieces: list[Callable[[WorkerScratch], None]] = [
             _naming_the_record(partial(self._fill_rows, batch, slice(at, min(at + step, n))))
             for at in range(0, n, step)
@@ -344,7 +236,7 @@ class BatchWorker:
 
     def _shifted_images(self) -> CachedImages | None:
         """Return the kept images, where all are there and only shifted, and no bad one of them is still to be named."""
-        if self._shifted is None and self.cache.full and not self.task.sizes:
+        if self._shifted is None and self.cache.full and not self.task.stages:
             cached = self.cache.images
             if cached is None or cached.pixels is None or not self.crop.only_shifts(*cached.pixels.shape[1:3]):
                 return None
@@ -543,31 +435,6 @@ class BatchWorker:
             views.append(view)
             size += more
         yield slice(start, len(samples)), scratch.copy(views, size, since)
-
-
-def encoded_image(source: Source, number: int, describe: Callable[[int], str] | None = None) -> memoryview:
-    """Return a view of the encoded bytes of an image.
-
-    Args:
-        describe: names an image in messages; None where its number has to do.
-
-    Raises:
-        BadImageError: the record is damaged, or its file is gone.
-        StorageError: the system cannot read it, after several tries: no other image may stand in for it.
-    """
-    try:
-        try:
-            image = source.image(number)
-        except OSError as error:
-            if not is_of_the_system(error):
-                raise
-            name = f"image {number}" if describe is None else describe(number)
-            image = read_patiently(partial(source.image, number), name)
-    except (DataError, OSError) as error:
-        # Whoever reports it names the record: no more than the cause is said here.
-        damage = error.__cause__ if isinstance(error.__cause__, DataError) else None
-        raise BadImageError(str(error) if damage is None else f"damaged: {damage}") from error
-    return memoryview(image).cast("B")
 
 
 def _naming_the_record(piece: Callable[[WorkerScratch], None]) -> Callable[[WorkerScratch], None]:

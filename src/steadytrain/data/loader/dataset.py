@@ -23,10 +23,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from steadytrain.data.loader.batch import Batch
-from steadytrain.data.loader.batch_worker import Source
 from steadytrain.data.loader.crop import Crop
 from steadytrain.data.loader.image_cache import ResidentBatch
-from steadytrain.data.loader.image_loader import ImageLoader, at_least
+from steadytrain.data.loader.image_loader import ImageLoader
+from steadytrain.data.loader.task import Source, at_least
 from steadytrain.errors import InputError
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -100,7 +100,7 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
         self._batches: Iterator[Batch] | None = None
         if steps is not None:
             at_least(1, "steps", steps)
-        stride = self._loader.batch_size * self._loader.shard[1]
+        stride = self._loader.task.batch_size * self._loader.task.shard[1]
         self.steps = (steps or -(-self._loader.num_samples // stride)) if train else len(self._loader)
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
                 f"this is process {rank} of {processes}, but the ImageLoaderDataset was created before the"
                 " process group: create it after torch.distributed.init_process_group, or pass shard=(rank, processes)"
             )
-        if not self._loader.train:
+        if not self._loader.task.train:
             yield from map(tensors, self._loader)
             return
         for _ in range(self.steps):
@@ -133,7 +133,7 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
             except BaseException:  # Ctrl-C included: the stream stays where it is
                 self.close()
                 raise
-            self.position += self._loader.batch_size * self._loader.shard[1]
+            self.position += self._loader.task.batch_size * self._loader.task.shard[1]
             yield tensors(batch)
 
     def state_dict(self) -> dict[str, int]:

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 SURVEYED = 256  # images whose headers tell whether all fit
 MARGIN = 1.1  # times the surveyed images' mean size that the mean of all may be
-# Times the expected bytes that are reserved, within the budget, where sizes differ: what is not used takes no memory.
-MISJUDGED = 16
+MISJUDGED = 2  # times the expected bytes that are had, within the budget, where sizes differ
 GATHERED_BYTES = 2**18  # of images gathered at a time: it stays in a core's cache, and is never returned to the system
 DEVICE_SHARE = 8  # of the free memory of a device, one part in so many is used at most
 _ALIGNED = 64
@@ -86,8 +85,8 @@ class ImageCache:
     Args:
         n: samples.
         budget_bytes: the most that all of them may take.
-        share: gives memory that other ranks have, too, by what it holds, its size, and how much of it is used in any
-            case; raises OSError. None: this process has its own.
+        share: gives memory that other ranks have, too, by what it holds and its size; raises OSError. None: this
+            process has its own.
         survey: heights and widths of some of the images, int64[k, 2], or None where some cannot be kept; without it all
             are taken to be as large as the first.
     """
@@ -96,7 +95,7 @@ class ImageCache:
         self,
         n: int,
         budget_bytes: int,
-        share: Callable[[str, int, int], RankMemory] | None = None,
+        share: Callable[[str, int], RankMemory] | None = None,
         survey: Callable[[], Ints | None] | None = None,
     ) -> None:
         self.n = n
@@ -219,15 +218,15 @@ class ImageCache:
             all_bytes = int(MARGIN * n * float(sizes.prod(axis=1).mean()) * shape[2])
         if all_bytes > self.budget_bytes:
             return None
+        room = all_bytes if is_one_size else min(self.budget_bytes, MISJUDGED * all_bytes)
         loose = 0 if is_one_size else n
         fields: list[Any] = [("filled", np.bool_, (n,)), ("steps", np.int64, (n,)), ("any_steps", np.bool_, (1,))]
         fields += [("end", np.int64, (1,)), ("at", np.int64, (loose,)), ("sizes", np.int64, (loose, 2))]
-        room = all_bytes if is_one_size else min(self.budget_bytes, MISJUDGED * all_bytes)
         what = f"images of {shape}" if is_one_size else "images of several sizes"
         try:
             notes: Any = np.dtype(fields, align=True)
             begin = -(-notes.itemsize // _ALIGNED) * _ALIGNED
-            memory, shared = self._memory(what, begin + room, begin + all_bytes)
+            memory, shared = self._memory(what, begin + room)
         except (MemoryError, ValueError):  # more than the system gives, or than numpy can describe
             return None
         views, images = memory[: notes.itemsize].view(notes)[0], memory[begin:]
@@ -239,15 +238,14 @@ class ImageCache:
             channels=shape[2],
         )
 
-    def _memory(self, what: str, size: int, least: int) -> tuple[Pixels, RankMemory | None]:
+    def _memory(self, what: str, size: int) -> tuple[Pixels, RankMemory | None]:
         """Return zeros, uint8[size], common to several ranks where they can be."""
-        least = min(least, size)
         if self.share is not None:
             try:
-                shared = self.share(what, size, least)
+                shared = self.share(what, size)
                 return shared.memory, shared
             except OSError as error:
-                self.not_shared = f"{least / 1e6:,.1f} MB: {error.strerror or error}"
+                self.not_shared = f"{size / 1e6:,.1f} MB: {error.strerror or error}"
         return np.zeros(size, dtype=np.uint8), None  # the system gives it as it is written to
 
     def _put_loose(self, images: CachedImages, sample: int, pixels: Pixels) -> bool:
@@ -256,11 +254,6 @@ class ImageCache:
             at = int(images.end[0])
             end = at + pixels.size
             fits = end <= len(images.loose)
-            if fits and images.shared is not None:
-                try:
-                    images.shared.reserve(len(images.shared.memory) - len(images.loose) + end)
-                except OSError:
-                    fits = False
             if fits:
                 images.end[0] = end
         if not fits:

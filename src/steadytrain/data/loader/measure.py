@@ -56,11 +56,11 @@ def measure(loader: ImageLoader, *, seconds: float) -> Measured:
     sizes = _endless_sizes(loader)
     next(sizes)
     first_batch_seconds = time.perf_counter() - began
-    n = loader.num_samples
-    is_seen = n > loader.batch_size * (loader.depth + 1)
+    n, task = loader.num_samples, loader.task
+    is_seen = n > task.batch_size * (task.depth + 1)
     if loader.keeps:
         first_pass = _take(loader, sizes, least=n)
-        _take(loader, sizes, least=loader.batch_size * (loader.depth + loader.threads))  # begun before all were kept
+        _take(loader, sizes, least=task.batch_size * (task.depth + task.num_threads))  # begun before all were kept
         steady = _take(loader, sizes, seconds=seconds)
     else:
         steady = first_pass = _take(loader, sizes, seconds=seconds, most=n)
@@ -93,7 +93,7 @@ def _take(
             break
         images += next(sizes)
     after = asdict(loader.stats())
-    available = passed * loader.threads
+    available = passed * loader.task.num_threads
     busy = {stage: after[f"{stage}_seconds"] - before[f"{stage}_seconds"] for stage in _STAGES}
     spent = max(available, sum(busy.values()))
     return Speed(

@@ -4,7 +4,7 @@ It is a file in ``/dev/shm``, or the folder that ``STEADYTRAIN_SHM`` names, foun
 the launch and what is kept in it. What holds, whatever happens:
 
 - it begins as zeros, whoever comes first, and nobody waits for another;
-- what is to be used of it is reserved before: where there is no room, that is an error and no signal later on;
+- all of it is reserved before: where there is no room, that is an error and no signal later on;
 - as soon as all processes of the launch have it, it loses its name: whatever ends them then leaves nothing behind. If
   they never all come, the last one that ends in order removes it;
 - each process that has it holds a lock on it (``flock``), which falls with the process. A file that nobody holds was
@@ -15,6 +15,7 @@ the launch and what is kept in it. What holds, whatever happens:
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import mmap
 import os
@@ -31,13 +32,7 @@ from numpy.typing import NDArray
 
 from steadytrain.files import lock, lock_at_once, lock_surely
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 ROOM = 2  # of the room that is free there, one part in so many is used at most: others need it, too
-STEP_BYTES = 2**24  # at least so much more is reserved at a time
 MOST_RANKS = 4096
 
 _HEAD = MOST_RANKS  # bytes: one for each process, 1 where it has come
@@ -97,13 +92,12 @@ class RankMemory:
         ranks: who shares it.
         what: is kept in it: whoever gives the same gets the same memory.
         size: in bytes.
-        least: so many of them can be used at once, more after :meth:`reserve`; None: all.
 
     Raises:
         OSError: there is no such memory here, or no room for it.
     """
 
-    def __init__(self, ranks: LocalRanks, what: str, size: int, least: int | None = None) -> None:
+    def __init__(self, ranks: LocalRanks, what: str, size: int) -> None:
         if not hasattr(fcntl, "F_OFD_SETLKW"):
             raise OSError(errno.ENOSYS, "sharing needs Linux")
         remove_left_files()
@@ -111,10 +105,8 @@ class RankMemory:
         path = _folder() / f"steadytrain-{os.getuid()}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
         self._file = file = _open_and_lock(path)
         self._end = weakref.finalize(self, _leave, path, file, os.getpid())
-        self._size, self._reserved = size, 0
         try:
-            self.reserve(size if least is None else least)
-            os.ftruncate(file, _HEAD + size)
+            self._reserve(_HEAD + size)
             mapped = np.frombuffer(mmap.mmap(file, _HEAD + size), dtype=np.uint8)
         except OSError:
             self._end()
@@ -125,18 +117,13 @@ class RankMemory:
             if mapped[: ranks.count].all():
                 _unlink(path, file)
 
-    def reserve(self, size: int) -> None:
-        """Let so many bytes be used, from the first on. Raises OSError where there is no room for them."""
-        if size <= self._reserved:
-            return
-        size = min(self._size, max(size, self._reserved + STEP_BYTES)) if self._reserved else size
-        missing = _HEAD + size - 512 * os.fstat(self._file).st_blocks
-        room = os.statvfs(self._file)
+    def _reserve(self, size: int) -> None:
+        """Have the system keep room for so many bytes. Raises OSError where there is none."""
+        missing, room = size - 512 * os.fstat(self._file).st_blocks, os.statvfs(self._file)
         if missing > room.f_bavail * room.f_frsize // ROOM:
             free = room.f_bavail * room.f_frsize / 1e6
             raise OSError(errno.ENOSPC, f"{_folder()} has {free:,.0f} MB free, of which at most half is used")
-        os.posix_fallocate(self._file, 0, _HEAD + size)  # or a write to the map could end the process
-        self._reserved = size
+        os.posix_fallocate(self._file, 0, size)  # or a write to the map could end the process
 
     @contextmanager
     def alone(self) -> Iterator[None]:

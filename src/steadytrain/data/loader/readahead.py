@@ -12,18 +12,15 @@ which then holds them all; larger data are read ahead as long as they are used, 
 are needed, in case memory was short. What lies in a store on the network is fetched to the disk in the same order, and
 as long as the disk has no room for all of it. Where it has, and all images will be used, whatever else is missing is
 fetched as well while the store has nothing else to do: a request for 4 MiB costs little more than for an image. Nothing
-is done where the system has no such call (macOS, Windows), or where the source does not say where its images lie. What
-it is worth: ``benchmarks/feed_order.py``.
+is done where the source does not say where its images lie. What it is worth: ``benchmarks/feed_order.py``.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -43,7 +40,11 @@ Extent = tuple[str, int, int]
 
 @runtime_checkable
 class LocatedSource(Protocol):
-    """A source that knows where its images lie."""
+    """A source that knows where its images lie, and may have to fetch them from a store on the network."""
+
+    @property
+    def stays(self) -> bool:
+        """Return whether data that were read once are on the disk from then on."""
 
     def extents(self, numbers: Ints, /) -> Extents:
         """Locate these images."""
@@ -51,23 +52,14 @@ class LocatedSource(Protocol):
     def scatter(self) -> None:
         """Tell the system that images are read in no order, and asked for before."""
 
+    def expect(self, stretches: Sequence[Extent], /) -> None:
+        """Begin to read stretches, and return."""
+
     def settle(self, numbers: Ints, /) -> None:
-        """Wait for what asking for these images looks at, without holding the interpreter's lock."""
-
-
-@runtime_checkable
-class FetchedSource(LocatedSource, Protocol):
-    """A source whose images may lie in a store on the network, and not, or no longer, on this machine's disk."""
-
-    @property
-    def stays(self) -> bool:
-        """Return whether data that were read once are on the disk from then on."""
-
-    def ask(self, stretches: Sequence[Extent], /) -> None:
-        """Begin to fetch what is not on the disk, and return."""
+        """Wait until images are on this machine's disk, without holding the interpreter's lock."""
 
     def fill(self, needed: int, /) -> None:
-        """Fetch all of it beside that, if ``needed`` bytes are most of it and there is room."""
+        """Fetch all that is not here, if ``needed`` bytes are most of it and there is room."""
 
 
 @dataclass(slots=True)
@@ -117,22 +109,15 @@ class Readahead:
         self._bytes = mean * len(ids)
         self.samples = min(max(1, AHEAD_BYTES // mean), MOST_SAMPLES)
         source.scatter()
-        self._fetched = source if isinstance(source, FetchedSource) else None
-        stays = self._fetched is None or self._fetched.stays
-        self.fits = self._bytes < facts.memory_bytes() // 2 and stays
+        self.fits = self._bytes < facts.memory_bytes() // 2 and source.stays
         self._lock = threading.Lock()
         self._begun: int | None = None
         self._stretches: list[_Stretch] = []
 
-    @staticmethod
-    def can_read(source: object) -> TypeGuard[LocatedSource]:
-        """Return whether the source and the system support it."""
-        return isinstance(source, LocatedSource) and hasattr(os, "posix_fadvise")
-
     def reach(self, first: int, end: int) -> None:
         """Ask for what comes after the batch of positions ``first`` to ``end - 1``, which is begun."""
-        if self._begun is None and self._fetched is not None and self._is_whole_pass(first):
-            self._fetched.fill(self._bytes)
+        if self._begun is None and self._is_whole_pass(first):
+            self.source.fill(self._bytes)
         with self._lock:
             self._begun = first if self._begun is None else self._begun
             last = self._begun + len(self.ids) * self.repeats if self.fits else None
@@ -141,9 +126,7 @@ class Readahead:
             self._stretches = [present, following]
             progress = (end - present.first) / max(1, present.end - present.first)
             extents = present.take(1.0) + following.take(progress)
-        if self._fetched is not None:
-            self._fetched.ask(extents)
-        _ask(extents)
+        self.source.expect(extents)
 
     def _is_whole_pass(self, first: int) -> bool:
         """Return whether this loader makes about as many images as there are, or more, from a position on."""
@@ -157,7 +140,7 @@ class Readahead:
         """Ask for what is needed now and may have been dropped since: of data that do not fit into memory."""
         numbers = self.ids[samples]
         if not self.fits:
-            _ask(self.source.extents(numbers).stretches(gap=0))
+            self.source.expect(self.source.extents(numbers).stretches(gap=0))
         self.source.settle(numbers)
 
     def _stretch(self, position: int, last: int | None) -> _Stretch:
@@ -175,19 +158,3 @@ class Readahead:
             return _Stretch(first, end, [])
         samples = positions if self.order is None else self.order.ids(positions)
         return _Stretch(first, end, self.source.extents(self.ids[samples]).stretches(gap=GAP_BYTES))
-
-
-def _ask(extents: list[Extent]) -> None:
-    """Let the system begin to read."""
-    for path, some in groupby(extents, key=lambda extent: extent[0]):
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not keep us waiting
-        except OSError:
-            continue  # whoever reads it tells
-        try:
-            for _, at, to in some:
-                os.posix_fadvise(file, at, to - at, os.POSIX_FADV_WILLNEED)
-        except OSError:
-            pass  # a file system that cannot read ahead
-        finally:
-            os.close(file)

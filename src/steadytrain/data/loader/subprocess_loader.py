@@ -6,15 +6,14 @@ again. Here a child makes the same batches, byte for byte, in memory that both s
 What holds, whatever happens: a child that dies is an error that says how; a child whose parent dies ends; ending it, or
 dropping the last reference to it, ends it at once. Only the parent hears of Ctrl-C and of other signals.
 
-What the two say to each other, through two pipes:
+What the two say to each other, pickled:
 
-- To the child: which files it inherits, pickled; then single bytes. ``BEGIN`` asks for the batches from the first one
-  on; ``RELEASE`` says that one was taken, so that another may be begun; every other byte is the number of a slot whose
-  memory is free again.
-- From the child: a byte for each batch, in order: the slot that it lies in. Where there is more to say, ``MORE``, a
-  length and what is pickled: ``None`` when it has started, a slot and the bad images met for it, or an error.
+- To the child: the memory and the task; then whether the batches from the first one on are asked for, how many were
+  taken, so that others may be begun, and the slots whose memory is free again.
+- From the child: ``"started"``; for each batch, in order, its slot and the bad images met for it; or an
+  error.
 
-The images of a slot are written anew only after a note that they are free: the pipe keeps the two in order.
+The images of a slot are written anew only after the child was told that they are free.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ import math
 import mmap
 import os
 import pickle
-import select
 import subprocess
-import sys
 import tempfile
 import threading
 import weakref
@@ -35,29 +32,27 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
-from io import BufferedReader
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from sys import getrefcount
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from steadytrain.data.loader.batch import Batch, BufferPool, LoadedBatch, batch_view
-from steadytrain.data.loader.batch_worker import BatchWorker, LoaderTask, WorkerScratch
+from steadytrain.data.arrays import Pixels
+from steadytrain.data.loader.batch import Batch, BufferPool, Lease, LoadedBatch, batch_view
+from steadytrain.data.loader.batch_worker import BatchWorker, WorkerScratch
 from steadytrain.data.loader.pipeline import CLOSED, FORKED, BatchStream, RequestCounts, StageTimes
+from steadytrain.data.loader.task import LoaderTask
 from steadytrain.errors import FailedError, FeedError, SteadyError
 from steadytrain.machine import facts
 from steadytrain.machine.children import ending, start_module
 
-# Whether a slot's memory is free is seen by the references to its arrays, which are exact with the interpreter's lock.
-IS_SUPPORTED = os.name == "posix" and getattr(sys, "_is_gil_enabled", lambda: True)()
-SPARE = 4  # batches that the consumer may hold in shared memory; what it keeps beyond that is copied
-# Of small batches more are made ahead than is asked for: a note to the child costs the loop as much as a few of them.
+SPARE = 4
+"""Batches that the consumer may hold in shared memory; what it keeps beyond that is copied."""
 DEEP, DEEP_BYTES = 32, 16 * 2**20
-
-RELEASE, BEGIN, MORE = 255, 254, 255
-MOST_SLOTS = 253
+"""Small batches that are made ahead, though fewer are asked for: a message costs the loop as much as a few of them."""
 
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT)
 _WHY = {
@@ -90,57 +85,45 @@ class SharedBatches:
     """
 
     def __init__(self, shape: tuple[int, int, int, int], count: int, *, file: int | None = None) -> None:
-        images, numbers = -(-math.prod(shape) // _ALIGNED) * _ALIGNED, 8 * shape[0]
-        self.slot_bytes = images + -(-3 * numbers // _ALIGNED) * _ALIGNED
+        self.shape, self.count = shape, count
+        self._image_bytes = -(-math.prod(shape) // _ALIGNED) * _ALIGNED
+        self.slot_bytes = self._image_bytes + -(-24 * shape[0] // _ALIGNED) * _ALIGNED
         done = count * self.slot_bytes
         self.bytes = done + 8 * (3 + len(_TIMES))
         self.file = _create_file(self.bytes) if file is None else file
         weakref.finalize(self, os.close, self.file)
-        self._memory = memory = _MapArray(self.bytes, np.uint8, mmap.mmap(self.file, self.bytes))
-        # Made once, and not anew each time: beside a loop that empties the core's caches, that would cost the most.
-        self.each = [
-            Batch(
-                np.ndarray(shape, np.uint8, memory, at),
-                *(np.ndarray(shape[:1], np.int64, memory, at + images + row * numbers) for row in range(3)),
-            )
-            for at in range(0, done, self.slot_bytes)
-        ]
-        self.done = np.ndarray(3 + len(_TIMES), np.float64, memory, done)
-        self._unused = [self._references(slot) for slot in range(count)]
+        self._memory = np.frombuffer(mmap.mmap(self.file, self.bytes), np.uint8)
+        self.done = self._memory[done:].view(np.float64)
 
-    def is_free(self, slot: int) -> bool:
-        """Return whether nobody else refers to a slot's batch and its arrays, nor to any view or tensor of them."""
-        return self._references(slot) == self._unused[slot]
+    def batch(self, slot: int, memory: Pixels | None = None) -> Batch:
+        """Return the batch of a slot; ``memory`` is the slot's, where it is to be referred to."""
+        memory = self._slot(slot) if memory is None else memory
+        numbers = memory[self._image_bytes :][: 24 * self.shape[0]].view(np.int64).reshape(3, -1)
+        return Batch(memory[: math.prod(self.shape)].reshape(self.shape), *numbers)
 
-    def _references(self, slot: int) -> int:
-        batch = self.each[slot]
-        arrays = getrefcount(batch.images) + getrefcount(batch.labels)
-        return getrefcount(batch) + arrays + getrefcount(batch.ids) + getrefcount(batch.positions)
+    def lend(self, slot: int, take_back: Callable[[int], object]) -> Batch:
+        """Return the batch of a slot; the slot is taken back when the last view or tensor of its memory is gone."""
+        return self.batch(slot, np.asarray(Lease(self._slot(slot), lambda _: take_back(slot))))
 
-    @property
-    def address(self) -> int:
-        """Return the address of the first slot."""
-        return self._memory.ctypes.data
+    def slot_of(self, images: Pixels) -> int:
+        """Return the slot in which the images of a batch lie."""
+        return int(images.ctypes.data - self._memory.ctypes.data) // self.slot_bytes
+
+    def _slot(self, slot: int) -> Pixels:
+        return self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
 
     def pin(self) -> None:
         """Lock the pages, for asynchronous copies to a GPU. Raises FeedError where that cannot be had."""
         import torch
 
+        address = self._memory.ctypes.data
         try:
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            torch.cuda.check_error(int(runtime.cudaHostRegister(self.address, self.bytes, 0)))
+            torch.cuda.check_error(int(runtime.cudaHostRegister(address, self.bytes, 0)))
         except (RuntimeError, AssertionError) as error:
             why = str(error).partition("\n")[0]
             raise FeedError(f"pin=True: no page-locked memory ({why}): use pin=False") from error
-        weakref.finalize(self._memory, runtime.cudaHostUnregister, self.address).atexit = False
-
-
-class _MapArray(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """An array over a whole memory map, of a type of its own.
-
-    Of a view of a view, numpy remembers only the plain array at the bottom. A slot's arrays have to be remembered: so
-    what is beneath them must not be plain.
-    """
+        weakref.finalize(self._memory, runtime.cudaHostUnregister, address).atexit = False
 
 
 def _create_file(size: int) -> int:
@@ -182,16 +165,13 @@ class LoaderProcess:
 
     Args:
         task: what is to be made.
-        pin: page-locked memory.
         times: what the child has done, as of the last :meth:`refresh`.
 
     Raises:
         FeedError: there is no memory to share, the source cannot be pickled, or no process can be started.
     """
 
-    def __init__(self, task: LoaderTask, *, pin: bool, times: StageTimes) -> None:
-        if not IS_SUPPORTED or task.depth + SPARE > MOST_SLOTS:
-            raise FeedError('place="process" needs Linux or macOS and a depth below 250: use "threads"')
+    def __init__(self, task: LoaderTask, *, times: StageTimes) -> None:
         self.depth = max(task.depth, min(DEEP, DEEP_BYTES // math.prod(task.shape)))
         try:
             pickled = pickle.dumps(replace(task, depth=self.depth), protocol=5)
@@ -201,38 +181,27 @@ class LoaderProcess:
                 f"{message}, and a separate process needs a source that can be: use place='threads'"
             ) from error
         self._task = task
-        count = self.depth + SPARE
-        self.slots = SharedBatches(task.shape, count)
-        if pin:
+        self.slots = SharedBatches(task.shape, self.depth + SPARE)
+        if task.pin:
             self.slots.pin()
         self.times = times
         self._has_labels = task.source.labels.dtype == np.int64  # in the slots; label vectors are looked up
-        self._buffers = BufferPool(task.shape, keep=1, pinned=pin)
-        self._lent = deque[int]()  # slots that the consumer may still look at
-        self._free = bytearray()  # those that it does not, of which the child has not been told
-        self._taken = 0
-        self._received, self._messages = bytearray(), deque[Any]()
+        # Slots that the consumer has let go of: a deque, as memory comes back in any thread, in the middle of anything.
+        self._free = deque[int]()
+        self._num_lent = self._taken = 0
         self._has_started = False
         self._abandoned: BaseException | None = None
-        self._reading = threading.Lock()
         self._owner = os.getpid()
-        # In a file: a pipe holds 64 kB, and the child reads it only when it has loaded what it needs.
-        pickled_task = _create_file(len(pickled))
-        try:
-            with os.fdopen(pickled_task, "wb", closefd=False) as file:
-                file.write(pickled)
-                file.seek(0)
-            self._process = start_module(
-                __name__, stdin=subprocess.PIPE, stdout=subprocess.PIPE, inherits=(self.slots.file, pickled_task)
-            )
-        except FailedError as error:
-            raise FeedError(f"{error}: use place='threads'") from error
-        finally:
-            os.close(pickled_task)
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
-        self._end = weakref.finalize(self, _end_child, self._process, self._reading, self._owner)
-        self._send(pickle.dumps((pickled_task, self.slots.file, count)))
+        self._connection, theirs = Pipe()
+        with theirs:
+            try:
+                self._process = start_module(__name__, stdin=theirs.fileno(), inherits=(self.slots.file,))
+            except FailedError as error:
+                raise FeedError(f"{error}: use place='threads'") from error
+        self._end = weakref.finalize(self, _end_child, self._process, self._owner)
+        with suppress(OSError):  # one that has died is found out when it is heard
+            self._connection.send((self.slots.file, self.slots.count))
+            self._connection.send_bytes(pickled)
 
     @property
     def pid(self) -> int:
@@ -257,7 +226,7 @@ class LoaderProcess:
     def wait(self) -> None:
         """Wait until it has started. Raises what kept it from doing so."""
         if not self._has_started:
-            self._take_message()
+            self._receive()
             self._has_started = True
 
     def batches(self, requests: RequestCounts, finished: Callable[[LoaderProcess], object]) -> Iterator[LoadedBatch]:
@@ -277,12 +246,12 @@ class LoaderProcess:
                     raise FeedError(FORKED)
                 if number == 0:
                     self.wait()
-                    self._note(BEGIN)
+                    self._send(0, begins=True)
                 requests.note(int(self.slots.done[0]) - self._taken)
                 unreleased += 1
                 yield self._next(number)
                 if unreleased >= most:  # a few at a time: it costs as much as all else
-                    self._note(RELEASE, unreleased)
+                    self._send(unreleased)
                     unreleased = 0
         except BaseException:
             self.end()
@@ -291,79 +260,47 @@ class LoaderProcess:
 
     def _next(self, number: int) -> LoadedBatch:
         """Wait for the next batch; nothing else refers to it then."""
-        slot, bad = self._take_message()
+        slot, bad = self._receive()
         self._taken += 1
-        if len(self._lent) >= SPARE:
-            self._sweep()
-        is_lent = len(self._lent) < SPARE
-        (self._lent if is_lent else self._free).append(slot)
-        batch, (first, n) = self.slots.each[slot], self._task.span(number)
-        side = self._task.side(first)
-        if is_lent and self._has_labels and (n, side) == self._task.shape[:2]:
-            return LoadedBatch(batch, bad)
-        images, labels = batch_view(batch.images, n, side), batch.labels[:n]
+        if is_lent := self._num_lent - len(self._free) < SPARE:
+            self._num_lent += 1
+            batch = self.slots.lend(slot, self._free.append)
+        else:  # the consumer keeps batches: the child must not wait for it
+            batch = self.slots.batch(slot)
+        first, n = self._task.span(number)
+        images, labels = batch_view(batch.images, n, self._task.side(first)), batch.labels[:n]
         ids, positions = batch.ids[:n], batch.positions[:n]
-        if not is_lent:  # the consumer keeps batches: the child must not wait for it
-            shared, images = images, batch_view(self._buffers.take(), n, side)
-            images[...] = shared
-            labels, ids, positions = labels.copy(), ids.copy(), positions.copy()
+        if not is_lent:
+            images, labels, ids, positions = images.copy(), labels.copy(), ids.copy(), positions.copy()
+            self._num_lent += 1
+            self._free.append(slot)
         return LoadedBatch(
             Batch(images, labels if self._has_labels else self._task.source.labels[ids], ids, positions), bad
         )
 
-    def _sweep(self) -> None:
-        """Find the slots that nobody looks at any more."""
-        for _ in range(len(self._lent)):
-            slot = self._lent.popleft()
-            (self._free if self.slots.is_free(slot) else self._lent).append(slot)
+    def _send(self, num_released: int, *, begins: bool = False) -> None:
+        slots = [self._free.popleft() for _ in range(len(self._free))]
+        self._num_lent -= len(slots)
+        with suppress(OSError):  # one that has died is found out when it is heard
+            self._connection.send((begins, num_released, slots))
 
-    def _note(self, note: int, times: int = 1) -> None:
-        """Send a note, so many times, after those of slots that are free."""
-        self._sweep()
-        notes = bytes(self._free) + bytes([note]) * times
-        self._free.clear()
-        self._send(notes)
-
-    def _send(self, notes: bytes) -> None:
-        with self._reading, suppress(BrokenPipeError):  # one that has died is found out when it is heard
-            if self._end.alive:
-                os.write(self._input, notes)
-
-    def _take_message(self) -> Any:
-        """Wait for the next message; hold no lock meanwhile that anyone but :meth:`end` would want.
+    def _receive(self) -> Any:
+        """Wait for the next message.
 
         Raises:
             FeedError: the child has died, or was ended; or what it says is an error.
         """
-        while not self._messages:
-            self._receive()
-        message = self._messages.popleft()
+        try:
+            message = self._connection.recv() if self._end.alive else None
+        except (EOFError, OSError):
+            message = None
+        if not self._end.alive:
+            raise self._abandoned or FeedError(CLOSED)
+        if message is None:
+            raise self._died()
         if isinstance(message, BaseException):
             raise message
         return message
-
-    def _receive(self) -> None:
-        """Read what is in the pipe, or will be."""
-        with self._reading:
-            if not self._end.alive:
-                raise self._closed()
-            received = os.read(self._output, 65536)
-        if not received:
-            raise self._died()
-        self._received += received
-        at = 0
-        while at < len(self._received):
-            slot, end = self._received[at], at + 1
-            if slot != MORE:
-                self._messages.append((slot, []))
-            else:
-                length = int.from_bytes(self._received[end : end + 8], "little")
-                end += 8 + length
-                if len(self._received) < at + 9 or len(self._received) < end:
-                    break
-                self._messages.append(pickle.loads(self._received[at + 9 : end]))  # from our own child
-            at = end
-        del self._received[:at]
 
     def refresh(self) -> None:
         """Bring the times up to date."""
@@ -380,12 +317,7 @@ class LoaderProcess:
         self._abandoned = error
         self.end()
 
-    def _closed(self) -> BaseException:
-        return self._abandoned or FeedError(CLOSED)
-
-    def _died(self) -> BaseException:
-        if not self._end.alive:
-            return self._closed()
+    def _died(self) -> FeedError:
         code = self._process.wait()
         self.end()
         if code >= 0:
@@ -395,12 +327,11 @@ class LoaderProcess:
         return FeedError(f"the loader process was killed by {name} ({why}): start again; saved checkpoints are intact")
 
 
-def _end_child(process: subprocess.Popen[bytes], reading: threading.Lock, owner: int) -> None:
-    """Kill a process, wait for it, and close its pipes, in whatever thread the garbage collector runs."""
+def _end_child(process: subprocess.Popen[bytes], owner: int) -> None:
+    """Kill a process and wait for it, in whatever thread the garbage collector runs."""
     if os.getpid() == owner:
         process.kill()
-        with reading:  # whoever reads has met the end by now
-            process.communicate()
+        process.wait()
 
 
 # -- the child -------------------------------------------------------------------------------------------------------
@@ -409,14 +340,14 @@ def _end_child(process: subprocess.Popen[bytes], reading: threading.Lock, owner:
 class Server:
     """Makes the batches of a task in shared memory, one iteration after the other."""
 
-    def __init__(self, task: LoaderTask, slots: SharedBatches, answers: int) -> None:
+    def __init__(self, task: LoaderTask, slots: SharedBatches, connection: Connection) -> None:
         self.task = task
         self.slots = slots
         # One is always there for whoever fills it: the parent holds no more than its share. The last one used comes
         # first: it may still be in a cache.
-        self.free_slots = deque(range(len(slots.each)))
+        self.free_slots = deque(range(slots.count))
         self.times = StageTimes()
-        self._answers = answers
+        self._connection = connection
         self._made = 0
         self._begins = SimpleQueue[None]()
         self._stream: BatchStream[WorkerScratch, LoadedBatch] | None = None
@@ -424,56 +355,52 @@ class Server:
     def run(self) -> None:
         """Serve until the process is ended."""
         # One image first, so that all it takes is loaded before a batch is waited for: torch, where it is resized.
-        rehearsal = replace(self.task, batch_size=1, keep_bytes=0, read_ahead=False, ranks=None)
+        rehearsal = replace(
+            self.task, batch_size=1, shard=(0, 1), share=None, keep_bytes=0, read_ahead=False, launch=""
+        )
         with suppress(Exception):  # whatever goes wrong is told when it is that image's turn
             rehearsing = BatchWorker(rehearsal, BufferPool(rehearsal.shape, keep=0).take)
             for piece in rehearsing.job([(rehearsal.start, 1)]).pieces:
                 piece(WorkerScratch())
-        send_message(self._answers, pickle.dumps(None))
+        self._connection.send("started")
         worker: BatchWorker | None = None
         while True:
             self._begins.get()
             try:
                 if worker is None:
-                    worker = BatchWorker(self.task, lambda: self.slots.each[self.free_slots.pop()].images)
+                    worker = BatchWorker(self.task, lambda: self.slots.batch(self.free_slots.pop()).images)
                 self._stream = worker.stream(self.times, holds=True)
                 for loaded in self._stream:
                     self._put(loaded, worker)
             except Exception as error:  # noqa: BLE001 - a process's edge: it is raised in the other one
-                send_message(self._answers, _pickle_error(error))
+                self._connection.send(_portable(error))
 
     def _put(self, loaded: LoadedBatch, worker: BatchWorker) -> None:
         batch, n = loaded.batch, len(loaded.batch)
-        slot: int = (batch.images.ctypes.data - self.slots.address) // self.slots.slot_bytes
-        to = self.slots.each[slot]
+        slot = self.slots.slot_of(batch.images)
+        to = self.slots.batch(slot)
         to.ids[:n], to.positions[:n] = batch.ids, batch.positions
         if batch.labels.dtype == np.int64:
             to.labels[:n] = batch.labels
         self._made += 1
         times = map(self.times.__getattribute__, _TIMES)
         self.slots.done[:] = (self._made, worker.cache.is_shared, worker.cache.bytes, *times)
-        if loaded.bad:
-            send_message(self._answers, pickle.dumps((slot, loaded.bad), protocol=5))
-        else:
-            os.write(self._answers, bytes([slot]))
+        self._connection.send((slot, loaded.bad))
 
-    def listen(self, notes: BufferedReader) -> None:
-        """Take in notes until the parent is gone, then end the process."""
+    def listen(self) -> None:
+        """Take in messages until the parent is gone, then end the process."""
         parent = os.getppid()
         # A process forked from the parent may hold the other end open for longer than the parent lives.
-        while os.getppid() == parent:
-            if not select.select([notes], [], [], _LOOK_SECONDS)[0]:
-                continue
-            received = notes.read1()
-            if not received:
-                break
-            for note in received:
-                if note == BEGIN:
+        with suppress(EOFError, OSError):
+            while os.getppid() == parent:
+                if not self._connection.poll(_LOOK_SECONDS):
+                    continue
+                begins, num_released, slots = self._connection.recv()
+                self.free_slots.extend(slots)
+                if num_released and self._stream is not None:
+                    self._stream.release(num_released)
+                if begins:
                     self._begins.put(None)
-                elif note != RELEASE:
-                    self.free_slots.append(note)
-                elif self._stream is not None:
-                    self._stream.release()
         os._exit(0)
 
 
@@ -482,37 +409,26 @@ def main() -> None:
 
     torch is imported only when an image has to be resized.
     """
-    answers = os.dup(1)
-    os.dup2(2, 1)  # what a library prints must not get among the messages
+    os.dup2(2, 1)  # what a library prints is not the parent's output
     Image.init()  # Pillow finds its readers when first asked, and not safely from several threads
-    with os.fdopen(os.dup(0), "rb") as notes:
-        try:
-            pickled_task, file, count = pickle.load(notes)
-            with os.fdopen(pickled_task, "rb") as pickled:
-                task: LoaderTask = pickle.load(pickled)
-            server = Server(task, SharedBatches(task.shape, count, file=file), answers)
-        except Exception as error:  # noqa: BLE001 - as above
-            message = f"the loader process cannot open the data ({type(error).__name__}: {error}): use place='threads'"
-            send_message(answers, _pickle_error(error if isinstance(error, SteadyError) else FeedError(message)))
-            return
-        threading.Thread(target=server.listen, args=(notes,), daemon=True).start()
-        try:
-            server.run()
-        except BrokenPipeError:
-            os._exit(0)
+    connection = Connection(os.dup(0))
+    try:
+        file, count = connection.recv()
+        task: LoaderTask = pickle.loads(connection.recv_bytes())
+        server = Server(task, SharedBatches(task.shape, count, file=file), connection)
+    except Exception as error:  # noqa: BLE001 - as above
+        message = f"the loader process cannot open the data ({type(error).__name__}: {error}): use place='threads'"
+        connection.send(_portable(error if isinstance(error, SteadyError) else FeedError(message)))
+        return
+    threading.Thread(target=server.listen, daemon=True).start()
+    with suppress(BrokenPipeError):
+        server.run()
+    os._exit(0)
 
 
-def send_message(file: int, message: bytes) -> None:
-    """Write what is pickled to the parent's pipe."""
-    data = bytes([MORE]) + len(message).to_bytes(8, "little") + message
-    while data:
-        data = data[os.write(file, data) :]
-
-
-def _pickle_error(error: BaseException) -> bytes:
-    """Pickle an error for another process; what cannot go there whole is told in words."""
+def _portable(error: Exception) -> BaseException:
+    """Return an error as another process can have it: what cannot go there whole is told in words."""
     with suppress(Exception):  # whatever a stranger's class does
-        data = pickle.dumps(error, protocol=5)
-        if str(pickle.loads(data)) == str(error):  # our own, made a moment ago
-            return data
-    return pickle.dumps(FeedError(f"the data loader failed ({type(error).__name__}: {error})"), protocol=5)
+        if str(pickle.loads(pickle.dumps(error))) == str(error):  # our own, made a moment ago
+            return error
+    return FeedError(f"the data loader failed ({type(error).__name__}: {error})")

@@ -157,7 +157,7 @@ def _as_records(source: str, options: Mapping[str, object], say: Say) -> Prepare
         return None
     if option := next((option for option, value in options.items() if value is not None), None):
         raise DataError(f"{source} has its labels in it: drop {option}")
-    files = open_objects(source, say) if is_uri(source) else record_files(source)
+    files = open_objects(source) if is_uri(source) else record_files(source)
     if not files[0].exists():
         siblings = [file.name for file in files[0].parent.glob("*.rec")]
         raise DataError(f"there is no file {source}.{did_you_mean(files[0].name, siblings)}")

@@ -143,14 +143,6 @@ def require_records(file: Readable, offsets: Offsets) -> None:
         find_parts(file, offset)
 
 
-def require_begins(file: Readable, offsets: Offsets) -> None:
-    """Raise DataError unless a record begins at each of these offsets; of each only eight bytes are read."""
-    words = _gather(file, offsets, 8).view("<u4")
-    wrong = (words[:, 0] != MAGIC) | (words[:, 1] >> 29 > 1)
-    if wrong.any():
-        raise DataError(f"no record begins at byte {offsets[wrong][0]:,}")
-
-
 def require_complete(file: Readable, offsets: Offsets) -> None:
     """Raise DataError where the file holds a whole record that the offsets, which rise, leave out.
 

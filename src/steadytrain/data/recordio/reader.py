@@ -44,7 +44,6 @@ from steadytrain.data.recordio.framing import (
     MAGIC,
     MAX_PAYLOAD,
     ImageRecord,
-    Readable,
     index_path,
     read_payload,
     unpack,
@@ -55,19 +54,17 @@ from steadytrain.data.recordio.index import (
     read_columns,
     read_heads,
     read_index,
-    require_begins,
     require_complete,
     require_records,
     scan,
 )
 from steadytrain.data.recordio.lst import RecordList, describe_record, list_path, name_by_folders, read_list_columns
-from steadytrain.data.storage.local_files import LocalFile, read_patiently
-from steadytrain.data.storage.object_cache import fetch_list, open_objects
+from steadytrain.data.storage.local_files import ByteRanges, read_patiently
+from steadytrain.data.storage.object_cache import open_objects
 from steadytrain.data.storage.pages import Traffic
-from steadytrain.data.storage.remote_file import RemoteFile, is_remote_file, remote_file_of
-from steadytrain.data.storage.store import MOST_REQUESTS, faults_text, is_uri
-from steadytrain.errors import DataError, SteadyError
-from steadytrain.files import lock_at_once, open_regular
+from steadytrain.data.storage.remote_file import open_ranges
+from steadytrain.data.storage.store import MOST_REQUESTS, is_uri
+from steadytrain.errors import DataError
 from steadytrain.format import count, printable
 from steadytrain.machine.process import allow_open_files
 
@@ -78,8 +75,6 @@ FILES_EACH = 6
 
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 _START = struct.Struct("<III")
-_SAMPLE = 256
-_REMOTE_SAMPLE = 3  # of an object, where each is a request
 _MOST_COMPARED = 4  # objects of a set, of which blocks are fetched to compare them with their cards
 _SHORT = 256  # bytes; a record that holds labels alone, and not many, has no more
 _SHORT_AT_ONCE = 16384
@@ -127,25 +122,17 @@ class Extents(NamedTuple):
 class _File:
     """One of the files: where its records begin, and the card beside it, if there is one.
 
-    The file of an object in a store (``remote``) is filled as it is read: its ``view`` fetches what is missing.
     ``starts`` are the offsets of all records; ``numbers`` are those that hold a picture, and ``offsets`` theirs.
     ``is_of_faces``: it is laid out as InsightFace's, and of several labels the first is the class.
     """
 
     path: Path
-    local: LocalFile
-    view: LocalFile | RemoteFile
-    remote: RemoteFile | None
+    view: ByteRanges
     starts: Offsets
     numbers: Ints | range
     offsets: Offsets
     is_of_faces: bool
     card: Card | None
-
-    @property
-    def shown(self) -> str:
-        """The path, or the URI of the object."""
-        return str(self.path) if self.remote is None else self.remote.uri
 
     @property
     def num_skipped(self) -> int:
@@ -157,17 +144,6 @@ class _File:
         """Return the first byte of each record, and its bytes up to the next one: int64[N], int64[N]."""
         sizes = np.diff(self.starts, append=len(self.view))
         return self.offsets, sizes if isinstance(self.numbers, range) else sizes[self.numbers]
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self.remote is not None:
-            self.remote.close()
-        self.local.close()
-
-    def use_copy_if_whole(self) -> None:
-        """Read an object that is whole in the cache as a local file from now on, and keep it there."""
-        if self.remote is not None and self.remote.stays and self.remote.disk.keep_if_whole():
-            self.view = self.local
 
     def ranges(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return first bytes and ends of some records, int64[n]."""
@@ -185,21 +161,21 @@ class _File:
         try:
             columns = read_columns(self.view, self.offsets)
         except DataError as error:
-            remedy = "" if self.remote is not None else f": steady check {shlex.quote(str(self.path))} names them"
-            raise DataError(f"{self.shown}: {error}{remedy}") from None
+            remedy = f": steady check {shlex.quote(str(self.path))} names them" if self.view.can_be_mended else ""
+            raise DataError(f"{self.view.name}: {error}{remedy}") from None
         try:
             require_complete(self.view, self.starts)
         except DataError as error:
             raise DataError(
-                f"{self.shown}: {error}, and would be missed: {_index_remedy(self.path, self.view)}"
+                f"{self.view.name}: {error}, and would be missed: {_index_remedy(self.path, self.view)}"
             ) from None
         return columns
 
     def _columns_of_list(self) -> RecordColumns | None:
         """Return what the list of an object says, if its card and its first and last record agree with it."""
-        if self.card is None or not isinstance(self.view, RemoteFile) or not len(self.offsets):
+        if self.card is None or not len(self.offsets):
             return None
-        path = fetch_list(self.path, self.view.uri)
+        path = self.view.list_beside()
         columns = None if path is None else read_list_columns(path, len(self.offsets), self.card.label_width)
         if columns is None:
             return None
@@ -277,26 +253,23 @@ class _File:
     def digest(self) -> str:
         if self.card is not None and self.card.digest:
             return self.card.digest
-        if self.remote is not None:  # not read whole for that: what its store tells contents apart by
-            return hashlib.sha256(repr(self.remote.facts).encode()).hexdigest()
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return self.view.digest()
 
 
-def _open_files(paths: Sequence[Path], files: list[_File]) -> None:
-    """Open files, and append them to a list, in their order; those of objects, which are asked for, many at a time."""
-    if len(paths) == 1 or not is_remote_file(paths[0]):
-        files.extend(map(_open_file, paths))
-        return
+def _open_files(paths: Sequence[Path]) -> list[_File]:
+    """Open files, many at a time: those of objects are asked for."""
     step = -(-len(paths) // _MOST_COMPARED)
     with ThreadPoolExecutor(min(MOST_REQUESTS, len(paths)), "storage") as pool:
         opening = [pool.submit(_open_file, path, compares=number % step == 0) for number, path in enumerate(paths)]
-    files.extend(future.result() for future in opening if future.exception() is None)
-    for future in opening:
-        future.result()
+    if error := next(filter(None, (future.exception() for future in opening)), None):
+        for future in opening:
+            if future.exception() is None:
+                future.result().view.close()
+        raise error
+    return [future.result() for future in opening]
 
 
-def _open_file(path: Path, *, compares: bool = True) -> _File:
+def _open_file(path: Path, *, compares: bool) -> _File:
     """Open a file, and compare it with its index and its card.
 
     Args:
@@ -304,44 +277,35 @@ def _open_file(path: Path, *, compares: bool = True) -> _File:
         compares: of an object with a card, whose size is compared in any case, fetch blocks to compare them as well.
     """
     try:
-        with read_patiently(partial(open_regular, path), str(path)) as file:
-            # It keeps the lock: as long as it is open, nobody takes the file for one that nobody needs.
-            with contextlib.suppress(OSError):
-                lock_at_once(file, shared=True)
-            if not os.fstat(file.fileno()).st_size:
-                raise DataError(f"{path} is empty: pack or copy it again")
-            local = LocalFile(path, file.fileno(), is_constant=not is_remote_file(path))
+        card = card_of(path)
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    remote = remote_file_of(path)
-    view: LocalFile | RemoteFile = local if remote is None else remote
-    try:
-        card = card_of(path)
-        compares = compares or card is None or not card.bytes
-        offsets = _find_records(path, view, card, compares=compares)
-        numbers = range(len(offsets)) if card is not None else _find_pictures(view, offsets)
-        if card is not None:
-            _require_card_fits(card, view, offsets, compares=compares)
-        is_of_faces = (
-            len(numbers) > 0 and numbers[0] > 0 and names_identities(unpack(read_payload(view, int(offsets[0]))))
-        )
-    except SteadyError as error:
-        local.close()
-        if remote is not None:
-            remote.close()
-        if not isinstance(error, DataError) or str(path) in str(error):
-            raise
-        raise DataError(f"{path}: {error}") from None
+    with contextlib.ExitStack() as stack:
+        view = open_ranges(path, compares=compares or card is None or not card.bytes)
+        stack.enter_context(contextlib.closing(view))
+        try:
+            if not len(view):
+                raise DataError("it is empty: pack or copy it again")
+            offsets = _find_records(path, view, card)
+            numbers = range(len(offsets)) if card is not None else _find_pictures(view, offsets)
+            if card is not None:
+                _require_card_fits(card, view, offsets)
+            is_of_faces = (
+                len(numbers) > 0 and numbers[0] > 0 and names_identities(unpack(read_payload(view, int(offsets[0]))))
+            )
+        except DataError as error:
+            if str(path) in str(error):
+                raise
+            raise DataError(f"{path}: {error}") from None
+        stack.pop_all()
     used = offsets if isinstance(numbers, range) else offsets[numbers]
-    return _File(path, local, view, remote, offsets, numbers, used, is_of_faces, card)
+    return _File(path, view, offsets, numbers, used, is_of_faces, card)
 
 
-def _find_records(path: Path, view: LocalFile | RemoteFile, card: Card | None, *, compares: bool) -> Offsets:
+def _find_records(path: Path, view: ByteRanges, card: Card | None) -> Offsets:
     """Find where records begin, by the index or, where there is none, by scanning.
 
-    Of an object all that is compared with the index and the card is fetched at once.
+    All that is compared with the index and the card is asked for together.
     """
     index = index_path(path)
     wrong_index: DataError | None = None
@@ -352,41 +316,42 @@ def _find_records(path: Path, view: LocalFile | RemoteFile, card: Card | None, *
                 offsets = read_index(index)
     except DataError as error:
         wrong_index = error
-    compares = compares or not len(offsets)
-    rows = _spread(len(offsets), _REMOTE_SAMPLE if isinstance(view, RemoteFile) else _SAMPLE)
-    if isinstance(view, RemoteFile) and compares:
+    rows = _spread(len(offsets), view.num_compared)
+    if view.num_compared or not len(offsets):
         starts, ends = np.append(offsets[rows], 0), np.append(offsets[rows] + 8, 64)
         if card is not None:
             starts, ends = (np.concatenate(pair) for pair in zip((starts, ends), spots_of(len(view)), strict=True))
         view.require(starts, ends)
-    if compares:
-        start = bytes(view[:64])
-        if start.startswith(b"version https://git-lfs"):
-            raise DataError("this is a Git LFS pointer, not the data: fetch it with git lfs pull")
-        if int.from_bytes(start[:4], "little") != MAGIC:
-            file_type = recognise(start if isinstance(view, RemoteFile) else bytes(view[:LOOK_AT]), len(view))
-            if file_type is not None and file_type.name != "text":
-                raise DataError(f"this is {file_type.name}, not a record file: {file_type.advice}")
-            raise DataError("this is not a record file: it does not begin like MXNet's RecordIO")
+        _require_begins_like_records(view)
     if wrong_index is not None:
         raise DataError(f"{wrong_index}: {_index_remedy(path, view)}") from wrong_index
     if not len(offsets):
-        return scan(view.whole() if isinstance(view, RemoteFile) else view)
+        view.fill()
+        return scan(view)
     if len(offsets) > 1 and not np.diff(offsets).all():
         raise DataError(f"{index.name} names a record twice: {_index_remedy(path, view)}")
     try:
-        if isinstance(view, LocalFile):
-            require_records(view, offsets[rows])
-        elif compares:
-            require_begins(view, offsets[rows])
-        elif offsets.min() < 0 or offsets.max() >= len(view):
-            raise DataError(f"the object has {len(view):,} bytes")
+        if offsets.min() < 0 or offsets.max() >= len(view):
+            raise DataError(f"the file ends at byte {len(view):,}")
+        require_records(view, offsets[rows])
     except DataError as error:
         raise DataError(f"{index.name} does not fit {path.name} ({error}): {_index_remedy(path, view)}") from None
     return offsets
 
 
-def _find_pictures(view: LocalFile | RemoteFile, offsets: Offsets) -> Ints | range:
+def _require_begins_like_records(view: ByteRanges) -> None:
+    """Raise DataError where a file is of another type."""
+    start = bytes(view[:64])
+    if start.startswith(b"version https://git-lfs"):
+        raise DataError("this is a Git LFS pointer, not the data: fetch it with git lfs pull")
+    if int.from_bytes(start[:4], "little") != MAGIC:
+        file_type = recognise(bytes(view[:LOOK_AT]), len(view))
+        if file_type is not None and file_type.name != "text":
+            raise DataError(f"this is {file_type.name}, not a record file: {file_type.advice}")
+        raise DataError("this is not a record file: it does not begin like MXNet's RecordIO")
+
+
+def _find_pictures(view: ByteRanges, offsets: Offsets) -> Ints | range:
     """Return the numbers of the records that hold more than labels; all of them, where none does.
 
     Sets of faces, as InsightFace writes them, begin with a record of two labels, between which records about identities
@@ -431,9 +396,9 @@ def nearest_whole(labels: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.where(np.abs(labels - whole) <= noise, whole, labels)
 
 
-def _index_remedy(path: Path, view: LocalFile | RemoteFile) -> str:
+def _index_remedy(path: Path, view: ByteRanges) -> str:
     """Say how to mend a wrong index: by writing it anew, where the records themselves are whole."""
-    if isinstance(view, RemoteFile):
+    if not view.can_be_mended:
         return "upload both again"
     file = shlex.quote(str(path))
     try:
@@ -465,14 +430,15 @@ def none_is_an_image(count: int, reason: str) -> str:
     return f"none of {count:,} records holds an image (the first: {reason})"
 
 
-def _require_card_fits(card: Card, view: LocalFile | RemoteFile, offsets: Offsets, *, compares: bool) -> None:
+def _require_card_fits(card: Card, view: ByteRanges, offsets: Offsets) -> None:
     if card.num_images != len(offsets):
         raise DataError(f"it holds {len(offsets)} records, its card states {card.num_images}: pack again")
-    if not compares and isinstance(view, RemoteFile):
+    if not view.num_compared:
         return
-    if card.spots and card.spots != digest_of_spots(lambda start, end: view[start:end], len(view)):
-        raise DataError("it is not the file that its card describes: copy both again, or remove the card")
-    if card.by_class and not (card.spots and isinstance(view, RemoteFile)):  # of an object each label is a request
+    if card.spots:
+        if card.spots != digest_of_spots(lambda start, end: view[start:end], len(view)):
+            raise DataError("it is not the file that its card describes: copy both again, or remove the card")
+    elif card.by_class:
         # The first and the last record of every class: cheap, and no other file would pass.
         ends = np.cumsum(card.counts)
         rows = np.unique(np.concatenate([ends[ends > 0] - 1, (ends - card.counts)[np.array(card.counts) > 0]]))
@@ -511,14 +477,10 @@ class Records:
         self.card = _merged_card(files)
         self._files = tuple(files)
         self._starts = [0, *accumulate(len(file.offsets) for file in files)]
-        remotes = [file.remote for file in files if file.remote is not None]
-        num_bytes = sum(map(len, remotes))
-        for remote in remotes:
-            remote.stays = num_bytes <= remote.limit // 2
+        self._bytes = sum(len(file.view) for file in files)
         for file in files:
-            file.use_copy_if_whole()
+            file.view.share_room(self._bytes)
         self._closed = False
-        self._told = Traffic()
 
     @staticmethod
     def open(path: str | Path) -> Records:
@@ -535,15 +497,14 @@ class Records:
         """
         if isinstance(path, str) and is_uri(path):
             path = join_paths(open_objects(path))
-        files: list[_File] = []
+        paths = record_files(path)
+        allow_open_files(FILES_EACH * len(paths))
+        files = _open_files(paths)
         try:
-            paths = record_files(path)
-            allow_open_files(FILES_EACH * len(paths))
-            _open_files(paths, files)
             return Records(Path(path), files)
         except BaseException:
             for file in files:
-                file.close()
+                file.view.close()
             raise
 
     def __reduce__(self) -> tuple[Callable[[Path], Records], tuple[Path]]:
@@ -563,23 +524,15 @@ class Records:
         """
         file, row = self._at(number)
         view, offset, size = file.view, int(file.offsets[row]), int(file.extents[1][row])
-        local = file.local
-        contents: Readable = view
         try:
-            if isinstance(view, RemoteFile):
-                if self._closed:
-                    raise DataError("closed")
-                data = contents = view[offset : offset + size]
-                offset = 0
-            else:
-                data = local.read(offset, offset + min(size, _AT_ONCE))
+            data = view.read(offset, offset + min(size, _AT_ONCE))
             magic, word, flag = _START.unpack_from(data)
             start, end = 8 + HEADER_BYTES + 4 * flag, 8 + (word & MAX_PAYLOAD)
             if magic == MAGIC and word >> 29 == 0 and start <= end <= size:
                 if end > len(data):
-                    data = local.read(offset, offset + end)
+                    data = view.read(offset, offset + end)
                 return data[start:end]
-            return unpack(read_payload(contents, offset)).image
+            return unpack(read_payload(view, offset)).image
         except (DataError, ValueError, struct.error) as error:
             if self._closed:
                 raise DataError(f"{file.path} is closed") from None
@@ -610,7 +563,7 @@ class Records:
                 remark += ": skipped"
                 if file.is_of_faces and (width := file.columns.labels.shape[1]) > 1:
                     remark += f"; the first of {width} labels is the class"
-                say(f"{file.shown}: {remark}")
+                say(f"{file.view.name}: {remark}")
 
     def describe(self, number: int) -> str:
         """Name a record in a message: its number in its file, and the image that it was made of, by the ``.lst``.
@@ -638,65 +591,48 @@ class Records:
         """Tell the system that records are read in no order: it then reads what is needed, and nothing around it."""
         _ = self.labels  # they may lie all over the file, and are read in its order
         for file in self._files:
-            file.local.expect_no_order()
+            file.view.expect_no_order()
 
     def settle(self, numbers: Ints) -> None:
-        """Wait until some records, int64[n], that lie in a store are on disk; StorageError where that cannot be."""
-        waiting: list[tuple[RemoteFile, Ints]] = []
-        for file, _, within in self._by_file(numbers):
-            with contextlib.suppress(ValueError):  # the file is closed
-                view = file.view
-                if isinstance(view, RemoteFile):
-                    ranges = file.ranges(within)
-                    if not view.has(*ranges):
-                        waiting.append((view, view.ask(*ranges, at_once=True)))
-                    else:
-                        file.use_copy_if_whole()
-        for remote, pages in waiting:
-            remote.wait(pages)
+        """Wait until some records, int64[n], are on this machine's disk; StorageError where that cannot be."""
+        with contextlib.suppress(DataError):  # a file is closed
+            requests = [
+                (file.view, file.view.request(*file.ranges(within))) for file, _, within in self._by_file(numbers)
+            ]
+            for view, pages in requests:
+                view.wait(pages)
 
-    def ask(self, stretches: Sequence[tuple[str, int, int]]) -> None:
-        """Begin to fetch stretches, as of :meth:`Extents.stretches`, that are in a store and not here."""
+    def expect(self, stretches: Sequence[tuple[str, int, int]]) -> None:
+        """Begin to read stretches, as of :meth:`Extents.stretches`."""
         bounds: dict[str, list[tuple[int, int]]] = {}
         for path, start, end in stretches:
             bounds.setdefault(path, []).append((start, end))
         for file in self._files:
-            if isinstance(file.view, RemoteFile) and (ranges := bounds.get(str(file.path))):
-                file.view.ask(*np.array(ranges, np.int64).T)
+            if ranges := bounds.get(str(file.path)):
+                file.view.expect(*np.array(ranges, np.int64).T)
 
     @property
     def stays(self) -> bool:
         """Return whether data that were read once stay here: False for objects that the cache has no room for."""
-        return all(remote.stays for remote in self._remotes)
+        return all(file.view.stays for file in self._files)
 
     def fill(self, needed: int) -> None:
-        """Begin to fetch all objects whole, if images of ``needed`` bytes are most of them and the cache has room."""
-        remotes = self._remotes
-        if not remotes or not self.stays or 2 * needed < sum(map(len, remotes)):
+        """Begin to fetch all objects whole, if images of ``needed`` bytes are most of them."""
+        if 2 * needed < self._bytes:
             return
-        start = os.getpid() * 2_654_435_761 % len(remotes)  # processes that share the cache begin at different ones
-        for remote in remotes[start:] + remotes[:start]:
-            remote.fill()
-
-    @property
-    def _remotes(self) -> list[RemoteFile]:
-        return [file.remote for file in self._files if file.remote is not None]
+        start = os.getpid() * 2_654_435_761 % len(self._files)  # processes that share the cache begin at different ones
+        for file in self._files[start:] + self._files[:start]:
+            file.view.fill()
 
     def traffic(self) -> Traffic | None:
         """Return what was fetched of these files since they were opened, also by others; None: they are in no store."""
-        remotes = self._remotes
-        return sum((remote.disk.traffic() - remote.began for remote in remotes), start=Traffic()) if remotes else None
-
-    def new_faults(self) -> str:
-        """Describe which requests to a store were repeated since it was last asked; empty where none was."""
-        before, self._told = self._told, self.traffic() or Traffic()
-        words = faults_text((self._told - before).faults)
-        return f"{self.name}: {words}" if words else ""
+        each = list(filter(None, (file.view.traffic() for file in self._files)))
+        return sum(each, start=Traffic()) if each else None
 
     @property
     def name(self) -> str:
         """Return its name for people: the path, or the URI of an object."""
-        return self._files[0].shown if len(self._files) == 1 else str(self.path)
+        return self._files[0].view.name if len(self._files) == 1 else str(self.path)
 
     def extents(self, numbers: Ints) -> Extents:
         """Return where the records ``numbers``, int64[n], lie on disk."""
@@ -750,9 +686,9 @@ class Records:
         return labels
 
     def _fetch_columns(self) -> None:
-        """Read ids and labels of objects that have to be asked for them, many objects at a time."""
-        remote = [file for file in self._files if file.remote is not None and "columns" not in vars(file)]
-        if len(files := [file for file in remote if file.card is None or not file.card.by_class]) > 1:
+        """Read ids and labels of files that have to be asked for them, many at a time."""
+        unread = [file for file in self._files if "columns" not in vars(file)]
+        if len(files := [file for file in unread if file.card is None or not file.card.by_class]) > 1:
             with ThreadPoolExecutor(min(MOST_REQUESTS, len(files)), "storage") as pool:
                 for file, columns in zip(files, pool.map(_File.read_columns, files), strict=True):
                     file.columns = columns
@@ -843,7 +779,7 @@ class Records:
         """Let go of the files; closing twice is fine."""
         self._closed = True
         for file in self._files:
-            file.close()
+            file.view.close()
 
     def __enter__(self) -> Self:
         return self

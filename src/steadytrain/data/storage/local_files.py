@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
-import mmap
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast, overload
 
 import numpy as np
 
 from steadytrain.data.arrays import Ints, Pixels
 from steadytrain.errors import DataError, StorageError
 from steadytrain.files import require_regular
+
+if TYPE_CHECKING:
+    from steadytrain.data.storage.pages import Traffic
 
 PAUSES_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Seconds between the tries of a read; after the last of them it is given up."""
@@ -153,7 +156,20 @@ def _open_regular(path: Path) -> io.FileIO:
 
 
 class ByteRanges(ABC):
-    """Bytes that are read by ranges; slices are copies."""
+    """The bytes of a file, read by ranges; slices are copies.
+
+    They may not be here yet, as those of an object in a store: what has to do with that does nothing, unless a class
+    says otherwise.
+    """
+
+    name: str
+    """The path of the file, or the URI of the object."""
+    stays = True
+    """True where bytes that were read once are on this machine's disk from then on."""
+    can_be_mended = True
+    """True where ``steady check`` can write anew what lies beside it."""
+    num_compared = 256
+    """Records that are compared with an index, at most."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -165,6 +181,50 @@ class ByteRanges(ABC):
     @abstractmethod
     def gather(self, offsets: Ints, width: int) -> Pixels:
         """Return the ``width`` bytes from each offset on, uint8[n, width]; errors as of :meth:`read`."""
+
+    @abstractmethod
+    def expect(self, starts: Ints, ends: Ints) -> None:
+        """Begin to read some ranges, which will be needed soon, and return."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """Return what tells its content from any other, sha256 (hex)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the file; closing twice is fine."""
+
+    def expect_no_order(self) -> None:
+        """Let the system read what is asked for, and nothing around it."""
+        return
+
+    def request(self, starts: Ints, ends: Ints) -> Ints:
+        """Begin to fetch what is missing of some ranges, before all else; return what :meth:`wait` takes."""
+        return np.empty(0, np.int64)
+
+    def wait(self, pages: Ints) -> None:
+        """Wait until what was requested is on the disk. Raises StorageError: it cannot be had."""
+        return
+
+    def require(self, starts: Ints, ends: Ints) -> None:
+        """Wait until some ranges are on the disk; errors as of :meth:`wait`."""
+        self.wait(self.request(starts, ends))
+
+    def fill(self) -> None:
+        """Fetch all of it, if there is room, while there is nothing that is needed sooner."""
+        return
+
+    def share_room(self, total: int) -> None:
+        """Note that files of so many bytes, this one among them, are read together."""
+        return
+
+    def list_beside(self) -> Path | None:
+        """Fetch the ``.lst`` beside it, and return its path; None where it is not fetched, or there is none."""
+        return None
+
+    def traffic(self) -> Traffic | None:
+        """Return what was fetched of it since it was opened; None: it lies on this machine."""
+        return None
 
     @overload
     def __getitem__(self, key: int) -> int: ...
@@ -185,17 +245,15 @@ class LocalFile(ByteRanges):
     Args:
         path: of the file, to open it again.
         number: of the open file; it may be closed afterwards.
-        is_constant: nobody writes it, so that another time of change means another file.
     """
 
-    def __init__(self, path: Path, number: int, *, is_constant: bool = True) -> None:
+    def __init__(self, path: Path, number: int) -> None:
         self.path = path
-        self._is_constant = is_constant
+        self.name = str(path)
         opened = _Descriptor(os.dup(number))
         self._descriptor: _Descriptor | None = opened
         self._opened: _Descriptor | None = opened  # keeps the lock that the file has
         self._size = opened.state[0]
-        self._map = None if hasattr(os, "pread") else mmap.mmap(number, 0, access=mmap.ACCESS_READ)  # Windows
 
     def __len__(self) -> int:
         return self._size
@@ -209,8 +267,6 @@ class LocalFile(ByteRanges):
         """
         if (descriptor := self._descriptor) is None:
             raise DataError("closed")
-        if (mapped := self._map) is not None:
-            return memoryview(mapped[start:end])
         size = end - start
         try:  # a scan reads eight bytes of each of a million records: a context would take as long as the call
             data = os.pread(descriptor.number, size, start)
@@ -233,7 +289,7 @@ class LocalFile(ByteRanges):
                 f"{self.path} was truncated while being read, from {before:,} to {length:,} bytes: put the whole file"
                 " back and run the same command again"
             )
-        if self._is_constant and self._opened is not None and descriptor.state != self._opened.state:
+        if self._opened is not None and descriptor.state != self._opened.state:
             raise StorageError(f"{self.path} was replaced while being read: run the same command again")
         data = require_all(os.pread(descriptor.number, size, offset), size)
         if self._descriptor is not None:
@@ -249,14 +305,14 @@ class LocalFile(ByteRanges):
                 data = np.frombuffer(self.read(first, end), np.uint8)
                 rows[start : start + len(part)] = data[(part - first)[:, None] + np.arange(width)]
                 continue
-            places = part.tolist()
-            self._expect(places, width)
-            rows[start : start + len(part)] = np.frombuffer(self._read_each(places, width), np.uint8).reshape(-1, width)
+            self.expect(part, part + width)
+            each = self._read_each(part.tolist(), width)
+            rows[start : start + len(part)] = np.frombuffer(each, np.uint8).reshape(-1, width)
         return rows
 
     def _read_each(self, places: list[int], width: int) -> bytes:
         """Read as many bytes from each place on: a million records are opened by such reads."""
-        if self._map is None and (descriptor := self._descriptor) is not None:
+        if (descriptor := self._descriptor) is not None:
             number, pread = descriptor.number, os.pread
             with contextlib.suppress(OSError):
                 data = b"".join([pread(number, width, place) for place in places])
@@ -264,23 +320,25 @@ class LocalFile(ByteRanges):
                     return data
         return b"".join([self.read(place, place + width) for place in places])
 
-    def _expect(self, places: list[int], width: int) -> None:
+    def expect(self, starts: Ints, ends: Ints) -> None:
         """Have the system fetch what will be read, all at once: on a disk that is several times as fast."""
         if (descriptor := self._descriptor) is not None:
             with contextlib.suppress(AttributeError, OSError):  # no such call here
-                for place in places:
-                    os.posix_fadvise(descriptor.number, place, width, os.POSIX_FADV_WILLNEED)
+                for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+                    os.posix_fadvise(descriptor.number, start, end - start, os.POSIX_FADV_WILLNEED)
 
     def expect_no_order(self) -> None:
-        """Tell the system to read what is asked for, and nothing around it."""
         if (descriptor := self._descriptor) is not None:
             with contextlib.suppress(AttributeError, OSError):  # no such call here
                 os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
 
+    def digest(self) -> str:
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
     def close(self) -> None:
         """Let go of the file, when the last read has ended; closing twice is fine."""
         self._descriptor, self._opened = None, None
-        self._map = None
 
 
 class _Descriptor:

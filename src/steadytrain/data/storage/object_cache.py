@@ -4,8 +4,8 @@ An object that is opened becomes a folder of the cache, with a file of the objec
 was fetched takes room (:mod:`~steadytrain.data.storage.pages`). Every process that opens the same content of the same
 object reads the same file; new content has a new folder.
 
-- What is in the cache stays below a limit: folders that nobody uses go first, then the pages read least recently, whose
-  room is given back to the file system.
+- What is in the cache stays below a limit: folders that nobody uses go first, then pages of the others, whose room is
+  given back to the file system.
 - Each start of a machine has a cache of its own: after it went down pages are not trusted, since the system may not
   have written them; and of a disk that several machines share, none sees pages that another one is writing.
 """
@@ -22,8 +22,7 @@ import platform
 import re
 import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache, lru_cache
@@ -31,18 +30,15 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from steadytrain.data.filenames import braces, validation_names
 from steadytrain.data.storage.pages import PAGE_BYTES, PagedFile, origin_path, paged_files
 from steadytrain.data.storage.store import (
     MOST_REQUESTS,
-    Fault,
     NoObjectError,
     ObjectFacts,
     ObjectPlace,
     Store,
-    faults_text,
 )
 from steadytrain.errors import DataError, storage_errors
 from steadytrain.files import create, lock_surely, locked
@@ -59,8 +55,6 @@ FETCHED = ".fetched"
 """
 COMPANIONS = (".idx", ".json")
 """Endings of the files that are fetched whole beside a ``.rec``."""
-LISTED_NAMES = 8
-"""Objects of a folder from which on the folder is listed; of fewer, each is asked for."""
 
 
 def objects_folder() -> Path:
@@ -124,16 +118,13 @@ def _remove_other_boots(objects: Path) -> None:
                 shutil.rmtree(other, ignore_errors=True)
 
 
-def open_object(
-    uri: str, say: Callable[[str], None] = lambda message: None, siblings: Mapping[str, ObjectFacts] | None = None
-) -> Path:
+def open_object(uri: str, siblings: Mapping[str, ObjectFacts] | None = None) -> Path:
     """Make the file of an object in the cache, or find it; :func:`.remote_file_of` reads it.
 
     Beside a ``.rec`` its index and its card are fetched, as far as there are some.
 
     Args:
         uri: of the object.
-        say: takes a line about requests that had to be repeated.
         siblings: what the store says of the objects beside it, itself among them, by name; None: not known.
 
     Raises:
@@ -141,8 +132,7 @@ def open_object(
         StorageError: the store does not answer, or the cache cannot be written.
     """
     place = ObjectPlace.parse(uri)
-    faults: Counter[Fault] = Counter()
-    store = Store(place, lambda fault: faults.update([fault]), patience_seconds=OPENING_SECONDS)
+    store = Store(place, patience_seconds=OPENING_SECONDS)
     facts = store.stat(place) if siblings is None or place.name not in siblings else siblings[place.name]
     content = facts.etag.strip('"') or facts.modified
     named = hashlib.sha256(f"{place}\n{content}\n{facts.size}".encode()).hexdigest()[:16]
@@ -162,19 +152,17 @@ def open_object(
             with locked(folder / ".lock"), ThreadPoolExecutor(len(COMPANIONS), "storage") as pool:
                 for _ in pool.map(lambda suffix: _fetch_companion(store, place, file, suffix, siblings), COMPANIONS):
                     pass
-    if faults:
-        say(f"{place}: {faults_text(faults)}")
     return file
 
 
-def open_objects(uri: str, say: Callable[[str], None] = lambda message: None) -> list[Path]:
+def open_objects(uri: str) -> list[Path]:
     """Make or find the files of all objects that a URI with braces and wildcards stands for, in their order.
 
-    ``say`` and errors as of :func:`open_object`; DataError where a wildcard fits nothing. Removes from the cache what
-    is above its limit, once a minute: opening an object takes no room, and reading looks again as it fetches.
+    Errors as of :func:`open_object`; DataError where a wildcard fits nothing. Removes from the cache what is above its
+    limit, once a minute: opening an object takes no room, and reading looks again as it fetches.
     """
     places: dict[ObjectPlace, None] = {}
-    siblings: dict[ObjectPlace, Mapping[str, ObjectFacts] | None] = {}  # by folder, of those that were listed
+    siblings: dict[ObjectPlace, Mapping[str, ObjectFacts]] = {}  # by folder, of those that were listed
     for name in braces(uri):
         place = ObjectPlace.parse(name)
         if not glob.has_magic(name):
@@ -184,19 +172,14 @@ def open_objects(uri: str, say: Callable[[str], None] = lambda message: None) ->
         if glob.has_magic(folder.key):
             raise DataError(f"{name} has a wildcard in the name of a folder: wildcards go in the last part of a URI")
         siblings[folder] = siblings.get(folder) or Store(place).list_folder(folder)
-        matches = fnmatch.filter(siblings[folder] or (), place.name)
+        matches = fnmatch.filter(siblings[folder], place.name)
         if not matches:
             raise NoObjectError(f"there is no object {name}")
         places |= dict.fromkeys(place.sibling(match) for match in matches)
-    names: dict[ObjectPlace, list[str]] = {}
-    for place in places:
-        names.setdefault(place.sibling(""), []).append(place.name)
-    for folder in names.keys() - siblings.keys():
-        siblings[folder] = _list_objects(folder, names[folder])
 
     def open_one(place: ObjectPlace) -> Path:
         # Elsewhere than in S3, what a listing says of an object may be spelled otherwise than in an answer for it.
-        return open_object(str(place), say, siblings[place.sibling("")] if place.scheme == "s3" else None)
+        return open_object(str(place), siblings.get(place.sibling("")) if place.scheme == "s3" else None)
 
     allow_open_files(0)  # more than usual are open while so many answers are awaited
     with ThreadPoolExecutor(max_workers=min(MOST_REQUESTS, len(places))) as pool:
@@ -222,21 +205,6 @@ def fetch_list(file: Path, uri: str) -> Path | None:
         with storage_errors(path), locked(file.parent / ".lock"):
             _fetch_companion(Store(place, patience_seconds=OPENING_SECONDS), place, file, ".lst", None)
     return path if path.exists() else None
-
-
-def _list_objects(folder: ObjectPlace, names: Sequence[str]) -> dict[str, ObjectFacts] | None:
-    """List many objects of a folder together with their companions; None: each has to be asked for.
-
-    One request tells of a thousand objects what else is one request each.
-    """
-    if folder.scheme != "s3" or len(names) < LISTED_NAMES:
-        return None
-    with contextlib.suppress(DataError):  # who may read objects may not always list them
-        store, first = Store(folder, patience_seconds=OPENING_SECONDS), min(Path(name).stem for name in names)
-        listing = store.list_after(folder, first, max(names), most=1000 + 8 * len(names))
-        if listing is not None and all(name in listing for name in names):
-            return listing
-    return None
 
 
 def find_validation_object(uri: str) -> str | None:
@@ -309,7 +277,7 @@ def make_room(objects: Path, limit: int) -> None:
             if time.time() - ages[folder] > GRACE_SECONDS and not _is_open(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 total -= used.pop(folder)
-        _drop_oldest([path for folder in used for path in paged_files(folder)], total - goal)
+        _drop_pages([path for folder in used for path in paged_files(folder)], total - goal)
 
 
 def _is_open(folder: Path) -> bool:
@@ -326,19 +294,21 @@ def _is_open(folder: Path) -> bool:
     return False
 
 
-def _drop_oldest(paths: Sequence[Path], excess: int) -> None:
-    """Remove the pages that were used least recently, of at least so many bytes, of files that nobody keeps whole."""
-    ages: list[tuple[Path, NDArray[np.uint32]]] = []
+def _drop_pages(paths: Sequence[Path], excess: int) -> None:
+    """Remove about so many bytes of pages, of files that nobody keeps whole: any, as in training none is used sooner.
+
+    Of data that are read again and again in one order, what was used least recently would be needed next.
+    """
+    counts = dict.fromkeys(paths, 0)
     for path in paths:  # one at a time: there may be more than a process can open
+        with (
+            contextlib.suppress(DataError),
+            contextlib.closing(PagedFile(path)) as file,
+            file.unless_kept() as may_drop,
+        ):
+            counts[path] = int(file.present.sum()) if may_drop else 0
+    share = excess / max(1, sum(counts.values()) * PAGE_BYTES)
+    for path in filter(counts.__getitem__, paths):
         with contextlib.suppress(DataError), contextlib.closing(PagedFile(path)) as file:
-            if not file.is_kept():
-                ages.append((path, file.used[file.present != 0]))
-    all_ages = np.concatenate([age for _, age in ages]) if ages else np.empty(0, np.uint32)
-    if not len(all_ages):
-        return
-    last = min(-(-excess // PAGE_BYTES), len(all_ages)) - 1
-    latest = np.partition(all_ages, last)[last]
-    for path, age in ages:
-        if (age <= latest).any():
-            with contextlib.suppress(DataError), contextlib.closing(PagedFile(path)) as file:
-                file.drop(np.flatnonzero((file.present != 0) & (file.used <= latest)))
+            pages = np.flatnonzero(file.present)
+            file.drop(pages[np.random.default_rng().random(len(pages)) < share])

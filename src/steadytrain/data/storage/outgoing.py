@@ -9,14 +9,13 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from steadytrain.data.storage.store import Fault, NoObjectError, ObjectPlace, Store, abort_uploads, faults_text
+from steadytrain.data.storage.store import NoObjectError, ObjectPlace, Store, abort_uploads
 from steadytrain.errors import DataError, StorageError, storage_errors
 from steadytrain.files import lock_at_once, open_lock, replace_file
 from steadytrain.format import size as size_words
@@ -72,8 +71,7 @@ class Outgoing:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _send(self, work: str, groups: Sequence[Sequence[Path]], say: Callable[[str], None]) -> None:
-        faults: Counter[Fault] = Counter()
-        store = Store(self.place, lambda fault: faults.update([fault]))
+        store = Store(self.place)
         note, noting = self._read_note(), Lock()
         sent: dict[str, str] = note["sent"] if note.get("work") == work else {}
         paths = [path for group in groups for path in group]
@@ -108,8 +106,7 @@ class Outgoing:
                 if is_interrupted:
                     abort_uploads(self.place, names, say)
                 raise
-        if faults:
-            say(f"{self.place.base}: {faults_text(faults)}")
+        if store.num_repeats:
             abort_uploads(self.place, names, say)  # of ours, that were begun again
 
     def mark_made(self, work: str) -> None:

@@ -4,8 +4,7 @@ Beside the file lie what the store said of the object (``.NAME.origin``) and whi
 
 - A page counts as there only when its bytes are: a kill in between costs that page. A reader that copies bytes compares
   a count of removals before and after, so that it never has a page that was removed meanwhile.
-- A shared lock of ``.NAME.origin`` keeps all pages from being removed one by one; it ends with the process that has it.
-  A shared lock of the file keeps the file.
+- A shared lock of the file, which each reader has, keeps the file. One of ``.NAME.origin`` keeps all of its pages.
 """
 
 from __future__ import annotations
@@ -18,45 +17,40 @@ import mmap
 import os
 import struct
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from steadytrain.data.arrays import Ints
-from steadytrain.data.storage.store import FAULTS, Fault, ObjectFacts
+from steadytrain.data.storage.store import ObjectFacts
 from steadytrain.errors import DataError, StorageError
-from steadytrain.files import HAS_LOCKS, lock, lock_at_once, lock_surely, unlock
+from steadytrain.files import lock, lock_at_once, lock_surely, unlock
 
 PAGE_BYTES = 32 * 2**10
 """Bytes of a page. Ranges that are asked for are rounded to pages."""
 
 _HEADER_BYTES = 4096
-# Numbers in the header; of each kind of fault one from the last on. The second was used by an earlier format.
-_REMOVALS, _REQUESTS, _BYTES, _FAULTS = 0, 2, 3, 4
+# Numbers in the header. The second was used by an earlier format.
+_REMOVALS, _REQUESTS, _BYTES = 0, 2, 3
 _NUMBER = struct.Struct("<Q")
 _PUNCH = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-_EPOCH = 1_767_225_600  # 2026: times of use are tenths of seconds since then, which fit into 32 bits
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests, bytes and repeated requests of objects since they are in the cache, by all processes."""
+    """Requests for objects, and their bytes, since they are in the cache, by all processes."""
 
     requests: int = 0
     bytes: int = 0
-    faults: Counter[Fault] = field(default_factory=Counter)
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.requests + other.requests, self.bytes + other.bytes, self.faults + other.faults)
+        return Traffic(self.requests + other.requests, self.bytes + other.bytes)
 
     def __sub__(self, other: Traffic) -> Traffic:
-        return Traffic(self.requests - other.requests, self.bytes - other.bytes, self.faults - other.faults)
+        return Traffic(self.requests - other.requests, self.bytes - other.bytes)
 
 
 def origin_path(file: Path) -> Path:
@@ -93,6 +87,7 @@ class PagedFile:
             self.uri, self.page_bytes = str(origin.pop("uri")), int(origin.pop("page_bytes"))
             self.facts = ObjectFacts(**origin)
             self._file = file.open("r+b", buffering=0)
+            lock_at_once(self._file, shared=True)
             self._pages = pages_path(file).open("r+b")
             self._map = mmap.mmap(self._pages.fileno(), 0)
         except (FileNotFoundError, ValueError, TypeError) as error:
@@ -102,16 +97,11 @@ class PagedFile:
                 f"the copy of an object at {file} cannot be opened ({error.strerror or error})"
             ) from error
         count = -(-self.facts.size // self.page_bytes)
-        self._present_at = _HEADER_BYTES + 4 * count
+        self._present_at = _HEADER_BYTES + 4 * count  # what is between the two was used by an earlier format
         self._header = np.frombuffer(self._map, np.uint64, _HEADER_BYTES // 8)
-        self.used = np.frombuffer(self._map, np.uint32, count, _HEADER_BYTES)
-        """The time at which each page was last asked for, in tenths of seconds."""
         self.present = np.frombuffer(self._map, np.uint8, count, self._present_at)
         """1 for each page that is on disk, else 0."""
-        self._kept: BinaryIO | None = None
-        self._hole = 0  # a page that was missing when all were last looked at
         self._exclusive_lock = threading.Lock()
-        self._process = os.getpid()
 
     @staticmethod
     def create(file: Path, uri: str, facts: ObjectFacts) -> None:
@@ -143,8 +133,6 @@ class PagedFile:
         removals = self._map[: _NUMBER.size]
         if not self.has(first, last):
             return None
-        at = _HEADER_BYTES + 4 * first
-        self._map[at : at + 4 * (last - first)] = now().to_bytes(4, "little") * (last - first)
         try:
             data = os.pread(self._file.fileno(), end - start, start)
             if len(data) < end - start:
@@ -155,12 +143,6 @@ class PagedFile:
         # Whoever removes a page clears its mark, then counts, then frees it: if nobody counted, all was there.
         return data if self._map[: _NUMBER.size] == removals else None
 
-    def missing(self, pages: Ints) -> Ints:
-        """Return the pages, of some, that are not on disk, and note that all of them are used now."""
-        self.used[pages] = now()
-        missing: Ints = pages[self.present[pages] == 0]
-        return missing
-
     def write(self, first: int, end: int, data: memoryview) -> None:
         """Write pages ``first`` to ``end - 1``, which one request brought. Raises OSError."""
         with self._exclusive():
@@ -168,7 +150,6 @@ class PagedFile:
             while view:
                 written = os.pwrite(self._file.fileno(), view, at)
                 view, at = view[written:], at + written
-            self.used[first:end] = np.maximum(self.used[first:end], now())
             self.present[first:end] = 1
             self._header[_REQUESTS] += np.uint64(1)
             self._header[_BYTES] += np.uint64(len(data))
@@ -179,7 +160,7 @@ class PagedFile:
         Raises:
             StorageError: the file system cannot do that.
         """
-        with self._unless_kept() as may_drop:
+        with self.unless_kept() as may_drop:
             if not may_drop:
                 return
             with self._exclusive():
@@ -188,64 +169,23 @@ class PagedFile:
                 for first, end in runs(np.unique(pages), gap=0):
                     _punch(self._file.fileno(), first * self.page_bytes, (end - first) * self.page_bytes, self.file)
 
-    def keep(self) -> None:
-        """Keep all pages from being removed until the file is closed."""
-        if self._kept is None:
-            file = origin_path(self.file).open("rb")
-            lock(file, shared=True)
-            self._kept = file
-
-    def keep_if_whole(self) -> bool:
-        """Keep all pages, if all are there: it can then be read like any file, until it is closed."""
-        if not self._is_whole():
-            return False
-        if self._kept is None:
-            file = origin_path(self.file).open("rb")
-            if not HAS_LOCKS or not lock_at_once(file, shared=True):
-                file.close()
-                return False
-            self._kept = file
-        return self._is_whole()  # some may have been removed before it was kept
-
-    def _is_whole(self) -> bool:
-        if len(self.present) and not self.present[self._hole]:
-            return False
-        self._hole = int(self.present.argmin()) if len(self.present) else 0
-        return not len(self.present) or bool(self.present[self._hole])
-
-    def is_kept(self) -> bool:
-        """Return whether anybody keeps all of its pages."""
-        with self._unless_kept() as may_drop:
-            return not may_drop
-
     def traffic(self) -> Traffic:
         """Return what was fetched of it so far."""
-        faults = +Counter({fault: int(self._header[_FAULTS + i]) for i, fault in enumerate(FAULTS)})
-        return Traffic(int(self._header[_REQUESTS]), int(self._header[_BYTES]), faults)
-
-    def count_fault(self, fault: Fault) -> None:
-        """Count a request that is made again."""
-        with self._exclusive():
-            self._header[_FAULTS + FAULTS.index(fault)] += np.uint64(1)
+        return Traffic(int(self._header[_REQUESTS]), int(self._header[_BYTES]))
 
     def close(self) -> None:
         """Let go of the files; what is on disk stays. Closing twice is fine."""
         if self._file.closed:
             return
-        if self._kept is not None:
-            self.used[:] = now()
-            self._kept.close()
         self._file.close()
         self._pages.close()
-        self._header, self.used, self.present = self._header.copy(), self.used.copy(), self.present.copy()
+        self._header, self.present = self._header.copy(), self.present.copy()
         with contextlib.suppress(BufferError):
             self._map.close()
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Hold off all other threads and processes that change which pages are there."""
-        if self._process != os.getpid():  # a fork of the process, in which a thread may have held it
-            self._exclusive_lock, self._process = threading.Lock(), os.getpid()
         with self._exclusive_lock:
             lock(self._pages)
             try:
@@ -254,15 +194,10 @@ class PagedFile:
                 unlock(self._pages)
 
     @contextlib.contextmanager
-    def _unless_kept(self) -> Iterator[bool]:
+    def unless_kept(self) -> Iterator[bool]:
         """Yield whether nobody keeps the pages; nobody can begin to until the context ends."""
         with origin_path(self.file).open("r+b") as file:
             yield lock_surely(file)
-
-
-def now() -> int:
-    """Return the time in tenths of seconds, as of :attr:`PagedFile.used`."""
-    return int((time.time() - _EPOCH) * 10)
 
 
 def runs(pages: Ints, *, gap: int) -> Iterable[tuple[int, int]]:
@@ -281,7 +216,7 @@ def runs(pages: Ints, *, gap: int) -> Iterable[tuple[int, int]]:
 
 @cache
 def _fallocate() -> Callable[[int, int, int, int], int] | None:
-    function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None) if os.name == "posix" else None
+    function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if function is None:
         return None
     function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)

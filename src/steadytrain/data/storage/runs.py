@@ -19,11 +19,9 @@ from steadytrain.config import Recipe
 from steadytrain.data.storage.store import (
     WRITE_BYTES,
     ChangedError,
-    Fault,
     NoObjectError,
     ObjectPlace,
     Store,
-    faults_text,
 )
 from steadytrain.errors import DataError, RecipeError, RunError, SteadyError, StorageError, storage_error
 from steadytrain.files import create, locked
@@ -141,10 +139,9 @@ class FolderUpload:
         self.folder = folder
         self.uri = uri
         self.say = say
-        self.faults: dict[Fault, int] = {}
         self.error: SteadyError | None = None
         self._place = ObjectPlace.folder(uri)
-        self._store = Store(self._place, self._count)
+        self._store = Store(self._place)
         self._sent: dict[str, tuple[tuple[int, int], Uploaded]] = {}
         self._links: set[Path] = set()
         self._manifest = read_manifest(uri)
@@ -166,13 +163,8 @@ class FolderUpload:
         self._closed = True
         self._asked.set()
         self._thread.join()
-        if words := faults_text(self.faults):
-            self.say(f"{self.uri}: {words}")
         if self.error is not None:
             raise type(self.error)(f"{self.folder} is complete, but not all of it at {self.uri}: {self.error}")
-
-    def _count(self, fault: Fault) -> None:
-        self.faults[fault] = self.faults.get(fault, 0) + 1
 
     def _work(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 
 from steadytrain.errors import storage_errors
-from steadytrain.files import HAS_LOCKS, lock_at_once, lock_surely
+from steadytrain.files import lock_at_once, lock_surely
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def scratch_beside(path: Path) -> Iterator[Path]:
     prefix = f".{path.stem}.scratch-"
     with ExitStack() as stack:
         with storage_errors(path):
-            for left in folder.glob(f"{glob.escape(prefix)}*") if HAS_LOCKS else ():
+            for left in folder.glob(f"{glob.escape(prefix)}*"):
                 with suppress(OSError), _locked(left, lock_surely) as owner:  # another process holds it
                     if owner == os.geteuid():  # in /tmp there may be those of other users
                         shutil.rmtree(left, ignore_errors=True)
@@ -73,9 +73,6 @@ def _locked_folder(folder: Path, prefix: str) -> Iterator[Path]:
 @contextmanager
 def _locked(folder: Path, lock: Callable[[int], bool] = lock_at_once) -> Iterator[int]:
     """Lock a folder; yield its owner. Raises OSError where another process holds it, or it is no folder."""
-    if not HAS_LOCKS:
-        yield -1
-        return
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if not lock(file):

@@ -11,11 +11,12 @@ import hashlib
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+
+import numpy as np
 
 from steadytrain.data.filenames import is_pattern
 from steadytrain.data.storage.object_cache import (
@@ -30,12 +31,10 @@ from steadytrain.data.storage.pages import PagedFile, origin_path
 from steadytrain.data.storage.remote_file import RemoteFile
 from steadytrain.data.storage.store import (
     MOST_REQUESTS,
-    Fault,
     NoObjectError,
     ObjectFacts,
     ObjectPlace,
     Store,
-    faults_text,
     is_uri,
     local_name,
 )
@@ -64,7 +63,7 @@ def local_sources(sources: Sequence[str], say: Say) -> Iterator[list[str]]:
 def _fetch(uri: str, stack: contextlib.ExitStack, say: Say) -> str:
     if not uri.endswith("/"):
         try:
-            files = open_objects(uri, say)
+            files = open_objects(uri)
         except NoObjectError as error:
             if is_pattern(uri):
                 raise
@@ -104,19 +103,17 @@ def _fetch_whole(uri: str, files: Sequence[Path], missing: Sequence[Path], say: 
     many = f"{count(len(missing), 'object')} of " if len(files) > 1 else ""
     say(f"fetching {many}{uri} ({total}) into {objects if many else files[0].parent}")
 
-    def fetch(file: Path) -> Counter[Fault]:
+    def fetch(file: Path) -> None:
         with contextlib.closing(RemoteFile(file)) as remote:
-            remote.whole().release()
-            return (remote.disk.traffic() - remote.began).faults
+            remote.require(np.array([0]), np.array([len(remote)]))
 
     with ThreadPoolExecutor(_OBJECTS_AT_ONCE, "storage") as pool:
         try:
-            faults = sum(pool.map(fetch, missing), start=Counter[Fault]())
+            for _ in pool.map(fetch, missing):
+                pass
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    if faults:
-        say(f"{uri}: {faults_text(faults)}")
 
 
 def _require_room(uri: object, num_bytes: int, limit: int) -> None:
@@ -153,13 +150,9 @@ def _fetch_folder(uri: str, stack: contextlib.ExitStack, say: Say) -> Path:
         with locked(folder / ".lock"):
             if not done.exists():
                 say(f"fetching {count(len(listed), 'object')} ({size_words(total)}) from {place} into {folder}")
-                faults: Counter[Fault] = Counter()
-                patient = Store(place, lambda fault: faults.update([fault]))
                 make_room(objects, limit)
-                _fetch_files(patient, place, path, listed)
+                _fetch_files(Store(place), place, path, listed)
                 done.write_text(str(total), encoding="ascii")
-                if faults:
-                    say(f"{place}: {faults_text(faults)}")
     return path
 
 

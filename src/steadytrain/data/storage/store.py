@@ -1,7 +1,7 @@
 """Requests to object stores, ``s3://``, ``gs://``, ``az://`` and ``hf://``, by obstore; and to web servers.
 
 A request that fails for a reason that may pass (503, 429, a timeout, a lost connection, a body cut short) is made again
-with growing pauses, for :data:`PATIENCE_SECONDS`; each such fault is counted. What will not pass is told in one line.
+with growing pauses, for :data:`PATIENCE_SECONDS`. What will not pass is told in one line.
 A message is made of the URI and of the kind of fault alone: what a store answers may hold parts of credentials.
 
 Credentials come from the environment or from the machine, never from a URI: what names data is printed, and kept in
@@ -28,7 +28,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from steadytrain.data.filenames import braces
@@ -56,16 +56,7 @@ PART_REPEATS = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _POLL_SECONDS = 0.02
 
-Fault = Literal["slow down", "server error", "timeout", "no connection", "lost connection", "cut short"]
-FAULTS: tuple[Fault, ...] = ("slow down", "server error", "timeout", "no connection", "lost connection", "cut short")
-"""Faults after which a request is repeated."""
-
 T = TypeVar("T")
-
-_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|:/|:|//)(.*)", re.S)
-_OTHER_SCHEMES = {**dict.fromkeys(("s3a", "s3n", "aws"), "s3"), **dict.fromkeys(("gcs", "google"), "gs")}
-_OTHER_SCHEMES |= {**dict.fromkeys(("azure", "wasb", "wasbs", "abfs", "abfss"), "az"), "huggingface": "hf"}
-"""What other tools call these, or users."""
 
 
 def is_uri(text: object) -> bool:
@@ -81,42 +72,22 @@ def local_name(text: str) -> str:
     """Return the path of a ``file:`` URI; any other name as it is.
 
     Raises:
-        DataError: it names another machine; or it is no name of a file here, but a URI with a mistake.
+        DataError: it names another machine, or is a URI of another scheme, or a mistyped one.
 
     >>> local_name("file:///data/my%20photos"), local_name("file:a.rec"), local_name("s3://b/a.rec")
     ('/data/my photos', 'a.rec', 's3://b/a.rec')
     """
     if not text.lower().startswith("file:"):
         if not is_uri(text):
-            _refuse_mistyped(text)
+            mistyped = re.match(rf"(\w+://)|({'|'.join(SCHEMES)})(:/|//)", text)
+            if mistyped and not os.path.lexists(text.partition("/")[0]):
+                known = ", ".join(f"{name}://" for name in SCHEMES)
+                raise DataError(f"{text} is no URI of a store here: they begin with one of {known}")
         return text
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
         raise DataError(f"{text} names the machine {parts.netloc}: a file: URI can name files of this machine only")
     return unquote(parts.path)
-
-
-def _refuse_mistyped(text: str) -> None:
-    """Raise DataError where a name looks like a URI and cannot be a file's.
-
-    >>> _refuse_mistyped("s3:/bucket/x.rec")
-    Traceback (most recent call last):
-    steadytrain.errors.DataError: there is no s3: here, and a URI has :// after its scheme: s3://bucket/x.rec
-    >>> _refuse_mistyped("gcs://bucket/x.rec")
-    Traceback (most recent call last):
-    steadytrain.errors.DataError: gcs:// is no scheme of a store here: write gs://bucket/x.rec
-    """
-    match = _URI.match(text)
-    first = text.partition("/")[0]
-    if match is None or os.path.lexists(first):
-        return
-    scheme, separator, rest = match[1].lower(), match[2], match[3]
-    known = scheme if scheme in SCHEMES else _OTHER_SCHEMES.get(scheme)
-    if separator == "://":
-        remedy = f"write {known}://{rest}" if known else f"there are {', '.join(f'{name}://' for name in SCHEMES)}"
-        raise DataError(f"{match[1]}:// is no scheme of a store here: {remedy}")
-    if known:
-        raise DataError(f"there is no {first} here, and a URI has :// after its scheme: {known}://{rest}")
 
 
 def refuse_inner_addresses(values: Mapping[str, object]) -> None:
@@ -242,19 +213,13 @@ class Store:
 
     Args:
         place: of an object in it.
-        on_fault: is called for each fault that a request is repeated after.
         patience_seconds: how long a request is repeated; None: :data:`PATIENCE_SECONDS`.
     """
 
-    def __init__(
-        self,
-        place: ObjectPlace,
-        on_fault: Callable[[Fault], None] = lambda fault: None,
-        *,
-        patience_seconds: float | None = None,
-    ) -> None:
+    def __init__(self, place: ObjectPlace, *, patience_seconds: float | None = None) -> None:
         self.base = place.base
-        self.on_fault = on_fault
+        self.num_repeats = 0
+        """Requests that failed and were made again."""
         self.patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self._stores: dict[int, ObjectStore] = {}
         self._process = 0
@@ -313,26 +278,6 @@ class Store:
         """
         listing = self._repeat(folder, lambda store: store.list_with_delimiter(folder.key.rstrip("/") or None))
         return dict(sorted((meta["path"].rpartition("/")[2], _facts(meta)) for meta in listing["objects"]))
-
-    def list_after(self, folder: ObjectPlace, first: str, last: str, *, most: int) -> dict[str, ObjectFacts] | None:
-        """List the objects in a folder behind one name, up to another; None where there are more than ``most``.
-
-        Errors as of :meth:`list_folder`.
-        """
-
-        def list_once(store: ObjectStore) -> dict[str, ObjectFacts] | None:
-            listing: dict[str, ObjectFacts] = {}
-            for chunk in store.list(folder.key.rstrip("/") or None, offset=folder.key + first, chunk_size=1000):
-                for meta in chunk:
-                    name = meta["path"][len(folder.key) :]
-                    if name > last:
-                        return listing
-                    if len(listing) == most:
-                        return None
-                    listing[name] = _facts(meta)
-            return listing
-
-        return self._repeat(folder, list_once)
 
     def list_all(self, folder: ObjectPlace, collect: Callable[[Iterator[tuple[str, ObjectFacts]]], T]) -> T:
         """List all objects below a folder; return what ``collect`` makes of them.
@@ -436,12 +381,12 @@ class Store:
             except (SteadyError, TypeError):  # of ours
                 raise
             except _CutShortError:
-                fault: Fault | SteadyError = "cut short"
+                fault: str | SteadyError = "cut short"
             except Exception as error:  # noqa: BLE001 - obstore's errors have no common base with its OSErrors
                 fault = _judge(error, place)
             if isinstance(fault, SteadyError):
                 raise fault from None  # what a store answers is not to be shown
-            self.on_fault(fault)
+            self.num_repeats += 1
             until = until or time.monotonic() + self.patience_seconds  # what came before the first fault was no waiting
             if time.monotonic() + pause > until:
                 raise StorageError(
@@ -653,7 +598,7 @@ _REGION = re.compile(r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLoc
 _STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
 
 
-def _judge(error: Exception, place: ObjectPlace) -> Fault | SteadyError:
+def _judge(error: Exception, place: ObjectPlace) -> str | SteadyError:
     """Classify an error of obstore: a fault that may pass, or the error to raise."""
     text, kind = str(error), type(error).__name__
     if isinstance(error, RefusedError):
@@ -730,17 +675,3 @@ def _changed(place: ObjectPlace, now: ObjectFacts | None = None, before: ObjectF
 
 def _facts(meta: Any) -> ObjectFacts:
     return ObjectFacts(int(meta["size"]), meta["e_tag"] or "", meta["last_modified"].isoformat())
-
-
-def faults_text(counts: Mapping[Fault, int]) -> str:
-    """Word how many requests were repeated, and why; empty where none was.
-
-    >>> faults_text({"timeout": 1, "slow down": 2})
-    '3 requests failed and were made again (2 slow down, 1 timeout)'
-    """
-    counted = sorted(((n, fault) for fault, n in counts.items() if n), reverse=True)
-    total = sum(n for n, _ in counted)
-    if not total:
-        return ""
-    subject = f"{total:,} requests failed and were" if total > 1 else "1 request failed and was"
-    return f"{subject} made again ({', '.join(f'{n:,} {fault}' for n, fault in counted)})"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -19,7 +16,6 @@ from PIL import Image, ImageDraw
 from steadytrain.config.transforms import KINDS, Transform
 from steadytrain.data.loader import Batch
 from steadytrain.data.transforms.augment import Augmentation
-from steadytrain.errors import InputError
 from steadytrain.files import replacing
 
 ROUNDS = 7
@@ -75,41 +71,26 @@ def measure_transforms(augmentation: Augmentation, batch: Batch) -> list[Transfo
     ]
 
 
-def write_grid(
-    path: Path,
-    batch: Batch,
-    augmentation: Augmentation | None,
-    classes: Sequence[str],
-    page: Callable[[str, int], str],
-) -> None:
-    """Write the images of a batch as the model will see them, with their labels, as a PNG file or an HTML page.
+def write_grid(path: Path, batch: Batch, augmentation: Augmentation | None, classes: Sequence[str]) -> None:
+    """Write the images of a batch as the model will see them, with their labels, as a PNG file.
 
     Args:
-        path: ends with ``.png`` or ``.html``.
+        path: of the file.
         batch: of the loader.
         augmentation: its transforms; None: there are none.
         classes: names, in the order of the labels, or of the columns of their vectors; a label without one is shown
             as a number.
-        page: makes an HTML page of the figures, whose captions are at most so many pixels wide.
 
     Raises:
-        InputError: another ending.
         StorageError: it cannot be written.
     """
-    if path.suffix.lower() not in (".png", ".html"):
-        raise InputError(f"--show is {path}: it must end with .png or .html")
     images, targets = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)
     if augmentation is not None:
         images, targets = augmentation(images, targets, batch.positions)
     factor = max(1, SHOWN_SIDE // images.shape[1])
     shown = [_picture(image, factor) for image in images.numpy()]
-    several = batch.labels.ndim > 1
-    captions = [(_labels if several else _caption)(target, classes) for target in targets.numpy()]
     with replacing(path) as part:
-        if path.suffix.lower() == ".png":
-            _draw_grid(shown, captions).save(part)
-        else:
-            part.write_text(page(_figures(shown, captions), shown[0].width), encoding="utf-8")
+        _draw_grid(shown, [caption(target, classes) for target in targets.numpy()]).save(part)
 
 
 def _picture(image: NDArray[np.uint8], factor: int) -> Image.Image:
@@ -117,23 +98,21 @@ def _picture(image: NDArray[np.uint8], factor: int) -> Image.Image:
     return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
 
 
-def _caption(target: NDArray[np.int64] | NDArray[np.float32], classes: Sequence[str]) -> str:
-    """Format a label, or the two largest shares of a mixed one: ``cat 70 %, dog 30 %``."""
+def caption(target: NDArray[np.int64] | NDArray[np.float32], classes: Sequence[str]) -> str:
+    """Format a label, or several or mixed ones with their shares.
 
-    def name(number: int) -> str:
-        return classes[number] if number < len(classes) else str(number)
-
-    if target.ndim == 0:
-        return name(int(target))
-    largest = [number for number in np.argsort(-target, kind="stable")[:2].tolist() if target[number] >= 0.005]
-    return ", ".join(f"{name(number)} {target[number]:.0%}" if len(largest) > 1 else name(number) for number in largest)
-
-
-def _labels(target: NDArray[np.float32], classes: Sequence[str]) -> str:
-    """Describe the labels of an image that may have several, with their shares where it is mixed."""
-    names = [classes[number] if number < len(classes) else str(number) for number in range(len(target))]
-    shares = zip(names, target.tolist(), strict=True)
-    words = [name if share > 0.995 else f"{name} {share:.0%}" for name, share in shares if share >= 0.005]
+    >>> caption(np.array(1), ["cat", "dog"]), caption(np.array([0.7, 0.3]), ["cat", "dog"])
+    ('dog', 'cat 70%, dog 30%')
+    >>> caption(np.array([0.0, 1.0]), ["wet", "old"]), caption(np.array([0.0, 0.0]), ["wet", "old"])
+    ('old', 'no label')
+    """
+    shares = {int(target): 1.0} if target.ndim == 0 else dict(enumerate(target.tolist()))
+    names = {number: classes[number] if number < len(classes) else str(number) for number in shares}
+    words = [
+        names[number] if share > 0.995 else f"{names[number]} {share:.0%}"
+        for number, share in shares.items()
+        if share >= 0.005
+    ]
     return ", ".join(words) or "no label"
 
 
@@ -151,17 +130,3 @@ def _draw_grid(shown: Sequence[Image.Image], captions: Sequence[str]) -> Image.I
             caption = caption[:-1]
         draw.text((left, top + picture.height), caption, fill="black")
     return grid
-
-
-def _figures(shown: Sequence[Image.Image], captions: Sequence[str]) -> str:
-    """Write pictures with their captions as HTML."""
-    figures = []
-    for picture, caption in zip(shown, captions, strict=True):
-        with io.BytesIO() as memory:
-            picture.save(memory, "PNG")
-            data = base64.b64encode(memory.getvalue()).decode()
-        text = html.escape(caption)
-        figures.append(
-            f'<figure><img alt="{text}" src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>'
-        )
-    return "\n".join(figures)

@@ -129,7 +129,7 @@ def compute_features(
         start=number * n,
         stop=number * n + -(-n // stride) * stride,
         shard=(world.rank, world.size),
-        threads=session.feed.threads,
+        threads=session.feed.task.num_threads,
     )
 
     def until_stopped() -> Iterator[Batch]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from steadytrain.data.filenames import expand, is_ignored, is_image, is_pattern
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
-from steadytrain.data.loader.image_loader import at_least
+from steadytrain.data.loader.task import at_least
 from steadytrain.data.packing.prepare import Prepared, prepare
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.reader import Records

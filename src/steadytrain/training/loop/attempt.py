@@ -23,7 +23,6 @@ from steadytrain.events import (
     Noticed,
     Saved,
 )
-from steadytrain.files import HAS_LOCKS
 from steadytrain.machine.process import StopRequest, collecting_by_hand
 from steadytrain.machine.sampler import sampling
 from steadytrain.monitor import stacks
@@ -34,7 +33,7 @@ from steadytrain.training import checkpoints
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import OpenedData
 from steadytrain.training.device import sampled_gpus
-from steadytrain.training.loop.reporting import notice_faults, pending_notices
+from steadytrain.training.loop.reporting import pending_notices
 from steadytrain.training.loop.saving import written
 from steadytrain.training.loop.stopping import Stopping, stopping
 from steadytrain.training.loop.updates import NUMBERS, Events, run_updates
@@ -198,7 +197,6 @@ def _write_failure(log: EventLog, session: Session | None, error: Exception) -> 
     step = 0 if session is None else session.state.cursor.step
     with contextlib.suppress(SteadyError):
         if session is not None:
-            notice_faults(session)
             for event in pending_notices(session):
                 log.append(event)
             with contextlib.suppress(Exception):  # it may be the error that is told below
@@ -241,7 +239,7 @@ def _locked(run: Run, peers: Peers | None) -> Iterator[EventLog]:
 
 def _note_lock(log: EventLog, run: Run, *, is_sure: bool) -> None:
     """Note where nothing keeps a second process from training the run as well."""
-    if HAS_LOCKS and not is_sure:
+    if not is_sure:
         log.append(
             Noticed(
                 message=f"the file system of {run.directory} has no locks: nothing keeps a second process from training"

@@ -66,12 +66,6 @@ def epochs(session: Session) -> Iterator[EpochTrained]:
             yield EpochTrained(**sums._asdict(), images_per_second=rate)
 
 
-def notice_faults(session: Session) -> None:
-    """Take up what was wrong with images since the last call."""
-    for message in session.data.new_faults():
-        session.notice(message)
-
-
 def pending_notices(session: Session) -> Iterator[Event]:
     """Yield what parts of the session have had to say since the last call."""
     while session.outbox:

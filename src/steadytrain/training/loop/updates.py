@@ -15,7 +15,7 @@ from steadytrain.training.consensus import Wish
 from steadytrain.training.data import DeviceBatch, join_batches, load
 from steadytrain.training.loop.beginning import begin
 from steadytrain.training.loop.evaluating import is_due, maybe_evaluate, settle_average
-from steadytrain.training.loop.reporting import accounts, end_epoch, epochs, log_line, notice_faults, pending_notices
+from steadytrain.training.loop.reporting import accounts, end_epoch, epochs, log_line, pending_notices
 from steadytrain.training.loop.saving import export, finish_writing, require_finite, save, written
 from steadytrain.training.profile.step_cost import StepMeasuring, measure_step
 from steadytrain.training.session.session import Session, set_phase
@@ -80,7 +80,6 @@ def run_updates(
             yield from _save(session, last.position, is_last=is_last)
         if session.clock.is_due():  # last, so that the account has the time of all of these
             yield from accounts(session)
-            notice_faults(session)
         if is_last:
             break
     signal = wish.stop or (NUMBERS if session.changes_numbers else None)
@@ -200,7 +199,6 @@ def _save(session: Session, before: int, *, is_last: bool) -> Iterator[Event]:
 def _finish(session: Session, signal: str | None) -> Iterator[Event]:
     """End the attempt: all is written, and at the end of the run the weights are exported."""
     state = session.state
-    notice_faults(session)
     if state.probe is not None and not signal:
         session.notice(_probe_notice(session, state.probe))
     yield from pending_notices(session)

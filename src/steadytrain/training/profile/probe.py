@@ -173,7 +173,7 @@ def probe(
             device,
             batch_size=recipe.batch_size,
             start=session.state.cursor.position,
-            threads=session.feed.threads,
+            threads=session.feed.task.num_threads,
             on_bad=lambda bad: None,  # training tells of it
             place=place,
         ) as feed,
@@ -263,13 +263,13 @@ def _in_turns(
         return rate
 
     for _ in range(ROUNDS):
-        for _ in range(feed.depth):  # ready before the clock starts
+        for _ in range(feed.task.depth):  # ready before the clock starts
             next(batches)
         fed = measure("feed", lambda: len(next(batches).labels), LEAST_BATCHES)
         train(next(batches))
         measure("both", lambda: train(next(batches)), LEAST_UPDATES)
         # The feed is to be at rest, with all that it makes ahead ready, while the updates have the machine.
-        time.sleep(1.2 * feed.depth * feed.batch_size / fed)
+        time.sleep(1.2 * feed.task.depth * feed.task.batch_size / fed)
         measure("compute", lambda: train(next(again)), LEAST_UPDATES)
     return Ceilings(
         step=session.state.cursor.step,

@@ -318,7 +318,7 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
     attempt.stack.callback(feed.close)
     if val_feed is not None:
         attempt.stack.callback(val_feed.close)
-    place.machine["feed_threads"] = feed.threads
+    place.machine["feed_threads"] = feed.task.num_threads
     writer: Writer[Saved | None] = Writer(place.device)
     attempt.stack.callback(writer.close)
     clock = build.clock(place.device, start.began)
