@@ -59,8 +59,8 @@ Size = Annotated[
     ),
 ]
 ViewsFlag = Annotated[
-    Literal["flip"] | None,
-    Parameter(help="Average over each image and its mirror image (test-time augmentation)."),
+    Literal["flip", "five-crop", "ten-crop"] | None,
+    Parameter(help="Average over views of each image (test-time augmentation)."),
 ]
 Threshold = Annotated[
     float | None,
@@ -392,16 +392,16 @@ def _write_csv(path: Path | None, classes: int) -> Iterator[Callable[[Sequence[o
         yield writer.writerow
 
 
-def with_input(trained: Trained, size: int | None, tta: str | None) -> tuple[Trained, dict[str, object]]:
-    """Return weights that see images at another size, or mirrored too; and what was chosen, for the document."""
-    from steadytrain.training.inference.views import with_flips, with_size
+def with_input(trained: Trained, size: int | None, tta: Tta | None) -> tuple[Trained, dict[str, object]]:
+    """Return weights that see images at another size, or in several views; and what was chosen, for the document."""
+    from steadytrain.training.inference.views import with_size, with_views
 
     chosen: dict[str, object] = {}
     if size is not None:
         trained, chosen["size"] = with_size(trained, size), size
         note(f"images are seen at {size} pixels")
     if tta is not None:
-        trained, chosen["tta"] = with_flips(trained), tta
+        trained, chosen["tta"] = with_views(trained, tta), tta
     return trained, chosen
 
 

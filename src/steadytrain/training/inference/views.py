@@ -1,46 +1,95 @@
-"""Weights used on each image and its mirror image, or at another size than they were trained at."""
+"""Weights used on several views of each image, or at another size than they were trained at."""
 
 from __future__ import annotations
 
 import io
+import math
 from contextlib import redirect_stderr
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from steadytrain.errors import ModelError, first_line
+from steadytrain.errors import InputError, ModelError, first_line
 from steadytrain.models.exported import is_exported
 from steadytrain.training.inference.trained import Trained
 
+Tta = Literal["flip", "five-crop", "ten-crop"]
 
-class FlippedViews(nn.Module):
-    """A classifier that sees each image and its mirror image, and gives the logarithm of its mean probabilities.
+
+class Views(nn.Module):
+    """A classifier that sees several views of each image, and gives the logarithm of its mean probabilities.
 
     Of several labels it gives the logits of these means.
 
     Args:
         module: the classifier.
+        tta: ``flip``: the image and its mirror image; ``five-crop``: the corners and the centre; ``ten-crop``: those
+            and their mirror images (Krizhevsky et al. 2012, section 4.1).
+        size: side of a crop.
         temperature: of the probabilities of each view.
         is_multi_label: each label has a probability of its own.
     """
 
-    def __init__(self, module: nn.Module, *, temperature: float = 1.0, is_multi_label: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, tta: Tta, size: int, *, temperature: float = 1.0, is_multi_label: bool = False
+    ) -> None:
         super().__init__()
-        self.module, self.temperature, self.is_multi_label = module, temperature, is_multi_label
+        self.module, self.tta, self.size = module, tta, size
+        self.temperature, self.is_multi_label = temperature, is_multi_label
 
     def forward(self, images: Tensor) -> Tensor:
-        logits = torch.stack([self.module(view).float() / self.temperature for view in (images, images.flip(3))])
+        views = [images] if self.tta == "flip" else self._crops(images)
+        if self.tta != "five-crop":
+            views += [view.flip(3) for view in views]
+        logits = torch.stack([self.module(view).float() / self.temperature for view in views])
         if self.is_multi_label:
             return functional.logsigmoid(logits).logsumexp(0) - functional.logsigmoid(-logits).logsumexp(0)
         return logits.softmax(2).mean(0).log()
 
+    def _crops(self, images: Tensor) -> list[Tensor]:
+        free = images.shape[2] - self.size
+        corners = [(0, 0), (0, free), (free, 0), (free, free), (round(free / 2), round(free / 2))]
+        layout = (
+            torch.channels_last if images.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
+        )
+        return [
+            images[:, :, top : top + self.size, left : left + self.size].contiguous(memory_format=layout)
+            for top, left in corners
+        ]
 
-def with_flips(trained: Trained) -> Trained:
-    """Return weights that see each image and its mirror image (test-time augmentation)."""
-    views = FlippedViews(trained.module, temperature=trained.temperature, is_multi_label=trained.is_multi_label)
-    return replace(trained, module=views, temperature=1.0)
+
+def with_views(trained: Trained, tta: Tta) -> Trained:
+    """Return weights that see several views of each image (test-time augmentation).
+
+    Five crops are the corners and the centre of the square that the resized image has in its middle: its side is that
+    of the centre crop, divided by ``crop``.
+
+    Args:
+        tta: see :class:`Views`.
+
+    Raises:
+        InputError: the centre crop is the whole square already.
+    """
+    input, size = trained.input, trained.input.size
+    assert size is not None
+    if tta != "flip":
+        uncropped = math.floor(size / (input.crop or 1.0))
+        if uncropped <= size:
+            raise InputError(
+                f"--tta {tta} takes parts of an image, and {trained.name} evaluates all of it (crop 1): use --tta flip"
+            )
+        input = replace(input, size=uncropped, crop=1.0)
+    views = Views(
+        trained.module,
+        tta,
+        size,
+        temperature=trained.temperature,
+        is_multi_label=trained.is_multi_label,
+    )
+    return replace(trained, module=views, input=input, temperature=1.0)
 
 
 def with_size(trained: Trained, size: int) -> Trained:
