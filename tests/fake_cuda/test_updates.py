@@ -41,7 +41,7 @@ EVERYTHING: dict[str, Any] = {
 
 CASES: dict[str, dict[str, Any]] = {
     **{f"{name}": {"optim.name": name} for name in kinds()},
-    **{f"{name} bf16 cuda:3": {"optim.name": name, "precision.name": "bf16"} for name in ("adamw", "nadam")},
+    **{f"{name} bf16 cuda:3": {"optim.name": name, "precision.name": "bf16"} for name in ("adamw", "nadam", "sgld")},
     **{f"{name} fp16": {"optim.name": name, "precision.name": "fp16"} for name in ("sgd", "nag", "adam", "adamw")},
     **{f"sgd {name}": {"precision.name": name} for name in PRECISIONS[1:] if name != "fp16"},
     **{f"adamw {name}": {"optim.name": "adamw", "precision.name": name} for name in ("pure-bf16", "pure-fp16")},
@@ -127,7 +127,7 @@ def faults_of(recipe: Recipe, run: Path, index: int = 0) -> list[Fault]:
 REPEATED = {
     *("everything fp32 cuda:3", "adamw bf16 cuda:3", "adamw pure-bf16", "accumulate fp16", "several labels mixed"),
     *("recompute bf16 accumulate", "class weights mixup", "mixup and cutmix", "sgd fp16"),
-    *("nadam bf16 cuda:3", "nag fp16", "adam fp16", "sgd tf32", "sgd bf16", "sgd pure-fp16"),
+    *("nadam bf16 cuda:3", "sgld bf16 cuda:3", "nag fp16", "adam fp16", "sgd tf32", "sgd bf16", "sgd pure-fp16"),
     *("autoaugment", "trivialaugment"),  # other draws of randaugment's operations
     *(name for name in TRANSFORMS if name in ALL_TRANSFORMS or name in EVERYTHING["data.transforms"]),
 }

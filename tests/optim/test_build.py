@@ -166,9 +166,9 @@ def test_nesterov_without_momentum_is_plain_descent() -> None:
         ("timm/lamp", {}, r"no optimizer 'timm/lamp'. Did you mean timm/lamb"),
         ("timm/adahessian", {}, "second derivatives"),
         (
-            "signum",
-            {"beta": 0.9},
-            r"signum with optim.options beta=0.9 is refused: .* \(its options: momentum, wd_lh\)",
+            "ftml",
+            {"momentum": 0.9},
+            r"ftml with optim.options momentum=0.9 is refused: .* \(its options: beta1, beta2, epsilon\)",
         ),
         ("lbsgd", {"warmup_strategy": "cosine"}, "linear, power2, sqrt or lars"),
     ],
@@ -183,6 +183,37 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         RecipeError, match=r"'adamm'; it must be one of sgd, .*timm/NAME or pkg.mod:factory. Did you mean adam"
     ):
         Optim("adamm")
+
+
+def test_noise_depends_on_the_seed_and_the_update_alone() -> None:
+    def noisy(seed: int) -> Tensor:
+        parameter = filters()
+        groups = [{"params": [parameter], "weight_decay": 0.0}]
+        return train(parameter, optim.build(Optim("sgld"), groups, lr=0.1, device=CPU, seed=seed), range(3))
+
+    torch.rand(1)  # torch's own generator plays no part
+    assert torch.equal(noisy(1), noisy(1))
+    assert not torch.equal(noisy(1), noisy(2))
+
+
+def test_each_tensor_has_noise_of_its_own() -> None:
+    parameters = [nn.Parameter(torch.zeros(4)) for _ in range(20)]
+    groups = [{"params": parameters[k : k + 10], "weight_decay": 0.0} for k in (0, 10)]
+    optimizer = optim.build(Optim("sgld"), groups, lr=0.1, device=CPU)
+    for parameter in parameters:
+        parameter.grad = torch.zeros(4)
+    optimizer.step()
+    assert len({tuple(parameter.tolist()) for parameter in parameters}) == 20
+
+
+def test_langevin_dynamics_samples_from_the_posterior() -> None:
+    weights = nn.Parameter(torch.zeros(5_000))
+    optimizer = optim.build(Optim("sgld"), [{"params": [weights], "weight_decay": 0.0}], lr=0.02, device=CPU)
+    for _ in range(300):
+        weights.grad = 4 * weights.detach()  # of the loss 2 w^2: a normal distribution of variance 1/4
+        optimizer.step()
+    assert weights.mean().item() == pytest.approx(0, abs=0.03)
+    assert weights.var().item() == pytest.approx(0.25, rel=0.08)
 
 
 def test_adagrad_on_a_gpu_takes_kernels_that_every_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +238,7 @@ class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if name != "sgld"])  # it draws on a real device alone
 def test_no_update_copies_numbers_to_the_device(name: str) -> None:
     weight = nn.Parameter(torch.empty(4, 3, device="meta"))
     weight.grad = torch.empty(4, 3, device="meta")

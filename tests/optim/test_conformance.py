@@ -33,6 +33,7 @@ def own(groups: Any, *, lr: float) -> Optimizer:
 
 BUILT_IN = sorted(optim.kinds())
 DECAY = {name: kind.decay for name, kind in optim.kinds().items()} | {
+    "ftrl": "its own",  # the L2 term of the leader: golden values
     "timm/adabelief": "decoupled",
     "timm/adan": "its own",  # proximal: w / (1 + lr * wd)
     "timm/adanw": "decoupled",
@@ -48,7 +49,7 @@ DECAY = {name: kind.decay for name, kind in optim.kinds().items()} | {
 }
 """How weight decay works, as ``docs/optimizers.md`` says."""
 NAMES = list(DECAY)
-RATES = {"adagrad": 1.0, "adadelta": 5.0, "timm/lars": 5.0, "timm/lion": 0.02}
+RATES = {"adagrad": 1.0, "ftrl": 2.0, "adadelta": 5.0, "timm/lars": 5.0, "timm/lion": 0.02}
 """Learning rates for small problems, where 0.05 would be too slow or too fast."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "dcasgd": {"momentum": 0.9, "lamda": 0.0},  # decay is no part of the compensation
@@ -88,7 +89,7 @@ def train(
     return [parameter.detach().clone() for parameter in parameters]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "sgld"])  # which samples, and does not settle
 def test_a_regression_is_solved(name: str) -> None:
     torch.manual_seed(0)
     inputs, truth = torch.randn(256, 8), torch.randn(8, 4)
@@ -101,7 +102,7 @@ def test_a_regression_is_solved(name: str) -> None:
         loss = functional.mse_loss(inputs @ weights, inputs @ truth)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        optim.set_lr(optimizer, rate * (1 - k / 400))
+        optim.set_lr(optimizer, rate if name == "ftrl" else rate * (1 - k / 400))
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.02 * losses[0]
@@ -113,7 +114,7 @@ OF_EACH_HOUSE = ("sgd", "adamw", "muon", "lbsgd", "timm/lamb", f"{__name__}:own"
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in OF_EACH_HOUSE else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
+    [name if name in OF_EACH_HOUSE else pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "sgld"],
 )
 def test_digits_are_told_apart(name: str) -> None:
     from sklearn.datasets import load_digits
@@ -128,7 +129,7 @@ def test_digits_are_told_apart(name: str) -> None:
     for k in range(150):
         optimizer.zero_grad()
         functional.cross_entropy(net(images), labels).backward()  # type: ignore[no-untyped-call]
-        optim.set_lr(optimizer, rate * (1 - k / 150))
+        optim.set_lr(optimizer, rate if name == "ftrl" else rate * (1 - k / 150))
         optimizer.step()
     assert (net(images).argmax(1) == labels).float().mean() > 0.9
 

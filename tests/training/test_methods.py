@@ -127,7 +127,7 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
 ALL = [(kind, name) for kind, methods in METHODS.items() for name in methods]
 
 DISTINCT: dict[str, tuple[str, ...]] = {
-    "optimizer": ("adamw", "muon", "lbsgd", f"{__name__}:own_optimizer"),
+    "optimizer": ("adamw", "muon", "lbsgd", "sgld", f"{__name__}:own_optimizer"),
     "augmentation": (
         "all at once",
         "own_transform",
@@ -256,6 +256,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
 
 KILLED = [
     ("optimizer", "lbsgd"),
+    ("optimizer", "sgld"),
     ("schedule", "growing batch"),
     ("schedule", "plateau"),
     ("average", "ema"),
@@ -286,7 +287,7 @@ def _train_all(group: Group, folder: str) -> dict[str, Any]:
 
 
 SHARED: dict[str, tuple[str, ...]] = {
-    "optimizer": ("lbsgd",),
+    "optimizer": ("sgld",),
     "loss": ("clipped",),
     "schedule": ("plateau", "growing batch"),
     "average": ("swa",),

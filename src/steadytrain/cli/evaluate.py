@@ -37,6 +37,7 @@ from steadytrain.format import clean, count, number, percent, rate, score_name, 
 
 if TYPE_CHECKING:
     from steadytrain.training import Evaluation, Trained
+    from steadytrain.training.inference.views import Tta
 
 MAX_CLASSES = 40
 

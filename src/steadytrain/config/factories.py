@@ -29,7 +29,10 @@ _MXNET = "steadytrain.interop.mxnet"
 ROWS: Mapping[str, Mapping[str, str]] = {
     CHECKPOINTS: {"mxnet": f"{_MXNET}.weights:FORMAT"},
     LOGS: {"read": "steadytrain.interop.logs.read:read_log", "may_be_log": "steadytrain.interop.logs.read:may_be_log"},
-    OPTIMIZERS: {name: f"{_MXNET}.optimizers:{name.upper()}_KIND" for name in ("signum", "dcasgd", "lbsgd")},
+    OPTIMIZERS: {
+        name: f"{_MXNET}.optimizers:{name.upper()}_KIND"
+        for name in ("signum", "ftml", "dcasgd", "lbsgd", "ftrl", "sgld")
+    },
     SCHEDULES: {
         f"mxnet/{law}": f"{_MXNET}.schedules:{law.upper().replace('-', '_')}"
         for law in ("factor", "multi-factor", "poly", "cosine")

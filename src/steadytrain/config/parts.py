@@ -408,8 +408,8 @@ class Optim:
 
     name: str = setting(
         "sgd",
-        "Optimizer: sgd, nag, adam, adamw, nadam, radam, adamax, rmsprop, adagrad, adadelta, signum, dcasgd, "
-        "lbsgd, muon, timm/NAME or your own function, pkg.mod:factory.",
+        "Optimizer: sgd, nag, adam, adamw, nadam, radam, adamax, rmsprop, adagrad, adadelta, signum, ftml, dcasgd, "
+        "lbsgd, ftrl, sgld, muon, timm/NAME or your own function, pkg.mod:factory.",
         words="opt optim optimizer",
         flag=Flag(
             OPTIMIZER, "sgd, nag, adam, adamw, signum, lbsgd, ... or timm/NAME (docs: optimizers).", names="--optimizer"

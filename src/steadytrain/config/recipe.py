@@ -74,11 +74,6 @@ _REMOVED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda value: False,  # with any other compression it meant nothing
         "parallel.threshold was removed with parallel.compress=2bit: leave it out",
     ),
-    (
-        "optim.name",
-        lambda value: value in ("ftml", "ftrl", "sgld"),
-        "the optimizers ftml, ftrl and sgld were removed: take adamw, or another of the table",
-    ),
 )
 """Keys that were removed or have lost a value: whether a value of a recipe was in use, and what to do instead."""
 

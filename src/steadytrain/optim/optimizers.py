@@ -90,14 +90,16 @@ class OptimizerKind:
         decay: ``coupled`` weight decay is added to the gradient (L2); ``decoupled`` is taken off the weights beside it.
         constants: keys of ``recipe.Optim`` that it takes.
         fused: kinds of devices on which torch updates all tensors of a group in one kernel.
-        sees: what the update of an element depends on: its own values, or its tensor.
+        takes_seed: draws random numbers, by the recipe's seed.
+        sees: what the update of an element depends on: its own values, its tensor, or all parameters.
     """
 
     make: Callable[..., Optimizer]
     decay: Literal["coupled", "decoupled"]
     constants: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()
-    sees: Literal["element", "tensor"] = "element"
+    takes_seed: bool = False
+    sees: Literal["element", "tensor", "all"] = "element"
 
 
 _ADAM = ("betas", "eps")
@@ -186,6 +188,7 @@ def build(
     *,
     lr: float,
     device: torch.device,
+    seed: int = 0,
     allow_import: bool = False,
 ) -> Optimizer:
     """Make the optimizer that the recipe names.
@@ -200,6 +203,7 @@ def build(
             final memory format.
         lr: the peak learning rate; each group's own is ``lr * lr_scale``.
         device: where the parameters are.
+        seed: of the noise of optimizers that add some.
         allow_import: import a ``pkg.mod:factory``, which is called with groups, ``lr`` and ``options``; only if the
             user's own code or command line named it.
 
@@ -225,6 +229,7 @@ def build(
         )  # torch has no kernel for it
         is_fused = device.type in kind.fused and not constants.get("foreach") and not is_part
         constants |= {"fused": True} if is_fused else {}
+        constants |= {"seed": seed} if kind.takes_seed and "seed" not in constants else {}
     try:
         optimizer = make(groups, lr=lr, **constants)
     except (TypeError, ValueError, AssertionError, ImportError) as error:

@@ -248,7 +248,7 @@ def state(
     groups = [{**group, "params": [policy.master(parameter) for parameter in group["params"]]} for group in groups]
     lr = recipe.optim.scaled_lr(recipe.batch_size)
     may_import = _may_import(allow_import, recipe.optim, "name")
-    make = partial(optim.build, recipe.optim, lr=lr, allow_import=may_import)
+    make = partial(optim.build, recipe.optim, lr=lr, seed=recipe.seed, allow_import=may_import)
     optimizer = engine.optimizer(make(groups, device=device), partial(make, device=torch.device("cpu")))
     policy.remark_on(optimizer, recipe.optim.name)
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]

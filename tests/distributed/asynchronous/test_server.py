@@ -156,7 +156,7 @@ def test_servers_make_what_the_optimizer_makes_in_one_process(name: str, servers
                 torch.testing.assert_close(saved[number][key], value, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "nadam", "lbsgd", "muon"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "nadam", "ftml", "muon"])
 def test_what_is_saved_goes_on_the_same_with_other_servers(name: str) -> None:
     spec = Optim(name)
     first = Servers(spec, 2)

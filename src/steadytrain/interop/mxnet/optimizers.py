@@ -6,12 +6,14 @@ MXNet's names and defaults. Every state is a tensor, so that a saved and loaded 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.optim import Optimizer
 
 from steadytrain.optim.optimizers import OptimizerKind, eager
@@ -94,6 +96,63 @@ class Signum(_Rule):
         if shrink:
             torch._foreach_mul_(weights, 1 - shrink)
         torch._foreach_add_(weights, torch._foreach_sign(directions), alpha=lr if momentum else -lr)
+
+
+class FTML(_Rule):
+    """Follow the moving leader: Adam's adaptive scale inside a regularised leader.
+
+    ::
+
+        g = g + wd * w                                       (coupled weight decay)
+        v = beta2 * v + (1 - beta2) * g**2
+        d' = (1 - beta1**t) / lr * (sqrt(v / (1 - beta2**t)) + epsilon)
+        z = beta1 * z + (1 - beta1) * g - (d' - beta1 * d) * w
+        w = -z / d'
+
+    Zheng & Kwok 2017, "Follow the Moving Leader in Deep Learning". An update at rate 0 changes nothing.
+
+    >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+    >>> w.grad = torch.tensor([2.0])
+    >>> FTML([w], lr=0.5).step()
+    >>> round(w.item(), 4)
+    0.5
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.01,
+        *,
+        beta1: float = 0.6,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=weight_decay)
+
+    def _update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        lr, decay, beta1, beta2 = group["lr"], group["weight_decay"], group["beta1"], group["beta2"]
+        if lr == 0:
+            return
+        step = self._count(weights)
+        if decay:
+            gradients = list(torch._foreach_add(gradients, weights, alpha=decay))
+        squares, leaders = self._states(weights, "v"), self._states(weights, "z")
+        before = self._states(weights, "d")
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        scales = torch._foreach_div(squares, 1 - beta2**step)
+        torch._foreach_sqrt_(scales)
+        torch._foreach_add_(scales, group["epsilon"])
+        torch._foreach_mul_(scales, (1 - beta1**step) / lr)
+        torch._foreach_mul_(before, -beta1)
+        torch._foreach_add_(before, scales)  # d' - beta1 * d
+        torch._foreach_mul_(leaders, beta1)
+        torch._foreach_add_(leaders, gradients, alpha=1 - beta1)
+        torch._foreach_addcmul_(leaders, before, weights, -1)
+        torch._foreach_copy_(weights, torch._foreach_div(leaders, scales))
+        torch._foreach_neg_(weights)
+        torch._foreach_copy_(before, scales)
 
 
 class DCASGD(_Rule):
@@ -239,6 +298,98 @@ class LBSGD(_Rule):
         return float(1 + (most - 1) * (number / warmup) ** powers[group["warmup_strategy"]])
 
 
+class Ftrl(_Rule):
+    """Follow the regularised leader, proximal: weights whose gradients add up to little are exactly 0.
+
+    ::
+
+        z = z + g - (sqrt(n + g**2) - sqrt(n)) / lr * w
+        n = n + g**2
+        w = (sign(z) * lamda1 - z) / ((beta + sqrt(n)) / lr + wd)   where |z| > lamda1, else 0
+
+    McMahan et al. 2013, "Ad Click Prediction: a View from the Trenches". Weight decay is the L2 term of the leader. The
+    weights are proportional to ``lr``: keep it constant (``optim.schedule=constant``). An update at
+    rate 0 changes nothing.
+
+    >>> w = torch.nn.Parameter(torch.tensor([0.0, 0.0]))
+    >>> w.grad = torch.tensor([3.0, 0.005])
+    >>> Ftrl([w], lr=0.1).step()
+    >>> [round(value, 4) for value in w.tolist()]
+    [-0.0747, -0.0]
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.1,
+        *,
+        lamda1: float = 0.01,
+        beta: float = 1.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, lr=lr, lamda1=lamda1, beta=beta, weight_decay=weight_decay)
+
+    def _update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        lr, most = group["lr"], group["lamda1"]
+        if lr == 0:
+            return
+        leaders, squares = self._states(weights, "z"), self._states(weights, "n")
+        before = torch._foreach_sqrt(squares)
+        torch._foreach_addcmul_(squares, gradients, gradients)
+        roots = torch._foreach_sqrt(squares)
+        steps = torch._foreach_sub(roots, before)
+        torch._foreach_add_(leaders, gradients)
+        torch._foreach_addcmul_(leaders, steps, weights, -1 / lr)
+        torch._foreach_add_(roots, group["beta"])
+        torch._foreach_div_(roots, lr)
+        torch._foreach_add_(roots, group["weight_decay"])
+        for weight, leader, root in zip(weights, leaders, roots, strict=True):
+            weight.copy_(functional.softshrink(leader, most).neg_().div_(root))
+
+
+class SGLD(_Rule):
+    """Stochastic gradient Langevin dynamics: SGD at half the rate, and noise that makes weights samples.
+
+    ::
+
+        w = w - lr / 2 * (g + wd * w) + noise,   noise ~ N(0, lr)
+
+    Welling & Teh 2011, "Bayesian Learning via Stochastic Gradient Langevin Dynamics". Weight decay is coupled. The
+    noise of an update is a function of ``seed``, the number of the update and the place of the tensor alone: it is the
+    same on every rank and after a restart. MXNet's generator is not copied.
+
+    >>> w = torch.nn.Parameter(torch.zeros(2))
+    >>> w.grad = torch.zeros(2)
+    >>> SGLD([w], lr=0.25, seed=1).step()
+    >>> w.abs().min().item() > 0
+    True
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float = 0.01, *, seed: int = 0, weight_decay: float = 0.0) -> None:
+        super().__init__(params, lr=lr, seed=seed, weight_decay=weight_decay)
+
+    def noise(self, group: dict[str, Any], weight: Tensor, step: int, number: int) -> Tensor:
+        """Draw standard normal numbers for a tensor, by its number in the group and that of the update."""
+        place = next(k for k, other in enumerate(self.param_groups) if other is group)
+        key = 0
+        for part in (group["seed"], step, place, number):  # all four, so that no two tensors draw the same
+            key = key * 1_000_003 + part
+        generator = torch.Generator(weight.device).manual_seed(key % 2**63)
+        noise = torch.empty(weight.shape, device=weight.device, dtype=weight.dtype)
+        return noise.normal_(generator=generator)
+
+    def _update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        lr, step = group["lr"], self._count(weights)
+        if group["weight_decay"]:
+            gradients = list(torch._foreach_add(gradients, weights, alpha=group["weight_decay"]))
+        torch._foreach_add_(weights, gradients, alpha=-lr / 2)
+        for number, weight in enumerate(weights):
+            weight.add_(self.noise(group, weight, step, number), alpha=math.sqrt(lr))
+
+
 SIGNUM_KIND = OptimizerKind(eager(Signum), "coupled")
+FTML_KIND = OptimizerKind(eager(FTML), "coupled")
 DCASGD_KIND = OptimizerKind(eager(DCASGD), "coupled")
 LBSGD_KIND = OptimizerKind(eager(LBSGD), "coupled", sees="tensor")
+FTRL_KIND = OptimizerKind(eager(Ftrl), "coupled")
+SGLD_KIND = OptimizerKind(eager(SGLD), "coupled", takes_seed=True, sees="all")

@@ -38,7 +38,7 @@ from steadytrain.interop.mxnet.flags import (
     read_shape,
 )
 from steadytrain.interop.mxnet.gluoncv import SCRIPTS, translate_gluoncv
-from steadytrain.interop.mxnet.networks import PUBLISHED, find_published
+from steadytrain.interop.mxnet.networks import PUBLISHED, find_model, find_published
 from steadytrain.interop.mxnet.trainers import TRAINERS, translate_trainer
 
 
@@ -206,27 +206,36 @@ def _add_packing(draft: Draft) -> None:
 
 def _im2rec_binary(words: Sequence[str]) -> Translated:
     """The C++ program: ``im2rec image.lst root out.rec key=value ...``."""
-    pairs = dict(word.split("=", 1) for word in words if "=" in word)
     places = [word for word in words if "=" not in word]
-    if len(places) != 3 or pairs.get("nsplit", "1") != "1":
+    if len(places) != 3:
+        raise InputError("im2rec takes a list, a folder and a file: im2rec image.lst root/ out.rec resize=256")
+    pairs = dict(word.split("=", 1) for word in words if "=" in word)
+    if pairs.get("nsplit", "1") != "1":
         raise InputError(
-            "im2rec takes a list, a folder and a file: im2rec image.lst root/ out.rec resize=256 (no nsplit)"
+            f"nsplit is {pairs['nsplit']}, which packs a part of the list: steady pack {places[0]}"
+            f" {Path(places[2]).with_suffix('')} --root {places[1]} --shards {pairs['nsplit']} writes all parts at once"
         )
-    known = {"resize", "quality", "encoding", "color", "center_crop"} & pairs.keys()
+    names = ("resize", "quality", "encoding", "color", "center_crop")
     try:
-        values = {key: pairs[key] if key == "encoding" else int(pairs[key]) for key in known}
+        values = {key: value if key == "encoding" else int(value) for key, value in pairs.items() if key in names}
     except ValueError:
         raise InputError(f"{' '.join(words)}: a value is no whole number") from None
-    values |= {"pass_through": "1"} if pairs.get("unchanged") == "1" else {}
-    if not values.get("center_crop", 1):
-        del values["center_crop"]
+    if not values.get("center_crop"):
+        values.pop("center_crop", None)
+    if pairs.get("unchanged") == "1":
+        values["pass_through"] = "1"
     draft = Draft(values, frozenset(values))
-    for key in sorted(pairs.keys() - known - {"unchanged"}):
-        draft.rows.append((f"{key}={pairs[key]}", "changes nothing here: labels and files are the list's"))
+    for key in sorted(pairs.keys() - {*names}):
+        known = {"label_width", "pack_label", "nsplit", "part", "inter_method", "unchanged"}
+        if key not in known:
+            raise InputError(f"im2rec has no {key}=.{did_you_mean(key, [*names, *known])}")
+        if key != "unchanged":
+            draft.rows.append((f"{key}={pairs[key]}", "changes nothing here: labels and files are the list's"))
+    listed, root, out = places
     if pairs.get("label_width", "1") == "1":
-        draft.rows += _several_labels(Path(places[0]))
+        draft.rows += _several_labels(Path(listed))
     _add_packing(draft)
-    argv = ("pack", places[0], str(Path(places[2]).with_suffix("")), "--root", places[1], *draft.words)
+    argv = ("pack", listed, str(Path(out).with_suffix("")), "--root", root, *draft.words)
     return Translated(commands=(argv,), rows=tuple(draft.rows))
 
 
@@ -354,6 +363,32 @@ def _tool(program: str) -> str:
     return ALIASES.get(name, name)
 
 
+def _bandwidth(words: Sequence[str]) -> Translated:
+    table: Flags = {
+        "network": (str, "resnet"), "num_layers": (int, 152), "gpus": (str, "0,1"), "kv_store": (str, "device"),
+        "num_batches": (int, 5), "disp_batches": (int, 1), "test_results": (int, 1), "image_shape": (str, "3,224,224"),
+        "num_classes": (int, 1000), "optimizer": (str, "None"), "gc_type": (str, "none"),
+    }  # fmt: skip
+    typed = vars(flag_parser("bandwidth", table).parse_args(list(words)))
+    draft = Draft({**{name: value for name, (_, value) in table.items()}, **typed}, frozenset(typed))
+    model = find_model(draft.values["network"], draft.values["num_layers"], 224)[0]
+    draft.add(["network", "num_layers"], "bandwidth", "--model", model)
+    gpus = read_gpus(draft)
+    if len(gpus) < 2:
+        raise InputError(f"--gpus is {draft.values['gpus']!r}: a single GPU has nothing to exchange; name two or more")
+    why = "a rank for each"
+    if gpus != tuple(range(len(gpus))):
+        why += f"; CUDA_VISIBLE_DEVICES={','.join(map(str, gpus))} before the command chooses these"
+    draft.add(["gpus"], "--procs", str(len(gpus)), why=why)
+    for flag in ("num_batches", "disp_batches"):
+        draft.drop(flag, "--seconds says how long to measure")
+    draft.drop("test_results", "sums are compared anyway")
+    draft.drop("gc_type", "fp16 and bf16 are measured too")
+    for flag in ("kv_store", "image_shape", "num_classes", "optimizer"):
+        draft.drop(flag, "does not matter: ranks exchange the gradients, and each updates its weights")
+    return Translated(commands=(tuple(draft.words),), rows=tuple(draft.rows))
+
+
 def _tracker(place: str) -> Callable[[Sequence[str]], Translated]:
     """Read a command line of a tracker of 2015, such as ``dmlc_ssh.py``, which is ``launch.py`` for one place."""
     return lambda words: _launch(["--launcher", place, *words])
@@ -372,11 +407,11 @@ def _mpi(words: Sequence[str]) -> Translated:
 
 
 _OF_MPI = {"np": "-n", "n": "-n", "hostfile": "-H", "machinefile": "-H", "x": "--env"}
-ALIASES = {"finetune": "fine_tune"}
+ALIASES = {"measure": "bandwidth", "finetune": "fine_tune"}
 """Other names of the old tools."""
 TOOLS: dict[str, Callable[[Sequence[str]], Translated]] = {
     "score": _score, "im2rec": _im2rec, "rec2idx": _rec2idx, "parse_log": _parse_log, "launch": _launch,
-    **dict.fromkeys(("mpirun", "mpiexec", "horovodrun"), _mpi),
+    "bandwidth": _bandwidth, **dict.fromkeys(("mpirun", "mpiexec", "horovodrun"), _mpi),
     **{f"dmlc_{place}": _tracker(place) for place in ("local", "ssh", "mpi")},
 }  # fmt: skip
 """Name -> what reads its command line."""
@@ -384,7 +419,6 @@ PROGRAMS = (*TRAINERS, *TOOLS, *sorted(SCRIPTS.keys() - TRAINERS))
 """Names of the old tools, without ``.py``."""
 _INSTEAD = {
     **dict.fromkeys(("benchmark_score", "benchmark_gluon"), "bench infer"),
-    **dict.fromkeys(("bandwidth", "measure"), "bandwidth --model NAME --procs GPUS"),
     "test_score": "evaluate MODEL DATA",
     "make_list": "pack FOLDER OUT",
     "kill_mxnet": "launch (Ctrl-C ends its ranks)",
