@@ -97,10 +97,8 @@ ELSEWHERE: dict[str, object] = {
     "parallel.procs": 2,
     "parallel.price": "2.40",
     "parallel.restarts": 0,
-    "parallel.servers": 2,
     "parallel.staleness": 4,
     "parallel.staleness_power": 0.5,
-    "parallel.ray_address": "auto",
     "parallel.deterministic": True,
     "parallel.graph": True,
     "parallel.recompute": True,
@@ -422,11 +420,10 @@ def test_a_recipe_that_was_written_before_keeps_its_momentum() -> None:
 
 
 def test_what_leads_out_of_the_machine_counts_only_where_code_names_it(recipe: Recipe) -> None:
-    named = recipe.with_({"every.upload": "s3://bucket/a", "parallel.ray_address": "10.0.0.1:6379"})
-    assert not named.every.from_file and not named.parallel.from_file
+    named = recipe.with_({"every.upload": "s3://bucket/a"})
+    assert not named.every.from_file
     read = Recipe.from_json(named.to_json())
-    assert read == named and read.every.from_file and read.parallel.from_file
+    assert read == named and read.every.from_file
     assert read.with_(seed=2).every.from_file and read.with_({"every.keep": 3}).every.from_file
     assert "upload" not in read.with_({"every.upload": "s3://bucket/a"}).every.from_file
-    assert read.with_({"every.upload": "s3://bucket/a"}).parallel.from_file
     assert "from_file" not in named.to_json()

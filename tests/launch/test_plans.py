@@ -70,11 +70,6 @@ SET = Job(
     image="steadytrain:1",
     options=(Kubernetes(kind="jobset"),),
 )
-RAY_JOB = replace(
-    POD,
-    words=("train", "/data/a b.rec", "--run", "/data/$(x)", "--engine", "async", "--ray-address", "auto"),
-    options=(replace(POD.options_of(Kubernetes), kind="rayjob"),),
-)
 TRAIN_JOB = replace(POD, restarts=0, options=(replace(POD.options_of(Kubernetes), kind="trainjob"),))
 SKY = replace(
     SLURM,
@@ -132,7 +127,7 @@ FILES += [
     ("kubernetes", SET, "jobset.yaml"),
     ("kubernetes", TRAIN_JOB, "trainjob.yaml"),
 ]
-FILES += [("sky", SKY, "sky.yaml"), ("kubernetes", RAY_JOB, "rayjob.yaml")]
+FILES += [("sky", SKY, "sky.yaml")]
 COMMANDS = [("local", LOCAL, "local.txt"), ("ssh", SSH, "ssh.txt"), ("ssh", ELASTIC, "elastic.txt")]
 COMMANDS += [("mpi", MPI, "mpi.txt"), ("mpi", MPICH, "mpich.txt")]
 JOBS = [(on, job) for on, job, _ in FILES + COMMANDS]
@@ -240,8 +235,6 @@ def test_every_scheduler_hands_over_the_same_words(rest: list[str]) -> None:
     manifest = yaml.safe_load(render("kubernetes", replace(job, options=(Kubernetes(kind="trainjob"),))).files[0].text)
     args = manifest["spec"]["trainer"]["args"]
     assert args[args.index("--") + 1 :] == container["args"][container["args"].index("--") + 1 :]
-    manifest = yaml.safe_load(render("kubernetes", replace(job, options=(Kubernetes(kind="rayjob"),))).files[0].text)
-    assert shlex.split(manifest["spec"]["entrypoint"]) == ["python3", "x.py", *rest]
     line = yaml.safe_load(render("sky", job).files[0].text)["run"].partition("\n")[2]
     assert shlex.split(line)[shlex.split(line).index("--") + 1 :] == ["x.py", *rest]
 
@@ -278,7 +271,6 @@ def test_what_a_place_cannot_do_is_refused_with_a_remedy(on: str, job: Job, mess
 def test_what_makes_no_difference_there_is_told() -> None:
     plan = render("local", Job(words=TRAIN, image="a", options=(Slurm(qos="high"),)))
     assert plan.notes == ("image, slurm: not used by local",)
-    assert render("kubernetes", RAY_JOB).notes[-1].startswith("procs: not used by a RayJob")
     changed = replace(TRAIN_JOB, folder="/work", restarts=1)
     assert render("kubernetes", changed).notes[-1] == "folder, restarts: not used by a TrainJob; its runtime sets it"
 

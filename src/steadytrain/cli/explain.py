@@ -139,7 +139,7 @@ def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
         per_epoch, grown = "", f"{''.join(stages)} (in micro-batches of the first size)"
     yield "updates", f"{started.steps:,} of {started.batch_size} images{parts}{grown}: {epochs}{per_epoch}"
     parallel = recipe.parallel
-    is_stale = parallel.engine == "async" and parallel.staleness != 0
+    is_stale = parallel.engine == "async"
     momentum = f"momentum {optim.momentum:g}{' of each worker' * is_stale}"
     constants = {
         "sgd": f"{'Nesterov ' * bool(optim.nesterov)}{momentum}",

@@ -157,8 +157,8 @@ def _of_async(model: Model, optim: Optim, precision: Precision, parallel: Parall
     """Yield conflicts of the asynchronous engine."""
     engine, plan = "parallel.engine='async'", parse_train(model.train)
     workers, bound = parallel.procs, parallel.staleness
-    if isinstance(workers, int) and bound is not None and 0 < bound < workers - 1:
-        why = f"some of them would always wait; use 0, {workers - 1} or more"
+    if isinstance(workers, int) and bound is not None and bound < workers - 1:
+        why = f"some of them would always wait; use {workers - 1} or more, or --engine ddp"
         yield f"parallel.staleness={bound}", f"parallel.procs={workers}", why
     if precision.name == "fp16" or precision.is_pure:
         why = "servers keep weights and gradients in 32 bits, without a loss scale; use bf16 or fp32"

@@ -1,17 +1,15 @@
-"""Kubernetes: an Indexed Job and the service by which its pods find the first, a JobSet, a TrainJob of Kubeflow
-Trainer 2, or a RayJob of KubeRay; for ``kubectl create``.
+"""Kubernetes: an Indexed Job and the service by which its pods find the first, a JobSet, or a TrainJob of
+Kubeflow Trainer 2; for ``kubectl create``.
 
 Not ``apply``, which would leave a job that has ended as it is and say that all is well.
 
 Exit code 75 (saved, asked to stop) is no failure: the pod is started again. In a Job each pod that ends is replaced by
 itself; the others, which have lost a rank, end with code 4 and are replaced as well, so that one failure is as many as
-there are pods. A JobSet starts all pods anew together. A TrainJob is started, and started again, as its runtime says. A
-RayJob runs the command once, beside a Ray cluster whose pods are for the servers of the asynchronous engine.
+there are pods. A JobSet starts all pods anew together. A TrainJob is started, and started again, as its runtime says.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -39,8 +37,7 @@ class Kubernetes:
 
     Args:
         kind: an Indexed ``job``, whose pods are replaced one by one; a ``jobset``, whose pods start anew together (that
-            needs JobSet's controller in the cluster); a ``trainjob`` of Kubeflow Trainer 2; or a ``rayjob`` of KubeRay,
-            for the asynchronous engine.
+            needs JobSet's controller in the cluster); or a ``trainjob`` of Kubeflow Trainer 2.
         runtime: of a TrainJob: the ClusterTrainingRuntime by which Kubeflow starts it.
         namespace: None: the one that kubectl is set to.
         claim: a PersistentVolumeClaim for data and runs, seen by all pods under ``mount``.
@@ -48,7 +45,7 @@ class Kubernetes:
         selector: labels of the machines to take.
     """
 
-    kind: Literal["job", "jobset", "trainjob", "rayjob"] = "job"
+    kind: Literal["job", "jobset", "trainjob"] = "job"
     runtime: str = "torch-distributed"
     namespace: str | None = None
     claim: str | None = None
@@ -93,10 +90,6 @@ def render(job: Job) -> Plan:
     if kubernetes.kind == "trainjob":
         unused = [name for name, is_set in (("folder", job.folder), ("restarts", job.restarts)) if is_set]
         notes += [f"{', '.join(unused)}: not used by a TrainJob; its runtime sets it"] if unused else []
-    if kubernetes.kind == "rayjob":
-        notes += ["procs: not used by a RayJob: the command's own --workers counts the workers"] if job.procs else []
-        if "async" not in job.words:
-            notes += ["a RayJob runs the command once, on its head: it is for --engine async --ray-address auto"]
     file = File(name=f"{job.name}.yaml", text=text)
     return Plan(stages=(PlanStage(kind="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
 
@@ -118,8 +111,6 @@ def _manifests(job: Job) -> list[dict[str, Any]]:
                 "spec": _training(job),
             }
         ]
-    if kubernetes.kind == "rayjob":
-        return [{"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": _ray(job)}]
     if kubernetes.kind == "jobset":
         # Fails and starts as one; what the pods' policy lets fail at once is started again without being counted.
         rules: list[dict[str, Any]] = [
@@ -179,36 +170,6 @@ def _training(job: Job) -> dict[str, Any]:
     runtime = {"template": {"spec": {"replicatedJobs": [patch]}}}
     spec["runtimePatches"] = [{"manager": "steadytrain", "trainingRuntimeSpec": runtime}]
     return spec
-
-
-def _ray(job: Job) -> dict[str, Any]:
-    """Return the spec of a RayJob: the command, and the pods of the cluster that is made for it.
-
-    The command goes to the head over HTTP, whose shell reads it once; a submitting pod would have it read three times.
-    """
-    nodes, _ = job.shape
-
-    def pod(name: str) -> dict[str, Any]:
-        container: dict[str, Any] = {"name": name, "image": job.image}
-        container |= {"workingDir": job.folder} if job.folder else {}
-        container |= {"env": variables} if (variables := _variables(job)) else {}
-        container |= {"resources": resources} if (resources := _resources(job)) else {}
-        spec = {**_placing(job), "containers": [container | {"volumeMounts": _mounts(job)}], "volumes": _volumes(job)}
-        return {"rayStartParams": {}, "template": {"metadata": {"labels": {_LABEL: job.name}}, "spec": spec}}
-
-    cluster: dict[str, Any] = {"headGroupSpec": pod("ray-head")}
-    if nodes > 1:
-        replicas = {"replicas": nodes - 1, "minReplicas": nodes - 1, "maxReplicas": nodes - 1}
-        cluster["workerGroupSpecs"] = [{"groupName": "servers", **replicas, **pod("ray-worker")}]
-    spec: dict[str, Any] = {
-        "entrypoint": shlex.join((job.python, *job.program)),
-        "submissionMode": "HTTPMode",
-        "shutdownAfterJobFinishes": True,
-        "backoffLimit": job.restarts,
-    }
-    if job.minutes:
-        spec["activeDeadlineSeconds"] = job.minutes * 60
-    return {**spec, "rayClusterSpec": cluster}
 
 
 def _exited_with(code: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from steadytrain.errors import InputError
 from steadytrain.launch import launcher_name, launchers
@@ -17,7 +16,7 @@ from steadytrain.launch import launcher_name, launchers
 VALUES = ("--on", "--nodes", "--procs", "--hosts", "--sync", "--exclude", "--env", "--job", "--set", "-o", "--output")
 SWITCHES = ("--dry-run", "--json", "--help", "-h")
 
-_NO_SERVERS = "there are no servers, ranks exchange gradients directly"
+_NO_SERVERS = "ranks exchange gradients directly, and --engine async has one server"
 _PRINTED = "the output is the log; the run's event log is in its folder"
 _JAVA = "it belongs to the tracker's Java client"
 _SHIPPED = "files are not shipped: --sync copies the working directory; put other files into images or on shared disks"
@@ -35,12 +34,11 @@ _SET = {
     "--kube-namespace": "kubernetes.namespace",
     "--kube-worker-image": "image",
 }
-_SERVERS = ("-s", "--num-servers", "--server-nodes", "--slurm-server-nodes")
 _LEFT_OUT = {
-    **dict.fromkeys((*_SERVERS, "--env-server"), _NO_SERVERS),
     **dict.fromkeys(
-        ("--server-cores", "--server-memory", "--kube-server-image", "--kube-server-template"), _NO_SERVERS
+        ("-s", "--num-servers", "--server-nodes", "--slurm-server-nodes", "--env-server", "--server-cores"), _NO_SERVERS
     ),
+    **dict.fromkeys(("--server-memory", "--kube-server-image", "--kube-server-template"), _NO_SERVERS),
     **dict.fromkeys(("--log-level", "--log-file", "--logdir", "--sge-log-dir"), _PRINTED),
     **dict.fromkeys(
         ("--hdfs-tempdir", "--tempdir", "--yarn-app-classpath", "--app-classpath", "--yarn-app-dir"), _JAVA
@@ -82,8 +80,6 @@ def translate(argv: Sequence[str]) -> LaunchCommand:
     new: list[str] = []
     notes: list[str] = []
     old: dict[str, str] = {}
-    servers: list[str] = []
-    is_async = ("--engine", "async") in pairwise(argv) or "--engine=async" in argv
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word, equals, value = rest.pop(0).partition("=")
@@ -99,9 +95,7 @@ def translate(argv: Sequence[str]) -> LaunchCommand:
             value = value if equals else rest.pop(0)
             if word in _REFUSED:
                 raise InputError(f"{word} {value}: {_REFUSED[word]}")
-            if word in _SERVERS and is_async and value != "0":
-                servers = ["--servers", value]
-            elif word in _PLACED:
+            if word in _PLACED:
                 old[_PLACED[word]] = value
             elif word in _SET:
                 new += ["--set", f"{_SET[word]}={value}"]
@@ -117,7 +111,7 @@ def translate(argv: Sequence[str]) -> LaunchCommand:
                 notes.append(f"{word} {value} is ignored: {_LEFT_OUT[word]}")
     command = rest[1:] if rest[:1] == ["--"] else rest
     first = _placed(old, new, notes)
-    return LaunchCommand(argv=(*first, *new, *(["--", *command, *servers] if command else [])), notes=tuple(notes))
+    return LaunchCommand(argv=(*first, *new, *(["--", *command] if command else [])), notes=tuple(notes))
 
 
 def _placed(old: dict[str, str], new: list[str], notes: list[str]) -> list[str]:

@@ -1,9 +1,8 @@
 """Parts of a network that keep only their inputs for the backward pass, and are computed again in it.
 
 That is activation checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): less memory for
-the time of some more forward passes. Which parts is chosen by what a forward pass with a few images is seen to keep, so
-it asks nothing of a network: single modules, and stretches of those that stand in an ``nn.Sequential``. Those are
-computed again without which the most memory at any time of the backward pass would be larger, and no others.
+the time of some more forward passes. The parts are modules, as large as a limit allows on what one of them keeps, with
+the limit that leaves the least; a forward pass with a few images shows what each keeps.
 
 No bit of a run changes: what is random is drawn again as it was, and the second pass works on copies of the buffers as
 they were before the first, so running statistics are updated once, and what depends on them is computed from the same.
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,21 +31,18 @@ from steadytrain.training.usage import other_generators
 
 TRIED = 2
 """Images of the pass that is looked at."""
-LIMITS = 60
-FALLS = 0.95
-"""Limits of memory that are tried: so many, each this share of the one before."""
+LIMITS, FALLS = 30, 0.8
+"""Number of limits that are tried on what a part keeps, and each one's share of the one before."""
 WORTH = 0.1
 """Share of the memory that has to be saved."""
-GIVEN_UP = 0.05
-"""Share of what can be saved that is given up, to compute fewer parts again."""
 
 
 @dataclass(frozen=True)
 class Recomputed:
     """The choice of parts to recompute.
 
-    ``parts``: names of modules, of stretches of them with the last one's number (``layer1.0-2``). ``kept_bytes``: of
-    activations, an image: the most at any time. ``usual_bytes``: the same with nothing computed again.
+    ``parts``: names of modules. ``kept_bytes``: of activations, an image: the most at any time. ``usual_bytes``: the
+    same with nothing computed again.
     """
 
     parts: tuple[str, ...]
@@ -84,16 +80,17 @@ def recompute_parts(
                 f"parallel.recompute cannot be used with {name}: it draws from Python's or NumPy's random numbers,"
                 " which are not drawn again as they were; draw from torch's, or leave it out"
             )
-    parts, usual = _choose(seen), _peak(seen, [])
-    most = _peak(seen, parts)
+    parts, usual = _choose(seen), _kept_bytes(seen, [])
+    most = _kept_bytes(seen, parts)
     if most > (1 - WORTH) * usual:
         raise ModelError(
             f"parallel.recompute saves nothing worth its time in {name}: no part of it keeps much more than what it is"
             f" given, so of {usual / TRIED / 1e6:.3g} MB of activations an image {most / TRIED / 1e6:.3g} would stay;"
             " leave it out, and lower --batch-size, or split each batch with --set optim.accumulate=..."
         )
-    _install(parts)
-    recomputed = Recomputed(tuple(map(_name, parts)), most / TRIED, usual / TRIED)
+    for part in parts:  # parameters, buffers and names stay
+        vars(part.module)["forward"] = _Recomputing(part.module)
+    recomputed = Recomputed(tuple(part.name for part in parts), most / TRIED, usual / TRIED)
     notice(f"recomputed in each backward pass: {recomputed}")
     return recomputed
 
@@ -104,7 +101,6 @@ class _Call:
 
     module: nn.Module
     name: str
-    parent: _Call | None
     begin: int
     tensors: list[Tensor]
     versions: list[int]
@@ -113,20 +109,11 @@ class _Call:
     can_repeat: bool = False
 
 
-_Part: TypeAlias = tuple[_Call, ...]
-"""A candidate for recomputation: a call, or several consecutive calls of a sequence."""
-
-
 class _Seen(NamedTuple):
     """A forward pass: the network's own call, and address and bytes of each tensor that is kept, in order."""
 
     root: _Call
     kept: list[tuple[int, int]]
-
-
-def _name(part: _Part) -> str:
-    first, last = part[0].name, part[-1].name
-    return first if first == last else f"{first}-{last.rpartition('.')[2]}"
 
 
 def _tensors(arguments: object) -> list[Tensor]:
@@ -153,10 +140,10 @@ def _watch(module: nn.Module, forward: Callable[[], object]) -> _Seen:
             kept.append(_memory(tensor))
 
     def begin(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors, parent = _tensors((args, kwargs)), stack[-1] if stack else None
-        call = _Call(part, names[part], parent, len(kept), tensors, [tensor._version for tensor in tensors])
-        if parent is not None:
-            parent.calls.append(call)
+        tensors = _tensors((args, kwargs))
+        call = _Call(part, names[part], len(kept), tensors, [tensor._version for tensor in tensors])
+        if stack:
+            stack[-1].calls.append(call)
         calls.append(call)
         stack.append(call)
 
@@ -182,134 +169,61 @@ def _watch(module: nn.Module, forward: Callable[[], object]) -> _Seen:
     return _Seen(calls[0], kept)
 
 
-class _Memory:
-    """The memory that is in use on the way through a forward pass, with the parts so far."""
-
-    def __init__(self, seen: _Seen) -> None:
-        self.parts: list[_Part] = []
-        self._kept = seen.kept
-        self._alive: dict[int, int] = {}  # bytes by address
-        self._total = self._place = 0
-
-    def with_next(self, part: _Part) -> int:
-        """Bytes while the next part is computed again; what was kept later is free by then."""
-        return self._total + sum(self._more(part, part[-1].end).values())
-
-    def add(self, part: _Part) -> None:
-        self._keep(self._more(part, part[0].begin))
-        self._place = part[-1].end
-        self.parts.append(part)
-
-    def at_the_end(self) -> int:
-        """Bytes as the forward pass ends, with no other part."""
-        self._keep(self._more((), len(self._kept)))
-        return self._total
-
-    def _more(self, part: _Part, end: int) -> dict[int, int]:
-        pieces = dict(self._kept[self._place : end]) | (dict(map(_memory, part[0].tensors)) if part else {})
-        return {address: nbytes for address, nbytes in pieces.items() if address not in self._alive}
-
-    def _keep(self, more: dict[int, int]) -> None:
-        self._total += sum(more.values())
-        self._alive |= more
-
-
-def _peak(seen: _Seen, parts: Sequence[_Part]) -> int:
-    """The most bytes of activations at any time: as the forward pass ends, or as a part is computed again."""
-    memory, most = _Memory(seen), 0
+def _choose(seen: _Seen) -> list[_Call]:
+    """Choose the parts that leave the least, without those that save nothing."""
+    usual = _kept_bytes(seen, [])
+    limits = (usual * FALLS**number for number in range(LIMITS))
+    parts = min((_largest_parts(seen, limit) for limit in limits), key=partial(_kept_bytes, seen))
     for part in parts:
-        most = max(most, memory.with_next(part))
-        memory.add(part)
-    return max(most, memory.at_the_end())
-
-
-def _choose(seen: _Seen) -> list[_Part]:
-    """Choose parts that make the peak least, or nearly: as few as that takes, in their order."""
-    usual = _peak(seen, [])
-    candidates = (_largest_parts(seen, usual * FALLS**k) for k in range(LIMITS))
-    parts = min(candidates, key=lambda candidate: _peak(seen, candidate))
-    least = _peak(seen, parts)
-    limit = least + GIVEN_UP * (usual - least)
-    for part in sorted(
-        parts, key=lambda part: (sum(dict(seen.kept[part[0].begin : part[-1].end]).values()), -part[0].begin)
-    ):
         fewer = [other for other in parts if other is not part]
-        if _peak(seen, fewer) <= limit:
+        if _kept_bytes(seen, fewer) <= _kept_bytes(seen, parts):
             parts = fewer
     return parts
 
 
-def _largest_parts(seen: _Seen, limit: float) -> list[_Part]:
-    """The largest parts that, computed again, need no more than the limit with all that is kept by then."""
-    memory = _Memory(seen)
-
-    def fits(*calls: _Call) -> bool:
-        return calls[0].can_repeat and memory.with_next(calls) <= limit
+def _largest_parts(seen: _Seen, limit: float) -> list[_Call]:
+    """Return the largest calls, in order, that can be repeated and keep no more than ``limit`` bytes each."""
+    parts: list[_Call] = []
 
     def visit(call: _Call) -> None:
-        if fits(call):
-            memory.add((call,))
-            return
-        is_sequence = type(call.module).forward is nn.Sequential.forward and "forward" not in vars(call.module)
-        can_join = is_sequence and [inner.module for inner in call.calls] == list(call.module.children())
-        stretch: _Part = ()
-        for inner in call.calls:
-            # In a sequence, what overwrites what it is given, such as an in-place ReLU, goes with what is before it.
-            if stretch and can_join and fits(*stretch, inner):
-                stretch += (inner,)
-                continue
-            if stretch:
-                memory.add(stretch)
-            stretch = (inner,) if fits(inner) else ()
-            if not stretch:
+        if call.can_repeat and sum(_within(seen, call).values()) <= limit:
+            parts.append(call)
+        else:
+            for inner in call.calls:
                 visit(inner)
-        if stretch:
-            memory.add(stretch)
 
     visit(seen.root)
-    return memory.parts
+    return parts
 
 
-def _install(parts: Sequence[_Part]) -> None:
-    """Give the modules of these parts a forward that keeps nothing. Parameters, buffers and names stay."""
-    stretches: dict[nn.Module, dict[nn.Module, list[nn.Module]]] = {}
+def _within(seen: _Seen, call: _Call) -> dict[int, int]:
+    """Return the memory that a call keeps: bytes by address."""
+    return dict(seen.kept[call.begin : call.end])
+
+
+def _kept_bytes(seen: _Seen, parts: Sequence[_Call]) -> int:
+    """Return the most that is kept at any time: as the forward pass ends, or while a part is computed again.
+
+    What was kept after a part is free by then.
+    """
+    kept: dict[int, int] = {}
+    most = place = 0
     for part in parts:
-        modules, parent = [call.module for call in part], part[0].parent
-        if len(part) == 1:
-            vars(modules[0])["forward"] = _Recomputing(partial(_class_forward, modules[0]), modules)
-        else:
-            assert parent is not None
-            stretches.setdefault(parent.module, {})[modules[0]] = modules
-    for sequence, by_first in stretches.items():
-        inside = {module for modules in by_first.values() for module in modules}
-        vars(sequence)["forward"] = partial(
-            _in_turn,
-            [
-                _Recomputing(partial(_in_turn, by_first[child]), by_first[child]) if child in by_first else child
-                for child in sequence.children()
-                if child in by_first or child not in inside
-            ],
-        )
-
-
-def _class_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The forward of its class, which may have become another one since (as that of synchronised norms does)."""
-    return type(module).forward(module, *args, **kwargs)
-
-
-def _in_turn(steps: Sequence[Callable[[Any], Any]], input: Any) -> Any:
-    """The forward of a sequence."""
-    for step in steps:
-        input = step(input)
-    return input
+        kept |= dict(seen.kept[place : part.begin]) | dict(map(_memory, part.tensors))
+        most = max(most, sum((kept | _within(seen, part)).values()))
+        place = part.end
+    return max(most, sum((kept | dict(seen.kept[place:])).values()))
 
 
 class _Recomputing:
     """A forward that keeps its arguments, and is computed again for the rest. Copies of a network have copies of it."""
 
-    def __init__(self, forward: Callable[..., Any], modules: Sequence[nn.Module]) -> None:
-        self.forward = forward
-        self.modules = modules
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute by the class, which may have become another one since (as that of synchronised norms does)."""
+        return type(self.module).forward(self.module, *args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -319,7 +233,7 @@ class _Recomputing:
         if torch.compiler.is_compiling():  # a compiler sees what is written twice, and takes no contexts
             return checkpoint(forward, *args, use_reentrant=False)
         # The second pass works on the buffers as they are now, which are dropped then.
-        buffers = [(part, name, buffer.detach().clone()) for part, name, buffer in buffers_of(*self.modules)]
+        buffers = [(part, name, buffer.detach().clone()) for part, name, buffer in buffers_of(self.module)]
         return checkpoint(
             forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _with_buffers(buffers))
         )
