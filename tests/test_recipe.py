@@ -17,6 +17,7 @@ from steadytrain.config.defaults import apply_changes, usual_recipe
 from steadytrain.config.foreign import foreign_flags
 from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
+from steadytrain.config.timeline import Timeline
 from steadytrain.errors import RecipeError
 
 BASE = Recipe(data=Data(train="train.rec"), model=Model("resnet20"), budget=Budget(epochs=6))
@@ -97,7 +98,6 @@ ELSEWHERE: dict[str, object] = {
     "parallel.procs": 2,
     "parallel.price": "2.40",
     "parallel.restarts": 0,
-    "parallel.staleness": 4,
     "parallel.staleness_power": 0.5,
     "parallel.deterministic": True,
     "parallel.graph": True,
@@ -335,8 +335,9 @@ def test_a_recipe_is_frozen() -> None:
 
 
 def test_the_learning_rate_grows_with_the_batch_from_a_stated_base() -> None:
-    assert Optim(lr=0.1).scaled_lr(1024) == 0.1
-    assert Optim(lr=0.1, base_batch_size=256).scaled_lr(1024) == pytest.approx(0.4)
+    recipe = BASE.with_({"batch_size": 1024, "optim.lr": 0.1, "optim.base_batch_size": None})
+    assert Timeline(recipe, 0).peak == 0.1
+    assert Timeline(recipe.with_({"optim.base_batch_size": 256}), 0).peak == pytest.approx(0.4)
 
 
 def test_a_budget_that_no_machine_can_spend_is_refused() -> None:

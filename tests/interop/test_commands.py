@@ -24,6 +24,7 @@ from steadytrain.cli.train import recipe_for
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.plain import leaves
+from steadytrain.config.timeline import Timeline
 from steadytrain.errors import InputError
 from steadytrain.events import Evaluated
 from steadytrain.interop.mxnet.params import write_params
@@ -593,7 +594,7 @@ def test_the_recipe_of_a_dry_run_is_the_one_that_is_trained(
     (tmp_path / "old.toml").write_text(document["recipes"][0])
     again = parse(["train", "--recipe", str(tmp_path / "old.toml")])["options"]
     same = recipe_for(None, again, finetune=False)
-    assert same.optim.scaled_lr(10) == 0.05 and same.with_({"optim.base_batch_size": None}) == recipe
+    assert Timeline(same, 0).peak == 0.05 and same.with_({"optim.base_batch_size": None}) == recipe
     assert (recipe.model.name, recipe.batch_size, recipe.optim.momentum, recipe.optim.nesterov) == (
         "resnet20",
         10,

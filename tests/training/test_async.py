@@ -227,7 +227,6 @@ def test_without_ray_the_extra_is_named(
         ({"model": Model("resnet20", batch_norm="synchronous")}, "model.batch_norm='synchronous'"),
         ({"model": Model("resnet20", train="head:1+full")}, "model.train='head:1+full'"),
         ({"parallel": Parallel(engine="async", graph=True)}, "parallel.graph=True"),
-        ({"parallel": Parallel(engine="async", procs=4, staleness=2)}, "parallel.staleness=2"),
     ],
 )
 def test_what_workers_cannot_do_is_refused_by_name(changes: dict[str, object], named: str) -> None:

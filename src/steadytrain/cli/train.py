@@ -299,9 +299,8 @@ def _train_with_server(
         raise InputError(f"{flag} one process, which --engine async has not: leave it out")
     from steadytrain.launch.workers import keep_worker, keep_workers
 
-    staleness, restarts = _parallel(data, options, "staleness"), _parallel(data, options, "restarts")
     if VARIABLE in os.environ:
-        with _only_first_rank_prints(world), connect(world, staleness=staleness) as cluster:
+        with _only_first_rank_prints(world), connect(world) as cluster:
             cluster.join()
             with open_draft(data, options, finetune=finetune, ranks=1) as draft:
                 runs = _create_runs(draft.folder, draft.recipe, options)
@@ -312,13 +311,9 @@ def _train_with_server(
         raise InputError(
             f"{world.launcher} has started {world.size} ranks, each of which is a worker: leave out --workers"
         )
-    num_workers = world.size if world.size > 1 else _num_workers(data, options, world)
-    if staleness is not None and staleness < num_workers - 1:
-        raise InputError(
-            f"--staleness {staleness} is too narrow for {num_workers} workers, of which some would always wait: use"
-            f" {num_workers - 1} or more, or --engine ddp"
-        )
+    restarts = _parallel(data, options, "restarts")
     if world.size == 1:
+        num_workers = _num_workers(data, options, world)
         require_cores(num_workers, options)
         return keep_workers(sys.orig_argv, num_workers, restarts=restarts, say=note)
     return keep_worker(sys.orig_argv, world, restarts=restarts, say=note)

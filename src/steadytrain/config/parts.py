@@ -637,10 +637,6 @@ class Optim:
         """Return whether the learning rate depends on evaluations."""
         return parse_schedule(self.schedule)[-1].law == "plateau"
 
-    def scaled_lr(self, batch_size: int) -> float:
-        """The peak learning rate for this many images an update."""
-        return self.lr * batch_size / self.base_batch_size if self.base_batch_size else self.lr
-
 
 @documented
 @dataclass(frozen=True)
@@ -832,14 +828,6 @@ class Parallel:
         "Momentum of diloco's step (parallel.outer), 0 to below 1.",
         limit=ValueLimit(BELOW_1.holds, "0 to below 1"),
         example=0.8,
-    )
-    staleness: int | None = setting(
-        None,
-        "Largest number of updates that a push of --engine async may have missed: at least one for each other worker.",
-        limit=FROM_1,
-        usual="no bound",
-        flag=Flag(RANKS),
-        example=8,
     )
     staleness_power: float = setting(
         1.0,

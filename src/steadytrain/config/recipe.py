@@ -81,8 +81,9 @@ _REMOVED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ),
     (
         "parallel.staleness",
-        lambda value: value == 0,
-        "parallel.staleness=0 was removed: take --engine ddp, which makes the same updates",
+        lambda value: value is not None,
+        "parallel.staleness was removed: leave it out (parallel.staleness_power lowers the rate of a stale push), or"
+        " take --engine ddp, where no gradient is stale",
     ),
     (
         "parallel.ray_address",

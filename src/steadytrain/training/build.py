@@ -247,7 +247,7 @@ def state(
         freeze=recipe.model.freeze,
     )
     groups = [{**group, "params": [policy.master(parameter) for parameter in group["params"]]} for group in groups]
-    lr = recipe.optim.scaled_lr(recipe.batch_size)
+    lr = Timeline(recipe, num_train).peak
     may_import = _may_import(allow_import, recipe.optim, "name")
     make = partial(optim.build, recipe.optim, lr=lr, seed=recipe.seed, allow_import=may_import)
     optimizer = engine.optimizer(make(groups, device=device), partial(make, device=torch.device("cpu")))

@@ -149,10 +149,8 @@ class Cluster:
 
 
 @contextmanager
-def connect(world: World, *, staleness: int | None) -> Iterator[Cluster]:
+def connect(world: World) -> Iterator[Cluster]:
     """Reach the server of the run whose Ray cluster the environment names, for the length of the block.
-
-    ``staleness``: the bound, as of :class:`.server.ParameterServer`.
 
     Raises:
         RankLostError: the cluster is not there, or gone.
@@ -176,7 +174,7 @@ def connect(world: World, *, staleness: int | None) -> Iterator[Cluster]:
                 try:
                     _init(ray, {"address": place["address"], "_node_ip_address": place["node_ip"]})
                     with _lost_server(ray):
-                        server = make.remote(world.size, staleness)
+                        server = make.remote(world.size)
                     break
                 except (RankLostError, *_UNREACHABLE) as error:
                     if time.monotonic() >= until:

@@ -207,8 +207,7 @@ class AsyncEngine(Engine):
         return self._step, self._step * self._batch_size
 
     def rest(self) -> None:
-        self._is_resting = True
-        self._cluster.call(ParameterServer.rest, self._cluster.rank)
+        self._is_resting = True  # it pulls before it computes again
 
     def end_run(self) -> None:
         self._cluster.call(ParameterServer.close)

@@ -8,10 +8,6 @@ so that a push is made whole or not at all, whatever dies.
   died goes to others. The last batch is worker 0's, when all others are done: it ends with the final weights.
 - **Updates.** The number of a push is the step that the schedule follows. Its staleness is how many updates were made
   since its worker pulled the weights that it was computed with.
-- **The bound.** Where staleness is bounded, a push waits as long as it would make another worker's push exceed the
-  bound: workers in flight are like jobs with deadlines (the version pulled plus the bound), and a push may go ahead if
-  the others can still meet theirs, one by one. Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous
-  Parallel Parameter Server".
 """
 
 from __future__ import annotations
@@ -107,18 +103,17 @@ class ParameterServer:
 
     Args:
         size: workers of the run.
-        staleness: the most updates that a push may have missed; None: there is no bound.
     """
 
-    def __init__(self, size: int, staleness: int | None = None) -> None:
+    def __init__(self, size: int) -> None:
         torch.set_num_threads(1)
-        self.size, self._bound = size, staleness
+        self.size = size
         self._description: dict[str, Any] | None = None  # None: worker 0 has not opened the run yet
         self._step = 0
         self._next = 0  # the lowest batch that was never assigned
         self._returned: list[int] = []  # batches that were assigned in vain, in order
         self._assigned: dict[int, set[int]] = {}  # by worker
-        self._pulled: dict[int, int] = {}  # of workers in flight: updates in the weights that they compute with
+        self._pulled: dict[int, int] = {}  # by worker: updates in the weights that it computes with
         self._pulled_weights: dict[int, Tensor] = {}  # by worker, where the optimizer wants to know
         self._momenta: dict[int, Momentum] = {}  # by worker
         self._joins: Counter[int] = Counter()  # by worker: what one waits for is none of its successor's
@@ -219,17 +214,10 @@ class ParameterServer:
             self._pulled[rank] = self._step
         return self._answer(rank, 0, 0.0, [])
 
-    async def rest(self, rank: int) -> None:
-        """Note that a worker computes nothing: it pulls before it does again, and nobody waits for it meanwhile."""
-        self._pulled.pop(rank, None)
-        await self._notify()
-
     async def push(
         self, rank: int, batch: int, form: CompressionName, missing: Sequence[int], gradient: Vector
     ) -> Pushed:
-        """Make the update of a worker's gradient, as soon as the bound allows.
-
-        It changes nothing where the worker was given up meanwhile, or the batch was pushed before.
+        """Make the update of a worker's gradient; nothing of a batch that is not assigned to it (any more).
 
         Args:
             rank: of the worker.
@@ -238,9 +226,7 @@ class ParameterServer:
             missing: parameters, by number, that have no gradient.
             gradient: float32 [n], or compressed.
         """
-        bound, joins = self._bound, self._joins[rank]
-        await self._wait(lambda: bound is None or self._leaves_room(rank, bound))
-        if joins != self._joins[rank] or batch not in self._assigned.get(rank, ()):
+        if batch not in self._assigned.get(rank, ()):
             return self._answer(rank, 0, 0.0, [])
         began = time.perf_counter()
         staleness = self._step - self._pulled.get(rank, self._step)
@@ -262,12 +248,6 @@ class ParameterServer:
     @property
     def _wants_pulled(self) -> bool:
         return type(self._optimizer).__name__ == "DCASGD"
-
-    def _leaves_room(self, rank: int, bound: int) -> bool:
-        """Return whether all workers in flight can still keep the bound after an update of this one."""
-        begun = self._step + 1
-        pulled = {**self._pulled, rank: begun}
-        return all(begun + k <= version + bound for k, version in enumerate(sorted(pulled.values())))
 
     def _update(self, rank: int, staleness: int, gradient: Tensor, missing: Sequence[int]) -> None:
         views = views_of(gradient, self._training.layouts)

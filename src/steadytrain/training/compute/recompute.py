@@ -1,8 +1,9 @@
 """Parts of a network that keep only their inputs for the backward pass, and are computed again in it.
 
 That is activation checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): less memory for
-the time of some more forward passes. The parts are modules, as large as a limit allows on what one of them keeps, with
-the limit that leaves the least; a forward pass with a few images shows what each keeps.
+the time of some more forward passes. The parts are modules, and stretches of those that stand in an ``nn.Sequential``,
+as large as a limit allows on what one of them keeps, with the limit that leaves the least; a forward pass with a few
+images shows what each keeps.
 
 No bit of a run changes: what is random is drawn again as it was, and the second pass works on copies of the buffers as
 they were before the first, so running statistics are updated once, and what depends on them is computed from the same.
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +42,8 @@ WORTH = 0.1
 class Recomputed:
     """The choice of parts to recompute.
 
-    ``parts``: names of modules. ``kept_bytes``: of activations, an image: the most at any time. ``usual_bytes``: the
-    same with nothing computed again.
+    ``parts``: names of modules, of stretches of them with the last one's number (``layer1.0-2``). ``kept_bytes``: of
+    activations, an image: the most at any time. ``usual_bytes``: the same with nothing computed again.
     """
 
     parts: tuple[str, ...]
@@ -88,9 +89,8 @@ def recompute_parts(
             f" given, so of {usual / TRIED / 1e6:.3g} MB of activations an image {most / TRIED / 1e6:.3g} would stay;"
             " leave it out, and lower --batch-size, or split each batch with --set optim.accumulate=..."
         )
-    for part in parts:  # parameters, buffers and names stay
-        vars(part.module)["forward"] = _Recomputing(part.module)
-    recomputed = Recomputed(tuple(part.name for part in parts), most / TRIED, usual / TRIED)
+    _install(parts)
+    recomputed = Recomputed(tuple(map(_name, parts)), most / TRIED, usual / TRIED)
     notice(f"recomputed in each backward pass: {recomputed}")
     return recomputed
 
@@ -101,6 +101,7 @@ class _Call:
 
     module: nn.Module
     name: str
+    parent: _Call | None
     begin: int
     tensors: list[Tensor]
     versions: list[int]
@@ -109,11 +110,20 @@ class _Call:
     can_repeat: bool = False
 
 
+_Part: TypeAlias = tuple[_Call, ...]
+"""A call, or several consecutive calls of a sequence."""
+
+
 class _Seen(NamedTuple):
     """A forward pass: the network's own call, and address and bytes of each tensor that is kept, in order."""
 
     root: _Call
     kept: list[tuple[int, int]]
+
+
+def _name(part: _Part) -> str:
+    first, last = part[0].name, part[-1].name
+    return first if first == last else f"{first}-{last.rpartition('.')[2]}"
 
 
 def _tensors(arguments: object) -> list[Tensor]:
@@ -140,10 +150,10 @@ def _watch(module: nn.Module, forward: Callable[[], object]) -> _Seen:
             kept.append(_memory(tensor))
 
     def begin(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = _tensors((args, kwargs))
-        call = _Call(part, names[part], len(kept), tensors, [tensor._version for tensor in tensors])
-        if stack:
-            stack[-1].calls.append(call)
+        tensors, parent = _tensors((args, kwargs)), stack[-1] if stack else None
+        call = _Call(part, names[part], parent, len(kept), tensors, [tensor._version for tensor in tensors])
+        if parent is not None:
+            parent.calls.append(call)
         calls.append(call)
         stack.append(call)
 
@@ -169,7 +179,7 @@ def _watch(module: nn.Module, forward: Callable[[], object]) -> _Seen:
     return _Seen(calls[0], kept)
 
 
-def _choose(seen: _Seen) -> list[_Call]:
+def _choose(seen: _Seen) -> list[_Part]:
     """Choose the parts that leave the least, without those that save nothing."""
     usual = _kept_bytes(seen, [])
     limits = (usual * FALLS**number for number in range(LIMITS))
@@ -181,27 +191,39 @@ def _choose(seen: _Seen) -> list[_Call]:
     return parts
 
 
-def _largest_parts(seen: _Seen, limit: float) -> list[_Call]:
-    """Return the largest calls, in order, that can be repeated and keep no more than ``limit`` bytes each."""
-    parts: list[_Call] = []
+def _largest_parts(seen: _Seen, limit: float) -> list[_Part]:
+    """Return the largest parts, in order, that can be repeated and keep no more than ``limit`` bytes each."""
+    parts: list[_Part] = []
+
+    def fits(*calls: _Call) -> bool:
+        return calls[0].can_repeat and sum(_within(seen, calls).values()) <= limit
 
     def visit(call: _Call) -> None:
-        if call.can_repeat and sum(_within(seen, call).values()) <= limit:
-            parts.append(call)
-        else:
-            for inner in call.calls:
+        if fits(call):
+            parts.append((call,))
+            return
+        is_sequence = type(call.module).forward is nn.Sequential.forward and "forward" not in vars(call.module)
+        can_join = is_sequence and [inner.module for inner in call.calls] == list(call.module.children())
+        is_open = False  # the last part may be joined by what follows it in this sequence
+        for inner in call.calls:
+            # What overwrites what it is given, such as an in-place ReLU, goes with what is before it.
+            if is_open and can_join and fits(*parts[-1], inner):
+                parts[-1] += (inner,)
+            elif is_open := fits(inner):
+                parts.append((inner,))
+            else:
                 visit(inner)
 
     visit(seen.root)
     return parts
 
 
-def _within(seen: _Seen, call: _Call) -> dict[int, int]:
-    """Return the memory that a call keeps: bytes by address."""
-    return dict(seen.kept[call.begin : call.end])
+def _within(seen: _Seen, part: _Part) -> dict[int, int]:
+    """Return the memory that a part keeps: bytes by address."""
+    return dict(seen.kept[part[0].begin : part[-1].end])
 
 
-def _kept_bytes(seen: _Seen, parts: Sequence[_Call]) -> int:
+def _kept_bytes(seen: _Seen, parts: Sequence[_Part]) -> int:
     """Return the most that is kept at any time: as the forward pass ends, or while a part is computed again.
 
     What was kept after a part is free by then.
@@ -209,21 +231,49 @@ def _kept_bytes(seen: _Seen, parts: Sequence[_Call]) -> int:
     kept: dict[int, int] = {}
     most = place = 0
     for part in parts:
-        kept |= dict(seen.kept[place : part.begin]) | dict(map(_memory, part.tensors))
+        kept |= dict(seen.kept[place : part[0].begin]) | dict(map(_memory, part[0].tensors))
         most = max(most, sum((kept | _within(seen, part)).values()))
-        place = part.end
+        place = part[-1].end
     return max(most, sum((kept | dict(seen.kept[place:])).values()))
+
+
+def _install(parts: Sequence[_Part]) -> None:
+    """Give the modules of these parts a forward that keeps nothing. Parameters, buffers and names stay."""
+    stretches: dict[nn.Module, dict[nn.Module, list[nn.Module]]] = {}
+    for part in parts:
+        modules, parent = [call.module for call in part], part[0].parent
+        if len(part) == 1:
+            vars(modules[0])["forward"] = _Recomputing(partial(_class_forward, modules[0]), modules)
+        else:
+            assert parent is not None
+            stretches.setdefault(parent.module, {})[modules[0]] = modules
+    for sequence, by_first in stretches.items():
+        inside = {module for modules in by_first.values() for module in modules}
+        steps = [
+            _Recomputing(partial(_in_turn, by_first[child]), by_first[child]) if child in by_first else child
+            for child in sequence.children()
+            if child in by_first or child not in inside
+        ]
+        vars(sequence)["forward"] = partial(_in_turn, steps)
+
+
+def _class_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Compute by the class, which may have become another one since (as that of synchronised norms does)."""
+    return type(module).forward(module, *args, **kwargs)
+
+
+def _in_turn(steps: Sequence[Callable[[Any], Any]], input: Any) -> Any:
+    """Compute a sequence."""
+    for step in steps:
+        input = step(input)
+    return input
 
 
 class _Recomputing:
     """A forward that keeps its arguments, and is computed again for the rest. Copies of a network have copies of it."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute by the class, which may have become another one since (as that of synchronised norms does)."""
-        return type(self.module).forward(self.module, *args, **kwargs)
+    def __init__(self, forward: Callable[..., Any], modules: Sequence[nn.Module]) -> None:
+        self.forward, self.modules = forward, modules
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -233,7 +283,7 @@ class _Recomputing:
         if torch.compiler.is_compiling():  # a compiler sees what is written twice, and takes no contexts
             return checkpoint(forward, *args, use_reentrant=False)
         # The second pass works on the buffers as they are now, which are dropped then.
-        buffers = [(part, name, buffer.detach().clone()) for part, name, buffer in buffers_of(self.module)]
+        buffers = [(part, name, buffer.detach().clone()) for part, name, buffer in buffers_of(*self.modules)]
         return checkpoint(
             forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _with_buffers(buffers))
         )
