@@ -532,6 +532,6 @@ def _resume(state: State, saved: dict[str, Any], run: Run, data: DataSets, notic
             f" was {str(about['train_digest'])[:12]}): choose another --run folder, or put the old data back"
         )
     state.load_state_dict(saved)
-    if about["val_digest"] != data.about()["val_digest"]:
+    if about.get("val_digest") != data.about()["val_digest"]:
         notice("the validation data have changed since this run began: the best weights are chosen again")
         state.best, state.plateau, state.probe = -1.0, schedules.Plateau(drops=state.plateau.drops), None
