@@ -20,7 +20,7 @@ from steadytrain import optim
 from steadytrain.config import Optim
 from steadytrain.distributed.asynchronous.server import (
     ParameterServer,
-    Saved,
+    ServerState,
     Training,
     Vector,
     compress,
@@ -63,7 +63,7 @@ def keep_rates(optimizer: torch.optim.Optimizer, step: int) -> None:
     """A schedule that leaves the rates of the groups as they are."""
 
 
-def published(spec: Optim, saved: Saved | None = None) -> tuple[Training, list[torch.Tensor]]:
+def published(spec: Optim, saved: ServerState | None = None) -> tuple[Training, list[torch.Tensor]]:
     """Return what worker 0 publishes of a model, or of what was saved of it, and the model's parameters."""
     make: Callable[..., torch.optim.Optimizer] = partial(optim.build, spec, lr=0.1, device=CPU, seed=5)
     local = make(groups_of(model()))
@@ -86,7 +86,7 @@ def published(spec: Optim, saved: Saved | None = None) -> tuple[Training, list[t
 class Server:
     """A server that is called as if there were no other workers at the time."""
 
-    def __init__(self, spec: Optim, saved: Saved | None = None) -> None:
+    def __init__(self, spec: Optim, saved: ServerState | None = None) -> None:
         self.training, self.parameters = published(spec, saved)
         self.server = ParameterServer(3)
         asyncio.run(self.server.open({}, self.training))
@@ -98,7 +98,7 @@ class Server:
         assert np.array_equal(gradient, before), "what lies in shared memory must not be written to"
         return weights
 
-    def save(self) -> Saved:
+    def save(self) -> ServerState:
         return asyncio.run(self.server.save())
 
 
@@ -301,7 +301,7 @@ def test_one_worker_is_never_stale() -> None:
 
 
 def test_what_a_checkpoint_says_is_unfinished_is_made_after_it() -> None:
-    async def program() -> tuple[Saved, list[int]]:
+    async def program() -> tuple[ServerState, list[int]]:
         server, log = ParameterServer(2), Log()
         await server.open({}, one_weight(10))
         assert (await server.assign(0, 2), await server.assign(1, 2)) == ([0, 1], [2, 3])

@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 from steadytrain.distributed.compression import HALVES, CompressionName
 
 Vector: TypeAlias = NDArray[Any]
-Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+ParameterLayout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape and strides of a parameter."""
 Momentum: TypeAlias = dict[int, dict[str, Tensor]]
 """An optimizer's momentum, by the number of the parameter and its name in the state."""
@@ -59,7 +59,7 @@ class Training:
         step: updates that are made, of the batches below ``after`` without the ``unfinished``.
     """
 
-    layouts: tuple[Layout, ...]
+    layouts: tuple[ParameterLayout, ...]
     weights: Vector
     optimizer: Mapping[str, Any]
     make: Callable[[list[dict[str, Any]]], Optimizer]
@@ -85,7 +85,7 @@ class Pushed(NamedTuple):
     batches: list[int] | None
 
 
-class Saved(NamedTuple):
+class ServerState(NamedTuple):
     """Weights, float32 [n], and state of the optimizer after ``step`` updates, and which batches are in them."""
 
     weights: Vector
@@ -285,14 +285,16 @@ class ParameterServer:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    async def save(self) -> Saved:
+    async def save(self) -> ServerState:
         """Return all that a checkpoint needs, of one instant between two updates."""
         if self._momenta:
             momenta = list(self._momenta.values())
             self._use_momentum({number: _mean([m[number] for m in momenta]) for number in momenta[0]})
         state = deepcopy(self._optimizer.state_dict())
         assigned = (batch for batches in self._assigned.values() for batch in batches)
-        return Saved(self._weights.numpy().copy(), state, self._step, sorted([*self._returned, *assigned]), self._next)
+        return ServerState(
+            self._weights.numpy().copy(), state, self._step, sorted([*self._returned, *assigned]), self._next
+        )
 
     async def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait until a condition holds, at most ``seconds``."""
@@ -309,12 +311,12 @@ class ParameterServer:
             self._changed.notify_all()
 
 
-def layouts_of(parameters: Sequence[Tensor]) -> tuple[Layout, ...]:
+def layouts_of(parameters: Sequence[Tensor]) -> tuple[ParameterLayout, ...]:
     """Return shape and strides of each parameter."""
     return tuple((tuple(parameter.shape), tuple(parameter.stride())) for parameter in parameters)
 
 
-def views_of(flat: Tensor, layouts: Sequence[Layout]) -> list[Tensor]:
+def views_of(flat: Tensor, layouts: Sequence[ParameterLayout]) -> list[Tensor]:
     """Return a view of each parameter in a tensor of all of them.
 
     >>> [view.tolist() for view in views_of(torch.arange(6), [((2,), (1,)), ((2, 2), (1, 2))])]
