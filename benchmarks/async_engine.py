@@ -126,7 +126,6 @@ def contenders(python: str | None) -> tuple[dict[str, Contender], dict[str, str]
 
     contenders = {
         "async_1": of(*two),
-        "async_2": of(*two, "--servers", "2"),
         "async_bf16": of(*two, "--set", "parallel.compress=bf16"),
         "dcasgd": of(*two, "--optimizer", "dcasgd", "--set", 'optim.options={"momentum": 0.9}'),
         "ddp": of(*ddp),

@@ -17,6 +17,7 @@ from steadytrain.config.defaults import apply_changes, usual_recipe
 from steadytrain.config.foreign import foreign_flags
 from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
+from steadytrain.config.timeline import Timeline
 from steadytrain.errors import RecipeError
 
 BASE = Recipe(data=Data(train="train.rec"), model=Model("resnet20"), budget=Budget(epochs=6))
@@ -97,10 +98,7 @@ ELSEWHERE: dict[str, object] = {
     "parallel.procs": 2,
     "parallel.price": "2.40",
     "parallel.restarts": 0,
-    "parallel.servers": 2,
-    "parallel.staleness": 4,
     "parallel.staleness_power": 0.5,
-    "parallel.ray_address": "auto",
     "parallel.deterministic": True,
     "parallel.graph": True,
     "parallel.recompute": True,
@@ -337,8 +335,9 @@ def test_a_recipe_is_frozen() -> None:
 
 
 def test_the_learning_rate_grows_with_the_batch_from_a_stated_base() -> None:
-    assert Optim(lr=0.1).scaled_lr(1024) == 0.1
-    assert Optim(lr=0.1, base_batch_size=256).scaled_lr(1024) == pytest.approx(0.4)
+    recipe = BASE.with_({"batch_size": 1024, "optim.lr": 0.1, "optim.base_batch_size": None})
+    assert Timeline(recipe, 0).peak == 0.1
+    assert Timeline(recipe.with_({"optim.base_batch_size": 256}), 0).peak == pytest.approx(0.4)
 
 
 def test_a_budget_that_no_machine_can_spend_is_refused() -> None:
@@ -422,11 +421,10 @@ def test_a_recipe_that_was_written_before_keeps_its_momentum() -> None:
 
 
 def test_what_leads_out_of_the_machine_counts_only_where_code_names_it(recipe: Recipe) -> None:
-    named = recipe.with_({"every.upload": "s3://bucket/a", "parallel.ray_address": "10.0.0.1:6379"})
-    assert not named.every.from_file and not named.parallel.from_file
+    named = recipe.with_({"every.upload": "s3://bucket/a"})
+    assert not named.every.from_file
     read = Recipe.from_json(named.to_json())
-    assert read == named and read.every.from_file and read.parallel.from_file
+    assert read == named and read.every.from_file
     assert read.with_(seed=2).every.from_file and read.with_({"every.keep": 3}).every.from_file
     assert "upload" not in read.with_({"every.upload": "s3://bucket/a"}).every.from_file
-    assert read.with_({"every.upload": "s3://bucket/a"}).parallel.from_file
     assert "from_file" not in named.to_json()

@@ -45,7 +45,6 @@ VALUES = {
     "model.pretrained": True,
     "every.upload": "s3://bucket/run",
     "every.notices": "aws",
-    "parallel.ray_address": "192.0.2.2:6379",
 }
 PLACES = [gate for gate in GATES if gate.part == "data" and gate.key != "transforms"]
 INNER = "http://169.254.169.254/latest/x.rec"
@@ -187,7 +186,6 @@ SWEPT = {
     "every.upload": "the run is sent to a store",
     "every.track": "the run is sent to a service",
     "every.notices": "a cloud's metadata, or a file, is asked",
-    "parallel.ray_address": "a Ray cluster is joined",
     "data.val": "leads to http://169.254.169.254/latest/x.rec",
     "data.transforms": "names the code pkg.mod:factory",
     "optim.loss": "names the code pkg.mod:factory",

@@ -14,8 +14,6 @@ import torch
 from steadytrain.cli import main
 from steadytrain.config import Recipe
 from steadytrain.events import Ended
-from steadytrain.launch import workers
-from steadytrain.launch.workers import AsyncRun
 from steadytrain.run import Run
 from steadytrain.training import steps
 
@@ -195,22 +193,3 @@ def test_repeats_are_at_least_two_and_have_a_folder_of_their_own(
     assert main(["train", "photos", "--run", "runs/a", *QUICK]) == 0
     assert main(["train", "photos", "--run", "runs/a", *QUICK, "--repeats", "2"]) == 2
     assert "runs/a is a run; repeats need another folder" in capsys.readouterr().err
-
-
-def test_a_run_from_elsewhere_connects_to_no_cluster_unless_this_command_names_it(
-    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    addresses: list[str | None] = []
-
-    def keep_workers(argv: list[str], number: int, run: AsyncRun) -> int:
-        addresses.append(run.address)
-        return 0
-
-    monkeypatch.setattr(workers, "keep_workers", keep_workers)
-    theirs = recipe.with_({"parallel.engine": "async", "parallel.ray_address": "192.0.2.2:38005"})
-    run = str(Run.create(tmp_path / "a", theirs).directory)
-    assert main(["resume", run]) == 0
-    assert "not connected to Ray at 192.0.2.2:38005: a file names it" in capsys.readouterr().err
-    assert main(["resume", run, "--ray-address", "192.0.2.3:1"]) == 0
-    assert "not connected" not in capsys.readouterr().err
-    assert addresses == [None, "192.0.2.3:1"]

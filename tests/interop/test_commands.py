@@ -23,6 +23,7 @@ from steadytrain.cli.train import recipe_for
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.plain import leaves
+from steadytrain.config.timeline import Timeline
 from steadytrain.errors import InputError
 from steadytrain.events import Evaluated
 from steadytrain.interop.mxnet.launchers import translate as translate_launcher
@@ -392,15 +393,13 @@ ASYNC = "-n 4 -s 2 -H hosts python train_cifar10.py --num-layers 20 --batch-size
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_dist_async_is_the_asynchronous_engine() -> None:
-    """Each worker's batch is an update of its own, so it is not multiplied; launch.py had a server for each worker."""
+    """Each worker's batch is an update of its own, so it is not multiplied; one server does for all workers."""
     [command] = translate("launch", ASYNC.split()).commands
     options = parse(command[command.index("--") + 1 :])["options"]
     assert (options.flags["engine"], options.flags["batch_size"]) == ("async", 32)
-    started = translate_launcher(command[1:]).argv
-    assert started[: started.index("--")] == ("--hosts", "hosts", "--set", "ranks=4")
-    assert started[-2:] == ("--servers", "2")
-    [command] = translate("launch", ASYNC.replace("-s 2 ", "").split()).commands
-    assert translate_launcher(command[1:]).argv[-2:] == ("--servers", "4")
+    started = translate_launcher(command[1:])
+    assert started.argv[: started.argv.index("--")] == ("--hosts", "hosts", "--set", "ranks=4")
+    assert any("--engine async has one server" in line for line in started.notes)
 
 
 def test_dist_async_is_synchronous_with_a_notice_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -584,7 +583,7 @@ def test_the_recipe_of_a_dry_run_is_the_one_that_is_trained(
     (tmp_path / "old.toml").write_text(document["recipes"][0])
     again = parse(["train", "--recipe", str(tmp_path / "old.toml")])["options"]
     same = recipe_for(None, again, finetune=False)
-    assert same.optim.scaled_lr(10) == 0.05 and same.with_({"optim.base_batch_size": None}) == recipe
+    assert Timeline(same, 0).peak == 0.05 and same.with_({"optim.base_batch_size": None}) == recipe
     assert (recipe.model.name, recipe.batch_size, recipe.optim.momentum, recipe.optim.nesterov) == (
         "resnet20",
         10,

@@ -69,13 +69,6 @@ SET = Job(
     image="steadytrain:1",
     options=(Kubernetes(kind="jobset"),),
 )
-RAY_JOB = replace(
-    POD,
-    words=("train", "/data/a b.rec", "--run", "/data/$(x)", "--engine", "async", "--ray-address", "auto"),
-    options=(replace(POD.options_of(Kubernetes), kind="rayjob"),),
-)
-
-
 SKY = replace(
     SLURM,
     python="python3",
@@ -117,7 +110,7 @@ FILES += [
     ("kubernetes", POD, "job.yaml"),
     ("kubernetes", SET, "jobset.yaml"),
 ]
-FILES += [("sky", SKY, "sky.yaml"), ("kubernetes", RAY_JOB, "rayjob.yaml")]
+FILES += [("sky", SKY, "sky.yaml")]
 COMMANDS = [("local", LOCAL, "local.txt"), ("ssh", SSH, "ssh.txt"), ("ssh", ELASTIC, "elastic.txt")]
 COMMANDS += [("mpi", MPI, "mpi.txt"), ("mpi", MPICH, "mpich.txt")]
 JOBS = [(on, job) for on, job, _ in FILES + COMMANDS]
@@ -219,8 +212,6 @@ def test_every_scheduler_hands_over_the_same_words(rest: list[str]) -> None:
     container = _containers(render("kubernetes", job).files[0].text)[0]
     changes = [word.replace("$$(", "$(") for word in container["args"]]
     assert changes[changes.index("--") + 1 :] == ["x.py", *(word.replace("$$(", "$(") for word in rest)]
-    manifest = yaml.safe_load(render("kubernetes", replace(job, options=(Kubernetes(kind="rayjob"),))).files[0].text)
-    assert shlex.split(manifest["spec"]["entrypoint"]) == ["python3", "x.py", *rest]
     line = yaml.safe_load(render("sky", job).files[0].text)["run"].partition("\n")[2]
     assert shlex.split(line)[shlex.split(line).index("--") + 1 :] == ["x.py", *rest]
 
@@ -256,7 +247,6 @@ def test_what_a_place_cannot_do_is_refused_with_a_remedy(on: str, job: Job, mess
 def test_what_makes_no_difference_there_is_told() -> None:
     plan = render("local", Job(words=TRAIN, image="a", options=(Slurm(qos="high"),)))
     assert plan.notes == ("image, slurm: not used by local",)
-    assert render("kubernetes", RAY_JOB).notes[-1].startswith("procs: not used by a RayJob")
 
 
 def test_ranks_that_pack_may_be_lost() -> None:

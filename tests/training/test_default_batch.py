@@ -15,6 +15,7 @@ from steadytrain.cli.options import TrainingOptions
 from steadytrain.cli.train import open_draft, ranks_of_batch, recipe_for
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes, fit_to_data, usual_recipe
+from steadytrain.config.timeline import Timeline
 from steadytrain.distributed.world import World
 from steadytrain.events import Started
 from steadytrain.format import per_rank
@@ -42,8 +43,8 @@ def test_each_gpu_has_a_batch_of_its_own(finetune: bool, small: bool, each: int)
         recipe = fit_to_data(usual, 10**6, chosen=(), ranks=ranks, on_gpus=True)
         assert recipe.batch_size == ranks * each
         times = ranks if usual.optim.base_batch_size else 1  # a rate for any batch stays
-        before = usual.optim.scaled_lr(usual.batch_size)
-        assert recipe.optim.scaled_lr(recipe.batch_size) == pytest.approx(before * times)
+        before = Timeline(usual, 0).peak
+        assert Timeline(recipe, 0).peak == pytest.approx(before * times)
     assert fit_to_data(usual, 10**6, chosen={"batch_size"}, ranks=8, on_gpus=True).batch_size == usual.batch_size
 
 
@@ -90,10 +91,9 @@ def test_the_same_command_with_other_ranks_goes_on_with_the_batch_of_its_run(dat
     assert recipe_for(data, QUICK, finetune=True).batch_size == 16, "runs of a sweep are others"
 
 
-def test_workers_that_wait_for_each_other_share_a_batch(data: str) -> None:
-    waiting = TrainingOptions(flags={"device": "cpu"}, set=("parallel.engine=async", "parallel.staleness=0"))
+def test_asynchronous_workers_share_no_batch(data: str) -> None:
     free = TrainingOptions(flags={"device": "cpu", "procs": 3}, set=("parallel.engine=async",))
-    assert (ranks_of_batch(data, waiting), ranks_of_batch(data, free)) == (2, 1)
+    assert ranks_of_batch(data, free) == 1
 
 
 def test_images_of_each_rank_are_shown(data: str, capsys: pytest.CaptureFixture[str]) -> None:

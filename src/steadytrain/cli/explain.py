@@ -15,6 +15,7 @@ from steadytrain.config.losses import parse_loss
 from steadytrain.config.parts import ADAMS
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import plain
+from steadytrain.config.timeline import Timeline
 from steadytrain.cost.prices import Price
 from steadytrain.events import Started
 from steadytrain.format import clean, count, duration, money, per_rank, percent
@@ -139,7 +140,7 @@ def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
         per_epoch, grown = "", f"{''.join(stages)} (in micro-batches of the first size)"
     yield "updates", f"{started.steps:,} of {started.batch_size} images{parts}{grown}: {epochs}{per_epoch}"
     parallel = recipe.parallel
-    is_stale = parallel.engine == "async" and parallel.staleness != 0
+    is_stale = parallel.engine == "async"
     momentum = f"momentum {optim.momentum:g}{' of each worker' * is_stale}"
     constants = {
         "sgd": f"{'Nesterov ' * bool(optim.nesterov)}{momentum}",
@@ -151,7 +152,7 @@ def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     clipped = "no clipping" if optim.clip_norm is None else f"gradients clipped at norm {optim.clip_norm:g}"
     yield "optimizer", f"{optimizer}, weight decay {optim.weight_decay:g}, {clipped}"
     scaled = f" = {optim.lr:g} x {recipe.batch_size}/{optim.base_batch_size}" if optim.base_batch_size else ""
-    peak = optim.scaled_lr(recipe.batch_size)
+    peak = Timeline(recipe, 0).peak
     power = "" if parallel.staleness_power == 1 else f" to the power {parallel.staleness_power:g}"
     stale = (
         f", divided by 1 + the updates that a push has missed{power}" if is_stale and parallel.staleness_power else ""

@@ -160,7 +160,7 @@ def _with_password(place: str, job: Job, arguments: Mapping[str, Any]) -> Job:
         return job
     from steadytrain.distributed.asynchronous.cluster import PASSWORD, has_password
 
-    if options.changes.get("parallel.ray_address") is not None or has_password(job.env):
+    if has_password(job.env):
         return job
     return replace(job, env={**job.env, PASSWORD: None})
 

@@ -102,7 +102,6 @@ class TrainingOptions:
         repeats: Train with this many seeds, one run after another, and print the mean of their accuracies and its 95 %
             interval; the same command resumes and skips finished runs.
         workers: With --engine async, its workers, as --procs; else threads that load images, as --threads.
-        join: Add workers to the run of this --run folder, which another command trains on the same --ray-address.
         run: Folder of the run; the same command resumes it. Of repeats: the folder that holds them. A URI, such as
             s3://bucket/runs/a: train in runs/a, and upload it. [default of a new run: runs/MODEL-DATA-DIGEST, of
             repeats with -repeats]
@@ -119,7 +118,6 @@ class TrainingOptions:
     budget_minutes: Annotated[float | None, HEADINGS[OPTIMIZER]] = None
     repeats: Annotated[int | None, HEADINGS[OUTPUT], Parameter(validator=Number(gte=2, lte=MAX_REPEATS))] = None
     workers: Annotated[int | Literal["auto"] | None, HEADINGS[RANKS]] = None
-    join: Annotated[bool, HEADINGS[RANKS]] = False
     run: Annotated[str | None, HEADINGS[OUTPUT]] = None
     recipe: Annotated[Path | None, HEADINGS[OUTPUT]] = None
     accept_licence: Annotated[bool, HEADINGS[MODEL]] = False

@@ -14,6 +14,7 @@ from steadytrain.cli.console import note, print_json, print_text, progress
 from steadytrain.cli.options import TrainingOptions
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import SMALL, apply_changes, fit_to_data, usual_recipe
+from steadytrain.config.timeline import Timeline
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.format import count
 from steadytrain.machine.facts import accelerators
@@ -103,7 +104,7 @@ def _find_rate(
 
     with progress("finding a rate", updates, unit="updates") as advance:
         curve = find_rate(recipe, updates=updates, allow_import=options.names_model, say=note, progress=advance)
-    flag = float(f"{curve.suggestion * recipe.optim.lr / recipe.optim.scaled_lr(recipe.batch_size):.2g}")
+    flag = float(f"{curve.suggestion * recipe.optim.lr / Timeline(recipe, 0).peak:.2g}")
     end = "it did not diverge" if curve.diverged is None else f"it diverged at {curve.diverged:.2g}"
     why = (
         f"the loss falls fastest at {curve.steepest:.2g} and slows down at {curve.slowed:.2g}; {end}"

@@ -188,7 +188,7 @@ def _begin(
         records_itself = options.value("precision.compile") in ("reduce-overhead", "max-autotune")
         grow_segments(recorded=records_itself or bool(options.value("parallel.graph")))
     if _parallel(data, options, "engine") == "async":
-        return _train_with_servers(world, data, options, finetune=finetune, until=until)
+        return _train_with_server(world, data, options, finetune=finetune, until=until)
     if world.size > 1:
         # Where a network has no names for its addresses, torch says so for each connection.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -268,8 +268,7 @@ def require_cores(procs: int, options: TrainingOptions) -> None:
 def ranks_of_batch(data: str | None, options: TrainingOptions, world: World = World()) -> int:  # noqa: B008 - frozen
     """Return how many ranks a command shares each batch among: asynchronous workers have batches of their own."""
     if _parallel(data, options, "engine") == "async":
-        is_shared = _parallel(data, options, "staleness") == 0
-        return 1 if not is_shared else world.size if world.size > 1 else _num_workers(data, options, world)
+        return 1
     return world.size if world.size > 1 else max(1, num_procs(data, options, world))
 
 
@@ -285,10 +284,10 @@ def _parallel(data: str | None, options: TrainingOptions, name: str) -> Any:
     return getattr(begun.recipe.parallel if begun else Parallel(), name) if value is None else value
 
 
-def _train_with_servers(
+def _train_with_server(
     world: World, data: str | None, options: TrainingOptions, *, finetune: bool, until: float | None
 ) -> int:
-    """Train by the asynchronous engine: start servers and workers, or be one of the workers."""
+    """Train by the asynchronous engine: start Ray and workers, or be one of the workers."""
     from steadytrain.distributed.asynchronous.cluster import VARIABLE, connect
 
     for name in ("budget_minutes", "repeats"):
@@ -297,49 +296,26 @@ def _train_with_servers(
     if options.probe or options.measured:
         flag = "--probe measures" if options.probe else f"auto ({', '.join(sorted(options.measured))}) measures"
         raise InputError(f"{flag} one process, which --engine async has not: leave it out")
-    from steadytrain.launch.workers import AsyncRun, join_run, keep_worker, keep_workers
+    from steadytrain.launch.workers import keep_worker, keep_workers
 
-    staleness, address = _parallel(data, options, "staleness"), options.changes.get("parallel.ray_address")
-    in_file = _parallel(data, options, "ray_address")
     if VARIABLE in os.environ:
         with _only_first_rank_prints(world), connect(world) as cluster:
-            import steadytrain.training  # noqa: F401 - takes seconds, in which worker 0 opens the run
-
             cluster.join()
-            ranks = world.size if staleness == 0 else 1
-            with open_draft(data, options, finetune=finetune, ranks=ranks) as draft:
+            with open_draft(data, options, finetune=finetune, ranks=1) as draft:
                 runs = _create_runs(draft.folder, draft.recipe, options)
                 code = _train_all(runs, options, cluster, opened=draft.opened, until=until)
             cluster.leave()
             return code
-    if address is None and in_file is not None:
-        note(
-            f"not connected to Ray at {in_file}: a file names it (parallel.ray_address), and this command does not; to"
-            f" connect, add --ray-address {in_file}; else Ray is started on this machine"
-        )
-    namespace = None
-    if address is not None and options.run is not None:  # by which further workers find the run
-        namespace = f"steadytrain-{Path(options.run).resolve()}"
-    if options.join and (address is None or namespace is None):
-        raise InputError("--join needs --run FOLDER and --ray-address of the command that trains it")
-    num_workers = _num_workers(data, options, world)
-    if world.size == 1:
-        require_cores(num_workers, options)
-    restarts = _parallel(data, options, "restarts")
-    if world.size > 1 and (options.join or options.value("parallel.procs") is not None):
-        flag = "--join" if options.join else "--workers"
+    if world.size > 1 and options.value("parallel.procs") is not None:
         raise InputError(
-            f"{world.launcher} has started {world.size} ranks, each of which is a worker: leave out {flag}"
+            f"{world.launcher} has started {world.size} ranks, each of which is a worker: leave out --workers"
         )
-    servers = _parallel(data, options, "servers")
-    run = AsyncRun(
-        servers=servers, staleness=staleness, address=address, namespace=namespace, restarts=restarts, say=note
-    )
-    if options.join:
-        return join_run(sys.orig_argv, num_workers, run)
-    if world.size > 1:
-        return keep_worker(sys.orig_argv, world, run)
-    return keep_workers(sys.orig_argv, num_workers, run)
+    restarts = _parallel(data, options, "restarts")
+    if world.size == 1:
+        num_workers = _num_workers(data, options, world)
+        require_cores(num_workers, options)
+        return keep_workers(sys.orig_argv, num_workers, restarts=restarts, say=note)
+    return keep_worker(sys.orig_argv, world, restarts=restarts, say=note)
 
 
 def _note_fewer_ranks(run: Run, options: TrainingOptions) -> None:

@@ -156,17 +156,13 @@ def _of_local(model: Model, precision: Precision, parallel: Parallel) -> Iterato
 def _of_async(model: Model, optim: Optim, precision: Precision, parallel: Parallel) -> Iterator[Conflict]:
     """Yield conflicts of the asynchronous engine."""
     engine, plan = "parallel.engine='async'", parse_train(model.train)
-    workers, bound = parallel.procs, parallel.staleness
-    if isinstance(workers, int) and bound is not None and 0 < bound < workers - 1:
-        why = f"some of them would always wait; use 0, {workers - 1} or more"
-        yield f"parallel.staleness={bound}", f"parallel.procs={workers}", why
     if precision.name == "fp16" or precision.is_pure:
-        why = "servers keep weights and gradients in 32 bits, without a loss scale; use bf16 or fp32"
+        why = "the server keeps weights and gradients in 32 bits, without a loss scale; use bf16 or fp32"
         yield engine, f"precision.name={precision.name!r}", why
     if model.batch_norm == "synchronous":
         yield engine, "model.batch_norm='synchronous'", "batch norms would wait for other workers; use ddp"
     if parallel.graph:
-        yield engine, "parallel.graph=True", "servers make the update, which is not in the graph; use ddp"
+        yield engine, "parallel.graph=True", "the server makes the update, which is not in the graph; use ddp"
     if optim.grow_batch:
         grown = f"optim.grow_batch={','.join(optim.grow_batch)}"
         yield engine, grown, "each push is an update of one size; raise the batch size, or use ddp"

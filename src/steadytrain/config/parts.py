@@ -643,10 +643,6 @@ class Optim:
         """Return whether the learning rate depends on evaluations."""
         return parse_schedule(self.schedule)[-1].law == "plateau"
 
-    def scaled_lr(self, batch_size: int) -> float:
-        """The peak learning rate for this many images an update."""
-        return self.lr * batch_size / self.base_batch_size if self.base_batch_size else self.lr
-
 
 @documented
 @dataclass(frozen=True)
@@ -799,7 +795,7 @@ class Parallel:
     engine: Literal["ddp", "local", "async"] = setting(
         "ddp",
         "How ranks train together: ddp exchanges gradients in every update; local averages weights once in "
-        "--sync-every updates, for slow links (docs: engines); async lets workers push gradients to servers "
+        "--sync-every updates, for slow links (docs: engines); async lets workers push gradients to a server "
         "without waiting for each other (docs: async).",
         flag=Flag(RANKS),
         example="local",
@@ -839,35 +835,12 @@ class Parallel:
         limit=ValueLimit(BELOW_1.holds, "0 to below 1"),
         example=0.8,
     )
-    servers: int = setting(
-        1,
-        "Servers of --engine async, among which the parameters are divided, 1 to 64.",
-        limit=between(1, 64),
-        flag=Flag(RANKS),
-        example=2,
-    )
-    staleness: int | None = setting(
-        None,
-        "Largest number of updates that a push of --engine async may have missed: 0 makes it synchronous, else at "
-        "least one for each other worker.",
-        limit=NOT_NEGATIVE,
-        usual="no bound",
-        flag=Flag(RANKS),
-        example=8,
-    )
     staleness_power: float = setting(
         1.0,
         "--engine async divides the learning rate of a push by (1 + staleness) ** staleness_power, 0 or more; 0 uses"
         " it whole.",
         limit=NOT_NEGATIVE,
         example=0.5,
-    )
-    ray_address: str | None = setting(
-        None,
-        "Running Ray cluster for --engine async, such as 10.0.0.1:6379 or auto.",
-        usual="Ray is started here",
-        flag=Flag(RANKS),
-        example="auto",
     )
     deterministic: bool = setting(
         False, "Use only deterministic algorithms on a GPU; slower.", flag=Flag(SPEED), example=True
@@ -910,7 +883,6 @@ class Parallel:
         usual="$STEADYTRAIN_PRICE",
         flag=Flag(OUTPUT),
     )
-    from_file: frozenset[str] = file_keys()
 
     def __post_init__(self) -> None:
         if isinstance(self.price, int | float) and not isinstance(self.price, bool):  # price = 2.40 in a recipe file

@@ -74,6 +74,23 @@ _REMOVED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda value: False,  # with any other compression it meant nothing
         "parallel.threshold was removed with parallel.compress=2bit: leave it out",
     ),
+    (
+        "parallel.servers",
+        lambda value: False,  # several servers made the same updates
+        "parallel.servers was removed: one server has all parameters; leave it out",
+    ),
+    (
+        "parallel.staleness",
+        lambda value: value is not None,
+        "parallel.staleness was removed: leave it out (parallel.staleness_power lowers the rate of a stale push), or"
+        " take --engine ddp, where no gradient is stale",
+    ),
+    (
+        "parallel.ray_address",
+        lambda value: False,  # no command connected to the cluster that a file named
+        "parallel.ray_address was removed: each run starts a Ray of its own; leave it out, and start workers on several"
+        " machines by steady launch",
+    ),
 )
 """Keys that were removed or have lost a value: whether a value of a recipe was in use, and what to do instead."""
 

@@ -41,12 +41,6 @@ GATES = (
     Gate("every", "upload", "the run is sent to a store", "not sent, and noted; `--set every.upload=URI` allows it"),
     Gate("every", "track", "the run is sent to a service", "not sent, and noted; `--track` allows it"),
     Gate("every", "notices", "a cloud's metadata, or a file, is asked", "not asked, and noted; `--notices` allows it"),
-    Gate(
-        "parallel",
-        "ray_address",
-        "a Ray cluster is joined",
-        "not joined, and noted; `--ray-address HOST:PORT` allows it",
-    ),
     Gate("data", "train", _READ, _NOT_ASKED),
     Gate("data", "val", _READ, _NOT_ASKED),
     Gate("data", "root", _READ, _NOT_ASKED),

@@ -59,8 +59,9 @@ class Timeline:
 
     @cached_property
     def peak(self) -> float:
-        """The highest learning rate."""
-        return self.recipe.optim.scaled_lr(self.recipe.batch_size)
+        """The highest learning rate: the recipe's, which may be one for another batch size."""
+        optim = self.recipe.optim
+        return optim.lr * self.recipe.batch_size / optim.base_batch_size if optim.base_batch_size else optim.lr
 
     def lr(self, step: int, drops: int = 0) -> float:
         """Return the learning rate at ``step``; ``drops``: how often evaluations have lowered it."""

@@ -57,7 +57,6 @@ class Engine:
             over yet: from then on nothing hides it. May be None.
         should_stop: asked while this rank waits for something to do.
         loads_ahead: whether the next batch is known before an update is made.
-        on_numbered: called with the number of an update, from 0, where that is known only as it is made: sets its rate.
         finds_unused: whether each update looks for parameters that it brings no gradient, on all ranks alike.
     """
 
@@ -76,7 +75,6 @@ class Engine:
         self.world = World() if group is None else group.world
         self.on_exposed: Callable[[], None] | None = None
         self.should_stop: Callable[[], bool] = lambda: False
-        self.on_numbered: Callable[[int], None] = lambda update: None
         self.loads_ahead = True
         self.finds_unused = False
         self._group = group

@@ -1,17 +1,14 @@
-"""Kubernetes: an Indexed Job and the service by which its pods find the first, a JobSet, or a RayJob of KubeRay; for
-``kubectl create``.
+"""Kubernetes: an Indexed Job and the service by which its pods find the first, or a JobSet; for ``kubectl create``.
 
 Not ``apply``, which would leave a job that has ended as it is and say that all is well.
 
 Exit code 75 (saved, asked to stop) is no failure: the pod is started again. In a Job each pod that ends is replaced by
 itself; the others, which have lost a rank, end with code 4 and are replaced as well, so that one failure is as many as
-there are pods. A JobSet starts all pods anew together. A RayJob runs the command once, beside a Ray cluster
-whose pods are for the servers of the asynchronous engine.
+there are pods. A JobSet starts all pods anew together.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -38,17 +35,15 @@ class Kubernetes:
     """Options of ``--on kubernetes``.
 
     Args:
-        kind: an Indexed ``job``, whose pods are replaced one by one; a ``jobset``, whose pods start anew together (that
-            needs JobSet's controller in the cluster); a ``trainjob`` of Kubeflow Trainer 2; or a ``rayjob`` of KubeRay,
-            for the asynchronous engine.
-        runtime: of a TrainJob: the ClusterTrainingRuntime by which Kubeflow starts it.
+        kind: an Indexed ``job``, whose pods are replaced one by one; or a ``jobset``, whose pods start anew together
+            (that needs JobSet's controller in the cluster).
         namespace: None: the one that kubectl is set to.
         claim: a PersistentVolumeClaim for data and runs, seen by all pods under ``mount``.
         secret: a Secret that holds the variables given without a value.
         selector: labels of the machines to take.
     """
 
-    kind: Literal["job", "jobset", "rayjob"] = "job"
+    kind: Literal["job", "jobset"] = "job"
     namespace: str | None = None
     claim: str | None = None
     mount: str = "/data"
@@ -88,10 +83,6 @@ def render(job: Job) -> Plan:
     notes += [f"{kubectl} delete -f FILE stops and removes it; the same command then resumes the run"]
     if not kubernetes.claim:
         notes += ["files that the pods write are lost when they end: --set kubernetes.claim=NAME gives them a volume"]
-    if kubernetes.kind == "rayjob":
-        notes += ["procs: not used by a RayJob: the command's own --workers counts the workers"] if job.procs else []
-        if "async" not in job.words:
-            notes += ["a RayJob runs the command once, on its head: it is for --engine async --ray-address auto"]
     file = File(name=f"{job.name}.yaml", text=text)
     return Plan(stages=(PlanStage(kind="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
 
@@ -104,8 +95,6 @@ def _manifests(job: Job) -> list[dict[str, Any]]:
     indexed: dict[str, Any] = {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
     if job.minutes:
         indexed["activeDeadlineSeconds"] = job.minutes * 60
-    if kubernetes.kind == "rayjob":
-        return [{"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": _ray(job)}]
     if kubernetes.kind == "jobset":
         # Fails and starts as one; what the pods' policy lets fail at once is started again without being counted.
         rules: list[dict[str, Any]] = [
@@ -142,36 +131,6 @@ def _manifests(job: Job) -> list[dict[str, Any]]:
         {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": service},
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec},
     ]
-
-
-def _ray(job: Job) -> dict[str, Any]:
-    """Return the spec of a RayJob: the command, and the pods of the cluster that is made for it.
-
-    The command goes to the head over HTTP, whose shell reads it once; a submitting pod would have it read three times.
-    """
-    nodes, _ = job.shape
-
-    def pod(name: str) -> dict[str, Any]:
-        container: dict[str, Any] = {"name": name, "image": job.image}
-        container |= {"workingDir": job.folder} if job.folder else {}
-        container |= {"env": variables} if (variables := _variables(job)) else {}
-        container |= {"resources": resources} if (resources := _resources(job)) else {}
-        spec = {**_placing(job), "containers": [container | {"volumeMounts": _mounts(job)}], "volumes": _volumes(job)}
-        return {"rayStartParams": {}, "template": {"metadata": {"labels": {_LABEL: job.name}}, "spec": spec}}
-
-    cluster: dict[str, Any] = {"headGroupSpec": pod("ray-head")}
-    if nodes > 1:
-        replicas = {"replicas": nodes - 1, "minReplicas": nodes - 1, "maxReplicas": nodes - 1}
-        cluster["workerGroupSpecs"] = [{"groupName": "servers", **replicas, **pod("ray-worker")}]
-    spec: dict[str, Any] = {
-        "entrypoint": shlex.join((job.python, *job.program)),
-        "submissionMode": "HTTPMode",
-        "shutdownAfterJobFinishes": True,
-        "backoffLimit": job.restarts,
-    }
-    if job.minutes:
-        spec["activeDeadlineSeconds"] = job.minutes * 60
-    return {**spec, "rayClusterSpec": cluster}
 
 
 def _exited_with(code: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from steadytrain.config.plain import leaves, plain
+from steadytrain.config.timeline import Timeline
 from steadytrain.cost.bill import Bill, parts_of
 from steadytrain.errors import InputError
 from steadytrain.events import EpochTrained, Logged, ProbeProgress, Started
@@ -396,7 +397,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             model=str(started.model.get("name") or recipe.model.name),
             size=int_or_none(started.model.get("size")) or recipe.data.size,
             batch_size=started.batch_size,
-            lr=recipe.optim.scaled_lr(recipe.batch_size),
+            lr=Timeline(recipe, 0).peak,
             parameters=int_or_none(started.model.get("parameters")),
             num_train=int_or_none(started.data.get("num_train")),
             num_val=int_or_none(started.data.get("num_val")),

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from steadytrain import models, optim
 from steadytrain.config import Data, Optim, Recipe
@@ -246,7 +247,7 @@ def state(
         freeze=recipe.model.freeze,
     )
     groups = [{**group, "params": [policy.master(parameter) for parameter in group["params"]]} for group in groups]
-    lr = recipe.optim.scaled_lr(recipe.batch_size)
+    lr = Timeline(recipe, num_train).peak
     may_import = _may_import(allow_import, recipe.optim, "name")
     make = partial(optim.build, recipe.optim, lr=lr, seed=recipe.seed, allow_import=may_import)
     optimizer = engine.optimizer(make(groups, device=device), partial(make, device=torch.device("cpu")))
@@ -282,12 +283,9 @@ def _require_takes_one_image(
 
 
 def engine(recipe: Recipe, device: torch.device, peers: Peers | None, *, num_train: int = 0) -> Engine:
-    """Make what spreads the work of an update over ranks, if there are several, or over the workers of servers.
+    """Make what spreads the work of an update over ranks, if there are several, or over the workers of a server.
 
     ``num_train``: images, which say where ``local`` or ``powersgd`` begins; 0: it begins at once.
-
-    Raises:
-        RecipeError: the optimizer does not go with several servers.
     """
     if isinstance(peers, Cluster):
         return _async_engine(recipe, device, peers, num_train)
@@ -323,24 +321,23 @@ def engine(recipe: Recipe, device: torch.device, peers: Peers | None, *, num_tra
 
 
 def _async_engine(recipe: Recipe, device: torch.device, cluster: Cluster, num_train: int) -> AsyncEngine:
-    kind, parallel = optim.find_kind(recipe.optim.name), recipe.parallel
-    sees = "all" if kind is None else kind.sees
-    if sees == "all" and len(cluster.servers) > 1:
-        raise RecipeError(
-            f"optim.name={recipe.optim.name!r} may need all parameters in one place, and {len(cluster.servers)} servers"
-            " divide them: use --servers 1, or an optimizer of the built-in table"
-        )
+    timeline = Timeline(recipe, num_train)
     return AsyncEngine(
         device,
         cluster,
-        steps=recipe.batches(num_train).steps,
+        steps=timeline.steps,
         batch_size=recipe.batch_size,
-        staleness=parallel.staleness,
-        staleness_power=parallel.staleness_power,
-        whole=sees != "element",
-        keeps_gradients=sees == "element",
-        compress=parallel.compress,
+        set_rates=partial(_set_rates, timeline),
+        staleness_power=recipe.parallel.staleness_power,
+        compress=recipe.parallel.compress,
     )
+
+
+def _set_rates(timeline: Timeline, optimizer: Optimizer, step: int) -> None:
+    """Set an optimizer's learning rate and momentum to those of the update after ``step`` of them."""
+    optim.set_lr(optimizer, timeline.lr(step))
+    if (momentum := timeline.momentum(step)) is not None:
+        optim.set_momentum(optimizer, momentum)
 
 
 def loss(recipe: Recipe, data: DataSets, device: torch.device, *, allow_import: bool | None = None) -> optim.Loss:
@@ -451,7 +448,7 @@ def feeds(
     Of both this rank's part; ``sharing``: ranks that use the same cores.
     """
     device, world, engine = state.engine.device, state.engine.world, state.engine
-    queue = engine if isinstance(engine, AsyncEngine) and not engine.is_synchronous else None
+    queue = engine if isinstance(engine, AsyncEngine) else None
     on_gpu, threads = device.type == "cuda", recipe.parallel.threads
     if threads is None and sharing > 1:
         threads = default_threads(pin=on_gpu, sharing=sharing)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from steadytrain.distributed.asynchronous.engine import AsyncEngine
 from steadytrain.distributed.process_group import Group
 from steadytrain.machine.notices import SIGNAL
 
@@ -109,15 +108,3 @@ class Together(Alone):
         work.wait()
         stop, save, measure, end, self._interval, milliseconds = values.tolist()
         return Wish(SIGNALS[stop] or None, bool(save), bool(measure), bool(end), milliseconds / 1000)
-
-
-class ByServers(Alone):
-    """The decisions of workers of servers that make each update together: that to stop comes with the update."""
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-
-    def ask(self, wish: Wish) -> Wish:
-        self._engine.wish = wish.stop
-        stop = self._engine.decision
-        return wish._replace(stop="SIGTERM" if stop == "closed" else stop)

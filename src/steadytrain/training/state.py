@@ -6,13 +6,12 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NotRequired, TypeAlias, TypedDict, get_type_hints
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 
-from steadytrain.config.plain import fits, required_keys
 from steadytrain.config.schedules import Plateau
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import RunError
@@ -267,57 +266,32 @@ class State:
             parameter.copy_(masters[str(number)])
 
 
-class _SavedCursor(TypedDict):
-    step: int
-    position: int
-
-
-class _SavedMachine(TypedDict):
-    micro_batches: NotRequired[int]
-
-
-class _SavedAbout(TypedDict):
-    digest: str
-    machine: _SavedMachine
-    train_digest: str
-    val_digest: str | None
-    spent: NotRequired[str]
-
-
-class _SavedState(TypedDict):
-    """The layout of a checkpoint, with what was not in those of older versions."""
-
-    model: Mapping[str, torch.Tensor]
-    optimizer: Mapping[str, Any]
-    ema: Mapping[str, Any] | None
-    policy: Mapping[str, Any]
-    engine: Mapping[str, Any]
-    meters: torch.Tensor
-    cursor: _SavedCursor
-    best: float
-    evaluated: float
-    plateau: NotRequired[Mapping[str, Any]]
-    misses: NotRequired[int]
-    probe: NotRequired[float | None]
-    rng: Mapping[str, torch.Tensor]
-    about: _SavedAbout
+_LAYOUT: dict[str, Any] = {
+    **dict.fromkeys(("model", "optimizer", "policy", "engine", "rng", "about.machine"), Mapping),
+    **dict.fromkeys(("cursor.step", "cursor.position"), int),
+    **dict.fromkeys(("best", "evaluated"), (int, float)),
+    **dict.fromkeys(("about.digest", "about.train_digest"), str),
+    "meters": torch.Tensor,
+}
+"""Parts of a checkpoint of any version that are read before its state is loaded, and their types."""
 
 
 def misfit(saved: Any) -> str:
     """Return the part of what a checkpoint holds that no state has, however whole its bytes are; empty: none.
 
-    >>> misfit({"model": {"weight": 3}}), misfit([])
+    >>> misfit({"model": 3}), misfit([])
     ('model', 'all of it')
     """
     if not isinstance(saved, dict):
         return "all of it"
-    if fits(saved, _SavedState):
-        return ""
-    required = required_keys(_SavedState)
-    for name, hint in get_type_hints(_SavedState).items():
-        if not fits(saved[name], hint) if name in saved else name in required:
-            return name
-    return "all of it"
+    for name, kind in _LAYOUT.items():
+        part, _, key = name.partition(".")
+        value = saved.get(part)
+        if key:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if not isinstance(value, kind):
+            return part
+    return ""
 
 
 def _merge_ranks(shared: Mapping[str, Any], engine: Engine) -> dict[str, Any]:

@@ -57,7 +57,7 @@ _ENGINES = (  # name, flags of steady train, and what it costs in accuracy: the 
     (
         "async, 1 server",
         "--engine async --workers {ranks}",
-        f"gradients are of weights some updates old, the more workers the older: {_COMPARE}; --staleness bounds it, and"
+        f"gradients are of weights some updates old, the more workers the older: {_COMPARE};"
         " --optimizer dcasgd compensates for it",
     ),
 )

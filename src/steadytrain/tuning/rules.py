@@ -130,8 +130,8 @@ def scale_rate(optim: Optim, before: int, after: int) -> tuple[float, str]:
     """
     base, times = optim.base_batch_size, after / before
     if base is not None:
-        scaled = optim.scaled_lr(after)
-        return optim.lr, f"{scaled:.4g} in use = {optim.lr:g} x {after} / {base} (linear scaling, Goyal et al. 2017)"
+        scaled = f"{optim.lr * after / base:.4g} in use = {optim.lr:g} x {after} / {base}"
+        return optim.lr, f"{scaled} (linear scaling, Goyal et al. 2017)"
     if times == 1:
         return optim.lr, "as it was: so is the batch"
     if optim.name in ADAMS or optim.name == "muon":

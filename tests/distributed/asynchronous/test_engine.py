@@ -14,7 +14,6 @@ from torch import nn
 from steadytrain import optim
 from steadytrain.config import Optim
 from steadytrain.distributed.asynchronous.cluster import Cluster
-from steadytrain.distributed.asynchronous.coordinator import Coordinator
 from steadytrain.distributed.asynchronous.engine import AsyncEngine
 from steadytrain.distributed.asynchronous.server import ParameterServer
 
@@ -25,26 +24,17 @@ MAKE = partial(optim.build, Optim("sgd", momentum=0.0, weight_decay=0.0), lr=0.1
 class InProcess:
     """What :class:`Cluster` does over Ray, by direct calls."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, coordinator: Coordinator, server: Any, rank: int) -> None:
-        self.rank, self.size, self.servers, self.seconds = rank, coordinator.size, [server], [0.0]
-        self._loop, self._coordinator = loop, coordinator
-        self.progress = self.ask(Coordinator.join, rank, 0.0)
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: ParameterServer, rank: int) -> None:
+        self.rank, self.description = rank, dict[str, Any]()
+        self._loop, self._server = loop, server
+        self.progress = self.call(ParameterServer.join, rank, 0.0)
 
-    def ask(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        return self._loop.run_until_complete(getattr(self._coordinator, method.__name__)(*arguments, **options))
+    def call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return self._loop.run_until_complete(getattr(self._server, method.__name__)(*arguments, **options))
 
-    tell = ask
 
-    def open(self, **progress: Any) -> None:
-        self.ask(Coordinator.open, {}, **progress)
-
-    def call_all(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self.call_each(method, [()], *arguments)
-
-    def call_each(
-        self, method: Callable[..., Any], parts: list[tuple[Any, ...]], *arguments: Any, **options: Any
-    ) -> list[Any]:
-        return [getattr(self.servers[0], method.__name__)(*arguments, *parts[0], **options)]
+def set_rates(optimizer: torch.optim.Optimizer, step: int) -> None:
+    optim.set_lr(optimizer, 0.1)
 
 
 @pytest.fixture
@@ -57,12 +47,10 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 class Worker:
     """A worker of a network of one weight, which sets the gradient itself."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, coordinator: Coordinator, server: Any, rank: int, **options: Any
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: ParameterServer, rank: int, **options: Any) -> None:
         self.weight = nn.Parameter(torch.tensor([1.0]))
-        cluster = cast(Cluster, InProcess(loop, coordinator, server, rank))
-        self.engine = AsyncEngine(CPU, cluster, steps=100, batch_size=1, **options)
+        cluster = cast(Cluster, InProcess(loop, server, rank))
+        self.engine = AsyncEngine(CPU, cluster, steps=100, batch_size=1, set_rates=set_rates, **options)
         self.optimizer = self.engine.optimizer(MAKE([{"params": [self.weight]}]), MAKE)
         self.engine.prepare(nn.Module())
 
@@ -84,6 +72,7 @@ def in_one_process(weight: float, gradient: float, divisor: float = 1.0) -> floa
     parameter = nn.Parameter(torch.tensor([weight]))
     parameter.grad = torch.tensor([gradient])
     optimizer = MAKE([{"params": [parameter]}])
+    set_rates(optimizer, 0)
     optimizer.param_groups[0]["lr"] /= divisor
     optimizer.step()
     return parameter.item()
@@ -95,8 +84,8 @@ def in_one_process(weight: float, gradient: float, divisor: float = 1.0) -> floa
 def test_the_rate_of_a_push_is_divided_by_one_plus_the_updates_that_it_missed(
     loop: asyncio.AbstractEventLoop, options: dict[str, float], power: float
 ) -> None:
-    coordinator, server = Coordinator(3), ParameterServer()
-    workers = [Worker(loop, coordinator, server, rank, **options) for rank in range(3)]
+    server = ParameterServer(3)
+    workers = [Worker(loop, server, rank, **options) for rank in range(3)]
     for worker in workers:
         worker.begin()
     weight = 1.0
@@ -106,7 +95,7 @@ def test_the_rate_of_a_push_is_divided_by_one_plus_the_updates_that_it_missed(
 
 
 def test_the_rate_of_a_push_that_missed_nothing_is_the_schedules(loop: asyncio.AbstractEventLoop) -> None:
-    worker, weight = Worker(loop, Coordinator(1), ParameterServer(), 0), 1.0
+    worker, weight = Worker(loop, ParameterServer(1), 0), 1.0
     for _ in range(5):
         worker.begin()
         weight = in_one_process(weight, 0.7)

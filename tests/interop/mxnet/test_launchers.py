@@ -13,15 +13,18 @@ CASES = [
         "-n 2 -s 2 -H hosts --sync-dst-dir /tmp/cats --launcher ssh python train.py --kv-store dist_sync",
         "--on ssh --hosts hosts --set ranks=2 --sync /tmp/cats -- python train.py --kv-store dist_sync",
         [
-            "-s 2 is ignored: there are no servers, ranks exchange gradients directly",
+            "-s 2 is ignored: ranks exchange gradients directly, and --engine async has one server",
             "2 workers become as many ranks",
         ],
     ),
-    # the asynchronous engine has servers
+    # the asynchronous engine has one server
     (
         "-n 2 -s 2 -H hosts train a.rec --engine async",
-        "--hosts hosts --set ranks=2 -- train a.rec --engine async --servers 2",
-        ["2 workers become as many ranks"],
+        "--hosts hosts --set ranks=2 -- train a.rec --engine async",
+        [
+            "-s 2 is ignored: ranks exchange gradients directly, and --engine async has one server",
+            "2 workers become as many ranks",
+        ],
     ),
     (
         "-n 4 --launcher local train a.rec",

@@ -1,20 +1,30 @@
-"""The servers of the asynchronous engine: each has a range of all parameters, and makes the updates of it.
+"""The server of an asynchronous run: it holds the weights, makes every update, and gives out the batches.
 
-The parameters of a run, one after another in the order of the optimizer's groups and each in the order of its memory,
-are one long vector; :func:`cut` divides it among the servers by bytes. A server runs any optimizer of the table on its
-range: those that work element by element do not see where a tensor was cut, and the others get whole tensors.
+A :class:`ParameterServer` is one actor of Ray that all workers call. Its methods run one at a time between two waits,
+so that a push is made whole or not at all, whatever dies.
+
+- **Batches.** Workers train on whole batches of the run's order, and batch ``b`` is at the positions ``b * batch_size``
+  on. A batch is assigned to one worker at a time, and counts as done when its update is made. What a worker had when it
+  died goes to others. The last batch is worker 0's, when all others are done: it ends with the final weights.
+- **Updates.** The number of a push is the step that the schedule follows. Its staleness is how many updates were made
+  since its worker pulled the weights that it was computed with.
 """
 
 from __future__ import annotations
 
+import asyncio
+import bisect
+import os
+import platform
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -23,252 +33,301 @@ from torch.optim import Optimizer
 from steadytrain.distributed.compression import HALVES, CompressionName
 
 Vector: TypeAlias = NDArray[Any]
-MakeOptimizer: TypeAlias = Callable[[list[dict[str, Any]]], Optimizer]
-TensorState: TypeAlias = dict[str, tuple[bool, Any]]
-"""An optimizer's state of a tensor: by name, whether it has an element for each of the tensor's, and the value."""
+ParameterLayout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides of a parameter."""
+Momentum: TypeAlias = dict[int, dict[str, Tensor]]
+"""An optimizer's momentum, by the number of the parameter and its name in the state."""
 
-REMEMBERED = 1000
-"""Batches before the newest one of which a server knows whether it has made their updates."""
 MOMENTUM = ("momentum_buffer", "momentum")
 """The names of a tensor's momentum in the state of torch's, timm's and MXNet's optimizers."""
+LEAVE_SECONDS = 10.0
+"""Seconds for which workers wait for each other at the end of a run."""
 
 
 @dataclass(frozen=True)
-class ParameterPlace:
-    """Location of a parameter: its group, its first element among those of all, and its memory layout."""
+class Training:
+    """What the server trains, as worker 0 publishes it.
 
-    group: int
-    start: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    @property
-    def end(self) -> int:
-        size = 1
-        for side in self.shape:
-            size *= side
-        return self.start + size
-
-
-def places_of(groups: Sequence[Mapping[str, Any]]) -> tuple[ParameterPlace, ...]:
-    """Lay all parameters of an optimizer's groups one behind the other."""
-    places: list[ParameterPlace] = []
-    for number, group in enumerate(groups):
-        for parameter in group["params"]:
-            start = places[-1].end if places else 0
-            places.append(ParameterPlace(number, start, tuple(parameter.shape), tuple(parameter.stride())))
-    return tuple(places)
-
-
-def cut(places: Sequence[ParameterPlace], servers: int, *, whole: bool) -> tuple[int, ...]:
-    """Divide all elements evenly among servers: the borders, one more than there are servers.
-
-    ``whole``: only between two tensors, at the border that is nearest.
-
-    >>> places = [ParameterPlace(0, 0, (10,), (1,)), ParameterPlace(0, 10, (100, 10), (10, 1))]
-    >>> cut(places, 2, whole=False), cut(places, 2, whole=True)
-    ((0, 505, 1010), (0, 10, 1010))
+    Args:
+        layouts: of the parameters, in the order of the optimizer's groups.
+        weights: float32 [n], all parameters one behind the other, each in the order of its memory.
+        optimizer: its ``state_dict``.
+        make: makes the optimizer of groups with parameters.
+        set_rates: sets the rate and momentum of an optimizer to those of the update after so many.
+        staleness_power: the learning rate of a push that missed ``s`` updates is divided by ``(1 + s)`` to this power.
+        steps: updates of the whole run.
+        step: updates that are made, of the batches below ``after`` without the ``unfinished``.
     """
-    total = places[-1].end
-    even = [total * number // servers for number in range(servers + 1)]
-    if whole:
-        borders = [0, *(place.end for place in places)]
-        even = [min(borders, key=lambda border: abs(border - wanted)) for wanted in even]
-    return tuple(even)
+
+    layouts: tuple[ParameterLayout, ...]
+    weights: Vector
+    optimizer: Mapping[str, Any]
+    make: Callable[[list[dict[str, Any]]], Optimizer]
+    set_rates: Callable[[Optimizer, int], None]
+    staleness_power: float
+    steps: int
+    step: int
+    unfinished: Sequence[int]
+    after: int
+
+
+class Pushed(NamedTuple):
+    """The answer to a push: the newest weights, and how the update was.
+
+    ``weights``: float32 [n], of ``step`` updates. ``staleness``: updates that the push has missed. ``seconds``: that
+    the update took. ``batches``: another one for the worker; None: the run is over.
+    """
+
+    weights: Vector
+    step: int
+    staleness: int
+    seconds: float
+    batches: list[int] | None
+
+
+class ServerState(NamedTuple):
+    """Weights, float32 [n], and state of the optimizer after ``step`` updates, and which batches are in them."""
+
+    weights: Vector
+    optimizer: dict[str, Any]
+    step: int
+    unfinished: list[int]
+    after: int
 
 
 class ParameterServer:
-    """A range of all parameters, and the optimizer that updates it. One caller at a time.
+    """The weights of a run, the optimizer that updates them, and the batches that are to be trained on.
 
     Each worker has a momentum of its own, of its gradients alone; a checkpoint has their mean. With Nesterov's momentum
     this is DANA-Slim: Hakimi et al. 2019, "Taming Momentum in a Distributed Asynchronous Environment".
+
+    Args:
+        size: workers of the run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
         torch.set_num_threads(1)
-        self._weights = torch.empty(0)
-        self._parameters: dict[int, nn.Parameter] = {}  # by their number among all
-        self._groups: list[int] = []  # of all groups, those of this server's optimizer
-        self._optimizer: Optimizer | None = None
-        self._pulled: dict[int, Tensor] = {}  # by worker: the weights that it has, where the optimizer wants to know
-        self._momenta: dict[int, dict[int, dict[str, Tensor]]] = {}  # by worker, parameter and name
-        self._first_momenta: dict[int, dict[str, Tensor]] = {}  # what each worker begins with
-        self._shares: dict[int, Tensor] = {}  # by worker, of an update that is made of all of them
-        self._applied, self._seconds = 0, 0.0
-        self._batches: set[int] = set()  # whose updates were made here
-        self._keeps_gradients = True
+        self.size = size
+        self._description: dict[str, Any] | None = None  # None: worker 0 has not opened the run yet
+        self._step = 0
+        self._next = 0  # the lowest batch that was never assigned
+        self._returned: list[int] = []  # batches that were assigned in vain, in order
+        self._assigned: dict[int, set[int]] = {}  # by worker
+        self._pulled: dict[int, int] = {}  # by worker: updates in the weights that it computes with
+        self._pulled_weights: dict[int, Tensor] = {}  # by worker, where the optimizer wants to know
+        self._momenta: dict[int, Momentum] = {}  # by worker
+        self._joins: Counter[int] = Counter()  # by worker: what one waits for is none of its successor's
+        self._left: set[int] = set()
+        self._is_closed = False
+        self._changed = asyncio.Condition()
 
-    def load(
-        self,
-        places: Sequence[ParameterPlace],
-        groups: Sequence[Mapping[str, Any]],
-        make: MakeOptimizer,
-        step: int,
-        first: int,
-        weights: Vector,
-        states: Mapping[int, TensorState],
-        *,
-        whole: bool,
-        keeps_gradients: bool,
-    ) -> None:
-        """Take over a range of the parameters.
+    async def where(self) -> str:
+        """Return its machine and process, in words."""
+        return f"{platform.node()}, process {os.getpid()}"
 
-        Args:
-            places: of all parameters.
-            groups: the optimizer's, without parameters: each with its rate, weight decay and so on.
-            make: makes the optimizer of groups with parameters.
-            step: updates that are made.
-            first: where this server's range begins.
-            weights: float32 [n], of its range.
-            states: what the optimizer had of each parameter's part in this range, by the parameter's number.
-            whole: the optimizer wants tensors of their shapes, none of which is cut.
-            keeps_gradients: the optimizer leaves gradients as they are, which lie in shared memory.
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    async def join(self, rank: int, seconds: float) -> dict[str, Any] | None:
+        """Admit a worker, in place of one of the same number; None while the run is not open, after ``seconds``."""
+        self._joins[rank] += 1
+        await self._give_back(rank)
+        await self._wait(lambda: self._description is not None, seconds)
+        return None if self._description is None else {**self._description, "step": self._step}
+
+    async def open(self, description: dict[str, Any], training: Training) -> None:
+        """Open the run, as worker 0."""
+        self._description, self._training = description, training
+        self._step, self._next = training.step, training.after
+        self._returned = sorted(training.unfinished)
+        self._weights = torch.from_numpy(training.weights.copy())
+        self._parameters = [nn.Parameter(view) for view in views_of(self._weights, training.layouts)]
+        groups = training.optimizer["param_groups"]
+        self._optimizer = training.make(
+            [{**group, "params": [self._parameters[number] for number in group["params"]]} for group in groups]
+        )
+        self._optimizer.load_state_dict(dict(training.optimizer))
+        self._momenta, self._first_momentum = {}, self._momentum()
+        await self._notify()
+
+    async def leave(self, rank: int) -> None:
+        """Sign off a worker that ends well; the run ends with the first one. At its end workers leave together."""
+        await self._give_back(rank)
+        self._left.add(rank)
+        self._is_closed |= rank == 0
+        await self._notify()
+        await self._wait(lambda: len(self._left) >= self.size, LEAVE_SECONDS if self._is_over else 0.0)
+
+    async def close(self) -> None:
+        """End the run: nothing more is assigned."""
+        self._is_closed = True
+        await self._notify()
+
+    async def _give_back(self, rank: int) -> None:
+        """Give the batches of a worker that is gone to the others."""
+        self._pulled.pop(rank, None)
+        for batch in self._assigned.pop(rank, ()):
+            bisect.insort(self._returned, batch)
+        await self._notify()
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    async def assign(self, rank: int, count: int = 1, seconds: float = 0.0) -> list[int] | None:
+        """Assign up to ``count`` batches to a worker; None: the run is over.
+
+        Where there are none it waits for one, at most ``seconds``: another worker may be lost.
         """
-        self._weights = torch.from_numpy(weights.copy())
-        end, self._parameters = first + len(weights), {}
-        for number, place in enumerate(places):
-            start, stop = max(place.start, first), min(place.end, end)
-            if start < stop:
-                part = self._weights[start - first : stop - first]
-                self._parameters[number] = nn.Parameter(
-                    part.as_strided(place.shape, place.stride) if whole else part, requires_grad=True
-                )
-        self._groups = sorted({places[number].group for number in self._parameters})
-        self._spans = {
-            n: slice(max(places[n].start, first) - first, min(places[n].end, end) - first) for n in self._parameters
-        }
-        self._applied, self._keeps_gradients = step, keeps_gradients
-        self._batches.clear()
-        self._optimizer = None
-        if self._parameters:
-            own_groups = [
-                {**groups[k], "params": [p for n, p in self._parameters.items() if places[n].group == k]}
-                for k in self._groups
-            ]
-            self._optimizer = make(own_groups)
-            for number, state in states.items():
-                parameter = self._parameters[number]
-                self._optimizer.state[parameter] = {
-                    name: torch.from_numpy(np.array(value)).as_strided(parameter.shape, parameter.stride())
-                    if is_alike
-                    else deepcopy(value)
-                    for name, (is_alike, value) in state.items()
-                }
-        self._momenta.clear()
-        self._first_momenta = self._momentum()
+        joins = self._joins[rank]
+        await self._wait(lambda: self._is_over or self._has_batch(rank), seconds)
+        return self._take(rank, count) if joins == self._joins[rank] else []
 
-    def pull(self, rank: int) -> tuple[Vector, int, float]:
-        """Return the weights, float32 [n], how many updates are in them, and the seconds that the last one took."""
-        if self._wants_pulled:
-            self._pulled[rank] = self._weights.clone()
-        return self._weights.numpy(), self._applied, self._seconds
+    def _take(self, rank: int, count: int) -> list[int] | None:
+        if self._is_over:
+            return None
+        batches: list[int] = []
+        while len(batches) < count and self._has_batch(rank):
+            if self._returned:
+                batches.append(self._returned.pop(0))
+            else:
+                batches.append(self._next)
+                self._next += 1
+            self._assigned.setdefault(rank, set()).add(batches[-1])
+        return batches
 
-    def push(
-        self,
-        rank: int,
-        batch: int,
-        form: CompressionName,
-        missing: Sequence[int],
-        options: Sequence[Mapping[str, Any]],
-        gradient: Vector,
-    ) -> tuple[Vector, int, float]:
-        """Make the update of a worker's gradient, once for each batch; return as :meth:`pull` does.
+    @property
+    def _is_over(self) -> bool:
+        return self._is_closed or (self._description is not None and self._step >= self._training.steps)
+
+    def _has_batch(self, rank: int) -> bool:
+        """Return whether there is a batch for this worker now."""
+        last = self._training.steps - 1
+        if self._returned and self._returned[0] < last:
+            return True
+        if self._returned or self._next == last:
+            return rank == 0 and self._step == last  # all others are done
+        return self._next < last
+
+    # -- updates -------------------------------------------------------------------------------------------------------
+
+    async def pull(self, rank: int, *, computes: bool) -> Pushed:
+        """Return the weights; ``computes``: the worker begins to compute a gradient with them."""
+        if computes:
+            self._pulled[rank] = self._step
+        return self._answer(rank, 0, 0.0, [])
+
+    async def push(
+        self, rank: int, batch: int, form: CompressionName, missing: Sequence[int], gradient: Vector
+    ) -> Pushed:
+        """Make the update of a worker's gradient; nothing of a batch that is not assigned to it (any more).
 
         Args:
             rank: of the worker.
             batch: that the gradient is of.
             form: the compression of the gradient.
             missing: parameters, by number, that have no gradient.
-            options: of each of the run's groups: rate, and whatever else a schedule moves.
-            gradient: of the range: float32 [n], or compressed.
+            gradient: float32 [n], or compressed.
         """
-        if batch not in self._batches:
-            began = time.perf_counter()
-            self._step(rank, self._decompress(gradient, form), missing, options)
-            self.skip(batch)
-            self._seconds = time.perf_counter() - began
-        return self.pull(rank)
+        if batch not in self._assigned.get(rank, ()):
+            return self._answer(rank, 0, 0.0, [])
+        began = time.perf_counter()
+        staleness = self._step - self._pulled.get(rank, self._step)
+        self._update(rank, staleness, decompress(gradient, form), missing)
+        self._assigned[rank].discard(batch)
+        self._step += 1
+        seconds = time.perf_counter() - began
+        self._pulled[rank] = self._step
+        answer = self._answer(rank, staleness, seconds, self._take(rank, 1))
+        await self._notify()
+        return answer
 
-    def skip(self, batch: int) -> None:
-        """Count the update of a batch as made."""
-        self._batches = {batch, *(number for number in self._batches if number > batch - REMEMBERED)}
-        self._applied += 1
-
-    def push_share(
-        self,
-        rank: int,
-        update: int,
-        form: CompressionName,
-        missing: Sequence[int],
-        options: Sequence[Mapping[str, Any]],
-        shares: int,
-        gradient: Vector,
-    ) -> None:
-        """Take a worker's share of update number ``update``, and make it when all ``shares`` are there."""
-        if update != self._applied:
-            return  # it was made before this worker was started again
-        self._shares[rank] = self._decompress(gradient, form).clone()
-        if len(self._shares) == shares:
-            total = torch.zeros_like(self._weights)
-            for worker in sorted(self._shares):
-                total += self._shares[worker]
-            self._shares.clear()
-            self._step(0, total, missing, options)  # one worker's momentum for the gradients of all
-            self._applied += 1
-
-    def has_applied(self, batch: int) -> bool:
-        """Return whether this server has applied the update of a batch."""
-        return batch in self._batches
-
-    def save(self) -> tuple[Vector, int, dict[int, TensorState]]:
-        """Return the weights, how many updates are in them, and the optimizer's state by parameter."""
-        states: dict[int, TensorState] = {}
-        for number, parameter in self._parameters.items():
-            state = {} if self._optimizer is None else self._optimizer.state.get(parameter, {})
-            state = {**state, **_mean([momentum[number] for momentum in self._momenta.values()])}
-            states[number] = {name: saved_value(name, value, parameter) for name, value in state.items()}
-        return self._weights.numpy(), self._applied, states
+    def _answer(self, rank: int, staleness: int, seconds: float, batches: list[int] | None) -> Pushed:
+        weights = self._weights.clone()  # Ray sends it while the next update is made
+        if self._wants_pulled:
+            self._pulled_weights[rank] = weights
+        return Pushed(weights.numpy(), self._step, staleness, seconds, batches)
 
     @property
     def _wants_pulled(self) -> bool:
         return type(self._optimizer).__name__ == "DCASGD"
 
-    def _step(self, rank: int, gradient: Tensor, missing: Sequence[int], options: Sequence[Mapping[str, Any]]) -> None:
-        if self._optimizer is None:
-            return
-        for number, parameter in self._parameters.items():
-            part = gradient[self._spans[number]]
-            parameter.grad = None if number in missing else part.as_strided(parameter.shape, parameter.stride())
-            if self._wants_pulled and rank in self._pulled:  # the delay is from what this worker had
-                before = self._pulled[rank][self._spans[number]]
-                self._optimizer.state[parameter]["previous"] = before.as_strided(parameter.shape, parameter.stride())
-        for group, number in zip(self._optimizer.param_groups, self._groups, strict=True):
-            group.update(options[number])
-        momentum = self._momenta.get(rank) or deepcopy(self._first_momenta)
-        for number, parameter in self._parameters.items():
+    def _update(self, rank: int, staleness: int, gradient: Tensor, missing: Sequence[int]) -> None:
+        views = views_of(gradient, self._training.layouts)
+        for number, (parameter, view) in enumerate(zip(self._parameters, views, strict=True)):
+            parameter.grad = None if number in missing else view
+        if self._wants_pulled and rank in self._pulled_weights:  # the delay is from what this worker had
+            before = views_of(self._pulled_weights[rank], self._training.layouts)
+            for parameter, view in zip(self._parameters, before, strict=True):
+                self._optimizer.state[parameter]["previous"] = view
+        self._use_momentum(self._momenta.get(rank) or deepcopy(self._first_momentum))
+        self._training.set_rates(self._optimizer, self._step)
+        groups = self._optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] /= (1 + staleness) ** self._training.staleness_power
+        self._optimizer.step()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        self._momenta[rank] = self._momentum()
+        self._optimizer.zero_grad()
+
+    def _momentum(self) -> Momentum:
+        state = self._optimizer.state
+        return {
+            number: {name: state[parameter][name] for name in MOMENTUM if name in state[parameter]}
+            for number, parameter in enumerate(self._parameters)
+        }
+
+    def _use_momentum(self, momentum: Momentum) -> None:
+        for number, parameter in enumerate(self._parameters):
             state = self._optimizer.state[parameter]
             for name in MOMENTUM:
                 state.pop(name, None)
             state.update(momentum[number])
-        self._optimizer.step()
-        self._momenta[rank] = self._momentum()
-        for parameter in self._parameters.values():
-            parameter.grad = None
 
-    def _momentum(self) -> dict[int, dict[str, Tensor]]:
-        """Return the optimizer's momentum of each parameter, by number and name."""
-        states: Mapping[Any, Any] = {} if self._optimizer is None else self._optimizer.state
-        return {
-            number: {name: states[parameter][name] for name in MOMENTUM if name in states[parameter]}
-            for number, parameter in self._parameters.items()
-        }
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def _decompress(self, gradient: Vector, form: CompressionName) -> Tensor:
-        """Return a gradient as float32 [n]."""
-        values = as_tensor(gradient)
-        if form in HALVES:
-            return values.view(HALVES[form]).float()
-        return values if self._keeps_gradients else values.clone()
+    async def save(self) -> ServerState:
+        """Return all that a checkpoint needs, of one instant between two updates."""
+        if self._momenta:
+            momenta = list(self._momenta.values())
+            self._use_momentum({number: _mean([m[number] for m in momenta]) for number in momenta[0]})
+        state = deepcopy(self._optimizer.state_dict())
+        assigned = (batch for batches in self._assigned.values() for batch in batches)
+        return ServerState(
+            self._weights.numpy().copy(), state, self._step, sorted([*self._returned, *assigned]), self._next
+        )
+
+    async def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait until a condition holds, at most ``seconds``."""
+        if condition() or seconds == 0:
+            return
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(condition), seconds)
+            except TimeoutError:
+                return
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def layouts_of(parameters: Sequence[Tensor]) -> tuple[ParameterLayout, ...]:
+    """Return shape and strides of each parameter."""
+    return tuple((tuple(parameter.shape), tuple(parameter.stride())) for parameter in parameters)
+
+
+def views_of(flat: Tensor, layouts: Sequence[ParameterLayout]) -> list[Tensor]:
+    """Return a view of each parameter in a tensor of all of them.
+
+    >>> [view.tolist() for view in views_of(torch.arange(6), [((2,), (1,)), ((2, 2), (1, 2))])]
+    [[0, 1], [[2, 4], [3, 5]]]
+    """
+    views: list[Tensor] = []
+    start = 0
+    for shape, stride in layouts:
+        views.append(flat.as_strided(shape, stride, start))
+        start += prod(shape)
+    return views
 
 
 def compress(gradient: Tensor, form: CompressionName) -> Vector:
@@ -278,20 +337,17 @@ def compress(gradient: Tensor, form: CompressionName) -> Vector:
     return gradient.numpy()
 
 
+def decompress(gradient: Vector, form: CompressionName) -> Tensor:
+    """Return a gradient as float32 [n], in memory of its own: that of the array is shared, and only read."""
+    values = as_tensor(gradient)
+    return values.view(HALVES[form]).float() if form in HALVES else values.clone()
+
+
 def as_tensor(array: Vector) -> Tensor:
     """Return a tensor of an array's memory, which may be shared and is only read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
-
-
-def saved_value(name: str, value: Any, parameter: Tensor) -> tuple[bool, Any]:
-    """Return whether a value of an optimizer's state is like its parameter, and the value: then in memory order."""
-    if name != "step" and isinstance(value, Tensor) and value.shape == parameter.shape:
-        laid_out = torch.empty_strided(parameter.shape, parameter.stride(), dtype=value.dtype)
-        laid_out.copy_(value)
-        return True, laid_out.as_strided((value.numel(),), (1,)).numpy()
-    return False, deepcopy(value)
 
 
 def _mean(momenta: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

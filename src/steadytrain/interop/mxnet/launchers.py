@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from steadytrain.errors import InputError
 from steadytrain.launch import launcher_name, launchers
@@ -17,7 +16,7 @@ from steadytrain.launch import launcher_name, launchers
 VALUES = ("--on", "--nodes", "--procs", "--hosts", "--sync", "--exclude", "--env", "--job", "--set", "-o", "--output")
 """Flags of ``steady launch`` that are followed by a value."""
 
-_NO_SERVERS = "there are no servers, ranks exchange gradients directly"
+_NO_SERVERS = "ranks exchange gradients directly, and --engine async has one server"
 _SERVERS = ("-s", "--num-servers")
 _RENAMED = {
     **dict.fromkeys(("-H", "--hostfile"), "--hosts"),
@@ -48,10 +47,8 @@ def translate(argv: Sequence[str]) -> LaunchCommand:
     ours: dict[str, list[str]] = {}  # flag -> its values, as often as it is given
     switches: list[str] = []
     notes: list[str] = []
-    servers: list[str] = []
     placed: list[str] = []
     ranks = ""
-    is_async = ("--engine", "async") in pairwise(argv) or "--engine=async" in argv
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word, equals, value = rest.pop(0).partition("=")
@@ -64,9 +61,7 @@ def translate(argv: Sequence[str]) -> LaunchCommand:
         if not equals and not rest:
             raise InputError(f"{word} needs a value")
         value = value if equals else rest.pop(0)
-        if word in _SERVERS and is_async and value != "0":
-            servers = ["--servers", value]
-        elif word in (*_SERVERS, "--env-server"):
+        if word in (*_SERVERS, "--env-server"):
             notes += [f"{word} {value} is ignored: {_NO_SERVERS}"] if value != "0" else []
         elif word in _RANKS:
             ranks = value
@@ -84,7 +79,7 @@ def translate(argv: Sequence[str]) -> LaunchCommand:
         [word for flag in flags for value in ours[flag] for word in (flag, value)]
         for flags in ([flag for flag in _FIRST if flag in ours], [flag for flag in ours if flag not in _FIRST])
     )
-    argv = (*first, *placed, *others, *switches, *(["--", *command, *servers] if command else []))
+    argv = (*first, *placed, *others, *switches, *(["--", *command] if command else []))
     return LaunchCommand(argv=argv, notes=tuple(notes))
 
 

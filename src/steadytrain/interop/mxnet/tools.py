@@ -303,10 +303,7 @@ def _launch(words: Sequence[str]) -> Translated:
             f"{workers} workers on this machine would share the GPUs of --gpus: start one rank on each instead, without"
             f" launch: steady mxnet {script} --gpus 0,1,... and {workers} times the --batch-size"
         )
-    servers = parsed.num_servers
-    if servers is None and "async" in command:
-        servers = workers  # as launch.py has it
-    others += [] if servers is None else ["-s", str(servers)]
+    others += [] if parsed.num_servers is None else ["-s", str(parsed.num_servers)]
     return Translated(commands=(("launch", *others, "-n", str(ranks), "--", *command),), rows=tuple(rows))
 
 

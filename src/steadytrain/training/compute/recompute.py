@@ -1,9 +1,9 @@
 """Parts of a network that keep only their inputs for the backward pass, and are computed again in it.
 
 That is activation checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): less memory for
-the time of some more forward passes. Which parts is chosen by what a forward pass with a few images is seen to keep, so
-it asks nothing of a network: single modules, and stretches of those that stand in an ``nn.Sequential``. Those are
-computed again without which the most memory at any time of the backward pass would be larger, and no others.
+the time of some more forward passes. The parts are modules, and stretches of those that stand in an ``nn.Sequential``,
+as large as a limit allows on what one of them keeps, with the limit that leaves the least; a forward pass with a few
+images shows what each keeps.
 
 No bit of a run changes: what is random is drawn again as it was, and the second pass works on copies of the buffers as
 they were before the first, so running statistics are updated once, and what depends on them is computed from the same.
@@ -32,13 +32,10 @@ from steadytrain.training.usage import other_generators
 
 TRIED = 2
 """Images of the pass that is looked at."""
-LIMITS = 60
-FALLS = 0.95
-"""Limits of memory that are tried: so many, each this share of the one before."""
+LIMITS, FALLS = 30, 0.8
+"""Number of limits that are tried on what a part keeps, and each one's share of the one before."""
 WORTH = 0.1
 """Share of the memory that has to be saved."""
-GIVEN_UP = 0.05
-"""Share of what can be saved that is given up, to compute fewer parts again."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +81,8 @@ def recompute_parts(
                 f"parallel.recompute cannot be used with {name}: it draws from Python's or NumPy's random numbers,"
                 " which are not drawn again as they were; draw from torch's, or leave it out"
             )
-    parts, usual = _choose(seen), _peak(seen, [])
-    most = _peak(seen, parts)
+    parts, usual = _choose(seen), _kept_bytes(seen, [])
+    most = _kept_bytes(seen, parts)
     if most > (1 - WORTH) * usual:
         raise ModelError(
             f"parallel.recompute saves nothing worth its time in {name}: no part of it keeps much more than what it is"
@@ -114,7 +111,7 @@ class _Call:
 
 
 _Part: TypeAlias = tuple[_Call, ...]
-"""A candidate for recomputation: a call, or several consecutive calls of a sequence."""
+"""A call, or several consecutive calls of a sequence."""
 
 
 class _Seen(NamedTuple):
@@ -182,92 +179,62 @@ def _watch(module: nn.Module, forward: Callable[[], object]) -> _Seen:
     return _Seen(calls[0], kept)
 
 
-class _Memory:
-    """The memory that is in use on the way through a forward pass, with the parts so far."""
-
-    def __init__(self, seen: _Seen) -> None:
-        self.parts: list[_Part] = []
-        self._kept = seen.kept
-        self._alive: dict[int, int] = {}  # bytes by address
-        self._total = self._place = 0
-
-    def with_next(self, part: _Part) -> int:
-        """Bytes while the next part is computed again; what was kept later is free by then."""
-        return self._total + sum(self._more(part, part[-1].end).values())
-
-    def add(self, part: _Part) -> None:
-        self._keep(self._more(part, part[0].begin))
-        self._place = part[-1].end
-        self.parts.append(part)
-
-    def at_the_end(self) -> int:
-        """Bytes as the forward pass ends, with no other part."""
-        self._keep(self._more((), len(self._kept)))
-        return self._total
-
-    def _more(self, part: _Part, end: int) -> dict[int, int]:
-        pieces = dict(self._kept[self._place : end]) | (dict(map(_memory, part[0].tensors)) if part else {})
-        return {address: nbytes for address, nbytes in pieces.items() if address not in self._alive}
-
-    def _keep(self, more: dict[int, int]) -> None:
-        self._total += sum(more.values())
-        self._alive |= more
-
-
-def _peak(seen: _Seen, parts: Sequence[_Part]) -> int:
-    """The most bytes of activations at any time: as the forward pass ends, or as a part is computed again."""
-    memory, most = _Memory(seen), 0
-    for part in parts:
-        most = max(most, memory.with_next(part))
-        memory.add(part)
-    return max(most, memory.at_the_end())
-
-
 def _choose(seen: _Seen) -> list[_Part]:
-    """Choose parts that make the peak least, or nearly: as few as that takes, in their order."""
-    usual = _peak(seen, [])
-    candidates = (_largest_parts(seen, usual * FALLS**k) for k in range(LIMITS))
-    parts = min(candidates, key=lambda candidate: _peak(seen, candidate))
-    least = _peak(seen, parts)
-    limit = least + GIVEN_UP * (usual - least)
-    for part in sorted(
-        parts, key=lambda part: (sum(dict(seen.kept[part[0].begin : part[-1].end]).values()), -part[0].begin)
-    ):
+    """Choose the parts that leave the least, without those that save nothing."""
+    usual = _kept_bytes(seen, [])
+    limits = (usual * FALLS**number for number in range(LIMITS))
+    parts = min((_largest_parts(seen, limit) for limit in limits), key=partial(_kept_bytes, seen))
+    for part in parts:
         fewer = [other for other in parts if other is not part]
-        if _peak(seen, fewer) <= limit:
+        if _kept_bytes(seen, fewer) <= _kept_bytes(seen, parts):
             parts = fewer
     return parts
 
 
 def _largest_parts(seen: _Seen, limit: float) -> list[_Part]:
-    """The largest parts that, computed again, need no more than the limit with all that is kept by then."""
-    memory = _Memory(seen)
+    """Return the largest parts, in order, that can be repeated and keep no more than ``limit`` bytes each."""
+    parts: list[_Part] = []
 
     def fits(*calls: _Call) -> bool:
-        return calls[0].can_repeat and memory.with_next(calls) <= limit
+        return calls[0].can_repeat and sum(_within(seen, calls).values()) <= limit
 
     def visit(call: _Call) -> None:
         if fits(call):
-            memory.add((call,))
+            parts.append((call,))
             return
         is_sequence = type(call.module).forward is nn.Sequential.forward and "forward" not in vars(call.module)
         can_join = is_sequence and [inner.module for inner in call.calls] == list(call.module.children())
-        stretch: _Part = ()
+        is_open = False  # the last part may be joined by what follows it in this sequence
         for inner in call.calls:
-            # In a sequence, what overwrites what it is given, such as an in-place ReLU, goes with what is before it.
-            if stretch and can_join and fits(*stretch, inner):
-                stretch += (inner,)
-                continue
-            if stretch:
-                memory.add(stretch)
-            stretch = (inner,) if fits(inner) else ()
-            if not stretch:
+            # What overwrites what it is given, such as an in-place ReLU, goes with what is before it.
+            if is_open and can_join and fits(*parts[-1], inner):
+                parts[-1] += (inner,)
+            elif is_open := fits(inner):
+                parts.append((inner,))
+            else:
                 visit(inner)
-        if stretch:
-            memory.add(stretch)
 
     visit(seen.root)
-    return memory.parts
+    return parts
+
+
+def _within(seen: _Seen, part: _Part) -> dict[int, int]:
+    """Return the memory that a part keeps: bytes by address."""
+    return dict(seen.kept[part[0].begin : part[-1].end])
+
+
+def _kept_bytes(seen: _Seen, parts: Sequence[_Part]) -> int:
+    """Return the most that is kept at any time: as the forward pass ends, or while a part is computed again.
+
+    What was kept after a part is free by then.
+    """
+    kept: dict[int, int] = {}
+    most = place = 0
+    for part in parts:
+        kept |= dict(seen.kept[place : part[0].begin]) | dict(map(_memory, part[0].tensors))
+        most = max(most, sum((kept | _within(seen, part)).values()))
+        place = part[-1].end
+    return max(most, sum((kept | dict(seen.kept[place:])).values()))
 
 
 def _install(parts: Sequence[_Part]) -> None:
@@ -282,23 +249,21 @@ def _install(parts: Sequence[_Part]) -> None:
             stretches.setdefault(parent.module, {})[modules[0]] = modules
     for sequence, by_first in stretches.items():
         inside = {module for modules in by_first.values() for module in modules}
-        vars(sequence)["forward"] = partial(
-            _in_turn,
-            [
-                _Recomputing(partial(_in_turn, by_first[child]), by_first[child]) if child in by_first else child
-                for child in sequence.children()
-                if child in by_first or child not in inside
-            ],
-        )
+        steps = [
+            _Recomputing(partial(_in_turn, by_first[child]), by_first[child]) if child in by_first else child
+            for child in sequence.children()
+            if child in by_first or child not in inside
+        ]
+        vars(sequence)["forward"] = partial(_in_turn, steps)
 
 
 def _class_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The forward of its class, which may have become another one since (as that of synchronised norms does)."""
+    """Compute by the class, which may have become another one since (as that of synchronised norms does)."""
     return type(module).forward(module, *args, **kwargs)
 
 
 def _in_turn(steps: Sequence[Callable[[Any], Any]], input: Any) -> Any:
-    """The forward of a sequence."""
+    """Compute a sequence."""
     for step in steps:
         input = step(input)
     return input
@@ -308,8 +273,7 @@ class _Recomputing:
     """A forward that keeps its arguments, and is computed again for the rest. Copies of a network have copies of it."""
 
     def __init__(self, forward: Callable[..., Any], modules: Sequence[nn.Module]) -> None:
-        self.forward = forward
-        self.modules = modules
+        self.forward, self.modules = forward, modules
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():

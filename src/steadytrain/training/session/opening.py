@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,22 +21,19 @@ from steadytrain.cost.bill import BillPart, make_bill, merge_parts, part_of, par
 from steadytrain.cost.prices import Price, known_price, to_dict
 from steadytrain.data.loader import ImageLoader, Placement
 from steadytrain.distributed.asynchronous.cluster import Cluster
-from steadytrain.distributed.asynchronous.engine import AsyncEngine
-from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.process_group import Group, ranks_of
 from steadytrain.distributed.world import World
 from steadytrain.errors import CheckpointError, RunError, SteadyError
 from steadytrain.events import Compiled, Event, EventLog, FeedPlaced, Halved, Noticed, Saved
 from steadytrain.models import Built, Input, first_epochs
-from steadytrain.optim import set_lr, set_momentum
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.clock import Clock
 from steadytrain.training.compute.compile import RecordedWork, compile_update, record_update
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import pass_of, use_fastest_threads
-from steadytrain.training.consensus import Alone, ByServers, Together
+from steadytrain.training.consensus import Alone, Together
 from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named
 from steadytrain.training.device import gpus_of_ranks, notice_change, prepare_device, set_up_machine
 from steadytrain.training.memory import PassLimit
@@ -158,7 +154,7 @@ def open_session(
     with ExitStack() as stack:
         attempt = _Attempt(run, run.recipe, log, allow_import, group, opened, StartLedger(began), stack)
         attempt.start.passed("process")
-        # Workers beside the first take their weights from the servers.
+        # Workers beside the first take their weights from the server.
         is_joining = group is not None and group.joined_attempt is not None
         saved = None if is_joining else _newest_checkpoint(run, attempt.group, attempt.notice)
         attempt = replace(attempt, recipe=_recipe_after(run, saved, attempt.notice))
@@ -195,7 +191,7 @@ def open_session(
             state=state,
             update=work.update,
             compiled=work.compiled,
-            consensus=_consensus(attempt.group, state.engine),
+            consensus=Alone() if attempt.group is None else Together(attempt.group),
             feed=work.feed,
             validation=work.validation,
             saver=Saver(run, work.writer, msgspec.structs.replace(started, attempt=log.attempt), earlier, began),
@@ -206,9 +202,6 @@ def open_session(
             first_epochs=progress.waiting,
             ending=Ending(began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe)),
         )
-        state.engine.on_numbered = partial(set_rates, session)
-        # Else session and engine hold each other, and with them the files that the checkpoint was read from.
-        stack.callback(setattr, state.engine, "on_numbered", lambda update: None)
         yield session
 
 
@@ -250,7 +243,7 @@ def _open_images(attempt: _Attempt, place: _Place) -> _Images:
     data = _open_data(attempt)
     if isinstance(peers, Cluster):
         peers.describe({"recipe": attempt.run.recipe.digest, "set of images": data.train.digest}, attempt.log.attempt)
-    is_together = recipe.parallel.engine != "async" or recipe.parallel.staleness == 0
+    is_together = recipe.parallel.engine != "async"
     sharers = world if is_together else World()
     begun_with = place.before or _begun_with(attempt.run, recipe, sharers, attempt.group)
     share = own_share(recipe, sharers, begun_with, attempt.notice)
@@ -360,19 +353,6 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
     notice_change(place.before, place.machine, "compile", notice)
     validation = None if val_feed is None else Validation(val_feed, PassLimit("evaluation", attempt.outbox.append))
     return _Work(feed, validation, update, compiled, clock, writer)
-
-
-def _consensus(group: Group | None, engine: Engine) -> Alone:
-    if isinstance(engine, AsyncEngine) and engine.is_synchronous:
-        return ByServers(engine)
-    return Alone() if group is None else Together(group)
-
-
-def set_rates(session: Session, step: int) -> None:
-    """Set the optimizer's learning rate and momentum to those of the update after ``step`` of them."""
-    set_lr(session.state.optimizer, session.lr(step))
-    if (momentum := session.timeline.momentum(step)) is not None:
-        set_momentum(session.state.optimizer, momentum)
 
 
 def _price_and_spent(price: Price, earlier: Sequence[BillPart]) -> dict[str, Any]:
@@ -550,6 +530,6 @@ def _resume(state: State, saved: dict[str, Any], run: Run, data: DataSets, notic
             f" was {str(about['train_digest'])[:12]}): choose another --run folder, or put the old data back"
         )
     state.load_state_dict(saved)
-    if about["val_digest"] != data.about()["val_digest"]:
+    if about.get("val_digest") != data.about()["val_digest"]:
         notice("the validation data have changed since this run began: the best weights are chosen again")
         state.best, state.plateau, state.probe = -1.0, schedules.Plateau(drops=state.plateau.drops), None
