@@ -158,7 +158,6 @@ def training(session: dict[str, Any], loader: float) -> dict[str, Any]:
             "device": "cuda",
             "batch_size": batch,
             "precision": "bf16",
-            "fixed_seconds": 0.0,
             **{
                 key: seconds * ledger[part] / busy
                 for key, part in (

@@ -138,7 +138,7 @@ def test_nothing_measured_is_a_failure(capsys: pytest.CaptureFixture[str], monke
 
 def test_what_cannot_be_is_refused_with_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*NET, "--seconds", "0"]) == 2
-    assert "--seconds is 0.0; it must be above 0" in capsys.readouterr().err
+    assert "--seconds is 0; it must be above 0" in capsys.readouterr().err
     assert main([*NET, "--batch-size", "0", "--json"]) == 2
     assert "batch_size is 0; it must be 1 to" in capsys.readouterr().err
     assert main(["bench", "train", "--model", "digits", "--size", "0", "--json"]) == 2

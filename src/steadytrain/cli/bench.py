@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import print_json, print_text, progress
-from steadytrain.cli.options import DeviceFlag, Json, require_range, require_seconds
+from steadytrain.cli.options import ClassesFlag, DeviceFlag, Json, Seconds, SizeFlag
 from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
 from steadytrain.errors import InputError
 from steadytrain.files import replace_file
@@ -44,13 +44,13 @@ def bench(
     recompute: Annotated[
         tuple[YesNo, ...], Parameter(name=("--recompute", "--grad-checkpointing"), consume_multiple=1)
     ] = ("no",),
-    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
+    size: SizeFlag = None,
     channels: Literal[1, 3] = 3,
-    classes: Annotated[int, Parameter(name=("--classes", "--num-classes"))] = 1000,
+    classes: ClassesFlag = 1000,
     optimizer: str = "sgd",
     device: DeviceFlag = "auto",
     threads: Annotated[tuple[int, ...], Parameter(consume_multiple=1)] = (),
-    seconds: float = 3.0,
+    seconds: Seconds = 3.0,
     plot: Path | None = None,
     json: Json = False,
 ) -> int:
@@ -87,11 +87,8 @@ def bench(
         raise InputError(f"steady bench measures train, or infer, not {what!r}: name one network, by --model {model}")
     if model is None:
         raise InputError("name the network to measure, such as steady bench resnet20")
-    require_seconds(seconds)
     if plot is not None and plot.suffix.lower() != ".html":
         raise InputError(f"--plot is {plot}; it must end in .html")
-    for name, value, most in (("--size", size, 4096), ("--channels", channels, 1024), ("--classes", classes, 10**6)):
-        require_range(name, value, most)
     names = ("batch_size", "precision", "layout", "compile", "graph", "recompute", "threads")
     values = product(batch_size, precision, layout, compile, graph, recompute, threads or (None,))
     settings: list[dict[str, Any]] = [dict(zip(names, combination, strict=True)) for combination in values]

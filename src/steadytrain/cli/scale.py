@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.options import ClassesFlag, Json, ProcsFlag, Seconds, SizeFlag, read_recipe, require_alone
 from steadytrain.cli.options import DeviceFlag as DeviceName
-from steadytrain.cli.options import Json, read_recipe, require_alone, require_range, require_seconds
 from steadytrain.cli.schedule import FILES, draw, require_picture
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes, usual_recipe
@@ -20,6 +21,7 @@ from steadytrain.format import percent
 from steadytrain.machine import facts
 from steadytrain.tuning.scale import LEAST_EFFICIENCY, LINKS, MAX_DEVICES, parse_link
 
+Positive = Annotated[float | None, Parameter(validator=Number(gt=0))]
 DRAWN = "drawn"
 """Name of the data of a recipe whose images are drawn at random."""
 BUSY = 0.1
@@ -29,24 +31,24 @@ BUSY = 0.1
 def scale(
     *sources: Annotated[str, Parameter(show=True)],
     model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None,
-    devices: int = 8,
+    devices: Annotated[int, Parameter(validator=Number(gte=1, lte=MAX_DEVICES))] = 8,
     link: str | None = None,
-    per_machine: int | None = None,
+    per_machine: Annotated[int | None, Parameter(validator=Number(gte=1, lte=MAX_DEVICES))] = None,
     local_link: str | None = None,
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
-    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
-    channels: int = 3,
-    classes: Annotated[int, Parameter(name=("--classes", "--num-classes"))] = 1000,
+    size: SizeFlag = None,
+    channels: Annotated[int, Parameter(validator=Number(gte=1, lte=1024))] = 3,
+    classes: ClassesFlag = 1000,
     precision: Annotated[str | None, Parameter(name=("--precision", "--dtype"))] = None,
     device: DeviceName = "auto",
-    procs: Annotated[int | None, Parameter(name=("--procs", "-n"))] = None,
-    loader_rate: float | None = None,
-    spread: float | None = None,
-    price: float | None = None,
-    epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None,
-    num_train: int | None = None,
-    least_efficiency: float = LEAST_EFFICIENCY,
-    seconds: float = 10.0,
+    procs: ProcsFlag = None,
+    loader_rate: Positive = None,
+    spread: Annotated[float | None, Parameter(validator=Number(gte=0, lte=1))] = None,
+    price: Positive = None,
+    epochs: Annotated[Positive, Parameter(name=("--epochs", "--num-epochs"))] = None,
+    num_train: Annotated[int | None, Parameter(validator=Number(gte=1, lte=10**12))] = None,
+    least_efficiency: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = LEAST_EFFICIENCY,
+    seconds: Seconds = 10.0,
     measured: Path | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     force: bool = False,
@@ -56,8 +58,7 @@ def scale(
 
     It measures one device here: forward pass, backward pass and update. With data, the loader is measured as well;
     with several GPUs or --procs, the link between ranks here and their updates. From that it predicts 1 to N devices on
-    the given links: images per second, efficiency, time and money, with the batch of a device constant (weak scaling)
-    and with the whole batch constant (strong scaling).
+    the given links, each with that batch: images per second, efficiency, time and money.
 
     Two or more runs or logs of other programs are compared instead: the speed-up over the one with the fewest devices,
     and what it is of the ideal. RUN@8 says the number of devices where a log does not.
@@ -103,25 +104,10 @@ def scale(
             raise InputError(f"{extra[0]} belongs to a prediction, and {len(sources)} runs are compared: leave it out")
         return _compare(sources, json=json)
     source = sources[0] if sources else None
-    require_range("--devices", devices, MAX_DEVICES)
-    require_range("--per-machine", per_machine, MAX_DEVICES)
-    require_range("--procs", procs, 256, least=2)
-    require_range("--size", size, 4096)
-    require_range("--channels", channels, 1024)
-    require_range("--classes", classes, 10**6)
-    require_range("--num-train", num_train, 10**12)
-    require_seconds(seconds)
-    for name, value in (("--price", price), ("--loader-rate", loader_rate), ("--epochs", epochs)):
-        if value is not None and not value > 0:
-            raise InputError(f"{name} is {value}; it must be above 0")
-    if spread is not None and not 0 <= spread <= 1:
-        raise InputError(f"--spread is {spread}; it must be from 0 to 1")
-    if not 0 < least_efficiency <= 1:
-        raise InputError(f"--least-efficiency is {least_efficiency}; it must be above 0, up to 1")
     if output is not None:
         require_picture(output, force=force)
     require_alone("steady scale")
-    from steadytrain.tuning.scaling import device_of, forecast, join, measure, panels, read_document, to_text
+    from steadytrain.tuning.scaling import device_of, forecast, join, measure, panel, read_document, to_text
 
     between, within = (None if name is None else parse_link(name) for name in (link, local_link))
     if measured is not None:
@@ -156,11 +142,11 @@ def scale(
     }
     if epochs is not None and not document["num_train"]:
         raise InputError("--epochs needs the number of images: give --num-train or data")
-    tables = forecast(document, one_device, cluster, devices, least_efficiency=least_efficiency)
+    rows = forecast(document, one_device, cluster, devices, least_efficiency=least_efficiency)
     if output is not None:
         name, joined_by = document["one"]["model"], document["link"]["name"]
         lede = f"Predicted from one device, over {joined_by}. The faint line is what as many single devices would do."
-        draw(output, panels(tables, document), f"{name} on several devices", lede, force=force)
+        draw(output, [panel(rows, document)], f"{name} on several devices", lede, force=force)
     if json:
         print_json(document)
     else:

@@ -147,8 +147,8 @@ def _wrong_value(error: Any) -> str:
 def _beyond_limit(error: Any) -> str:
     """Say what a number has to be, by the limits of its flag (``cyclopts.validators.Number``)."""
     [limit], token = error.argument.parameter.validator, error.argument.tokens[-1]
-    ends = (("from", limit.gte), ("above", limit.gt), ("to", limit.lte), ("to below", limit.lt))
-    words = " ".join(f"{word} {value}" for word, value in ends if value is not None)
+    ends = (("from ", limit.gte), ("above ", limit.gt), (" to " if limit.gt is None else ", up to ", limit.lte))
+    words = "".join(f"{word}{value}" for word, value in (*ends, (" to below ", limit.lt)) if value is not None)
     if limit.lte is None and limit.lt is None and limit.gte is not None:
         words = f"{limit.gte} or more"
     return f"{token.keyword} is {token.value}; it must be {words}"

@@ -46,7 +46,7 @@ def measure_links(
     seconds: float = 5.0,
     cores: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[dict[str, Any], list[list[int]]]:
+) -> dict[str, Any]:
     """Meet the other ranks, which all call this, and exchange random gradients of a model's sizes with them.
 
     Args:
@@ -58,8 +58,8 @@ def measure_links(
         progress: takes how many ways are measured, of how many.
 
     Returns:
-        The same on all ranks: the shapes, and plain data for JSON: ``model``, ``tensors``, ``parameters``, ``procs``,
-        ``hosts``, and ``backends``, each with its ``latency_seconds``, which a single number takes, and its ``ways``:
+        The same on all ranks, plain data for JSON: ``model``, ``tensors``, ``parameters``, ``procs``, ``hosts``, and
+        ``backends``, each with its ``latency_seconds``, which a single number takes, and its ``ways``:
         ``exchanges`` of one round, which exchanges every gradient once; ``bytes`` of the gradients as float32;
         ``rounds`` that were timed; ``seconds`` of a round, the median on the slowest rank; ``bytes_per_second`` pushed
         and pulled, as MXNet counts; ``gigabytes_per_second`` of each rank; and ``error``: the sum of all absolute
@@ -105,7 +105,7 @@ def measure_links(
                 backends.append({"backend": network.backend, "latency_seconds": latency, "ways": ways})
         except RuntimeError as error:
             raise group.blame(error) from error
-        document = {
+        return {
             "model": name,
             "tensors": len(shapes),
             "parameters": sum(sizes),
@@ -113,7 +113,6 @@ def measure_links(
             "hosts": list(dict.fromkeys(group.hosts)),
             "backends": backends,
         }
-        return document, shapes
 
 
 _Begin = Callable[[Tensor], Future[Tensor]]

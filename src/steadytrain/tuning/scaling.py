@@ -44,6 +44,9 @@ PROGRAM = (
 )
 """The program of a rank to measure."""
 
+MEASURED = ("one", "ranks", "fitted", "epochs", "loader_images_per_second", "num_train")
+"""Keys of a document that hold what was measured; all others are predicted anew."""
+
 FEED_SECONDS = 5.0
 """Seconds for measuring the loader, and the link between ranks."""
 
@@ -121,21 +124,20 @@ def _run_verb(*words: str) -> dict[str, Any]:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Read a document of ``steady scale --json``. Raises InputError if the file is not one."""
+    """Read what a document of ``steady scale --json`` says was measured. Raises InputError if the file is not one."""
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         device_of(document["one"])
-        list(document["ranks"])
+        return {name: document[name] for name in MEASURED if name in document} | {"ranks": list(document["ranks"])}
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a document of steady scale --json: measure again") from error
-    return document
 
 
 def device_of(figures: Mapping[str, Any], spread: float | None = None) -> MeasuredDevice:
     """Read the measured times of one device from a document; ``spread`` replaces the measured one."""
-    names = ("forward_seconds", "backward_seconds", "update_seconds", "fixed_seconds")
+    names = ("forward_seconds", "backward_seconds", "update_seconds")
     return MeasuredDevice(
         batch_size=int(figures["batch_size"]),
         **{name: float(figures[name]) for name in names},
@@ -181,14 +183,10 @@ def join(
     return MachineCluster(between=link, per_machine=per_machine, within=within if per_machine > 1 else None)
 
 
-Tables = Mapping[str, Sequence[ScalePrediction]]
-"""The predictions for 1 to N devices by the kind of scaling, ``weak`` and ``strong``."""
-
-
 def forecast(
     document: dict[str, Any], device: MeasuredDevice, cluster: MachineCluster, devices: int, *, least_efficiency: float
-) -> Tables:
-    """Predict 1 to ``devices`` devices for both kinds of scaling, and add the predictions to the document.
+) -> list[ScalePrediction]:
+    """Predict 1 to ``devices`` devices, each with the measured batch, and add the predictions to the document.
 
     Args:
         document: of :func:`measure`, with ``loader_images_per_second``, ``price``, ``num_train`` and ``epochs``.
@@ -199,6 +197,9 @@ def forecast(
     """
     loader = document["loader_images_per_second"] or math.inf
     images = document["epochs"] * (document["num_train"] or 0)
+    rows = [predict(device, n, cluster, loader_images_per_second=loader) for n in range(1, devices + 1)]
+    advice = advise(rows, least_efficiency=least_efficiency)
+    shown = counts(devices, advice.devices, advice.fastest, advice.worse_from or 1)
     document |= {
         "devices": devices,
         "link": asdict(cluster.between),
@@ -206,24 +207,13 @@ def forecast(
         "local_link": None if cluster.within is None else asdict(cluster.within),
         "spread": device.spread,
         "images": images or None,
-        "advice": {},
+        "advice": {"weak": asdict(advice)},
+        "weak": [_row(row, images, document["price"]) for row in rows if row.devices in shown],
     }
-    tables = {}
-    for kind, is_strong in (("weak", False), ("strong", True)):
-        rows = [
-            predict(device, n, cluster, is_strong=is_strong, loader_images_per_second=loader)
-            for n in range(1, devices + 1)
-            if not is_strong or device.batch_size % n == 0  # ranks share a batch in equal parts
-        ]
-        advice = advise(rows, least_efficiency=least_efficiency)
-        shown = counts(rows[-1].devices, advice.devices, advice.fastest, advice.worse_from or 1)
-        document["advice"][kind] = asdict(advice)
-        document[kind] = [_row(row, images, document["price"]) for row in rows if row.devices in shown]
-        tables[kind] = rows
     for row in document["ranks"]:
         speed = predict(device, row["devices"], MachineCluster(between=NetworkLink(**document["fitted"])))
         row |= {"predicted_images_per_second": speed.images_per_second, "predicted_step_seconds": speed.step_seconds}
-    return tables
+    return rows
 
 
 def _row(prediction: ScalePrediction, images: float, price: float | None) -> dict[str, Any]:
@@ -245,10 +235,9 @@ def to_text(document: Mapping[str, Any], width: int) -> str:
             f"{row['devices']} ranks here: {rate(row['images_per_second'])} images/s measured,"
             f" {rate(row['predicted_images_per_second'])} predicted ({error:+.0%})"
         )
-    text, images = [fold(line, width) for line in lines], count(document["one"]["batch_size"], "image")
-    for kind, share in (("weak", "on each device"), ("strong", "on all devices together")):
-        text += ["", f"{kind} scaling: {images} {share}", _table(document, kind)]
-        text += [fold(sentence, width) for sentence in document["advice"][kind]["words"]]
+    text = [fold(line, width) for line in lines]
+    text += ["", f"{count(document['one']['batch_size'], 'image')} on each device", _table(document)]
+    text += [fold(sentence, width) for sentence in document["advice"]["weak"]["words"]]
     return "\n".join(text)
 
 
@@ -279,12 +268,12 @@ def _link_text(link: Mapping[str, Any]) -> str:
     return f"{link['name']}: {duration(link['latency_seconds'])}, {size(link['bytes_per_second'])}/s"
 
 
-def _table(document: Mapping[str, Any], kind: str) -> str:
-    """Return the rows of one kind of scaling as a table."""
+def _table(document: Mapping[str, Any]) -> str:
+    """Return the predictions as a table."""
     suffix, has_price = "" if document["images"] else "_per_million", document["price"] is not None
     heads = ["devices", "images/s", "efficiency", "step ms", "wait ms", "limit", "1M images" if suffix else "time"]
     lines = [heads + ["cost"] * has_price]
-    for row in document[kind]:
+    for row in document["weak"]:
         digits = 1 if row["step_seconds"] < 0.1 else 0
         cells = [str(row["devices"]), rate(row["images_per_second"]), percent(row["efficiency"])]
         cells += [number(1000 * row[name], digits) for name in ("step_seconds", "exposed_seconds")]
@@ -293,20 +282,16 @@ def _table(document: Mapping[str, Any], kind: str) -> str:
     return text_table(lines, right=range(len(lines[0])))
 
 
-def panels(tables: Tables, document: Mapping[str, Any]) -> list[Panel]:
-    """Plot images per second over devices, for each kind of scaling, and mark the number that the document recommends.
+def panel(rows: Sequence[ScalePrediction], document: Mapping[str, Any]) -> Panel:
+    """Plot images per second over devices, and mark the number that the document recommends.
 
     Raises:
         InputError: there is only one device.
     """
-    charts = []
-    for kind, rows in tables.items():
-        if len(rows) > 1:
-            rates = {float(row.devices): row.images_per_second for row in rows}
-            best = document["advice"][kind]["devices"]
-            mark = (float(best), f"recommended: {count(best, 'device')}, {rate(rates[best])} images/s")
-            curves = [[n * rates[1.0] for n in rates], list(rates.values())]
-            charts.append(Panel(f"Images per second, {kind} scaling", list(rates), curves, "devices", marks=[mark]))
-    if not charts:
+    if len(rows) < 2:
         raise InputError("a plot needs two devices at least: give --devices 2 or more")
-    return charts
+    speeds = [row.images_per_second for row in rows]
+    best = document["advice"]["weak"]["devices"]
+    mark = (float(best), f"recommended: {count(best, 'device')}, {rate(speeds[best - 1])} images/s")
+    curves = [[row.devices * speeds[0] for row in rows], speeds]
+    return Panel("Images per second", [float(row.devices) for row in rows], curves, "devices", marks=[mark])

@@ -19,18 +19,16 @@ from steadytrain.distributed.process_group import init_group
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import RankLostError, SteadyError
 from steadytrain.intervals import quantiles
-from steadytrain.training.data import DeviceBatch, random_batch
+from steadytrain.training.data import random_batch
 from steadytrain.training.device import prepare_device
-from steadytrain.training.profile.bench import BenchSetup, set_up, time_updates
+from steadytrain.training.profile.bench import set_up, time_updates
 
-SMALLER = 4
-"""The other batch is a quarter of the first: two sizes tell which seconds do not shrink with the batch."""
 P90 = 1.2816
 """Standard deviations from the median to the 90th percentile of normal numbers: what is rare and late counts little."""
 
 
 def measure_alone(recipe: Recipe, seconds: float, images: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure one device by itself: its passes with the recipe's batch and with a smaller one.
+    """Measure one device by itself.
 
     Args:
         seconds: how long, about.
@@ -38,23 +36,16 @@ def measure_alone(recipe: Recipe, seconds: float, images: Mapping[str, Any]) -> 
 
     Returns:
         ``model``, ``device``, ``threads``, ``size``, ``parameters``, ``notes``; seconds of an update (the median one)
-        as ``forward_seconds``, ``backward_seconds`` and ``update_seconds``; ``fixed_seconds`` of the passes;
-        ``spread``: the standard deviation of an update over the median, by its 90th percentile; ``gradient_bytes``:
-        of each, in the network's order.
+        as ``forward_seconds``, ``backward_seconds`` and ``update_seconds``; ``spread``: the standard deviation of an
+        update over the median, by its 90th percentile; ``gradient_bytes``: of each, in the network's order.
     """
     device, notes = prepare_device(recipe), list[str]()
     trained = set_up(recipe, device, notes, **images)
     batch = random_batch(recipe.batch_size, trained.update.image_shape, device, num_classes=images["num_classes"])
-    parts = _parts(trained, batch, seconds / 2)
-    passes = parts["forward_seconds"] + parts["backward_seconds"]
-    few, fixed = max(2, recipe.batch_size // SMALLER), 0.0  # batch norms refuse a single value a channel
-    if few < recipe.batch_size:
-        smaller = _parts(trained, DeviceBatch(batch.images[:few], batch.labels[:few], 0.0), seconds / 4)
-        less = smaller["forward_seconds"] + smaller["backward_seconds"]
-        # Where the straight line through two sizes meets zero images.
-        fixed = (less * recipe.batch_size - passes * few) / (recipe.batch_size - few)
-    else:
-        notes.append(f"with {recipe.batch_size} images a device, nothing tells what does not shrink with the batch")
+    steps, parts = time_updates(trained.update, trained.state, batch, seconds)
+    middle, late = quantiles(steps, 0.5, 0.9)
+    times = middle * len(steps) / sum(steps)
+    forward, backward = times * parts["forward"], times * parts["backward"]
     trainable = [parameter for parameter in trained.built.module.parameters() if parameter.requires_grad]
     return {
         "model": trained.built.name,
@@ -64,8 +55,10 @@ def measure_alone(recipe: Recipe, seconds: float, images: Mapping[str, Any]) -> 
         "parameters": sum(parameter.numel() for parameter in trained.built.module.parameters()),
         "batch_size": recipe.batch_size,
         "precision": recipe.precision.name,
-        **parts,
-        "fixed_seconds": min(max(fixed, 0.0), passes),
+        "forward_seconds": forward,
+        "backward_seconds": backward,
+        "update_seconds": middle - forward - backward,
+        "spread": (late / middle - 1) / P90,
         "gradient_bytes": [parameter.numel() * parameter.element_size() for parameter in trainable],
         "notes": notes,
     }
@@ -98,20 +91,6 @@ def measure_together(recipe: Recipe, seconds: float, images: Mapping[str, Any], 
             "hosts": list(dict.fromkeys(group.hosts)),
             "notes": notes,
         }
-
-
-def _parts(trained: BenchSetup, batch: DeviceBatch, seconds: float) -> dict[str, float]:
-    """Return the seconds of the median update, by its parts, and its spread."""
-    steps, parts = time_updates(trained.update, trained.state, batch, seconds)
-    middle, late = quantiles(steps, 0.5, 0.9)
-    times = middle * len(steps) / sum(steps)
-    forward, backward = times * parts["forward"], times * parts["backward"]
-    return {
-        "forward_seconds": forward,
-        "backward_seconds": backward,
-        "update_seconds": middle - forward - backward,
-        "spread": (late / middle - 1) / P90,
-    }
 
 
 def main(argv: Sequence[str]) -> int:
