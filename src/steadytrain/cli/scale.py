@@ -19,6 +19,7 @@ from steadytrain.config.defaults import apply_changes, usual_recipe
 from steadytrain.errors import InputError
 from steadytrain.format import percent
 from steadytrain.machine import facts
+from steadytrain.machine.process import spin_where_alone
 from steadytrain.tuning.scale import LEAST_EFFICIENCY, LINKS, MAX_DEVICES, parse_link
 
 Positive = Annotated[float | None, Parameter(validator=Number(gt=0))]
@@ -57,8 +58,8 @@ def scale(
     """Predict how fast several devices train together, and recommend how many to take; or compare measured runs.
 
     It measures one device here: forward pass, backward pass and update. With data, the loader is measured as well;
-    with several GPUs or --procs, the link between ranks here and their updates. From that it predicts 1 to N devices on
-    the given links, each with that batch: images per second, efficiency, time and money.
+    with several GPUs or --procs, the link between ranks here. From that it predicts 1 to N devices on the given links,
+    each with that batch: images per second, efficiency, time and money.
 
     Two or more runs or logs of other programs are compared instead: the speed-up over the one with the fewest devices,
     and what it is of the ideal. RUN@8 says the number of devices where a log does not.
@@ -79,7 +80,7 @@ def scale(
         channels: Channels of the images.
         classes: Classes of the network.
         precision: fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16 (default: the recipe's, else fp32).
-        procs: Ranks to measure here as well, 2 or more (default: the GPUs, where there are several).
+        procs: Ranks between which the link is measured here, 2 or more (default: the GPUs, where there are several).
         loader_rate: Images per second that the loader of one machine gives (default: as measured, with data).
         spread: How much updates vary, as a share: all devices wait for the slowest (default: as measured).
         price: Price of a device and hour, in any currency.
@@ -121,12 +122,10 @@ def scale(
                 f"nothing says what joins the devices: give --link {', '.join(LINKS)} or"
                 ' "0.1 ms,10 Gbit/s", or --procs 2 to measure ranks here'
             )
-        request = {"size": size or recipe.data.size, "channels": channels, "num_classes": classes, "seconds": seconds}
+        images = {"size": size or recipe.data.size, "channels": channels, "num_classes": classes}
         has_data = recipe.data.train != DRAWN and (source == recipe.data.train or Path(recipe.data.train).exists())
-        outcome = measure(recipe, request, procs, feeds=has_data, say=note)
-        if isinstance(outcome, int):
-            return outcome
-        document = outcome
+        spin_where_alone()
+        document = measure(recipe, procs, seconds=seconds, images=images, feeds=has_data, say=note)
     cluster = join(between, within, document, per_machine, devices, name=str(measured))
     one_device = device_of(document["one"], spread)
     if spread is None and one_device.spread > BUSY:
