@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +16,6 @@ from steadytrain.tuning.rules import (
     best_of,
     knee,
     next_batch,
-    packing_advice,
     predict_bytes,
     room_bytes,
     saved_seconds,
@@ -112,14 +110,3 @@ def test_ranks_agree_on_what_all_of_them_can_do() -> None:
     ]
     agreed = {"batch_size": 128, "precision.name": "tf32", "parallel.threads": None}
     assert agree(choices) == agree(choices[::-1]) == agreed
-
-
-def test_packing_is_advised_only_where_loading_limits_and_packing_would_help() -> None:
-    photos: dict[str, Any] = {"of": "cores", "decode_share": 0.8, "size": 224, "data": "photos.rec"}
-    advice = packing_advice(0.4, keeps=False, stored=512, **photos)
-    assert advice is not None and "steady pack photos.rec OUT --shorter-side 256 leaves 4.0 times fewer" in advice
-    assert advice.startswith("loading takes 40 % of the cores, 80 % of it to decode")
-    assert packing_advice(0.05, keeps=False, stored=512, **photos) is None  # it does not limit
-    assert packing_advice(0.4, keeps=True, stored=512, **photos) is None  # decoded once
-    advice = packing_advice(0.4, keeps=False, stored=256, **photos)
-    assert advice is not None and "--quality" in advice and "--shorter-side" not in advice

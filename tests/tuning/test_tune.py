@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator
 
@@ -10,9 +11,8 @@ import pytest
 from steadytrain.config import Recipe
 from steadytrain.config.recipe import ASIDE
 from steadytrain.errors import InputError, RecipeError
-from steadytrain.reports.tuned import TuningEvidence, panels, table
+from steadytrain.reports.tuned import TuningEvidence, panels, recipe_file, table
 from steadytrain.tuning.probes import Prober
-from steadytrain.tuning.report import document, recipe_file
 from steadytrain.tuning.trials import Trial, json_key
 from steadytrain.tuning.tune import Tuned, tune
 
@@ -73,18 +73,18 @@ def test_a_search_goes_on_where_it_was_interrupted(prober: Prober, recipe: Recip
     shown = tuned.evidence
     lines = table(shown, 80).splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].split()[:4] == ["measured", "batch", "precision", "layout"]
+    assert lines[0].split()[:4] == ["measured", "batch", "precision", "compile"]
     assert sum(line.startswith(("updates ", "loading ", "both ")) for line in lines) == len(tuned.trials)
-    assert document(tuned)["gain"] == shown.gain
+    assert tuned.document()["gain"] == shown.gain
     assert all(len(panel.x) > 1 for panel in panels(shown))
 
 
 def test_what_the_user_chose_stays(prober: Prober, recipe: Recipe) -> None:
-    chosen = {"batch_size", "precision.name", "parallel.threads", "optim.lr", "precision.channels_last"}
+    chosen = {"batch_size", "precision.name", "parallel.threads", "optim.lr"}
     tuned = tune(recipe, prober=prober, seconds=90, chosen=chosen)
     assert (tuned.recipe.batch_size, tuned.recipe.parallel.threads, tuned.recipe.optim.lr) == (32, 2, 0.05)
     assert tuned.recipe.precision.name == recipe.precision.name
-    assert "yours" in next(choice.reason for choice in tuned.evidence.choices if choice.key == "batch_size")
+    assert [choice.key for choice in tuned.evidence.choices] == ["precision.compile"]
 
 
 def test_ranks_share_the_batch(prober: Prober, recipe: Recipe) -> None:
@@ -109,7 +109,7 @@ def test_too_little_time_says_how_much_it_takes(prober: Prober, recipe: Recipe) 
 def test_the_written_recipe_is_the_tuned_one(prober: Prober, recipe: Recipe) -> None:
     odd = free(recipe).with_({"data.transforms": ["mixup:0.2"], "optim.options": {"foreach": True}, "seed": 7})
     tuned = tune(odd, prober=prober, seconds=20, free={"batch", "threads", "rate"})
-    text = recipe_file(tuned, finetune=False, name="tuned.toml")
+    text = recipe_file(tuned.recipe, tuned.evidence, finetune=False, small=True, name="tuned.toml")
     read = Recipe.from_dict({name: part for name, part in tomllib.loads(text).items() if name not in ASIDE})
     for key in ("batch_size", "seed", "optim.lr", "parallel.threads"):
         part, _, name = key.rpartition(".")
@@ -123,12 +123,19 @@ def test_the_written_recipe_is_the_tuned_one(prober: Prober, recipe: Recipe) -> 
 
 
 def test_evidence_of_older_versions_is_read() -> None:
-    """They tried the optimizer's foreach variant, too."""
+    """They tried more settings, micro-batches among them, and gave advice."""
     row = {"what": "updates", "batch_size": 16, "precision": "fp32", "channels_last": True, "compile": "none"}
-    table = {"batch_size": 16, "precision": "fp32", "channels_last": True, "measurements": [{**row, "foreach": True}]}
+    table = {"batch_size": 16, "precision": "fp32", "channels_last": True, "advice": ["pack smaller"], "ranks": 2}
+    table |= {"measurements": [{**row, "foreach": True, "accumulate": 2, "waited_share": 0.1}]}
     choice = {"key": "optim.options", "value": {"foreach": True}, "reason": "foreach"}
     read = TuningEvidence.from_dict({**table, "choices": [choice, {"key": "parallel.threads", "reason": "as it was"}]})
     assert read.measurements[0].batch_size == 16 and [choice.value for choice in read.choices] == [
         {"foreach": True},
         None,
     ]
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"seconds": math.nan}, {"measurements": 3}, {"choices": [{}]}])
+def test_a_table_that_no_tuning_wrote_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(RecipeError, match="leave the table out"):
+        TuningEvidence.from_dict({"batch_size": 16, "precision": "fp32", **wrong})

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import print_json, print_text, progress
 from steadytrain.cli.options import ClassesFlag, DeviceFlag, Json, Seconds, SizeFlag
@@ -21,6 +22,9 @@ from steadytrain.machine.children import cause_of_death, run_steady
 from steadytrain.machine.process import spin_where_alone
 
 YesNo = Literal["yes", "no"]
+BatchSizes = Annotated[
+    tuple[int, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=1, validator=Number(gte=1, lte=2**20))
+]
 
 FIGURES = [
     *("images/s", "p50 ms", "memory MB", "memory GB", "of peak", "compile s", "GFLOP/s", "forward ms", "backward ms"),
@@ -34,7 +38,7 @@ def bench(
     /,
     *,
     model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None,
-    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=1)] = (32,),
+    batch_size: BatchSizes = (32,),
     precision: Annotated[tuple[Numbers, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=1)] = (
         "fp32",
     ),
@@ -49,7 +53,7 @@ def bench(
     classes: ClassesFlag = 1000,
     optimizer: str = "sgd",
     device: DeviceFlag = "auto",
-    threads: Annotated[tuple[int, ...], Parameter(consume_multiple=1)] = (),
+    threads: Annotated[tuple[int, ...], Parameter(consume_multiple=1, validator=Number(gte=1, lte=1024))] = (),
     seconds: Seconds = 3.0,
     plot: Path | None = None,
     json: Json = False,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, progress_once_known
 from steadytrain.cli.evaluate import AcceptLicence
@@ -21,11 +22,10 @@ from steadytrain.cli.options import (
     LabelsFlag,
     PathColumn,
     Root,
+    Seconds,
     SplitColumn,
     ZipNames,
     require_data,
-    require_range,
-    require_seconds,
 )
 from steadytrain.cli.schedule import draw, require_kind
 from steadytrain.cli.train import require_licence
@@ -47,17 +47,19 @@ MAX_WIDTH, MAX_IMAGES = 120, 4096
 FORMAT = "steadytrain-inference"
 """The format of the file that ``--save`` writes."""
 
+BatchSizes = Annotated[
+    tuple[int, ...],
+    Parameter(name=("--batch-size", "--batch", "-b"), consume_multiple=1, validator=Number(gte=1, lte=65536)),
+]
+
 
 def bench_infer(
     *networks: str,
     model: Annotated[tuple[str, ...], Parameter(name=("--model", "--network"), consume_multiple=1)] = (),
     engines: Annotated[tuple[str, ...], Parameter(consume_multiple=1)] = (),
-    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "--batch", "-b"), consume_multiple=1)] = (
-        1,
-        32,
-    ),
+    batch_size: BatchSizes = (1, 32),
     precision: Annotated[tuple[NumberFormat, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=1)] = (),
-    threads: int | None = None,
+    threads: Annotated[int | None, Parameter(validator=Number(gte=1, lte=1024))] = None,
     device: DeviceFlag = "auto",
     data: str | None = None,
     root: Root = None,
@@ -66,9 +68,9 @@ def bench_infer(
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
     zip_names: ZipNames = None,
-    images: int = 64,
-    seconds: float = 2.0,
-    minutes: float | None = None,
+    images: Annotated[int, Parameter(validator=Number(gte=1, lte=MAX_IMAGES))] = 64,
+    seconds: Seconds = 2.0,
+    minutes: Annotated[float | None, Parameter(validator=Number(gt=0, lte=24 * 60))] = None,
     plot: Path | None = None,
     save: Path | None = None,
     accept_licence: AcceptLicence = False,
@@ -104,19 +106,13 @@ def bench_infer(
         steady bench infer runs/a --data val.rec --images 1000
         steady bench infer --minutes 20 --save inference.json --plot inference.svg
     """
-    require_seconds(seconds)
     networks += model
-    for name, value, most in (("--threads", threads, 1024), *(("--batch-size", size, 65536) for size in batch_size)):
-        require_range(name, value, most)
-    if minutes is not None and not 0 < minutes <= 24 * 60:
-        raise InputError(f"--minutes is {minutes:g}; it must be above 0 and at most {24 * 60}")
     if plot is not None:
         require_kind(plot)
     if save is not None and save.suffix.lower() != ".json":
         raise InputError(f"--save is {save}: it must end with .json")
     columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     columns["zip_names"] = zip_names
-    require_range("--images", images, MAX_IMAGES)
     require_data(data, "--data photos", root=root, labels=labels, **columns)
     spin_where_alone()
     for name in networks:

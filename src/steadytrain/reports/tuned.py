@@ -6,79 +6,67 @@
 from __future__ import annotations
 
 import json
+import shlex
+import textwrap
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
-from steadytrain.config.plain import build, check_types, leaves, plain, shorten, to_toml
-from steadytrain.config.settings import require
+import msgspec
+from msgspec import Meta
+
+from steadytrain.config import Recipe
+from steadytrain.config.defaults import COMMENT_WIDTH, usual_recipe, write_toml
+from steadytrain.config.plain import leaves, plain, to_toml
 from steadytrain.errors import RecipeError
 from steadytrain.events import refuse_link
 from steadytrain.files import read_text, replace_file
-from steadytrain.format import clean, count, percent, rate, size, text_table, wrap
+from steadytrain.format import clean, count, duration, rate, size, text_table, wrap
 from steadytrain.reports.plots import Panel, svg
 from steadytrain.run import Run
 
-WAITED_SHARE = 0.05
-"""Share of the time that a thread may wait for processors which others use; above it the figures are disturbed."""
+Count = Annotated[int, Meta(ge=1, le=2**40)]
+Figure = Annotated[float, Meta(ge=0, le=1e18)]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A key of the recipe, its value, and why."""
+    """A key of the recipe, its value (None, which TOML lacks, is left out there), and why."""
 
     key: str
-    value: Any
-    reason: str
-
-    def __post_init__(self) -> None:
-        check_types(self, "tuning.choices")
+    value: Any = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One measurement: ``what`` (``updates``, ``loading``, ``both`` together, the learning ``rate``), how, the outcome.
+    """One measurement: ``what`` (``updates``, ``loading``, ``both`` together), how, and the outcome.
 
     Args:
-        batch_size: images of an update, in ``accumulate`` parts.
-        precision, channels_last, compile: how updates were computed.
+        batch_size: images of an update.
+        precision, compile: how updates were computed.
         threads: of the loader; None: the default.
         images_per_second: 0 where it failed.
-        suggestion: the learning rate of a range test.
         memory_bytes: the most that was in use.
-        waited_share: of the time, in which a thread was ready and others had the processors.
-        is_settled: all images were kept decoded that would be.
         error: what went wrong, a line; empty where nothing did.
     """
 
     what: str
-    batch_size: int
+    batch_size: Count
     precision: str
-    channels_last: bool
     compile: str
-    accumulate: int = 1
     threads: int | None = None
-    images_per_second: float = 0.0
-    suggestion: float | None = None
-    memory_bytes: float | None = None
-    waited_share: float = 0.0
-    is_settled: bool = True
+    images_per_second: Figure = 0.0
+    memory_bytes: Figure | None = None
     error: str = ""
-
-    def __post_init__(self) -> None:
-        check_types(self, "tuning.measurements")
-        for name in ("batch_size", "accumulate"):
-            require(getattr(self, name) >= 1, f"tuning.measurements.{name}", getattr(self, name), "1 or more")
 
     def words(self) -> str:
         """Describe the measurement in a line."""
         parts = [f"{self.what} of {self.batch_size}", self.precision]
-        parts += [] if self.channels_last else ["channels first"]
         parts += [] if self.compile == "none" else ["compiled"]
         parts += [] if self.what == "updates" or self.threads is None else [count(self.threads, "loader thread")]
-        result = f"{rate(self.images_per_second)} images/s" if self.suggestion is None else f"{self.suggestion:g}"
-        return f"{', '.join(parts)}: {clean(self.error) or result}"
+        return f"{', '.join(parts)}: {clean(self.error) or f'{rate(self.images_per_second)} images/s'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,33 +74,24 @@ class TuningEvidence:
     """The measurements and choices of a tuning.
 
     Args:
-        batch_size, threads: chosen: images that go through the network at a time, and the loader's threads.
-        ranks: that train together; every figure is one rank's, measured while the others did the same.
-        precision, channels_last: chosen.
+        batch_size, threads, precision: chosen: images of one process, and the loader's threads.
         choices: each with its reason.
-        advice: what else would help.
         missing: what the time was too short for.
         default_rate, tuned_rate: images per second of loading and updates together; None: not measured.
         seconds: that it took.
         on: machine, versions and day, in words.
     """
 
-    batch_size: int
+    batch_size: Count
     threads: int | None = None
     precision: str
-    channels_last: bool
     choices: tuple[Choice, ...] = ()
-    advice: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     measurements: tuple[Measurement, ...] = ()
-    default_rate: float | None = None
-    tuned_rate: float | None = None
-    seconds: float = 0.0
+    default_rate: Figure | None = None
+    tuned_rate: Figure | None = None
+    seconds: Figure = 0.0
     on: str = ""
-    ranks: int = 1
-
-    def __post_init__(self) -> None:
-        check_types(self, "tuning")
 
     @property
     def gain(self) -> float | None:
@@ -133,29 +112,16 @@ class TuningEvidence:
 
     @staticmethod
     def from_dict(values: object) -> TuningEvidence:
-        """Build it from plain data. Raises RecipeError where a key or a value cannot be."""
-        if not isinstance(values, Mapping):
-            raise RecipeError(f"tuning is {values!r}; it must be a table of keys and values")
-        # A choice without a value is None, which TOML lacks; older versions tried foreach variants of the optimizer.
-        choices = tuple(build(Choice, {"value": None, **row}, "tuning.choices") for row in _tables(values, "choices"))
-        measurements = tuple(
-            build(Measurement, {k: v for k, v in row.items() if k != "foreach"}, "tuning.measurements")
-            for row in _tables(values, "measurements")
-        )
-        return build(TuningEvidence, {**values, "choices": choices, "measurements": measurements}, "tuning")
+        """Build it from plain data; keys of older versions are left out. Raises RecipeError where a value cannot be."""
+        try:
+            return msgspec.convert(values, TuningEvidence)
+        except msgspec.ValidationError as error:
+            raise RecipeError(f"tuning is not what steady tune writes ({error}): leave the table out") from error
 
 
 def _changed(part: Any) -> dict[str, Any]:
     """Return the fields of a part that are not as they are by default."""
     return {field.name: value for field in fields(part) if (value := getattr(part, field.name)) != field.default}
-
-
-def _tables(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return a list of tables. Raises RecipeError where it is none."""
-    items = values.get(name, ())
-    if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):
-        raise RecipeError(f"tuning.{name} is {shorten(items)}; it must be a list of tables")
-    return list(items)
 
 
 def evidence_of(run: Run) -> TuningEvidence | None:
@@ -177,45 +143,70 @@ def gain_text(evidence: TuningEvidence) -> str:
     if evidence.tuned_rate is None:
         return "Loading and updates were not measured together."
     words = f"{rate(evidence.tuned_rate)} images/s of loading and updates together"
-    words += f" on each of {evidence.ranks} ranks, their exchange not counted" if evidence.ranks > 1 else ""
     if evidence.gain is None:
         return f"{words}; the recipe as it was has not been measured."
     return f"{words}, {evidence.gain:.2f} times the {rate(evidence.default_rate)} of the recipe as it was."
 
 
 def remarks(evidence: TuningEvidence) -> list[str]:
-    """Return the advice, and what was left unmeasured for lack of time."""
-    if not evidence.missing:
-        return list(evidence.advice)
+    """Say what was left unmeasured for lack of time."""
     missing = ", ".join(dict.fromkeys(evidence.missing))
-    return [*evidence.advice, f"The time was too short for: {missing}. The same command measures on."]
+    return [f"The time was too short for: {missing}. The same command measures on."] if missing else []
+
+
+def recipe_file(recipe: Recipe, evidence: TuningEvidence, *, finetune: bool, small: bool, name: str) -> str:
+    """Return the recipe as TOML, each choice with its reason in a comment above it, and the evidence at the end.
+
+    Args:
+        recipe: the tuned recipe.
+        finetune: whether it is for ``steady finetune``.
+        small: whether its images are small, which have other defaults.
+        name: of the file, for the command in its header.
+    """
+    usual = usual_recipe(str(recipe.data.train), model=recipe.model.name, finetune=finetune, small=small)
+    reasons = {choice.key: clean(choice.reason) for choice in evidence.choices}
+    lines, unwritten = write_toml(recipe, usual, reasons)
+    verb = "finetune" if finetune else "train"
+    command = f"steady {verb} --recipe {shlex.quote(name)}" + "".join(f" --set {key}=none" for key in unwritten)
+    machine, _, versions = evidence.on.partition("; ")
+    device, _, day = machine.rpartition(", ")
+    head = [
+        f"# {clean(recipe.model.name)} tuned for {clean(device)}, on {day}.",
+        f"# {versions}; {duration(evidence.seconds)}.",
+        *_comment(gain_text(evidence)),
+        "#",
+        f"#   {command}",
+    ]
+    for remark in remarks(evidence):
+        head += ["#", *_comment(remark)]
+    about = "# What was measured, for the report of the run: training reads nothing of it."
+    return "\n".join([*head, "", *lines, "", about, *evidence.to_toml(), ""])
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(clean(text), COMMENT_WIDTH)]
 
 
 def measurement_rows(evidence: TuningEvidence) -> list[list[str]]:
     """Format the measurements: the heads, then a line for each."""
-    rows = [["measured", "batch", "precision", "layout", "compile", "threads", "images/s", "memory", ""]]
+    rows = [["measured", "batch", "precision", "compile", "threads", "images/s", "memory", ""]]
     for item in evidence.measurements:
-        notes = [item.error] if item.error else []
-        waited = item.waited_share
-        notes += [f"waited {percent(waited)} for processors"] if waited > WAITED_SHARE else []
-        notes += [] if item.is_settled else ["images were still being decoded"]
         rows.append(
             [
                 item.what,
-                f"{item.batch_size}{'' if item.accumulate == 1 else f' / {item.accumulate}'}",
+                str(item.batch_size),
                 item.precision,
-                "NHWC" if item.channels_last else "NCHW",
                 item.compile,
                 "-" if item.what == "updates" else str(item.threads or "-"),
                 rate(item.images_per_second) if item.images_per_second else "-",
                 size(item.memory_bytes) if item.memory_bytes else "-",
-                clean("; ".join(notes)),
+                clean(item.error),
             ]
         )
     return rows
 
 
-FIGURES = (1, 5, 6, 7)
+FIGURES = (1, 4, 5, 6)
 """Columns of :func:`measurement_rows` that hold figures."""
 
 
@@ -245,26 +236,21 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(plain(value))
 
 
-def _way(item: Measurement | TuningEvidence, compile: str = "none") -> str:
-    compiled = "" if compile == "none" else ", compiled"
-    return f"{item.precision}, channels {'last' if item.channels_last else 'first'}{compiled}"
-
-
 def panels(evidence: TuningEvidence) -> list[Panel]:
     """Draw the charts of a tuning: updates by batch for each way to compute, and both together by threads."""
     curves: dict[str, dict[int, float]] = {}
     by_threads: dict[int, float] = {}
     for item in evidence.measurements:
-        images, speed = item.batch_size // item.accumulate, item.images_per_second
-        if item.what == "updates" and speed and item.accumulate == 1:
-            curves.setdefault(_way(item, item.compile), {})[images] = speed
-        is_chosen = (images, _way(item)) == (evidence.batch_size, _way(evidence))
-        if item.what == "both" and speed and item.threads is not None and is_chosen:
-            by_threads[item.threads] = speed
-    charts = [
-        _chart(f"images/s of updates ({way})", "batch", curve, evidence.batch_size if way == _way(evidence) else None)
-        for way, curve in curves.items()
-    ]
+        if item.what == "updates" and item.images_per_second:
+            way = item.precision if item.compile == "none" else f"{item.precision}, compiled"
+            curves.setdefault(way, {})[item.batch_size] = item.images_per_second
+        is_chosen = (item.batch_size, item.precision) == (evidence.batch_size, evidence.precision)
+        if item.what == "both" and item.images_per_second and item.threads is not None and is_chosen:
+            by_threads[item.threads] = item.images_per_second
+    charts = []
+    for way, curve in curves.items():
+        chosen = evidence.batch_size if way == evidence.precision else None
+        charts.append(_chart(f"images/s of updates ({way})", "batch", curve, chosen))
     charts.append(_chart("images/s of loading and updates", "loader threads", by_threads, evidence.threads))
     return [chart for chart in charts if len(chart.x) > 1]
 
