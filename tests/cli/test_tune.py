@@ -22,7 +22,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path / "cache"))
 
 
-def test_the_tuned_recipe_trains_and_its_evidence_is_explained(
+def test_the_tuned_recipe_trains_and_is_explained(
     digits: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     tune = ["tune", str(digits), "--model", "digits", "--epochs", "1", "--minutes", "0.5", *QUICK]
@@ -37,15 +37,6 @@ def test_the_tuned_recipe_trains_and_its_evidence_is_explained(
     assert main(["train", "--recipe", "tuned.toml", "--run", "run"]) == 0
     trained = Run.open("run").recipe
     assert Run.open("run").finished() is not None
-    assert main(["report", "run", "-o", "report.html"]) == 0
-    page = (tmp_path / "report.html").read_text()
-    together = json.loads((tmp_path / "run" / "tuning.json").read_text())["tuned_rate"]  # None where time was short
-    assert "How this recipe was chosen" in page
-    assert ("images/s of loading and updates together" in page) == (together is not None)
-    (tmp_path / "run" / "tuning.json").write_text('{"measurements": 3}')
-    assert main(["report", "run", "-o", "report.html"]) == 0
-    assert "How this recipe was chosen" not in (tmp_path / "report.html").read_text(), "a broken file is as none"
-
     capsys.readouterr()
     assert main([*tune, "--explain", "--json"]) == 0
     explained = capsys.readouterr()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Iterator
 
@@ -11,8 +10,8 @@ import pytest
 from steadytrain.config import Recipe
 from steadytrain.config.recipe import ASIDE
 from steadytrain.errors import InputError, RecipeError
-from steadytrain.reports.tuned import TuningEvidence, panels, recipe_file, table
 from steadytrain.tuning.probes import Prober
+from steadytrain.tuning.report import document, panels, recipe_file, table
 from steadytrain.tuning.trials import Trial, json_key
 from steadytrain.tuning.tune import Tuned, tune
 
@@ -37,7 +36,7 @@ def free(recipe: Recipe) -> Recipe:
 
 
 def value(tuned: Tuned, key: str) -> object:
-    return next(choice.value for choice in tuned.evidence.choices if choice.key == key)
+    return next(choice.value for choice in tuned.choices if choice.key == key)
 
 
 @pytest.mark.slow
@@ -59,24 +58,23 @@ def test_a_search_goes_on_where_it_was_interrupted(prober: Prober, recipe: Recip
 
     third = list[Trial]()
     again = tune(recipe, prober=prober, seconds=90, measures=False, say=third.append)
-    assert not third and again.recipe == tuned.recipe and again.evidence.choices == tuned.evidence.choices
-    assert {choice.key for choice in tuned.evidence.choices} >= {
+    assert not third and again.recipe == tuned.recipe and again.choices == tuned.choices
+    assert {choice.key for choice in tuned.choices} >= {
         "batch_size",
         "precision.name",
         "parallel.threads",
         "optim.lr",
     }
     assert any(trial.what == "both" for trial in tuned.trials)
-    assert all(choice.reason for choice in tuned.evidence.choices)
-    assert (tuned.evidence.gain is not None) == ("the recipe as it was" not in tuned.evidence.missing)
+    assert all(choice.reason for choice in tuned.choices)
+    assert (tuned.gain is not None) == ("the recipe as it was" not in tuned.missing)
     assert 2 <= tuned.recipe.batch_size <= 32  # a tenth of 320 images
-    shown = tuned.evidence
-    lines = table(shown, 80).splitlines()
+    lines = table(tuned, 80).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].split()[:4] == ["measured", "batch", "precision", "compile"]
     assert sum(line.startswith(("updates ", "loading ", "both ")) for line in lines) == len(tuned.trials)
-    assert tuned.document()["gain"] == shown.gain
-    assert all(len(panel.x) > 1 for panel in panels(shown))
+    assert document(tuned)["gain"] == tuned.gain
+    assert all(len(panel.x) > 1 for panel in panels(tuned))
 
 
 def test_what_the_user_chose_stays(prober: Prober, recipe: Recipe) -> None:
@@ -84,7 +82,7 @@ def test_what_the_user_chose_stays(prober: Prober, recipe: Recipe) -> None:
     tuned = tune(recipe, prober=prober, seconds=90, chosen=chosen)
     assert (tuned.recipe.batch_size, tuned.recipe.parallel.threads, tuned.recipe.optim.lr) == (32, 2, 0.05)
     assert tuned.recipe.precision.name == recipe.precision.name
-    assert [choice.key for choice in tuned.evidence.choices] == ["precision.compile"]
+    assert [choice.key for choice in tuned.choices] == ["precision.compile"]
 
 
 def test_ranks_share_the_batch(prober: Prober, recipe: Recipe) -> None:
@@ -109,7 +107,7 @@ def test_too_little_time_says_how_much_it_takes(prober: Prober, recipe: Recipe) 
 def test_the_written_recipe_is_the_tuned_one(prober: Prober, recipe: Recipe) -> None:
     odd = free(recipe).with_({"data.transforms": ["mixup:0.2"], "optim.options": {"foreach": True}, "seed": 7})
     tuned = tune(odd, prober=prober, seconds=20, free={"batch", "threads", "rate"})
-    text = recipe_file(tuned.recipe, tuned.evidence, finetune=False, small=True, name="tuned.toml")
+    text = recipe_file(tuned, finetune=False, name="tuned.toml")
     read = Recipe.from_dict({name: part for name, part in tomllib.loads(text).items() if name not in ASIDE})
     for key in ("batch_size", "seed", "optim.lr", "parallel.threads"):
         part, _, name = key.rpartition(".")
@@ -119,23 +117,3 @@ def test_the_written_recipe_is_the_tuned_one(prober: Prober, recipe: Recipe) -> 
     lines = text.splitlines()
     at = lines.index(f"batch_size = {tuned.recipe.batch_size}")
     assert lines[at - 1].startswith("# ") and value(tuned, "batch_size") == tuned.recipe.batch_size
-    assert TuningEvidence.from_dict(tomllib.loads(text)["tuning"]) == tuned.evidence
-
-
-def test_evidence_of_older_versions_is_read() -> None:
-    """They tried more settings, micro-batches among them, and gave advice."""
-    row = {"what": "updates", "batch_size": 16, "precision": "fp32", "channels_last": True, "compile": "none"}
-    table = {"batch_size": 16, "precision": "fp32", "channels_last": True, "advice": ["pack smaller"], "ranks": 2}
-    table |= {"measurements": [{**row, "foreach": True, "accumulate": 2, "waited_share": 0.1}]}
-    choice = {"key": "optim.options", "value": {"foreach": True}, "reason": "foreach"}
-    read = TuningEvidence.from_dict({**table, "choices": [choice, {"key": "parallel.threads", "reason": "as it was"}]})
-    assert read.measurements[0].batch_size == 16 and [choice.value for choice in read.choices] == [
-        {"foreach": True},
-        None,
-    ]
-
-
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"seconds": math.nan}, {"measurements": 3}, {"choices": [{}]}])
-def test_a_table_that_no_tuning_wrote_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(RecipeError, match="leave the table out"):
-        TuningEvidence.from_dict({"batch_size": 16, "precision": "fp32", **wrong})

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 from steadytrain.cli.console import note, print_json, print_text, progress
-from steadytrain.cli.options import Json, ProcsFlag, Seconds
+from steadytrain.cli.options import Json, ProcsFlag, SecondsFlag
 from steadytrain.config import Model
 from steadytrain.errors import InputError, RankLostError
 from steadytrain.format import size as bytes_text
@@ -35,7 +35,7 @@ def bandwidth(
     model: str = "resnet50",
     procs: ProcsFlag = None,
     backend: BackendFlag = "auto",
-    seconds: Seconds = 5.0,
+    seconds: SecondsFlag = 5.0,
     json: Json = False,
 ) -> int:
     """Measure the links between ranks: all-reduce of a model's tensors, uncompressed and compressed.

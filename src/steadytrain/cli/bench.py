@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from steadytrain.cli.console import print_json, print_text, progress
-from steadytrain.cli.options import ClassesFlag, DeviceFlag, Json, Seconds, SizeFlag
+from steadytrain.cli.options import BatchSizesFlag, ClassesFlag, DeviceFlag, Json, SecondsFlag, SizeFlag
 from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
 from steadytrain.errors import InputError
 from steadytrain.files import replace_file
@@ -22,9 +22,7 @@ from steadytrain.machine.children import cause_of_death, run_steady
 from steadytrain.machine.process import spin_where_alone
 
 YesNo = Literal["yes", "no"]
-BatchSizes = Annotated[
-    tuple[int, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=1, validator=Number(gte=1, lte=2**20))
-]
+
 
 FIGURES = [
     *("images/s", "p50 ms", "memory MB", "memory GB", "of peak", "compile s", "GFLOP/s", "forward ms", "backward ms"),
@@ -38,7 +36,7 @@ def bench(
     /,
     *,
     model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None,
-    batch_size: BatchSizes = (32,),
+    batch_size: BatchSizesFlag = (32,),
     precision: Annotated[tuple[Numbers, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=1)] = (
         "fp32",
     ),
@@ -54,7 +52,7 @@ def bench(
     optimizer: str = "sgd",
     device: DeviceFlag = "auto",
     threads: Annotated[tuple[int, ...], Parameter(consume_multiple=1, validator=Number(gte=1, lte=1024))] = (),
-    seconds: Seconds = 3.0,
+    seconds: SecondsFlag = 3.0,
     plot: Path | None = None,
     json: Json = False,
 ) -> int:

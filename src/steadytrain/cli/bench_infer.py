@@ -16,13 +16,14 @@ from cyclopts.validators import Number
 from steadytrain.cli.console import note, print_json, print_text, progress_once_known
 from steadytrain.cli.evaluate import AcceptLicence
 from steadytrain.cli.options import (
+    BatchSizesFlag,
     DeviceFlag,
     Json,
     LabelColumn,
     LabelsFlag,
     PathColumn,
     Root,
-    Seconds,
+    SecondsFlag,
     SplitColumn,
     ZipNames,
     require_data,
@@ -47,17 +48,12 @@ MAX_WIDTH, MAX_IMAGES = 120, 4096
 FORMAT = "steadytrain-inference"
 """The format of the file that ``--save`` writes."""
 
-BatchSizes = Annotated[
-    tuple[int, ...],
-    Parameter(name=("--batch-size", "--batch", "-b"), consume_multiple=1, validator=Number(gte=1, lte=65536)),
-]
-
 
 def bench_infer(
     *networks: str,
     model: Annotated[tuple[str, ...], Parameter(name=("--model", "--network"), consume_multiple=1)] = (),
     engines: Annotated[tuple[str, ...], Parameter(consume_multiple=1)] = (),
-    batch_size: BatchSizes = (1, 32),
+    batch_size: BatchSizesFlag = (1, 32),
     precision: Annotated[tuple[NumberFormat, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=1)] = (),
     threads: Annotated[int | None, Parameter(validator=Number(gte=1, lte=1024))] = None,
     device: DeviceFlag = "auto",
@@ -69,7 +65,7 @@ def bench_infer(
     split_column: SplitColumn = None,
     zip_names: ZipNames = None,
     images: Annotated[int, Parameter(validator=Number(gte=1, lte=MAX_IMAGES))] = 64,
-    seconds: Seconds = 2.0,
+    seconds: SecondsFlag = 2.0,
     minutes: Annotated[float | None, Parameter(validator=Number(gt=0, lte=24 * 60))] = None,
     plot: Path | None = None,
     save: Path | None = None,

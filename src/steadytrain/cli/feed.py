@@ -16,7 +16,7 @@ from steadytrain.cli.options import (
     LabelsFlag,
     PathColumn,
     Root,
-    Seconds,
+    SecondsFlag,
     SizeFlag,
     SplitColumn,
     ZipNames,
@@ -56,7 +56,7 @@ def feed(
         int | None,
         Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"), validator=Number(gte=1, lte=256)),
     ] = None,
-    seconds: Seconds = 10.0,
+    seconds: SecondsFlag = 10.0,
     show: Path | None = None,
     json: Json = False,
 ) -> None:

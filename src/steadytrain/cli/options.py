@@ -46,10 +46,14 @@ WhichFlag = Annotated[
 RepeatedFlag = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
 """``--set KEY=VALUE`` and its kin, which may be given several times."""
 MAX_SECONDS, MAX_WORKERS = 3600, 1024
-Seconds = Annotated[float, Parameter(validator=Number(gt=0, lte=MAX_SECONDS))]
+SecondsFlag = Annotated[float, Parameter(validator=Number(gt=0, lte=MAX_SECONDS))]
 """The time of a measurement."""
 SizeFlag = Annotated[int | None, Parameter(name=("--size", "--img-size"), validator=Number(gte=1, lte=4096))]
 ClassesFlag = Annotated[int, Parameter(name=("--classes", "--num-classes"), validator=Number(gte=1, lte=10**6))]
+BatchSizesFlag = Annotated[
+    tuple[int, ...],
+    Parameter(name=("--batch-size", "--batch", "-b"), consume_multiple=1, validator=Number(gte=1, lte=2**20)),
+]
 ProcsFlag = Annotated[int | None, Parameter(name=("--procs", "-n"), validator=Number(gte=2, lte=256))]
 
 RECIPES = (".toml", ".json", ".yaml", ".yml")

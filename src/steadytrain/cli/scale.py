@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.options import ClassesFlag, Json, ProcsFlag, Seconds, SizeFlag, read_recipe, require_alone
+from steadytrain.cli.options import ClassesFlag, Json, ProcsFlag, SecondsFlag, SizeFlag, read_recipe, require_alone
 from steadytrain.cli.options import DeviceFlag as DeviceName
 from steadytrain.cli.schedule import FILES, draw, require_picture
 from steadytrain.config import Recipe
@@ -22,7 +22,7 @@ from steadytrain.machine import facts
 from steadytrain.machine.process import spin_where_alone
 from steadytrain.tuning.scale import LEAST_EFFICIENCY, LINKS, MAX_DEVICES, parse_link
 
-Positive = Annotated[float | None, Parameter(validator=Number(gt=0))]
+PositiveFlag = Annotated[float | None, Parameter(validator=Number(gt=0))]
 DRAWN = "drawn"
 """Name of the data of a recipe whose images are drawn at random."""
 BUSY = 0.1
@@ -43,13 +43,13 @@ def scale(
     precision: Annotated[str | None, Parameter(name=("--precision", "--dtype"))] = None,
     device: DeviceName = "auto",
     procs: ProcsFlag = None,
-    loader_rate: Positive = None,
+    loader_rate: PositiveFlag = None,
     spread: Annotated[float | None, Parameter(validator=Number(gte=0, lte=1))] = None,
-    price: Positive = None,
-    epochs: Annotated[Positive, Parameter(name=("--epochs", "--num-epochs"))] = None,
+    price: PositiveFlag = None,
+    epochs: Annotated[PositiveFlag, Parameter(name=("--epochs", "--num-epochs"))] = None,
     num_train: Annotated[int | None, Parameter(validator=Number(gte=1, lte=10**12))] = None,
     least_efficiency: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = LEAST_EFFICIENCY,
-    seconds: Seconds = 10.0,
+    seconds: SecondsFlag = 10.0,
     measured: Path | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     force: bool = False,

@@ -13,7 +13,6 @@ from cyclopts.validators import Number
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import Json, RepeatedFlag, SizeFlag, TrainingOptions, require_alone
 from steadytrain.cli.schedule import draw, require_picture
-from steadytrain.config.defaults import SMALL
 from steadytrain.errors import InputError
 from steadytrain.files import replace_file
 from steadytrain.machine.process import own_start, spin_where_alone
@@ -88,7 +87,7 @@ def tune(
     options = TrainingOptions(flags=flags, recipe=recipe, set=set)
     spin_where_alone()
     from steadytrain.cli.train import num_procs, recipe_for
-    from steadytrain.reports import tuned as reports
+    from steadytrain.tuning import report
     from steadytrain.tuning.probes import Prober
     from steadytrain.tuning.tune import tune as search
 
@@ -109,22 +108,19 @@ def tune(
             measures=not explain,
             again=again,
             began=began,
-            say=lambda trial: note(trial.measurement().words()),
+            say=lambda trial: note(report.trial_text(trial)),
         )
-    evidence = tuned.evidence
-    if plot is not None and (panels := reports.panels(evidence)):
-        draw(plot, panels, f"Tuning {draft.model.name}", reports.gain_text(evidence), force=force)
+    if plot is not None and (panels := report.panels(tuned)):
+        draw(plot, panels, f"Tuning {draft.model.name}", report.gain_text(tuned), force=force)
     if not explain:
-        small = tuned.facts["largest_side"] <= SMALL
-        text = reports.recipe_file(tuned.recipe, evidence, finetune=finetune, small=small, name=str(output))
-        replace_file(output, text)
+        replace_file(output, report.recipe_file(tuned, finetune=finetune, name=str(output)))
     width = min(100, shutil.get_terminal_size().columns)
     if json:
-        print_json(tuned.document())
+        print_json(report.document(tuned))
     elif explain:
-        print_text(reports.table(evidence, width))
+        print_text(report.table(tuned, width))
     else:
-        print_text("\n".join(reports.summary(evidence, width)))
+        print_text("\n".join(report.summary(tuned, width)))
         note(f"wrote {output}: steady {'finetune' if finetune else 'train'} --recipe {output}")
     return 0
 

@@ -60,6 +60,11 @@ class ProbeOutcome:
         """The measured rate; 0 if it failed."""
         return float(self.figures.get("images_per_second", 0.0))
 
+    @property
+    def failure(self) -> str:
+        """What went wrong, a line; empty where nothing did."""
+        return "" if self.trouble is None else self.error or self.trouble
+
 
 class Prober:
     """Makes measurements, one at a time, in children of a process that has imported torch.

@@ -13,7 +13,6 @@ from typing import Any
 from steadytrain.config import Recipe
 from steadytrain.config.plain import leaves
 from steadytrain.format import size
-from steadytrain.reports.tuned import Measurement
 from steadytrain.tuning.probes import ProbeCache, ProbeOutcome, Prober, What
 from steadytrain.tuning.rules import predict_bytes, room_bytes
 
@@ -59,26 +58,6 @@ class Trial:
     what: What
     setting: Setting
     outcome: ProbeOutcome
-
-    def measurement(self) -> Measurement:
-        """Convert it to the measurement that reports show."""
-        memory = self.outcome.figures.get("memory_bytes")
-        return Measurement(
-            what=self.what,
-            **asdict(self.setting),
-            images_per_second=round_figure(self.outcome.images_per_second),
-            memory_bytes=memory and round_figure(memory),
-            error="" if self.outcome.trouble is None else self.outcome.error or self.outcome.trouble,
-        )
-
-
-def round_figure(value: float) -> float:
-    """Round to five digits: no measurement has more.
-
-    >>> round_figure(2227.630790495914), round_figure(375918592)
-    (2227.6, 375920000.0)
-    """
-    return float(f"{value:.5g}")
 
 
 def json_key(what: What, setting: Setting) -> str:

@@ -13,18 +13,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import MAX_BATCH_SHARE
 from steadytrain.config.phases import parse_train
-from steadytrain.config.plain import plain
 from steadytrain.errors import FailedError, InputError, RecipeError
 from steadytrain.format import count, duration, percent, rate
 from steadytrain.machine import facts as machine_facts
-from steadytrain.reports.tuned import Choice, TuningEvidence
 from steadytrain.tuning.probes import ProbeCache, Prober, cache_path
 from steadytrain.tuning.rules import (
     GAIN,
@@ -38,7 +36,7 @@ from steadytrain.tuning.rules import (
     saved_seconds,
     scale_rate,
 )
-from steadytrain.tuning.trials import UPDATES, Search, Setting, Trial, round_figure
+from steadytrain.tuning.trials import UPDATES, Search, Setting, Trial
 
 CHOICES = {
     "batch": "batch_size",
@@ -64,32 +62,47 @@ CHOSEN, LARGEST, AS_IT_WAS = "what was chosen", "the largest batch", "the recipe
 """Settings that are measured in turns at the end."""
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A key of the recipe, its value, and why."""
+
+    key: str
+    value: Any
+    reason: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """The result of a tuning: the tuned recipe, its evidence, all measurements in their order, and the facts of data,
-    model and device."""
+    """The result of a tuning.
+
+    Args:
+        recipe: the tuned recipe.
+        choices: each with its reason.
+        missing: what the time was too short for.
+        trials: all measurements in their order.
+        facts: of data, model and device.
+        default_rate, tuned_rate: images per second of loading and updates together; None: not measured.
+        seconds: that it took.
+        machine: the device and its cores, in words; ``day``: the date.
+    """
 
     recipe: Recipe
-    evidence: TuningEvidence
+    choices: tuple[Choice, ...]
+    missing: tuple[str, ...]
     trials: tuple[Trial, ...]
     facts: Mapping[str, Any]
+    default_rate: float | None
+    tuned_rate: float | None
+    seconds: float
+    machine: str
+    day: str
 
-    def document(self) -> dict[str, Any]:
-        """Convert it to plain data for JSON."""
-        evidence = self.evidence
-        return {
-            "recipe": self.recipe.to_dict(),
-            "choices": [plain(choice) for choice in evidence.choices],
-            "missing": list(evidence.missing),
-            "default_images_per_second": evidence.default_rate,
-            "tuned_images_per_second": evidence.tuned_rate,
-            "gain": evidence.gain,
-            "seconds": evidence.seconds,
-            "facts": dict(self.facts),
-            "trials": [
-                {"what": trial.what, **asdict(trial.setting), **plain(vars(trial.outcome))} for trial in self.trials
-            ],
-        }
+    @property
+    def gain(self) -> float | None:
+        """Speed over that of the recipe before; None: not measured."""
+        if not self.default_rate or not self.tuned_rate:
+            return None
+        return self.tuned_rate / self.default_rate
 
 
 def tune(
@@ -170,35 +183,19 @@ def tune(
     choices = [Choice(key, values[name], reasons[name]) for name, key in CHOICES.items() if name in reasons]
     if "rate" in names:
         choices.append(Choice("optim.lr", *scale_rate(recipe.optim, recipe.batch_size, batch_size)))
-    tuned = recipe.with_({choice.key: choice.value for choice in choices})
-    evidence = _evidence(search, tuned, setting, choices, rates, time.perf_counter() - began)
-    return Tuned(recipe=tuned, evidence=evidence, trials=tuple(search.trials), facts=known)
-
-
-def _evidence(
-    search: Search,
-    recipe: Recipe,
-    setting: Setting,
-    choices: Sequence[Choice],
-    rates: Mapping[str, float],
-    seconds: float,
-) -> TuningEvidence:
-    """Collect what reports show; ``rates``: of what was chosen and of the recipe as it was, with loading."""
     machine = machine_facts.facts()
-    device = machine["cpu"] if search.is_cpu else search.facts["device"]
-    versions = ", ".join(f"{name} {version}" for name, version in search.facts["versions"].items())
-    default_rate, tuned_rate = rates.get(AS_IT_WAS), rates.get(CHOSEN)
-    return TuningEvidence(
-        batch_size=setting.batch_size,
-        threads=recipe.parallel.threads,
-        precision=recipe.precision.name,
+    device = machine["cpu"] if search.is_cpu else known["device"]
+    return Tuned(
+        recipe=recipe.with_({choice.key: choice.value for choice in choices}),
         choices=tuple(choices),
         missing=tuple(search.missing),
-        measurements=tuple(trial.measurement() for trial in search.trials),
-        default_rate=default_rate and round_figure(default_rate),
-        tuned_rate=tuned_rate and round_figure(tuned_rate),
-        seconds=round_figure(seconds),
-        on=f"{device}, {machine['cores']} cores, {datetime.now(UTC).date().isoformat()}; {versions}",
+        trials=tuple(search.trials),
+        facts=known,
+        default_rate=rates.get(AS_IT_WAS),
+        tuned_rate=rates.get(CHOSEN),
+        seconds=time.perf_counter() - began,
+        machine=f"{device}, {machine['cores']} cores",
+        day=datetime.now(UTC).date().isoformat(),
     )
 
 

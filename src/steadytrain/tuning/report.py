@@ -1,0 +1,151 @@
+"""The results of a tuning: a recipe file with the reasons, a table of the measurements, curves, and data for JSON."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from steadytrain.config.defaults import COMMENT_WIDTH, SMALL, usual_recipe, write_toml
+from steadytrain.config.plain import plain
+from steadytrain.format import clean, count, duration, rate, size, text_table, wrap
+from steadytrain.reports.plots import Panel
+from steadytrain.tuning.trials import Trial
+from steadytrain.tuning.tune import Tuned
+
+
+def trial_text(trial: Trial) -> str:
+    """Describe a measurement in a line."""
+    setting = trial.setting
+    parts = [f"{trial.what} of {setting.batch_size}", setting.precision]
+    parts += [] if setting.compile == "none" else ["compiled"]
+    has_loader = trial.what != "updates" and setting.threads is not None
+    parts += [count(setting.threads or 0, "loader thread")] if has_loader else []
+    result = clean(trial.outcome.failure) or f"{rate(trial.outcome.images_per_second)} images/s"
+    return f"{', '.join(parts)}: {result}"
+
+
+def gain_text(tuned: Tuned) -> str:
+    """Describe how fast the tuned recipe is, and how fast it was before."""
+    if tuned.tuned_rate is None:
+        return "Loading and updates were not measured together."
+    words = f"{rate(tuned.tuned_rate)} images/s of loading and updates together"
+    if tuned.gain is None:
+        return f"{words}; the recipe as it was has not been measured."
+    return f"{words}, {tuned.gain:.2f} times the {rate(tuned.default_rate)} of the recipe as it was."
+
+
+def missing_text(tuned: Tuned) -> str:
+    """Say what was left unmeasured for lack of time; empty where nothing was."""
+    missing = ", ".join(dict.fromkeys(tuned.missing))
+    return f"The time was too short for: {missing}. The same command measures on." if missing else ""
+
+
+def recipe_file(tuned: Tuned, *, finetune: bool, name: str) -> str:
+    """Return the recipe as TOML, each choice with its reason in a comment above it.
+
+    Args:
+        tuned: the result.
+        finetune: whether the recipe is for ``steady finetune``.
+        name: of the file, for the command in its header.
+    """
+    recipe, small = tuned.recipe, tuned.facts["largest_side"] <= SMALL
+    usual = usual_recipe(str(recipe.data.train), model=recipe.model.name, finetune=finetune, small=small)
+    reasons = {choice.key: clean(choice.reason) for choice in tuned.choices}
+    lines, unwritten = write_toml(recipe, usual, reasons)
+    verb = "finetune" if finetune else "train"
+    command = f"steady {verb} --recipe {shlex.quote(name)}" + "".join(f" --set {key}=none" for key in unwritten)
+    versions = ", ".join(f"{name} {version}" for name, version in tuned.facts["versions"].items())
+    head = [
+        f"# {clean(recipe.model.name)} tuned for {clean(tuned.machine)}, on {tuned.day}.",
+        f"# {versions}; {duration(tuned.seconds)}.",
+        *_comment(gain_text(tuned)),
+        "#",
+        f"#   {command}",
+    ]
+    if missing := missing_text(tuned):
+        head += ["#", *_comment(missing)]
+    return "\n".join([*head, "", *lines, ""])
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(clean(text), COMMENT_WIDTH)]
+
+
+def table(tuned: Tuned, width: int) -> str:
+    """Format the measurements in lines of at most ``width`` columns, then the :func:`summary`."""
+    rows = [["measured", "batch", "precision", "compile", "threads", "images/s", "memory"]]
+    errors = [""]
+    for trial in tuned.trials:
+        setting, speed = trial.setting, trial.outcome.images_per_second
+        threads = "-" if trial.what == "updates" else str(setting.threads or "-")
+        memory = trial.outcome.figures.get("memory_bytes")
+        cells = [trial.what, str(setting.batch_size), setting.precision, setting.compile, threads]
+        rows.append([*cells, rate(speed) if speed else "-", size(memory) if memory else "-"])
+        errors.append(clean(trial.outcome.failure))
+    lines = []
+    for line, error in zip(text_table(rows, right=(1, 4, 5, 6)).splitlines(), errors, strict=True):
+        fits = len(line) + 2 + len(error) <= width
+        lines += [f"{line}  {error}".rstrip()] if fits else [line, *wrap(error, width, "    ")]
+    return "\n".join([*lines, "", *summary(tuned, width)])
+
+
+def summary(tuned: Tuned, width: int) -> list[str]:
+    """Format the choices with their reasons and what they gain together, in lines of at most ``width`` columns."""
+    lines = []
+    for choice in tuned.choices:
+        value = choice.value if isinstance(choice.value, str) else json.dumps(choice.value)
+        lines += wrap(f"{choice.key} = {value}: {choice.reason}", width, "", "    ")
+    lines += ["", *wrap(gain_text(tuned), width, "")]
+    return lines + (wrap(missing, width, "") if (missing := missing_text(tuned)) else [])
+
+
+def panels(tuned: Tuned) -> list[Panel]:
+    """Draw the charts of a tuning: updates by batch for each way to compute, and both together by threads."""
+    curves: dict[str, dict[int, float]] = {}
+    by_threads: dict[int, float] = {}
+    precision = tuned.recipe.precision.name
+    for trial in tuned.trials:
+        setting, speed = trial.setting, trial.outcome.images_per_second
+        if trial.what == "updates" and speed:
+            way = setting.precision if setting.compile == "none" else f"{setting.precision}, compiled"
+            curves.setdefault(way, {})[setting.batch_size] = speed
+        is_chosen = (setting.batch_size, setting.precision) == (tuned.recipe.batch_size, precision)
+        if trial.what == "both" and speed and setting.threads is not None and is_chosen:
+            by_threads[setting.threads] = speed
+    charts = []
+    for way, curve in curves.items():
+        chosen = tuned.recipe.batch_size if way == precision else None
+        charts.append(_chart(f"images/s of updates ({way})", "batch", curve, chosen))
+    charts.append(
+        _chart("images/s of loading and updates", "loader threads", by_threads, tuned.recipe.parallel.threads)
+    )
+    return [chart for chart in charts if len(chart.x) > 1]
+
+
+def _chart(title: str, x_title: str, curve: Mapping[int, float], chosen: int | None) -> Panel:
+    x = sorted(curve)
+    marks = [(number, "chosen") for number in x if number == chosen]
+    ticks = [(number, f"{number:,}") for number in x]
+    speeds = [curve[number] for number in x]
+    return Panel(title, x, [speeds], x_title, log_x=x_title == "batch", marks=marks, ticks=ticks)
+
+
+def document(tuned: Tuned) -> dict[str, Any]:
+    """Convert a tuning to plain data for JSON."""
+    return {
+        "recipe": tuned.recipe.to_dict(),
+        "choices": [plain(choice) for choice in tuned.choices],
+        "missing": list(tuned.missing),
+        "default_images_per_second": tuned.default_rate,
+        "tuned_images_per_second": tuned.tuned_rate,
+        "gain": tuned.gain,
+        "seconds": tuned.seconds,
+        "facts": dict(tuned.facts),
+        "trials": [
+            {"what": trial.what, **asdict(trial.setting), **plain(vars(trial.outcome))} for trial in tuned.trials
+        ],
+    }
