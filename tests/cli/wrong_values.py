@@ -52,7 +52,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "train": (f"photos.rec --run out {TRAIN}",),
     "finetune": (f"photos.rec --run out {TRAIN} --weights none",),
     "resume": ("run",),
-    "sweep": (f"photos.rec --over lr=0.1,0.2 --run out {TRAIN} --on ssh --hosts hosts --dry-run",),
+    "sweep": (f"photos.rec --over lr=0.1,0.2 --run out {TRAIN} --dry-run",),
     "schedule": (f"photos.rec {TRAIN}",),
     "launch": ("--on ssh --hosts hosts --dry-run train photos.rec",),
     "evaluate": ("run photos.rec --device cpu",),
