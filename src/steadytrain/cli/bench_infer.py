@@ -113,9 +113,7 @@ def bench_infer(
     spin_where_alone()
     for name in networks:
         _require_licence(name, accepted=accept_licence)
-    from steadytrain.export.networks import NETWORKS
     from steadytrain.export.speed import bench_inference, make_plan
-    from steadytrain.models.registry import find
 
     options: dict[str, Any] = {"batches": tuple(sorted(set(batch_size))), "seconds": seconds, "images": images}
     options["records"] = None if data is None else _pack(data, root, labels, columns)
@@ -136,8 +134,8 @@ def bench_infer(
     else:
         print_text("\n".join(table(shown, min(shutil.get_terminal_size().columns, MAX_WIDTH))))
     is_measured = any(speed.measured for speed in shown)
-    if not is_measured and networks and not any(Path(name).exists() or name in NETWORKS for name in networks):
-        find(networks[0].partition("=")[0], allow_import=True)  # raises ModelError for the name of no network
+    if not is_measured and all(speed.is_mistake for speed in shown):
+        raise InputError(shown[0].error)
     return int(not is_measured)
 
 

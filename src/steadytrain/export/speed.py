@@ -75,7 +75,7 @@ class NetworkSpeed:
         shape: of a sample.
         weights: the file that they are from; empty where they are drawn.
         real: whether outputs were compared on real images.
-        error: why nothing was measured, a sentence.
+        error: why nothing was measured, a sentence; ``is_mistake``: by what the user named.
     """
 
     name: str
@@ -88,6 +88,7 @@ class NetworkSpeed:
     threads: int = 0
     engines: tuple[EngineSpeed, ...] = ()
     error: str = ""
+    is_mistake: bool = False
 
     @property
     def measured(self) -> list[EngineSpeed]:
@@ -182,7 +183,7 @@ def measure_network(name: str, plan: InferencePlan, say: Tell = lambda text: Non
         with Worker(task) as first:
             about = first.ask("prepare")
         if first.error:
-            return NetworkSpeed(name=name, title=name, error=first.error)
+            return NetworkSpeed(name=name, title=name, error=first.error, **about)
         workers = []
         for (engine, numbers), reason in plan.engines.items():
             say(f"{name}: opening {engine} {numbers}")
@@ -200,5 +201,6 @@ def measure_network(name: str, plan: InferencePlan, say: Tell = lambda text: Non
         speeds = []
         for worker in workers:
             figures, task = worker.ask("finish"), worker.task
+            figures = {} if worker.error else figures
             speeds.append(EngineSpeed(engine=task.engine, numbers=task.numbers, error=worker.error, **figures))
     return NetworkSpeed(name=name, device=plan.device, threads=plan.threads, engines=tuple(speeds), **about)

@@ -15,6 +15,7 @@ from typing import Any
 
 from steadytrain.config import Recipe
 from steadytrain.errors import FailedError, InputError
+from steadytrain.files import read_text
 from steadytrain.format import Say, count, duration, fold, number, percent, rate, size, text_table
 from steadytrain.intervals import quantiles
 from steadytrain.machine import facts
@@ -137,11 +138,11 @@ def _run_verb(*words: str) -> dict[str, Any]:
 def read_document(path: Path) -> dict[str, Any]:
     """Read what a document of ``steady scale --json`` says was measured. Raises InputError if the file is not one."""
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads(read_text(path))
         device_of(document["one"])
         return {name: document[name] for name in MEASURED if name in document}
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a document of steady scale --json: measure again") from error
 
