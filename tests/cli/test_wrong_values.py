@@ -122,7 +122,6 @@ def test_a_place_that_cannot_be_written_to_is_a_users_mistake(files: Path, comma
         ("fetch mnist --shorter-side=-1", "--shorter-side is -1; it must be from 1"),
         ("pack photos out --seed=-1", "--seed is -1; it must be from 0"),
         ("replay run --step 1 --model nonsense", "--model is nonsense, and what was trained is mlp: name that"),
-        ("bench train --model mlp --plot text.txt", "--plot is text.txt; it must end in .html"),
         ("launch --on ssh --hosts hosts --dry-run --env=1.5 train photos.rec", "--env is '1.5'; it must be a variable"),
         ("launch --on ssh --hosts hosts --dry-run --sync=s3://a train photos.rec", "ssh.sync is 's3://a'; it must be"),
         ("diagnose run --probe --model nonsense", "--model is nonsense, and what was trained is mlp: name that"),

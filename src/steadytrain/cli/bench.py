@@ -6,7 +6,6 @@ import json as json_module
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -16,7 +15,6 @@ from steadytrain.cli.console import print_json, print_text, progress
 from steadytrain.cli.options import BatchSizesFlag, ClassesFlag, DeviceFlag, Json, SecondsFlag, SizeFlag
 from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
 from steadytrain.errors import InputError
-from steadytrain.files import replace_file
 from steadytrain.format import clean, count, hide_columns, rate, text_table, wrap
 from steadytrain.machine.children import cause_of_death, run_steady
 from steadytrain.machine.process import spin_where_alone
@@ -53,7 +51,6 @@ def bench(
     device: DeviceFlag = "auto",
     threads: Annotated[tuple[int, ...], Parameter(consume_multiple=1, validator=Number(gte=1, lte=1024))] = (),
     seconds: SecondsFlag = 3.0,
-    plot: Path | None = None,
     json: Json = False,
 ) -> int:
     """Measure how fast a network trains here, with the updates of steady train, on random images in memory.
@@ -77,7 +74,6 @@ def bench(
         optimizer: sgd, adamw, muon, ... or timm/NAME (docs: optimizers).
         threads: Compute threads on a CPU: one number or several (default: one for each core).
         seconds: How long to measure each combination, at least.
-        plot: Write images per second over batch sizes as an HTML page.
 
     Examples:
         steady bench train --model resnet20 --batch-size 32 64 128 256
@@ -89,8 +85,6 @@ def bench(
         raise InputError(f"steady bench measures train, or infer, not {what!r}: name one network, by --model {model}")
     if model is None:
         raise InputError("name the network to measure, such as steady bench resnet20")
-    if plot is not None and plot.suffix.lower() != ".html":
-        raise InputError(f"--plot is {plot}; it must end in .html")
     names = ("batch_size", "precision", "layout", "compile", "graph", "recompute", "threads")
     values = product(batch_size, precision, layout, compile, graph, recompute, threads or (None,))
     settings: list[dict[str, Any]] = [dict(zip(names, combination, strict=True)) for combination in values]
@@ -128,10 +122,6 @@ def bench(
         print_json({"rows": rows})
     else:
         print_text("\n".join(_bench_table(rows, shutil.get_terminal_size().columns)))
-    if plot is not None:  # after what was measured is printed: it is not lost where the page cannot be written
-        from steadytrain.reports.plots import speeds_page
-
-        replace_file(plot, speeds_page(rows))
     return 1 if all("error" in row for row in rows) else 0
 
 

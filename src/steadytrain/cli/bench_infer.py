@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json as json_module
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -28,11 +26,10 @@ from steadytrain.cli.options import (
     ZipNames,
     require_data,
 )
-from steadytrain.cli.schedule import draw, require_kind
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.config.plain import plain
-from steadytrain.errors import InputError, ModelError, storage_error, storage_errors
+from steadytrain.errors import InputError, ModelError
 from steadytrain.format import NONE, count, number, percent, rate, text_table, wrap
 from steadytrain.machine import facts
 from steadytrain.machine.process import spin_where_alone
@@ -40,13 +37,12 @@ from steadytrain.machine.process import spin_where_alone
 if TYPE_CHECKING:
     from steadytrain.export.engines import InferencePlan
     from steadytrain.export.speed import EngineSpeed, NetworkSpeed
-    from steadytrain.reports.plots import Dots
 
 NumberFormat = Literal["fp32", "bf16", "fp16", "int8"]
 
 MAX_WIDTH, MAX_IMAGES = 120, 4096
 FORMAT = "steadytrain-inference"
-"""The format of the file that ``--save`` writes."""
+"""The format of the document that ``--json`` prints."""
 
 
 def bench_infer(
@@ -66,9 +62,6 @@ def bench_infer(
     zip_names: ZipNames = None,
     images: Annotated[int, Parameter(validator=Number(gte=1, lte=MAX_IMAGES))] = 64,
     seconds: SecondsFlag = 2.0,
-    minutes: Annotated[float | None, Parameter(validator=Number(gt=0, lte=24 * 60))] = None,
-    plot: Path | None = None,
-    save: Path | None = None,
     accept_licence: AcceptLicence = False,
     json: Json = False,
 ) -> int:
@@ -92,21 +85,14 @@ def bench_infer(
             steady pack takes. [default: random samples]
         images: Number of images of --data to use, spread over all of it; they are held in memory.
         seconds: How long to measure each engine with each batch size.
-        minutes: Start no further network after so many minutes.
-        plot: Draw latency and throughput into this file: .svg or .html.
-        save: Write all figures into this .json file; the same command resumes.
 
     Examples:
         steady bench infer resnet50 --engines eager openvino --batch-size 1 32
         steady bench infer runs/a --data photos/ --threads 2
         steady bench infer runs/a --data val.rec --images 1000
-        steady bench infer --minutes 20 --save inference.json --plot inference.svg
+        steady bench infer resnet50 mobilenet-v2 --json > inference.json
     """
     networks += model
-    if plot is not None:
-        require_kind(plot)
-    if save is not None and save.suffix.lower() != ".json":
-        raise InputError(f"--save is {save}: it must end with .json")
     columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     columns["zip_names"] = zip_names
     require_data(data, "--data photos", root=root, labels=labels, **columns)
@@ -119,16 +105,7 @@ def bench_infer(
     options["records"] = None if data is None else _pack(data, root, labels, columns)
     options |= {} if threads is None else {"threads": threads}
     plan = make_plan(engines=engines, numbers=precision, device=device, **options)
-    done = {} if save is None else _read(save, plan)
-    for name in done:
-        note(f"{name}: taken from {save}")
-    shown = []
-    for speed in bench_inference(networks, plan, minutes=minutes, done=done, say=note):
-        shown.append(speed)
-        if save is not None and speed.engines and done.setdefault(speed.name, speed) is speed:
-            _write(save, _document(plan, done.values()))
-    if plot is not None:
-        _draw(plot, shown)
+    shown = list(bench_inference(networks, plan, say=note))
     if json:
         print_json(_document(plan, shown))
     else:
@@ -165,7 +142,7 @@ def _pack(data: str, root: str | None, labels: str | None, columns: dict[str, An
         return str(prepare(data, root=root, labels=labels, **columns).only("val"))
 
 
-def _document(plan: InferencePlan, speeds: Iterable[NetworkSpeed]) -> dict[str, Any]:
+def _document(plan: InferencePlan, speeds: Sequence[NetworkSpeed]) -> dict[str, Any]:
     """Return all figures, with what they depend on."""
     from steadytrain.export.formats import installed_versions
     from steadytrain.models.exported import engines
@@ -180,35 +157,6 @@ def _document(plan: InferencePlan, speeds: Iterable[NetworkSpeed]) -> dict[str, 
         "settings": plain(plan) | {"engines": sorted(" ".join(pair) for pair in plan.engines)},
         "networks": [plain(speed) for speed in speeds],
     }
-
-
-def _read(path: Path, plan: InferencePlan) -> dict[str, NetworkSpeed]:
-    """Read what an earlier command saved, by name. Raises InputError where that was something else."""
-    import msgspec
-
-    from steadytrain.export.speed import NetworkSpeed
-
-    if not path.exists():
-        return {}
-    try:
-        document = json_module.loads(path.read_text(encoding="utf-8"))
-        same = _document(plan, ())["settings"]
-        if document["format"] != FORMAT or {"images": 64} | document["settings"] != same:
-            raise InputError(f"{path} holds figures of other settings, or something else: name another file")
-        return {speed.name: speed for speed in msgspec.convert(document["networks"], list[NetworkSpeed])}
-    except OSError as error:
-        raise storage_error(error, path) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is no file of steady bench infer ({error}): name another file") from error
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    """Save all figures, whole or not at all. Raises StorageError."""
-    from steadytrain.reports.files import write
-
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, json_module.dumps(document, indent=2) + "\n", force=True)
 
 
 def table(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
@@ -315,34 +263,3 @@ def _summary(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
         text = f"best: the fastest engine whose outputs agree (cosine {SAME} up); plain: torch without its backend"
         yield from wrap(text, width, "", "  ")
         yield from _fit(rows, (0, 2, 0, 1, 3, 0, 1, 0), width)
-
-
-def panels(speeds: Sequence[NetworkSpeed]) -> list[Dots]:
-    """Draw every engine with every network: latency at the smallest batch, samples per second at the largest."""
-    from steadytrain.reports.plots import Dots
-
-    shown = [speed for speed in speeds if speed.measured]
-    labels = dict.fromkeys(_label(engine) for speed in shown for engine in speed.measured)
-
-    def values(take: Callable[[EngineSpeed], float]) -> dict[str, list[float | None]]:
-        by_network = [{_label(engine): take(engine) for engine in speed.measured} for speed in shown]
-        return {label: [figures.get(label) for figures in by_network] for label in labels}
-
-    names = [speed.title for speed in shown]
-    most = max(engine.batches[-1].batch_size for speed in shown for engine in speed.measured)
-    latency = values(lambda engine: 1000 * engine.batches[0].p50_seconds)
-    throughput = values(lambda engine: engine.batches[-1].per_second)
-    return [
-        Dots("Latency of one sample (median; left is better)", names, latency, "milliseconds"),
-        Dots(f"Throughput in batches of up to {most} (right is better)", names, throughput, "samples per second"),
-    ]
-
-
-def _draw(path: Path, speeds: Sequence[NetworkSpeed]) -> None:
-    if not any(speed.measured for speed in speeds):
-        note(f"{path} is not written: nothing was measured")
-        return
-    machine = facts.facts()
-    where = f"{machine['cpu']} ({machine['isa']}), {count(speeds[0].threads, 'thread')}"
-    lede = f"{where}, {datetime.now(UTC):%Y-%m-%d}; plain is torch without its optimised backend"
-    draw(path, panels(speeds), "Inference, engine by engine", lede, force=False)

@@ -20,7 +20,7 @@ from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import spin_where_alone
 
 if TYPE_CHECKING:
-    from steadytrain.reports.plots import Dots, Panel
+    from steadytrain.reports.plots import Panel
 
 FILES = (".toml", ".json", ".yaml", ".yml")
 """Suffixes of recipe files."""
@@ -119,7 +119,7 @@ def _find_rate(
     print_text(f"--lr {flag:g}{scaled}\n{why}; the recipe has --lr {recipe.optim.lr:g}")
 
 
-def draw(output: Path, panels: Sequence[Panel | Dots], title: str, lede: str, *, force: bool) -> None:
+def draw(output: Path, panels: Sequence[Panel], title: str, lede: str, *, force: bool) -> None:
     """Draw charts into a picture or a page, by the name's suffix."""
     from steadytrain.reports.files import write
     from steadytrain.reports.plots import page, svg

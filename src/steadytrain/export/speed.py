@@ -9,10 +9,8 @@ them alike. A crash, a lack of memory or an operation that an engine does not ha
 
 from __future__ import annotations
 
-import math
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,20 +139,13 @@ def make_plan(
 
 
 def bench_inference(
-    networks: Sequence[str] = (),
-    plan: InferencePlan | None = None,
-    *,
-    minutes: float | None = None,
-    done: Mapping[str, NetworkSpeed] | None = None,
-    say: Tell = lambda text: None,
+    networks: Sequence[str] = (), plan: InferencePlan | None = None, *, say: Tell = lambda text: None
 ) -> Iterator[NetworkSpeed]:
     """Measure networks one after another; yield each when it is measured.
 
     Args:
         networks: names as :func:`steadytrain.export.networks.load_network` takes them; none: the field's table.
         plan: of :func:`make_plan`; None: its defaults.
-        minutes: begin no network after so long.
-        done: measured before, by name.
         say: takes what is being done, in words.
 
     Raises:
@@ -164,15 +155,8 @@ def bench_inference(
         if name in GONE:
             raise InputError(f"{name} is not in the table any more: {GONE[name]} (steady models lists others)")
     plan = plan or make_plan()
-    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
     for name in networks or NETWORKS:
-        if name in (done or {}):
-            yield done[name]  # type: ignore[index]
-        elif time.monotonic() < end:
-            yield measure_network(name, plan, say)
-        else:
-            title = NETWORKS.get(name, (name,))[0]
-            yield NetworkSpeed(name=name, title=title, error=f"not reached within {minutes:g} minutes")
+        yield measure_network(name, plan, say)
 
 
 def measure_network(name: str, plan: InferencePlan, say: Tell = lambda text: None) -> NetworkSpeed:
