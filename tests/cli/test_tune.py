@@ -27,12 +27,11 @@ def test_the_tuned_recipe_trains_and_is_explained(
 ) -> None:
     tune = ["tune", str(digits), "--model", "digits", "--epochs", "1", "--minutes", "0.5", *QUICK]
     tune += ["--set", "precision.name=fp32"]  # which leaves fewer things to measure
-    assert main([*tune, "-o", "tuned.toml", "--plot", "curve.svg"]) == 0
+    assert main([*tune, "-o", "tuned.toml"]) == 0
     printed = capsys.readouterr()
     assert "batch_size = " in printed.out and "images/s" in printed.err
     text = (tmp_path / "tuned.toml").read_text()
     assert text.startswith("# digits tuned for ") and "#   steady train --recipe tuned.toml" in text
-    assert "<svg" in (tmp_path / "curve.svg").read_text()
 
     assert main(["train", "--recipe", "tuned.toml", "--run", "run"]) == 0
     trained = Run.open("run").recipe
@@ -95,9 +94,6 @@ def test_what_cannot_be_is_refused(digits: Path, capsys: pytest.CaptureFixture[s
     assert "is no tuned recipe" in capsys.readouterr().err
     assert main(["tune", str(digits), "-o", "gone/tuned.toml"]) == 2
     assert "the folder gone does not exist" in capsys.readouterr().err
-    (tmp_path / "mine.svg").write_text("mine")
-    assert main(["tune", str(digits), "--plot", "mine.svg"]) == 2
-    assert "mine.svg exists and is not a report" in capsys.readouterr().err
     assert main(["tune", str(digits), "--model", "digits", "--explain", *QUICK]) == 2
     assert "nothing was measured for this machine, model and data yet" in capsys.readouterr().err
     assert main(["train", str(digits), "--batch-size", "fast"]) == 2

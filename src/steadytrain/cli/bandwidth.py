@@ -46,7 +46,7 @@ def bandwidth(
     The tensors are exchanged one after another, then in buckets of 25 MB that are sent at the same time, as in
     training. The buckets are also sent as fp16 and bf16. GB/s per rank is MXNet's figure: 2 (n - 1) / n of
     the gradients' bytes, for n ranks, over the time. Push+pull is twice their bytes over the time. Compressed
-    gradients count with their 32-bit size. The error is relative to a sum that is computed without an exchange.
+    gradients count with their 32-bit size.
 
     Args:
         model: The model whose tensors are exchanged: a name that steady train accepts.
@@ -108,11 +108,11 @@ def _bandwidth_text(document: Mapping[str, Any]) -> str:
         f"{document['procs']} ranks on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} machines'}",
     ]
     for link in document["backends"]:
-        cells = [[link["backend"], "ms", "push+pull", "GB/s/rank", "error"]]
+        cells = [[link["backend"], "ms", "push+pull", "GB/s/rank"]]
         for way in link["ways"]:
             n, speed = way["exchanges"], f"{way['bytes_per_second'] / 1e6:,.0f} MB/s"
             figures = [f"{way['seconds'] * 1000:,.2f}", speed, f"{way['gigabytes_per_second']:.3g}"]
-            cells.append([f"{n} {_WAYS[way['way']].format('s' * (n != 1))}", *figures, f"{way['error']:.0e}"])
-        cells.append(["a single number", f"{link['latency_seconds'] * 1000:,.2f}", "", "", ""])
-        lines += ["", text_table(cells, right=range(1, 5), least=(22, 8, 10, 9, 7), gap=1)]
+            cells.append([f"{n} {_WAYS[way['way']].format('s' * (n != 1))}", *figures])
+        cells.append(["a single number", f"{link['latency_seconds'] * 1000:,.2f}", "", ""])
+        lines += ["", text_table(cells, right=range(1, 4), least=(22, 8, 10, 9), gap=1)]
     return "\n".join(lines)

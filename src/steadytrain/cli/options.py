@@ -118,7 +118,7 @@ class TrainingOptions:
         recipe: A recipe file: .toml, .json or .yaml. Flags overrule it.
         accept_licence: Use weights whose licence forbids commercial use, without confirmation.
         probe: First measure how fast loading alone and updates alone are; the weights do not depend on it.
-        explain: Print what would be trained, and in which number format each operation runs; train nothing.
+        explain: Print what would be trained, and how it is stored; train nothing.
         mxnet_log: Write progress in the format of MXNet's training scripts, for tools that read their logs.
         set: Set any other value of the recipe: --set optim.clip_norm=1 (--help-recipe lists them).
         json: Print the outcome as one JSON document.

@@ -12,7 +12,6 @@ from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import Json, RepeatedFlag, SizeFlag, TrainingOptions, require_alone
-from steadytrain.cli.schedule import draw, require_picture
 from steadytrain.errors import InputError
 from steadytrain.files import replace_file
 from steadytrain.machine.process import own_start, spin_where_alone
@@ -31,7 +30,6 @@ def tune(
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("tuned.toml"),
     explain: bool = False,
     again: bool = False,
-    plot: Path | None = None,
     finetune: bool = False,
     val: Annotated[str | None, Parameter(name=("--val", "--data-val"))] = None,
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
@@ -57,7 +55,6 @@ def tune(
         output: The recipe file to write.
         explain: Print what was measured and chosen, from earlier commands, without measuring or writing anything.
         again: Repeat measurements that were made before.
-        plot: Draw the curves into this file: .svg or .html.
         finetune: Begin with the defaults of steady finetune instead of those of steady train.
         val: Validation data, as of steady train.
         batch_size: Images for each update, kept as given (default: the knee).
@@ -66,7 +63,7 @@ def tune(
         device: auto, cpu, cuda or cuda:1.
         recipe: A recipe file to begin with: .toml, .json or .yaml. What it says is kept.
         set: Any other value of the recipe, which is kept: --set precision.name=fp32.
-        force: Replace the output even if it is no tuned recipe, or the picture if it is no older one.
+        force: Replace the output even if it is no tuned recipe.
 
     Examples:
         steady tune photos/ --model timm/resnet18
@@ -78,8 +75,6 @@ def tune(
     if again and explain:
         raise InputError("--again measures and --explain does not: leave one of them out")
     require_alone("steady tune")
-    if plot is not None:
-        require_picture(plot, force=force)
     if not explain:
         _require_replaceable(output, force=force)
     began = own_start() or time.perf_counter()
@@ -110,8 +105,6 @@ def tune(
             began=began,
             say=lambda trial: note(report.trial_text(trial)),
         )
-    if plot is not None and (panels := report.panels(tuned)):
-        draw(plot, panels, f"Tuning {draft.model.name}", report.gain_text(tuned), force=force)
     if not explain:
         replace_file(output, report.recipe_file(tuned, finetune=finetune, name=str(output)))
     width = min(100, shutil.get_terminal_size().columns)

@@ -1,18 +1,16 @@
-"""The results of a tuning: a recipe file with the reasons, a table of the measurements, curves, and data for JSON."""
+"""The results of a tuning: a recipe file with the reasons, a table of the measurements, and data for JSON."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import textwrap
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from steadytrain.config.defaults import COMMENT_WIDTH, SMALL, usual_recipe, write_toml
 from steadytrain.config.plain import plain
 from steadytrain.format import clean, count, duration, rate, size, text_table, wrap
-from steadytrain.reports.plots import Panel
 from steadytrain.tuning.trials import Trial
 from steadytrain.tuning.tune import Tuned
 
@@ -101,37 +99,6 @@ def summary(tuned: Tuned, width: int) -> list[str]:
         lines += wrap(f"{choice.key} = {value}: {choice.reason}", width, "", "    ")
     lines += ["", *wrap(gain_text(tuned), width, "")]
     return lines + (wrap(missing, width, "") if (missing := missing_text(tuned)) else [])
-
-
-def panels(tuned: Tuned) -> list[Panel]:
-    """Draw the charts of a tuning: updates by batch for each way to compute, and both together by threads."""
-    curves: dict[str, dict[int, float]] = {}
-    by_threads: dict[int, float] = {}
-    precision = tuned.recipe.precision.name
-    for trial in tuned.trials:
-        setting, speed = trial.setting, trial.outcome.images_per_second
-        if trial.what == "updates" and speed:
-            way = setting.precision if setting.compile == "none" else f"{setting.precision}, compiled"
-            curves.setdefault(way, {})[setting.batch_size] = speed
-        is_chosen = (setting.batch_size, setting.precision) == (tuned.recipe.batch_size, precision)
-        if trial.what == "both" and speed and setting.threads is not None and is_chosen:
-            by_threads[setting.threads] = speed
-    charts = []
-    for way, curve in curves.items():
-        chosen = tuned.recipe.batch_size if way == precision else None
-        charts.append(_chart(f"images/s of updates ({way})", "batch", curve, chosen))
-    charts.append(
-        _chart("images/s of loading and updates", "loader threads", by_threads, tuned.recipe.parallel.threads)
-    )
-    return [chart for chart in charts if len(chart.x) > 1]
-
-
-def _chart(title: str, x_title: str, curve: Mapping[int, float], chosen: int | None) -> Panel:
-    x = sorted(curve)
-    marks = [(number, "chosen") for number in x if number == chosen]
-    ticks = [(number, f"{number:,}") for number in x]
-    speeds = [curve[number] for number in x]
-    return Panel(title, x, [speeds], x_title, log_x=x_title == "batch", marks=marks, ticks=ticks)
 
 
 def document(tuned: Tuned) -> dict[str, Any]:
