@@ -30,7 +30,7 @@ from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError, ModelError
-from steadytrain.format import NONE, count, number, percent, rate, text_table, wrap
+from steadytrain.format import NONE, count, hide_columns, number, percent, rate, text_table, wrap
 from steadytrain.machine import facts
 from steadytrain.machine.process import spin_where_alone
 
@@ -222,17 +222,16 @@ def _rows(speed: NetworkSpeed) -> list[list[str]]:
 
 def _fit(rows: list[list[str]], ranks: Sequence[int], width: int) -> Iterator[str]:
     """Lay a table out, without columns of no figures and the least important ones (rank 0 stays) that do not fit."""
-    columns = dict(enumerate(zip(*rows, strict=True)))
-    columns = {place: column for place, column in columns.items() if set(column[1:]) != {NONE}}
-    optional = sorted((place for place in reversed(columns) if ranks[place]), key=lambda place: ranks[place])
-    wide = {place: max(map(len, column)) + 2 for place, column in columns.items()}
-    while optional and sum(wide.values()) - 2 > width:
-        del wide[optional.pop()]
-    shown = [column for place, column in columns.items() if place in wide]
-    right = [k for k, (head, *_) in enumerate(shown) if head not in ("engine", "numbers", "on", "network", "fastest")]
-    yield from (line[:width] for line in text_table(list(zip(*shown, strict=True)), right=right).splitlines())
-    if left_out := [column[0] for place, column in columns.items() if place not in wide]:
-        text = f"left out at this width: {', '.join(left_out)} (--json or a wider terminal shows all)"
+    columns = {head: cells for head, *cells in zip(*rows, strict=True) if set(cells) != {NONE}}
+    heads = dict(zip(rows[0], ranks, strict=True))
+    optional = sorted((head for head in columns if heads[head]), key=lambda head: heads[head])
+    hidden = hide_columns(columns, optional, width, in_order=True)
+    shown = {head: cells for head, cells in columns.items() if head not in hidden}
+    lines = list(zip(*([head, *cells] for head, cells in shown.items()), strict=True))
+    right = [k for k, head in enumerate(shown) if head not in ("engine", "numbers", "on", "network", "fastest")]
+    yield from (line[:width] for line in text_table(lines, right=right).splitlines())
+    if hidden:
+        text = f"left out at this width: {', '.join(hidden)} (--json or a wider terminal shows all)"
         yield from wrap(text, width, "", "  ")
 
 
@@ -250,7 +249,7 @@ def _summary(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
     """Yield the table of the old articles: each network without and with an optimised engine."""
     from steadytrain.export.speed import BASE, SAME
 
-    rows = [["network", "plain ms", "best ms", "times", "plain /s", "best /s", "times", "fastest"]]
+    rows = [["network", "plain ms", "best ms", "ms ratio", "plain /s", "best /s", "/s ratio", "fastest"]]
     for speed in speeds:
         base, quick, wide = speed.speed(BASE), speed.fastest(latency=True), speed.fastest(latency=False)
         if quick is not None and wide is not None:

@@ -133,17 +133,12 @@ def require_picture(output: Path, *, force: bool) -> None:
     """Raise InputError for a file whose suffix is not that of a picture, or that may not be written."""
     from steadytrain.reports.files import require_replaceable
 
-    require_kind(output)
-    require_replaceable(output, force=force)
-
-
-def require_kind(output: Path) -> None:
-    """Raise InputError for a file whose suffix is not that of a picture."""
     kind = output.suffix.lower()
     if kind not in KINDS:
         raise InputError(
             f"{output} ends in {kind or 'no suffix'}; a plot ends in {' or '.join(KINDS)}.{did_you_mean(kind, KINDS)}"
         )
+    require_replaceable(output, force=force)
 
 
 def _recipe_and_images(

@@ -19,7 +19,6 @@ from steadytrain.tuning.rules import predict_bytes, room_bytes
 KEYS = {
     "batch_size": "batch_size",
     "precision": "precision.name",
-    "compile": "precision.compile",
     "threads": "parallel.threads",
 }
 """Fields of :class:`Setting` -> their keys in the recipe."""
@@ -37,7 +36,6 @@ class Setting:
 
     batch_size: int
     precision: str
-    compile: str
     threads: int | None
 
     @staticmethod
