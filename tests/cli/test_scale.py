@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from steadytrain.cli import main
-from steadytrain.format import count
 
 
 @pytest.fixture
@@ -70,16 +69,6 @@ def test_a_document_holds_every_figure_and_can_be_asked_again(
     assert second["weak"][-1]["images_per_second"] > four["images_per_second"]
 
 
-def test_a_chart_marks_the_recommended_number(
-    earlier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chart = tmp_path / "scale.svg"
-    assert main(["scale", "--measured", str(earlier), "--link", "1GbE", "-o", str(chart), "--json"]) == 0
-    text = chart.read_text()
-    advice = json.loads(capsys.readouterr().out)["advice"]["weak"]
-    assert f">recommended: {count(advice['devices'], 'device')}, " in text and text.count("<polyline") == 2
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -94,7 +83,6 @@ def test_a_chart_marks_the_recommended_number(
         (["--link", "1GbE", "--least-efficiency", "2"], "--least-efficiency is 2; it must be above 0, up to 1"),
         (["--link", "nvlink", "--per-machine", "4"], "give the network as --link, such as 10GbE"),
         ([], "has no measured link between ranks: add --link, such as --link 10GbE"),
-        (["--link", "1GbE", "-o", "scale.png"], "scale.png ends in .png; a plot ends in .svg or .html"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(

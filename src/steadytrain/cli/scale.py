@@ -11,9 +11,17 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.options import ClassesFlag, Json, ProcsFlag, SecondsFlag, SizeFlag, read_recipe, require_alone
+from steadytrain.cli.options import (
+    RECIPES,
+    ClassesFlag,
+    Json,
+    ProcsFlag,
+    SecondsFlag,
+    SizeFlag,
+    read_recipe,
+    require_alone,
+)
 from steadytrain.cli.options import DeviceFlag as DeviceName
-from steadytrain.cli.schedule import FILES, draw, require_picture
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes, usual_recipe
 from steadytrain.errors import InputError
@@ -51,8 +59,6 @@ def scale(
     least_efficiency: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = LEAST_EFFICIENCY,
     seconds: SecondsFlag = 10.0,
     measured: Path | None = None,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    force: bool = False,
     json: Json = False,
 ) -> int:
     """Predict how fast several devices train together, and recommend how many to take; or compare measured runs.
@@ -89,26 +95,22 @@ def scale(
         least_efficiency: The recommended number of devices is the largest with this efficiency.
         seconds: How long to measure one device, about.
         measured: A --json document of an earlier measurement: measure nothing.
-        output: Draw images per second over devices into this file: .svg or .html.
-        force: Replace the output even if it is not an older report.
 
     Examples:
         steady scale --model timm/resnet50 --devices 16 --link 10GbE --per-machine 8
         steady scale photos-train.rec --model timm/resnet50 --link 25GbE --price 2.50
-        steady scale --measured scale.json --link "0.05 ms,1 Gbit/s" -o scale.svg
+        steady scale --measured scale.json --link "0.05 ms,1 Gbit/s"
         steady scale --model resnet20 --procs 2 --json
         steady scale one-gpu.log eight-gpus.log
     """
     if len(sources) > 1:
-        flags = {"--model": model, "--link": link, "--procs": procs, "--measured": measured, "--output": output}
+        flags = {"--model": model, "--link": link, "--procs": procs, "--measured": measured}
         if extra := [name for name, value in flags.items() if value is not None]:
             raise InputError(f"{extra[0]} belongs to a prediction, and {len(sources)} runs are compared: leave it out")
         return _compare(sources, json=json)
     source = sources[0] if sources else None
-    if output is not None:
-        require_picture(output, force=force)
     require_alone("steady scale")
-    from steadytrain.tuning.scaling import device_of, forecast, join, measure, panel, read_document, to_text
+    from steadytrain.tuning.scaling import device_of, forecast, join, measure, read_document, to_text
 
     between, within = (None if name is None else parse_link(name) for name in (link, local_link))
     if measured is not None:
@@ -141,11 +143,7 @@ def scale(
     }
     if epochs is not None and not document["num_train"]:
         raise InputError("--epochs needs the number of images: give --num-train or data")
-    rows = forecast(document, one_device, cluster, devices, least_efficiency=least_efficiency)
-    if output is not None:
-        name, joined_by = document["one"]["model"], document["link"]["name"]
-        lede = f"Predicted from one device, over {joined_by}. The faint line is what as many single devices would do."
-        draw(output, [panel(rows, document)], f"{name} on several devices", lede, force=force)
+    forecast(document, one_device, cluster, devices, least_efficiency=least_efficiency)
     if json:
         print_json(document)
     else:
@@ -170,7 +168,7 @@ def _compare(sources: Sequence[str], *, json: bool) -> int:
 def _recipe(source: str | None, model: str | None, changes: Mapping[str, Any], device: str) -> Recipe:
     """Make the recipe of a file or of a command line. Raises InputError where nothing names the model."""
     path = None if source is None else Path(source)
-    is_file = path is not None and path.suffix in FILES and not path.is_dir()
+    is_file = path is not None and path.suffix in RECIPES and not path.is_dir()
     values = read_recipe(path) if path is not None and is_file else {}
     in_file = values.get("model")
     name = model or (in_file.get("name") if isinstance(in_file, Mapping) else None)

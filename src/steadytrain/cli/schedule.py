@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, progress
-from steadytrain.cli.options import TrainingOptions
+from steadytrain.cli.options import RECIPES, TrainingOptions
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import SMALL, apply_changes, fit_to_data, usual_recipe
 from steadytrain.errors import InputError, did_you_mean
@@ -21,9 +21,6 @@ from steadytrain.machine.process import spin_where_alone
 
 if TYPE_CHECKING:
     from steadytrain.reports.plots import Panel
-
-FILES = (".toml", ".json", ".yaml", ".yml")
-"""Suffixes of recipe files."""
 
 KINDS = (".svg", ".html")
 MOST_UPDATES = 10_000
@@ -164,7 +161,7 @@ def _recipe_and_images(
 
 def _sorted_source(source: str | None, options: TrainingOptions) -> tuple[str | None, TrainingOptions]:
     """Tell a recipe file and a run's folder, which become options, from data."""
-    if source is not None and Path(source).suffix in FILES and not Path(source).is_dir():
+    if source is not None and Path(source).suffix in RECIPES and not Path(source).is_dir():
         return None, replace(options, recipe=Path(source))
     if source is not None and (Path(source) / "recipe.json").exists():
         return None, replace(options, run=source)

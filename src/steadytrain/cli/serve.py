@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note
 from steadytrain.cli.evaluate import AcceptLicence, ModelName, Size, WeightsFlag, restore_weights, with_input
-from steadytrain.cli.options import DeviceFlag, WhichFlag, require_range
+from steadytrain.cli.options import DeviceFlag, WhichFlag
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
@@ -33,7 +34,7 @@ def serve(
     /,
     *,
     host: str = "127.0.0.1",
-    port: int = 8000,
+    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8000,
     max_batch: int | None = None,
     max_wait_ms: float = 5.0,
     threads: Annotated[int | None, Parameter(name=("--threads", "-j"))] = None,
@@ -117,7 +118,6 @@ def serve(
         trained = restore_weights(place, weights, model, device, accepted=True, numbers=precision, classes=classes)
         return with_input(trained, size, None)[0]
 
-    require_range("--port", port, 65535, least=0)
     if not re.fullmatch(r"[A-Za-z0-9_.:/@-]+", image):
         raise InputError(f"--image is {image!r}; it must be the name of an image, such as steady-serve:latest")
     if write is not None:

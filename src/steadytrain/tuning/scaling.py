@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from steadytrain.format import Say, count, duration, fold, number, percent, rate
 from steadytrain.intervals import quantiles
 from steadytrain.machine import facts
 from steadytrain.machine.children import run_steady
-from steadytrain.reports.plots import Panel
 from steadytrain.tuning.scale import (
     LINKS,
     Gradient,
@@ -197,7 +196,7 @@ def join(
 
 def forecast(
     document: dict[str, Any], device: MeasuredDevice, cluster: MachineCluster, devices: int, *, least_efficiency: float
-) -> list[ScalePrediction]:
+) -> None:
     """Predict 1 to ``devices`` devices, each with the measured batch, and add the predictions to the document.
 
     Args:
@@ -222,7 +221,6 @@ def forecast(
         "advice": {"weak": asdict(advice)},
         "weak": [_row(row, images, document["price"]) for row in rows if row.devices in shown],
     }
-    return rows
 
 
 def _row(prediction: ScalePrediction, images: float, price: float | None) -> dict[str, Any]:
@@ -282,18 +280,3 @@ def _table(document: Mapping[str, Any]) -> str:
         cells += [str(row["limit"]), duration(row[f"seconds{suffix}"])]
         lines.append(cells + [number(row[f"cost{suffix}"], 2)] * has_price)
     return text_table(lines, right=range(len(lines[0])))
-
-
-def panel(rows: Sequence[ScalePrediction], document: Mapping[str, Any]) -> Panel:
-    """Plot images per second over devices, and mark the number that the document recommends.
-
-    Raises:
-        InputError: there is only one device.
-    """
-    if len(rows) < 2:
-        raise InputError("a plot needs two devices at least: give --devices 2 or more")
-    speeds = [row.images_per_second for row in rows]
-    best = document["advice"]["weak"]["devices"]
-    mark = (float(best), f"recommended: {count(best, 'device')}, {rate(speeds[best - 1])} images/s")
-    curves = [[row.devices * speeds[0] for row in rows], speeds]
-    return Panel("Images per second", [float(row.devices) for row in rows], curves, "devices", marks=[mark])
