@@ -80,7 +80,6 @@ def test_a_document_holds_every_figure_and_can_be_asked_again(
         (["--link", "1GbE", "--price", "0"], "--price is 0; it must be above 0"),
         (["--link", "1GbE", "--spread", "2"], "--spread is 2; it must be from 0 to 1"),
         (["--link", "1GbE", "--epochs", "3"], "--epochs needs the number of images: give --num-train or data"),
-        (["--link", "1GbE", "--least-efficiency", "2"], "--least-efficiency is 2; it must be above 0, up to 1"),
         (["--link", "nvlink", "--per-machine", "4"], "give the network as --link, such as 10GbE"),
         ([], "has no measured link between ranks: add --link, such as --link 10GbE"),
     ],

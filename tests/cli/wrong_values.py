@@ -46,7 +46,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "feed": ("photos.rec --seconds 0.1 --batch-size 4",),
     "bench": ("train --model mlp --size 8 --classes 3 --batch-size 4 --device cpu --seconds 0.1",),
     "bench infer": ("mlp --engines eager --batch-size 1 --images 8 --seconds 0.1 --device cpu",),
-    "tune": ("photos.rec --model mlp --size 8 --minutes 0.05 -o out.toml --device cpu --explain",),
+    "tune": ("photos.rec --model mlp --size 8 --minutes 0.0001 -o out.toml --device cpu",),
     "bandwidth": ("--model mlp --procs 200 --backend nccl --seconds 0.1",),
     "scale": ("--model mlp --size 8 --classes 3 --batch-size 4 --devices 2 --link 10GbE --seconds 0.1 --device cpu",),
     "train": (f"photos.rec --run out {TRAIN}",),

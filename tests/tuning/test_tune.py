@@ -48,8 +48,6 @@ def test_a_search_goes_on_where_it_was_interrupted(prober: Prober, recipe: Recip
         if len(first) == 3:
             raise KeyboardInterrupt
 
-    with pytest.raises(InputError, match="nothing was measured for this machine, model and data yet"):
-        tune(recipe, prober=prober, seconds=90, measures=False)
     with pytest.raises(KeyboardInterrupt):
         tune(recipe, prober=prober, seconds=90, say=interrupt)
     tuned = tune(recipe, prober=prober, seconds=90, say=second.append)
@@ -57,8 +55,9 @@ def test_a_search_goes_on_where_it_was_interrupted(prober: Prober, recipe: Recip
     assert set(names(first)) | set(names(second)) == set(names(list(tuned.trials)))
 
     third = list[Trial]()
-    again = tune(recipe, prober=prober, seconds=90, measures=False, say=third.append)
-    assert not third and again.recipe == tuned.recipe and again.choices == tuned.choices
+    again = tune(recipe, prober=prober, seconds=90, say=third.append)
+    assert not set(names(second)) & set(names(third))
+    assert tuned.missing or (again.recipe == tuned.recipe and again.choices == tuned.choices)
     assert {choice.key for choice in tuned.choices} >= {
         "batch_size",
         "precision.name",

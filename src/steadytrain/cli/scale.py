@@ -28,7 +28,7 @@ from steadytrain.errors import InputError
 from steadytrain.format import percent
 from steadytrain.machine import facts
 from steadytrain.machine.process import spin_where_alone
-from steadytrain.tuning.scale import LEAST_EFFICIENCY, LINKS, MAX_DEVICES, parse_link
+from steadytrain.tuning.scale import LINKS, MAX_DEVICES, parse_link
 
 PositiveFlag = Annotated[float | None, Parameter(validator=Number(gt=0))]
 DRAWN = "drawn"
@@ -56,7 +56,6 @@ def scale(
     price: PositiveFlag = None,
     epochs: Annotated[PositiveFlag, Parameter(name=("--epochs", "--num-epochs"))] = None,
     num_train: Annotated[int | None, Parameter(validator=Number(gte=1, lte=10**12))] = None,
-    least_efficiency: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = LEAST_EFFICIENCY,
     seconds: SecondsFlag = 10.0,
     measured: Path | None = None,
     json: Json = False,
@@ -92,7 +91,6 @@ def scale(
         price: Price of a device and hour, in any currency.
         epochs: Passes over the training images, for time and cost (default: the recipe's).
         num_train: Training images, for time and cost (default: those of the data).
-        least_efficiency: The recommended number of devices is the largest with this efficiency.
         seconds: How long to measure one device, about.
         measured: A --json document of an earlier measurement: measure nothing.
 
@@ -143,7 +141,7 @@ def scale(
     }
     if epochs is not None and not document["num_train"]:
         raise InputError("--epochs needs the number of images: give --num-train or data")
-    forecast(document, one_device, cluster, devices, least_efficiency=least_efficiency)
+    forecast(document, one_device, cluster, devices)
     if json:
         print_json(document)
     else:

@@ -28,7 +28,6 @@ def tune(
     model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None,
     minutes: Annotated[float, Parameter(validator=Number(gt=0, lte=MOST_MINUTES))] = 2.0,
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("tuned.toml"),
-    explain: bool = False,
     again: bool = False,
     finetune: bool = False,
     val: Annotated[str | None, Parameter(name=("--val", "--data-val"))] = None,
@@ -53,7 +52,6 @@ def tune(
         model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory (default: that of steady train).
         minutes: How long it may take.
         output: The recipe file to write.
-        explain: Print what was measured and chosen, from earlier commands, without measuring or writing anything.
         again: Repeat measurements that were made before.
         finetune: Begin with the defaults of steady finetune instead of those of steady train.
         val: Validation data, as of steady train.
@@ -68,15 +66,12 @@ def tune(
     Examples:
         steady tune photos/ --model timm/resnet18
         steady tune cifar10-train.rec --model resnet20 --minutes 1 -o tuned.toml
-        steady tune photos/ --model timm/resnet18 --explain
+        steady tune photos/ --model timm/resnet18 --json > tuning.json
     """
     if output.suffix.lower() != ".toml":
         raise InputError(f"--output is {output}: a recipe with comments ends in .toml")
-    if again and explain:
-        raise InputError("--again measures and --explain does not: leave one of them out")
     require_alone("steady tune")
-    if not explain:
-        _require_replaceable(output, force=force)
+    _require_replaceable(output, force=force)
     began = own_start() or time.perf_counter()
     flags = {"model": model, "val": val, "batch_size": batch_size, "epochs": epochs, "size": size, "device": device}
     options = TrainingOptions(flags=flags, recipe=recipe, set=set)
@@ -100,20 +95,15 @@ def tune(
             prober=prober,
             seconds=60 * minutes,
             chosen=options.chosen,
-            measures=not explain,
             again=again,
             began=began,
             say=lambda trial: note(report.trial_text(trial)),
         )
-    if not explain:
-        replace_file(output, report.recipe_file(tuned, finetune=finetune, name=str(output)))
-    width = min(100, shutil.get_terminal_size().columns)
+    replace_file(output, report.recipe_file(tuned, finetune=finetune, name=str(output)))
     if json:
         print_json(report.document(tuned))
-    elif explain:
-        print_text(report.table(tuned, width))
     else:
-        print_text("\n".join(report.summary(tuned, width)))
+        print_text(report.table(tuned, min(100, shutil.get_terminal_size().columns)))
         note(f"wrote {output}: steady {'finetune' if finetune else 'train'} --recipe {output}")
     return 0
 

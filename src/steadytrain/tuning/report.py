@@ -73,7 +73,7 @@ def _comment(text: str) -> list[str]:
 
 
 def table(tuned: Tuned, width: int) -> str:
-    """Format the measurements in lines of at most ``width`` columns, then the :func:`summary`."""
+    """Format measurements, choices with their reasons and the gain, in lines of at most ``width`` columns."""
     rows = [["measured", "batch", "precision", "threads", "images/s", "memory"]]
     errors = [""]
     for trial in tuned.trials:
@@ -87,17 +87,13 @@ def table(tuned: Tuned, width: int) -> str:
     for line, error in zip(text_table(rows, right=(1, 3, 4, 5)).splitlines(), errors, strict=True):
         fits = len(line) + 2 + len(error) <= width
         lines += [f"{line}  {error}".rstrip()] if fits else [line, *wrap(error, width, "    ")]
-    return "\n".join([*lines, "", *summary(tuned, width)])
-
-
-def summary(tuned: Tuned, width: int) -> list[str]:
-    """Format the choices with their reasons and what they gain together, in lines of at most ``width`` columns."""
-    lines = []
+    lines.append("")
     for choice in tuned.choices:
         value = choice.value if isinstance(choice.value, str) else json.dumps(choice.value)
         lines += wrap(f"{choice.key} = {value}: {choice.reason}", width, "", "    ")
     lines += ["", *wrap(gain_text(tuned), width, "")]
-    return lines + (wrap(missing, width, "") if (missing := missing_text(tuned)) else [])
+    lines += wrap(missing, width, "") if (missing := missing_text(tuned)) else []
+    return "\n".join(lines)
 
 
 def document(tuned: Tuned) -> dict[str, Any]:

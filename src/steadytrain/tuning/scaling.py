@@ -194,9 +194,7 @@ def join(
     return MachineCluster(between=link, per_machine=per_machine, within=within if per_machine > 1 else None)
 
 
-def forecast(
-    document: dict[str, Any], device: MeasuredDevice, cluster: MachineCluster, devices: int, *, least_efficiency: float
-) -> None:
+def forecast(document: dict[str, Any], device: MeasuredDevice, cluster: MachineCluster, devices: int) -> None:
     """Predict 1 to ``devices`` devices, each with the measured batch, and add the predictions to the document.
 
     Args:
@@ -204,12 +202,11 @@ def forecast(
         device: the measured times of one device.
         cluster: the links between devices.
         devices: the largest number to predict.
-        least_efficiency: of the recommended number.
     """
     loader = document["loader_images_per_second"] or math.inf
     images = document["epochs"] * (document["num_train"] or 0)
     rows = [predict(device, n, cluster, loader_images_per_second=loader) for n in range(1, devices + 1)]
-    advice = advise(rows, least_efficiency=least_efficiency)
+    advice = advise(rows)
     shown = counts(devices, advice.devices, advice.fastest, advice.worse_from or 1)
     document |= {
         "devices": devices,

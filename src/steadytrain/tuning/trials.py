@@ -73,7 +73,6 @@ class Search:
     Args:
         recipe: the recipe to tune; ``facts``: of its data, its model and the device.
         deadline: by ``time.perf_counter()``; ``budget``: seconds of the whole search.
-        measures: False: only look up earlier measurements.
         say: is called with each new measurement.
         trials: all measurements, in their order; ``missing``: what there was no time for.
     """
@@ -84,7 +83,6 @@ class Search:
     cache: ProbeCache
     deadline: float
     budget: float
-    measures: bool
     say: Callable[[Trial], None]
     trials: list[Trial] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -121,7 +119,7 @@ class Search:
         turn_key = f"{key} turn {turn}" if turn else key
         outcome, limit = self.cache.get(turn_key), min(self.deadline - time.perf_counter(), share * self.budget)
         is_too_short = outcome is not None and outcome.trouble == "timeout" and limit > 1.5 * outcome.limit_seconds
-        if (outcome is None or is_too_short) and self.measures and expected + 2 * seconds < limit:
+        if (outcome is None or is_too_short) and expected + 2 * seconds < limit:
             outcome = self.prober.ask(
                 what,
                 setting.apply(self.recipe),

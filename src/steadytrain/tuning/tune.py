@@ -108,7 +108,6 @@ def tune(
     chosen: Collection[str] = (),
     free: Collection[str] = NAMES,
     ranks: int = 1,
-    measures: bool = True,
     again: bool = False,
     began: float | None = None,
     say: Callable[[Trial], None] = lambda trial: None,
@@ -122,14 +121,13 @@ def tune(
         chosen: keys of the recipe that the user chose: these stay.
         free: of :data:`NAMES`, what may be chosen.
         ranks: that train together, each on a device like this one; the batch of the recipe is for all of them.
-        measures: False: only look up earlier measurements.
         again: forget earlier measurements.
         began: by ``time.perf_counter()``; None: now.
         say: is called with each new measurement.
 
     Raises:
         RecipeError: the recipe makes no updates.
-        InputError: it cannot be trained, or with ``measures=False`` the cache is empty.
+        InputError: it cannot be trained, or the time is too short.
         FailedError: the recipe cannot be measured at all.
     """
     began = time.perf_counter() if began is None else began
@@ -149,7 +147,6 @@ def tune(
         cache=cache,
         deadline=began + seconds,
         budget=seconds,
-        measures=measures,
         say=say,
     )
     names = {name for name in free if CHOICES[name] not in chosen}
@@ -165,11 +162,7 @@ def tune(
         setting, reasons["threads"] = _choose_threads(search, setting)
     setting, reasons, rates = _compare_together(search, part, setting, reasons, names, ranks)
     if not search.trials:
-        raise InputError(
-            "nothing was measured for this machine, model and data yet: run the command without --explain"
-            if not measures
-            else f"{duration(seconds)} is too short to measure anything here: give --minutes 1 or more"
-        )
+        raise InputError(f"{duration(seconds)} is too short to measure anything here: give --minutes 1 or more")
     batch_size = setting.batch_size * ranks
     values = {"batch": batch_size, "precision": setting.precision, "threads": setting.threads}
     choices = [Choice(key, values[name], reasons[name]) for name, key in CHOICES.items() if name in reasons]
