@@ -246,7 +246,7 @@ def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "model": model,
         "images": images,
         "size": size,
-        "chosen": {choice.key: choice.value for choice in tuned.evidence.choices},
+        "chosen": {choice.key: choice.value for choice in tuned.choices},
         "tune_seconds": tune_seconds,
         "turns": turns,
         **{

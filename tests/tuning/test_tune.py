@@ -9,7 +9,7 @@ import pytest
 
 from steadytrain.config import Recipe
 from steadytrain.config.recipe import ASIDE
-from steadytrain.errors import InputError, RecipeError
+from steadytrain.errors import FailedError, InputError, RecipeError
 from steadytrain.tuning.probes import Prober
 from steadytrain.tuning.report import document, recipe_file, table
 from steadytrain.tuning.trials import Trial, json_key
@@ -81,6 +81,11 @@ def test_what_the_user_chose_stays(prober: Prober, recipe: Recipe) -> None:
     assert (tuned.recipe.batch_size, tuned.recipe.parallel.threads, tuned.recipe.optim.lr) == (32, 2, 0.05)
     assert tuned.recipe.precision.name == recipe.precision.name
     assert not tuned.choices
+
+
+def test_a_batch_that_cannot_be_trained_is_refused(prober: Prober, recipe: Recipe) -> None:
+    with pytest.raises(FailedError, match=r"batches of 32 cannot be trained here \(.*\): give a smaller --batch-size"):
+        tune(recipe.with_({"precision.name": "tf32"}), prober=prober, seconds=90, chosen={"batch_size"}, free={"batch"})
 
 
 def test_ranks_share_the_batch(prober: Prober, recipe: Recipe) -> None:

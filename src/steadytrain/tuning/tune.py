@@ -191,16 +191,19 @@ def _choose_updates(
     setting, reasons = start, dict[str, str]()
     if "batch" in names:
         setting, reasons["batch"] = _choose_batch(search, setting, _sizes(search, ranks))
-    elif (outcome := search.updates(setting)) is None:
+    elif search.updates(setting) is None:
         search.missing.append("updates of the recipe's batch")
-    elif outcome.trouble not in (None, "timeout") and "precision" not in names:
-        raise FailedError(f"batches of {setting.batch_size} cannot be trained here: {search.failure()}")
     if "precision" in names:
         before = setting
         setting, reasons["precision"] = _choose_precision(search, setting)
         if setting != before and "batch" in names:
             sizes = _sizes(search, ranks)
             setting, reasons["batch"] = _choose_batch(search, setting, sizes, around=setting.batch_size)
+    if search.trials and all(trial.outcome.trouble not in (None, "timeout") for trial in search.trials):
+        raise FailedError(
+            f"batches of {setting.batch_size} cannot be trained here ({search.failure()}): give a smaller --batch-size,"
+            " or --set optim.accumulate=2"
+        )
     return setting, reasons
 
 
