@@ -158,7 +158,6 @@ def training(session: dict[str, Any], loader: float) -> dict[str, Any]:
             "device": "cuda",
             "batch_size": batch,
             "precision": "bf16",
-            "fixed_seconds": 0.0,
             **{
                 key: seconds * ledger[part] / busy
                 for key, part in (
@@ -168,7 +167,7 @@ def training(session: dict[str, Any], loader: float) -> dict[str, Any]:
                 )
             },
         }
-        document = {"one": device, "ranks": [], "fitted": None, "epochs": None}
+        document = {"one": device, "fitted": None, "epochs": None}
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "one.json"
             file.write_text(json.dumps(document), encoding="utf-8")

@@ -83,7 +83,6 @@ with atheris.instrument_imports(include=["steadytrain"]) if GUIDED else contextl
     from steadytrain.reports.page import page
     from steadytrain.reports.run_list import list_runs
     from steadytrain.reports.summary import Account
-    from steadytrain.reports.tuned import evidence_of
     from steadytrain.reports.watch import Watch
     from steadytrain.run import Run
     from steadytrain.training import checkpoints
@@ -502,8 +501,6 @@ RUN_FILES = {
     "recipe.json": b"",
     "events.jsonl": b"",
     "notes.json": b'{"tags": ["baseline", "a"], "note": "cosine"}',
-    "tuning.json": b'{"batch_size": 8, "precision": "fp32", "channels_last": true, "choices": [{"key": "optim.lr",'
-    b' "value": 0.1, "why": "x"}], "tuned_rate": 1.5, "seconds": 3.0}',
     "predictions.csv": PREDICTIONS,
 }
 
@@ -522,7 +519,6 @@ def make_run(folder: Path) -> tuple[Sequence[bytes], Read]:
         try:
             list_runs(run.parent)
             opened = Run.open(run)
-            evidence_of(opened)
             Account.of(opened)
         finally:
             (run / name).write_bytes(sound[name])

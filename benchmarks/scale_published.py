@@ -23,7 +23,7 @@ usage: python benchmarks/scale_published.py [--save]
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -377,8 +377,15 @@ class Case:
 
     def predict(self, spread: float) -> ScalePrediction:
         """Predict it with devices whose updates vary by this share."""
-        device = self.device(spread)
-        return self._predict(device.with_batch(self.table.batches.get(self.devices, self.table.batch)), self.devices)
+        device, batch = self.device(spread), self.table.batches.get(self.devices, self.table.batch)
+        share = batch / self.table.batch
+        fewer = replace(
+            device,
+            batch_size=batch,
+            forward_seconds=device.forward_seconds * share,
+            backward_seconds=device.backward_seconds * share,
+        )
+        return self._predict(fewer, self.devices)
 
     def error(self, spread: float) -> float:
         """Return the error relative to the published rate."""

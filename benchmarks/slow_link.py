@@ -2,10 +2,10 @@
 
 Two network namespaces are joined by a cable whose rate ``tc`` limits. Not every kernel has ``netem``, so a relay of
 this script, between a TUN device in each namespace, holds each packet back for half of the round trip. In each
-namespace a rank trains with ResNet-20 on a core of its own. First ``steady bandwidth`` recommends an engine. Then each
+namespace a rank trains with ResNet-20 on a core of its own. First ``steady bandwidth`` measures the link. Then each
 contender makes some updates, whose rate says how many epochs fill the wall time, and trains so many, so that its
 learning rate comes to its end: ``top1`` is that of the 10,000 test images after it. ``seconds`` are the updates',
-without start and evaluation. ``recommended`` marks what ``steady bandwidth`` said.
+without start and evaluation.
 
 Needs root on Linux (``ip`` and ``tc`` of iproute2). Nothing but the two namespaces of its own is touched.
 
@@ -47,7 +47,7 @@ CONTENDERS = {
     "diloco": ("--engine", "local", "--sync-every", "32", "--set", "parallel.outer=diloco"),
     "async, 1 server": ("--engine", "async"),
 }
-"""Flags by name; those that ``steady bandwidth`` knows have its names."""
+"""Flags by name."""
 BATCH, IMAGES, CORES = 128, 50_000, (0, 1)
 MTU = 9000
 _TUNSETIFF, _TUN, _NO_INFO = 0x400454CA, 0x0001, 0x1000
@@ -149,9 +149,8 @@ def main() -> None:
     start, _ = prepared(arguments.data, arguments.work)
     rows = []
     with far_cable(arguments.rate, arguments.round_trip / 1000) as ends:
-        words = ["bandwidth", "--model", "resnet20", "--size", "32", "--batch-size", str(BATCH), "--json"]
+        words = ["bandwidth", "--model", "resnet20", "--json"]
         measured = json.loads(in_both(ends, "steadytrain", *words, cores=CORES))
-        [predicted] = measured["engines"]
         for name in arguments.only:
             flags, seed = CONTENDERS[name], ("--seed", str(arguments.seed))
             few = trained(
@@ -160,11 +159,7 @@ def main() -> None:
             epochs = speed(few) * arguments.seconds / IMAGES
             words = [*seed, "--epochs", f"{epochs:.4f}", "--set", f"every.evaluate_epochs={epochs + 1:.4f}"]
             rows.append(row_of(name, trained(ends, start, arguments.work / "run", flags, *words), epochs))
-            rows[-1]["recommended"] = name == predicted["recommended"]
             machine.say(json.dumps(rows[-1]))
-    best = max(row["images_per_second"] for row in rows)
-    known = {row["engine"] for row in predicted["engines"]}
-    chosen = [row["images_per_second"] for row in rows if row["recommended"]]
     document = {
         "rate": arguments.rate,
         "round_trip_ms": arguments.round_trip,
@@ -172,9 +167,7 @@ def main() -> None:
         "batch_size": BATCH,
         "seconds_each": arguments.seconds,
         "bandwidth": {name: measured[name] for name in ("parameters", "backends")},
-        "predicted": predicted,
         "engines": rows,
-        "recommended_of_fastest": round(chosen[0] / best, 3) if chosen and known & set(arguments.only) else None,
     }
     machine.record("slow_link", document, save=arguments.save)
 

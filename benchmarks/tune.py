@@ -3,23 +3,21 @@
 Six pairs of a model and data. Of each:
 
 - ``grid``: every batch (powers of two from 16 on, at most a tenth of the training images and 512), in fp32 and (where
-  the processor multiplies it) bf16, channels last and first, the fused and the foreach optimizer, one, half and all of
-  the cores in loader threads: loading and updates together, as ``steady tune`` measures them, each in a process of its
-  own.
+  the processor multiplies it) bf16, one, half and all of the cores in loader threads: loading and updates together, as
+  ``steady tune`` measures them, each in a process of its own.
 - ``tune``: the same search as the command's, with an empty cache, within ``--minutes``; its seconds include its start.
   Compiling is left out of both: it would be most of the grid's cost.
 - Turns: the best of the grid, what was tuned, and the recipe with defaults, one after another, five times, so that
   what a neighbour takes moves all alike. ``share_of_best`` is the median ratio of tuned to best, ``gain`` of tuned to
-  the defaults; ``waited_share``: of the time, in which threads waited for processors that other programs had (median
-  of the turns): above a twentieth the ratios mean little. ``cost_share``: seconds of ``tune`` over those of the grid.
+  the defaults. ``cost_share``: seconds of ``tune`` over those of the grid.
 
 The bar: a share of 0.95 at least, at a tenth of the cost at most. Every measurement of the grid is kept in ``--work``
 at once, and every pair that is done: the same command goes on.
 
 usage: python benchmarks/tune.py --work FOLDER [--data FOLDER] [--pairs NAME ...] [--minutes 2] [--quick] [--save]
        FOLDER of the data holds cifar10-png.tar.zst, clothing-10.tar, imagenet-sample-200.tar
-       --quick: shorter measurements (0.3 s), a minute of tuning, and a grid of three batches (16, 64, 256) and the
-       fused optimizer: its cost says nothing of the exhaustive one's
+       --quick: shorter measurements (0.3 s), a minute of tuning, and a grid of three batches (16, 64, 256): its cost
+       says nothing of the exhaustive one's
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ PAIRS = {
 }
 """Name -> model, data, and what the recipe says beside them. ``large``: JPEGs of about 500 x 400, as they are."""
 
-FREE = ("batch", "precision", "layout", "threads", "rate")
+FREE = ("batch", "precision", "threads", "rate")
 CIFAR_IMAGES, LARGE_COPIES = 10_000, 5
 TURNS, LIMIT = 5, 300.0
 
@@ -122,12 +120,12 @@ def settings_of(recipe: Recipe, num_train: int, precisions: list[str], *, quick:
     """Return every combination; ``quick``: some."""
     powers = (4, 6, 8) if quick else range(4, 10)
     batches = [1 << power for power in powers if 1 << power <= num_train * MAX_BATCH_SHARE]
-    start = replace(Setting.of(recipe), accumulate=1, compile="none")
+    start = Setting.of(recipe)
     cores = facts.cores()
     threads = sorted({1, max(1, cores // 2), cores})
     return [
-        replace(start, batch_size=batch, precision=precision, channels_last=last, threads=number)
-        for batch, precision, last, number in product(batches, precisions, (True, False), threads)
+        replace(start, batch_size=batch, precision=precision, threads=number)
+        for batch, precision, number in product(batches, precisions, threads)
     ]
 
 
@@ -135,7 +133,6 @@ def described(setting: Setting) -> dict[str, Any]:
     return {
         "batch_size": setting.batch_size,
         "precision": setting.precision,
-        "channels_last": setting.channels_last,
         "threads": setting.threads,
     }
 
@@ -158,7 +155,6 @@ def pair(name: str, data: Path, work: Path, *, minutes: float, quick: bool) -> d
         contenders = {"best": best, "tuned": chosen, "usual": usual}
         figures = [{who: grid.again(setting).figures for who, setting in contenders.items()} for _ in range(TURNS)]
     turns = [{who: float(each.get("images_per_second", 0.0)) for who, each in turn.items()} for turn in figures]
-    waited = [float(each.get("waited_share", 0.0)) for turn in figures for each in turn.values()]
     grid_seconds = sum(float(outcome.figures["wall_seconds"]) for outcome in outcomes.values())
     return {
         "model": model,
@@ -169,7 +165,6 @@ def pair(name: str, data: Path, work: Path, *, minutes: float, quick: bool) -> d
         "best": described(best),
         "tuned": described(chosen),
         "turns": turns,
-        "waited_share": median(waited),
         "share_of_best": median(turn["tuned"] / turn["best"] for turn in turns if turn["best"]),
         "gain": median(turn["tuned"] / turn["usual"] for turn in turns if turn["usual"]),
         "tune_seconds": tune_seconds,

@@ -23,9 +23,7 @@ Every turn is a process of its own: it trains for ``--warm`` seconds, in which q
 a hundredth of a run's time, and these runs have a thousand epochs: it would fill the seconds that are timed). The
 contenders take turns, ``--turns`` times. Ratios are medians over the turns. The bar: tuned is faster
 than each. ``images_per_cpu_second`` counts the CPU time of a contender with its workers: it moves less where other
-programs use the machine, but what waiting threads spin is in it. ``waited_share``: of the tuning's measurements, the
-median share of the time in which threads waited for processors that others had; above a twentieth the choices, and
-all of the ratios, mean little.
+programs use the machine, but what waiting threads spin is in it.
 
 usage: python benchmarks/tune_peers.py --work FOLDER [--data FOLDER] [--works NAME ...] [--minutes 1] [--save]
        FOLDER of the data holds cifar10-png.tar.zst, imagenet-sample-200.tar
@@ -244,14 +242,12 @@ def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
         turns.append(rates)
         shown = ", ".join(f"{who} {value['images_per_second']:,.0f}" for who, value in rates.items())
         machine.say(f"{name}, turn {number + 1}: {shown} images/s")
-    waited = [float(trial.outcome.figures.get("waited_share", 0.0)) for trial in tuned.trials]
     return {
         "model": model,
         "images": images,
         "size": size,
-        "chosen": {choice.key: choice.value for choice in tuned.evidence.choices},
+        "chosen": {choice.key: choice.value for choice in tuned.choices},
         "tune_seconds": tune_seconds,
-        "waited_share": median(waited),
         "turns": turns,
         **{
             f"tuned_over_in_{key}": {

@@ -7,7 +7,6 @@
     checkpoints/         step-00000120/, ... whole or absent
     best.safetensors     the weights of the best evaluation, with the model's name, classes and preprocessing inside
     model.safetensors    the last weights, likewise
-    tuning.json          how steady tune chose the recipe, where it did
     predictions.csv      what the best weights predict for each validation image
     notes.json           tags and a note, where the user wrote any (steady runs)
     tracked-NAME.json    what a tracker was sent, where one was
@@ -74,7 +73,7 @@ REPEAT = "seed-"
 
 MAX_REPEATS = 1000
 
-UNSTARTED = {"recipe.json", "lock", "checkpoints", "events.jsonl", "tuning.json"}
+UNSTARTED = {"recipe.json", "lock", "checkpoints", "events.jsonl", "tuning.json"}  # the last of an older version
 """Entries of a run that never started."""
 
 
@@ -339,11 +338,6 @@ class Run:
     def weights(self) -> Path:
         """The last weights, once the run has finished."""
         return self.directory / "model.safetensors"
-
-    @property
-    def tuning(self) -> Path:
-        """The file that says how the recipe was chosen, where it comes from ``steady tune``."""
-        return self.directory / "tuning.json"
 
     @property
     def predictions(self) -> Path:

@@ -1,4 +1,4 @@
-"""``--explain``: what would be trained, and which operations compute in which numbers; nothing is trained."""
+"""``--explain``: what would be trained, and how it is stored; nothing is trained."""
 
 from __future__ import annotations
 
@@ -26,25 +26,18 @@ def test_nothing_is_trained(digits: Path, tmp_path: Path, capsys: pytest.Capture
     words = [str(digits), "--device", "cpu", "--model", "resnet20", "--run", str(run), "--batch-size", "32"]
     assert main(["train", *words, "--explain"]) == 0
     output = capsys.readouterr().out
-    assert "resnet20: 2" in output and "updates" in output and "in fp32" in output and "convolution x 19" in output
+    assert "resnet20: 2" in output and "updates" in output and "stored as" in output
     assert not run.exists()
 
 
-def test_autocast_converts_products_and_keeps_the_rest(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_autocast_keeps_parameters_in_fp32(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = _explained(capsys, digits, "--model", "resnet20", "--precision", "bf16")
-    operations = document["operations"]
-    assert isinstance(operations, dict)
-    assert operations["bf16"]["convolution"] == 19 and operations["bf16"]["addmm"] == 1
-    assert "convolution" not in operations["fp32"] and operations["fp32"]["log_softmax"] == 1
     assert set(document["stored"]) == {"fp32"} and document["masters"] == 0  # type: ignore[call-overload]
-    assert isinstance(document["conversions"], int) and document["conversions"] > 0
 
 
 def test_pure_numbers_have_twins(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = _explained(capsys, digits, "--model", "mlp", "--precision", "pure-bf16")
     assert document["stored"] == {"bf16": document["parameters"]} and document["masters"] == document["parameters"]
-    document = _explained(capsys, digits, "--model", "mlp", "--precision", "fp32")
-    assert list(document["operations"]) == ["fp32"] and document["conversions"] == 0  # type: ignore[call-overload]
 
 
 def test_what_is_computed_again_is_named(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:

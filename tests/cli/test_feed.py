@@ -71,7 +71,7 @@ def test_evaluation_is_measured_too(digits: Path, capsys: pytest.CaptureFixture[
     ("words", "message"),
     [
         (["nothing.rec"], "there is no file nothing.rec"),
-        (["digits.rec", "--seconds", "0"], "--seconds is 0.0; it must be above 0"),
+        (["digits.rec", "--seconds", "0"], "--seconds is 0; it must be above 0"),
         (["digits", "--threads", "0"], "--threads is 0; it must be from 1 to 256"),
         (["digits", "--size", "0"], "--size is 0; it must be from 1 to 4096"),
         (["digits", "--batch-size", "0"], "--batch-size is 0; it must be from 1 to 1048576"),

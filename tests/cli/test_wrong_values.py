@@ -122,7 +122,6 @@ def test_a_place_that_cannot_be_written_to_is_a_users_mistake(files: Path, comma
         ("fetch mnist --shorter-side=-1", "--shorter-side is -1; it must be from 1"),
         ("pack photos out --seed=-1", "--seed is -1; it must be from 0"),
         ("replay run --step 1 --model nonsense", "--model is nonsense, and what was trained is mlp: name that"),
-        ("bench train --model mlp --plot text.txt", "--plot is text.txt; it must end in .html"),
         ("launch --on ssh --hosts hosts --dry-run --env=1.5 train photos.rec", "--env is '1.5'; it must be a variable"),
         ("launch --on ssh --hosts hosts --dry-run --sync=s3://a train photos.rec", "ssh.sync is 's3://a'; it must be"),
         ("diagnose run --probe --model nonsense", "--model is nonsense, and what was trained is mlp: name that"),
@@ -147,6 +146,27 @@ def test_what_a_process_cannot_measure_for_a_wrong_name_is_a_users_mistake(
 ) -> None:
     assert main([*shlex.split(command), "--device", "cpu"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"steady: there is no {what}")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("bench infer photos --engines eager --device cpu", "photos is not a run"),
+        ("bench infer text.txt --engines eager --device cpu", "text.txt is no weights file that is known"),
+        ("scale --measured pipe --link 1GbE", "cannot read pipe"),
+        ("scale --measured run --link 1GbE", "cannot read run"),
+        ("sweep photos.rec --over lrr=1..2 --search 2 --run out --epochs 1", "unknown key 'lrr'"),
+        ("bandwidth --procs 1", "--procs is 1; it must be from 2 to 256"),
+        ("bench infer mlp --batch-size 0 1", "--batch-size is 0; it must be from 1"),
+        ("evaluate run photos.rec --batch-size 0", "--batch-size is 0; it must be from 1"),
+        ("tune photos.rec --minutes 1441", "--minutes is 1441; it must be above 0, up to 1440"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line_and_ends(files: Path, command: str, message: str) -> None:
+    words = shlex.split(command)
+    verb, words = (" ".join(words[:2]), words[2:]) if words[0] == "bench" else (words[0], words[1:])
+    outcome = run_one(verb, "", "", words, files)
+    assert outcome.code == 2 and not outcome.left and message in outcome.message, outcome
 
 
 @pytest.mark.slow

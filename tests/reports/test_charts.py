@@ -17,7 +17,6 @@ from steadytrain.intervals import wilson
 from steadytrain.monitor import Slice, read_history
 from steadytrain.monitor.series import COLUMNS, MAX_POINTS, points_of, thin
 from steadytrain.reports.charts import COLOURS, LIVE_CHARTS, TEMPLATES, charts, style
-from steadytrain.reports.plots import speeds_page
 from steadytrain.reports.summary import Account
 from steadytrain.reports.time_spent import stacked
 from steadytrain.run import Run
@@ -146,14 +145,6 @@ def test_the_stack_over_time_has_the_edges_of_its_slices_and_adds_up() -> None:
     assert [bucket["name"] for bucket in traces["buckets"]] == ["forward", "input_decode", "startup"]
     assert [sum(bucket["shares"][k] for bucket in traces["buckets"]) for k in range(2)] == [1.0, 1.0]
     assert stacked([]) == {"edges": [0.0], "buckets": []}
-
-
-def test_the_page_of_speeds_has_the_reports_style_and_names_are_text() -> None:
-    row = {"batch_size": 8, "precision": "fp32", "layout": "channels-last", "compile": "none", "graph": False}
-    row |= {"recompute": False, "threads": 1, "images_per_second": 9.0, "model": "<b>net", "device": "cpu"}
-    text = speeds_page([row])
-    assert "prefers-color-scheme: dark" in text and "<h1>&lt;b&gt;net on cpu</h1>" in text
-    assert "batches of 8" in text and "<td>9.00</td>" in text
 
 
 def test_every_curve_of_the_live_page_has_a_column_a_colour_and_in_a_key_its_name() -> None:

@@ -186,9 +186,6 @@ def test_bandwidth(frozen: Frozen, tmp_path: Path) -> None:
         # MXNet's figure: 2 (n - 1) / n of the bytes; for two ranks that is the bytes themselves
         assert way["gigabytes_per_second"] == pytest.approx(way["bytes"] / way["seconds"] / 1e9)
         assert way["bytes_per_second"] == pytest.approx(2 * way["bytes"] / way["seconds"])
-    limits = {"tensors": 1e-6, "buckets": 1e-6, "fp16": 1e-3, "bf16": 1e-2}
-    assert all(ways[way]["error"] <= limit for way, limit in limits.items())
-    assert 0 < ways["tensors"]["error"] < ways["fp16"]["error"] < ways["bf16"]["error"]
     assert "done=4 total=4" in (tmp_path / "err").read_text()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,10 +16,8 @@ from steadytrain.tuning.rules import (
     best_of,
     knee,
     next_batch,
-    packing_advice,
     predict_bytes,
     room_bytes,
-    saved_seconds,
     scale_rate,
 )
 
@@ -88,13 +85,6 @@ def test_what_is_more_exact_or_usual_stays_unless_another_gains() -> None:
     assert best_of({"bf16": 900}, "fp32") == "bf16"  # the preferred one crashed
 
 
-def test_compiling_pays_back_only_in_a_long_run() -> None:
-    speeds = {"eager": 500.0, "compiled": 600.0, "compile_seconds": 40.0}
-    breaking_even = 40 / (1 / 500 - 1 / 600)
-    assert saved_seconds(round(0.9 * breaking_even), **speeds) < 0 < saved_seconds(round(1.1 * breaking_even), **speeds)
-    assert saved_seconds(10**9, eager=500, compiled=500, compile_seconds=40) == -40
-
-
 def test_the_rate_follows_the_batch_by_a_rule_that_is_named() -> None:
     lr, why = scale_rate(Optim("sgd", lr=0.1, base_batch_size=128), 128, 64)
     assert lr == 0.1 and "0.05 in use = 0.1 x 64 / 128" in why  # the recipe itself scales it
@@ -112,14 +102,3 @@ def test_ranks_agree_on_what_all_of_them_can_do() -> None:
     ]
     agreed = {"batch_size": 128, "precision.name": "tf32", "parallel.threads": None}
     assert agree(choices) == agree(choices[::-1]) == agreed
-
-
-def test_packing_is_advised_only_where_loading_limits_and_packing_would_help() -> None:
-    photos: dict[str, Any] = {"of": "cores", "decode_share": 0.8, "size": 224, "data": "photos.rec"}
-    advice = packing_advice(0.4, keeps=False, stored=512, **photos)
-    assert advice is not None and "steady pack photos.rec OUT --shorter-side 256 leaves 4.0 times fewer" in advice
-    assert advice.startswith("loading takes 40 % of the cores, 80 % of it to decode")
-    assert packing_advice(0.05, keeps=False, stored=512, **photos) is None  # it does not limit
-    assert packing_advice(0.4, keeps=True, stored=512, **photos) is None  # decoded once
-    advice = packing_advice(0.4, keeps=False, stored=256, **photos)
-    assert advice is not None and "--quality" in advice and "--shorter-side" not in advice

@@ -104,20 +104,6 @@ def test_nothing_to_exchange_exposes_nothing() -> None:
     assert exposed_seconds([], 1.0, lambda num: 1.0) == 0.0
 
 
-def test_strong_scaling_shares_one_batch_and_stops_at_what_does_not_shrink() -> None:
-    device = MeasuredDevice(
-        batch_size=64,
-        forward_seconds=0.1,
-        backward_seconds=0.2,
-        update_seconds=0.02,
-        gradients=EVEN,
-        fixed_seconds=0.06,
-    )
-    result = predict(device, 64, on(0.0, math.inf), is_strong=True)
-    assert result.batch_size == 64
-    assert result.step_seconds == pytest.approx(0.06 + 0.24 / 64 + 0.02) and result.limit == "overhead"
-
-
 def test_a_loader_caps_each_machine() -> None:
     machines = MachineCluster(between=link(0.0, math.inf), per_machine=4, within=link(0.0, math.inf))
     result = [predict(DEVICE, n, machines, loader_images_per_second=500) for n in (1, 2, 4, 8)]
@@ -205,7 +191,7 @@ def test_the_expected_maximum_is_that_of_order_statistics(n: int, exact: float) 
 
 
 def test_the_recommended_number_is_the_largest_that_is_efficient_enough() -> None:
-    result = predictions(64, on(1e-3, 1e9), is_strong=True)
+    result = predictions(64, on(1e-3, 1e9))
     chosen = advise(result, least_efficiency=0.5).devices
     assert result[chosen - 1].efficiency >= 0.5
     assert all(row.efficiency < 0.5 for row in result[chosen:])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +22,7 @@ from steadytrain.tuning.sweep import (
     read_spec,
     space_of,
 )
-from steadytrain.tuning.sweep_runs import FACTOR, best_third, halve, rungs
+from steadytrain.tuning.sweep_runs import FACTOR, rungs
 from steadytrain.tuning.sweep_trainers import slots
 
 
@@ -83,28 +80,6 @@ def test_rungs_rise_and_stand_where_there_are_evaluations(epochs: float, period:
     assert levels == sorted(set(levels)) and all(0 < level < epochs for level in levels)
     assert all(level / period == pytest.approx(round(level / period)) for level in levels)
     assert len(levels) == 0 or FACTOR ** len(levels) <= cases
-
-
-@given(st.lists(st.integers(0, 1000), min_size=2, max_size=40, unique=True), st.randoms())
-def test_the_best_third_goes_on_whatever_the_order(scores: list[int], random: Random) -> None:
-    optuna = pytest.importorskip("optuna")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    random.shuffle(scores)
-    kept = {score for score, is_kept in zip(scores, best_third(optuna, scores), strict=True) if is_kept}
-    assert kept == set(sorted(scores, reverse=True)[: max(1, (len(scores) + 1) // FACTOR)])
-
-
-def test_halving_without_optuna_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    recipe = Recipe(data=Data(train="a.rec"), model=Model("mlp"), budget=Budget(epochs=3))
-    cases = create_cases(tmp_path / "sweep", points({"batch_size": [16, 32, 64]}), recipe.with_, 1)
-    trained: list[Run] = []
-    trainer = SimpleNamespace(train=lambda runs, until=None: trained.extend(runs))
-    with pytest.raises(
-        InputError, match=r"--halving needs Optuna, which is missing: pip install 'steadytrain\[sweep\]'"
-    ):
-        halve(cases, trainer, lambda message: None)
-    assert not trained, "nothing is trained before"
 
 
 def test_parallel_runs_get_cores_of_their_own() -> None:

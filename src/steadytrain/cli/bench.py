@@ -6,21 +6,21 @@ import json as json_module
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import print_json, print_text, progress
-from steadytrain.cli.options import DeviceFlag, Json, require_range, require_seconds
+from steadytrain.cli.options import BatchSizesFlag, ClassesFlag, DeviceFlag, Json, SecondsFlag, SizeFlag
 from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
 from steadytrain.errors import InputError
-from steadytrain.files import replace_file
 from steadytrain.format import clean, count, hide_columns, rate, text_table, wrap
 from steadytrain.machine.children import cause_of_death, run_steady
 from steadytrain.machine.process import spin_where_alone
 
 YesNo = Literal["yes", "no"]
+
 
 FIGURES = [
     *("images/s", "p50 ms", "memory MB", "memory GB", "of peak", "compile s", "GFLOP/s", "forward ms", "backward ms"),
@@ -34,7 +34,7 @@ def bench(
     /,
     *,
     model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None,
-    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=1)] = (32,),
+    batch_size: BatchSizesFlag = (32,),
     precision: Annotated[tuple[Numbers, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=1)] = (
         "fp32",
     ),
@@ -44,14 +44,13 @@ def bench(
     recompute: Annotated[
         tuple[YesNo, ...], Parameter(name=("--recompute", "--grad-checkpointing"), consume_multiple=1)
     ] = ("no",),
-    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
+    size: SizeFlag = None,
     channels: Literal[1, 3] = 3,
-    classes: Annotated[int, Parameter(name=("--classes", "--num-classes"))] = 1000,
+    classes: ClassesFlag = 1000,
     optimizer: str = "sgd",
     device: DeviceFlag = "auto",
-    threads: Annotated[tuple[int, ...], Parameter(consume_multiple=1)] = (),
-    seconds: float = 3.0,
-    plot: Path | None = None,
+    threads: Annotated[tuple[int, ...], Parameter(consume_multiple=1, validator=Number(gte=1, lte=1024))] = (),
+    seconds: SecondsFlag = 3.0,
     json: Json = False,
 ) -> int:
     """Measure how fast a network trains here, with the updates of steady train, on random images in memory.
@@ -75,7 +74,6 @@ def bench(
         optimizer: sgd, adamw, muon, ... or timm/NAME (docs: optimizers).
         threads: Compute threads on a CPU: one number or several (default: one for each core).
         seconds: How long to measure each combination, at least.
-        plot: Write images per second over batch sizes as an HTML page.
 
     Examples:
         steady bench train --model resnet20 --batch-size 32 64 128 256
@@ -87,11 +85,6 @@ def bench(
         raise InputError(f"steady bench measures train, or infer, not {what!r}: name one network, by --model {model}")
     if model is None:
         raise InputError("name the network to measure, such as steady bench resnet20")
-    require_seconds(seconds)
-    if plot is not None and plot.suffix.lower() != ".html":
-        raise InputError(f"--plot is {plot}; it must end in .html")
-    for name, value, most in (("--size", size, 4096), ("--channels", channels, 1024), ("--classes", classes, 10**6)):
-        require_range(name, value, most)
     names = ("batch_size", "precision", "layout", "compile", "graph", "recompute", "threads")
     values = product(batch_size, precision, layout, compile, graph, recompute, threads or (None,))
     settings: list[dict[str, Any]] = [dict(zip(names, combination, strict=True)) for combination in values]
@@ -129,10 +122,6 @@ def bench(
         print_json({"rows": rows})
     else:
         print_text("\n".join(_bench_table(rows, shutil.get_terminal_size().columns)))
-    if plot is not None:  # after what was measured is printed: it is not lost where the page cannot be written
-        from steadytrain.reports.plots import speeds_page
-
-        replace_file(plot, speeds_page(rows))
     return 1 if all("error" in row for row in rows) else 0
 
 

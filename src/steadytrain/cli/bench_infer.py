@@ -2,62 +2,56 @@
 
 from __future__ import annotations
 
-import json as json_module
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, progress_once_known
 from steadytrain.cli.evaluate import AcceptLicence
 from steadytrain.cli.options import (
+    BatchSizesFlag,
     DeviceFlag,
     Json,
     LabelColumn,
     LabelsFlag,
     PathColumn,
     Root,
+    SecondsFlag,
     SplitColumn,
     ZipNames,
     require_data,
-    require_range,
-    require_seconds,
 )
-from steadytrain.cli.schedule import draw, require_kind
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.config.plain import plain
-from steadytrain.errors import InputError, ModelError, storage_error, storage_errors
-from steadytrain.format import NONE, count, number, percent, rate, text_table, wrap
+from steadytrain.errors import InputError, ModelError
+from steadytrain.format import NONE, count, hide_columns, number, percent, rate, text_table, wrap
 from steadytrain.machine import facts
 from steadytrain.machine.process import spin_where_alone
 
 if TYPE_CHECKING:
     from steadytrain.export.engines import InferencePlan
     from steadytrain.export.speed import EngineSpeed, NetworkSpeed
-    from steadytrain.reports.plots import Dots
 
 NumberFormat = Literal["fp32", "bf16", "fp16", "int8"]
 
 MAX_WIDTH, MAX_IMAGES = 120, 4096
 FORMAT = "steadytrain-inference"
-"""The format of the file that ``--save`` writes."""
+"""The format of the document that ``--json`` prints."""
 
 
 def bench_infer(
     *networks: str,
     model: Annotated[tuple[str, ...], Parameter(name=("--model", "--network"), consume_multiple=1)] = (),
     engines: Annotated[tuple[str, ...], Parameter(consume_multiple=1)] = (),
-    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "--batch", "-b"), consume_multiple=1)] = (
-        1,
-        32,
-    ),
+    batch_size: BatchSizesFlag = (1, 32),
     precision: Annotated[tuple[NumberFormat, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=1)] = (),
-    threads: int | None = None,
+    threads: Annotated[int | None, Parameter(validator=Number(gte=1, lte=1024))] = None,
     device: DeviceFlag = "auto",
     data: str | None = None,
     root: Root = None,
@@ -66,11 +60,8 @@ def bench_infer(
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
     zip_names: ZipNames = None,
-    images: int = 64,
-    seconds: float = 2.0,
-    minutes: float | None = None,
-    plot: Path | None = None,
-    save: Path | None = None,
+    images: Annotated[int, Parameter(validator=Number(gte=1, lte=MAX_IMAGES))] = 64,
+    seconds: SecondsFlag = 2.0,
     accept_licence: AcceptLicence = False,
     json: Json = False,
 ) -> int:
@@ -94,58 +85,34 @@ def bench_infer(
             steady pack takes. [default: random samples]
         images: Number of images of --data to use, spread over all of it; they are held in memory.
         seconds: How long to measure each engine with each batch size.
-        minutes: Start no further network after so many minutes.
-        plot: Draw latency and throughput into this file: .svg or .html.
-        save: Write all figures into this .json file; the same command resumes.
 
     Examples:
         steady bench infer resnet50 --engines eager openvino --batch-size 1 32
         steady bench infer runs/a --data photos/ --threads 2
         steady bench infer runs/a --data val.rec --images 1000
-        steady bench infer --minutes 20 --save inference.json --plot inference.svg
+        steady bench infer resnet50 mobilenet-v2 --json > inference.json
     """
-    require_seconds(seconds)
     networks += model
-    for name, value, most in (("--threads", threads, 1024), *(("--batch-size", size, 65536) for size in batch_size)):
-        require_range(name, value, most)
-    if minutes is not None and not 0 < minutes <= 24 * 60:
-        raise InputError(f"--minutes is {minutes:g}; it must be above 0 and at most {24 * 60}")
-    if plot is not None:
-        require_kind(plot)
-    if save is not None and save.suffix.lower() != ".json":
-        raise InputError(f"--save is {save}: it must end with .json")
     columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     columns["zip_names"] = zip_names
-    require_range("--images", images, MAX_IMAGES)
     require_data(data, "--data photos", root=root, labels=labels, **columns)
     spin_where_alone()
     for name in networks:
         _require_licence(name, accepted=accept_licence)
-    from steadytrain.export.networks import NETWORKS
     from steadytrain.export.speed import bench_inference, make_plan
-    from steadytrain.models.registry import find
 
     options: dict[str, Any] = {"batches": tuple(sorted(set(batch_size))), "seconds": seconds, "images": images}
     options["records"] = None if data is None else _pack(data, root, labels, columns)
     options |= {} if threads is None else {"threads": threads}
     plan = make_plan(engines=engines, numbers=precision, device=device, **options)
-    done = {} if save is None else _read(save, plan)
-    for name in done:
-        note(f"{name}: taken from {save}")
-    shown = []
-    for speed in bench_inference(networks, plan, minutes=minutes, done=done, say=note):
-        shown.append(speed)
-        if save is not None and speed.engines and done.setdefault(speed.name, speed) is speed:
-            _write(save, _document(plan, done.values()))
-    if plot is not None:
-        _draw(plot, shown)
+    shown = list(bench_inference(networks, plan, say=note))
     if json:
         print_json(_document(plan, shown))
     else:
         print_text("\n".join(table(shown, min(shutil.get_terminal_size().columns, MAX_WIDTH))))
     is_measured = any(speed.measured for speed in shown)
-    if not is_measured and networks and not any(Path(name).exists() or name in NETWORKS for name in networks):
-        find(networks[0].partition("=")[0], allow_import=True)  # raises ModelError for the name of no network
+    if not is_measured and all(speed.is_mistake for speed in shown):
+        raise InputError(shown[0].error)
     return int(not is_measured)
 
 
@@ -175,7 +142,7 @@ def _pack(data: str, root: str | None, labels: str | None, columns: dict[str, An
         return str(prepare(data, root=root, labels=labels, **columns).only("val"))
 
 
-def _document(plan: InferencePlan, speeds: Iterable[NetworkSpeed]) -> dict[str, Any]:
+def _document(plan: InferencePlan, speeds: Sequence[NetworkSpeed]) -> dict[str, Any]:
     """Return all figures, with what they depend on."""
     from steadytrain.export.formats import installed_versions
     from steadytrain.models.exported import engines
@@ -190,35 +157,6 @@ def _document(plan: InferencePlan, speeds: Iterable[NetworkSpeed]) -> dict[str, 
         "settings": plain(plan) | {"engines": sorted(" ".join(pair) for pair in plan.engines)},
         "networks": [plain(speed) for speed in speeds],
     }
-
-
-def _read(path: Path, plan: InferencePlan) -> dict[str, NetworkSpeed]:
-    """Read what an earlier command saved, by name. Raises InputError where that was something else."""
-    import msgspec
-
-    from steadytrain.export.speed import NetworkSpeed
-
-    if not path.exists():
-        return {}
-    try:
-        document = json_module.loads(path.read_text(encoding="utf-8"))
-        same = _document(plan, ())["settings"]
-        if document["format"] != FORMAT or {"images": 64} | document["settings"] != same:
-            raise InputError(f"{path} holds figures of other settings, or something else: name another file")
-        return {speed.name: speed for speed in msgspec.convert(document["networks"], list[NetworkSpeed])}
-    except OSError as error:
-        raise storage_error(error, path) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is no file of steady bench infer ({error}): name another file") from error
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    """Save all figures, whole or not at all. Raises StorageError."""
-    from steadytrain.reports.files import write
-
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, json_module.dumps(document, indent=2) + "\n", force=True)
 
 
 def table(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
@@ -284,17 +222,16 @@ def _rows(speed: NetworkSpeed) -> list[list[str]]:
 
 def _fit(rows: list[list[str]], ranks: Sequence[int], width: int) -> Iterator[str]:
     """Lay a table out, without columns of no figures and the least important ones (rank 0 stays) that do not fit."""
-    columns = dict(enumerate(zip(*rows, strict=True)))
-    columns = {place: column for place, column in columns.items() if set(column[1:]) != {NONE}}
-    optional = sorted((place for place in reversed(columns) if ranks[place]), key=lambda place: ranks[place])
-    wide = {place: max(map(len, column)) + 2 for place, column in columns.items()}
-    while optional and sum(wide.values()) - 2 > width:
-        del wide[optional.pop()]
-    shown = [column for place, column in columns.items() if place in wide]
-    right = [k for k, (head, *_) in enumerate(shown) if head not in ("engine", "numbers", "on", "network", "fastest")]
-    yield from (line[:width] for line in text_table(list(zip(*shown, strict=True)), right=right).splitlines())
-    if left_out := [column[0] for place, column in columns.items() if place not in wide]:
-        text = f"left out at this width: {', '.join(left_out)} (--json or a wider terminal shows all)"
+    columns = {head: cells for head, *cells in zip(*rows, strict=True) if set(cells) != {NONE}}
+    heads = dict(zip(rows[0], ranks, strict=True))
+    optional = sorted((head for head in columns if heads[head]), key=lambda head: heads[head])
+    hidden = hide_columns(columns, optional, width, in_order=True)
+    shown = {head: cells for head, cells in columns.items() if head not in hidden}
+    lines = list(zip(*([head, *cells] for head, cells in shown.items()), strict=True))
+    right = [k for k, head in enumerate(shown) if head not in ("engine", "numbers", "on", "network", "fastest")]
+    yield from (line[:width] for line in text_table(lines, right=right).splitlines())
+    if hidden:
+        text = f"left out at this width: {', '.join(hidden)} (--json or a wider terminal shows all)"
         yield from wrap(text, width, "", "  ")
 
 
@@ -312,7 +249,7 @@ def _summary(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
     """Yield the table of the old articles: each network without and with an optimised engine."""
     from steadytrain.export.speed import BASE, SAME
 
-    rows = [["network", "plain ms", "best ms", "times", "plain /s", "best /s", "times", "fastest"]]
+    rows = [["network", "plain ms", "best ms", "ms ratio", "plain /s", "best /s", "/s ratio", "fastest"]]
     for speed in speeds:
         base, quick, wide = speed.speed(BASE), speed.fastest(latency=True), speed.fastest(latency=False)
         if quick is not None and wide is not None:
@@ -325,34 +262,3 @@ def _summary(speeds: Sequence[NetworkSpeed], width: int) -> Iterator[str]:
         text = f"best: the fastest engine whose outputs agree (cosine {SAME} up); plain: torch without its backend"
         yield from wrap(text, width, "", "  ")
         yield from _fit(rows, (0, 2, 0, 1, 3, 0, 1, 0), width)
-
-
-def panels(speeds: Sequence[NetworkSpeed]) -> list[Dots]:
-    """Draw every engine with every network: latency at the smallest batch, samples per second at the largest."""
-    from steadytrain.reports.plots import Dots
-
-    shown = [speed for speed in speeds if speed.measured]
-    labels = dict.fromkeys(_label(engine) for speed in shown for engine in speed.measured)
-
-    def values(take: Callable[[EngineSpeed], float]) -> dict[str, list[float | None]]:
-        by_network = [{_label(engine): take(engine) for engine in speed.measured} for speed in shown]
-        return {label: [figures.get(label) for figures in by_network] for label in labels}
-
-    names = [speed.title for speed in shown]
-    most = max(engine.batches[-1].batch_size for speed in shown for engine in speed.measured)
-    latency = values(lambda engine: 1000 * engine.batches[0].p50_seconds)
-    throughput = values(lambda engine: engine.batches[-1].per_second)
-    return [
-        Dots("Latency of one sample (median; left is better)", names, latency, "milliseconds"),
-        Dots(f"Throughput in batches of up to {most} (right is better)", names, throughput, "samples per second"),
-    ]
-
-
-def _draw(path: Path, speeds: Sequence[NetworkSpeed]) -> None:
-    if not any(speed.measured for speed in speeds):
-        note(f"{path} is not written: nothing was measured")
-        return
-    machine = facts.facts()
-    where = f"{machine['cpu']} ({machine['isa']}), {count(speeds[0].threads, 'thread')}"
-    lede = f"{where}, {datetime.now(UTC):%Y-%m-%d}; plain is torch without its optimised backend"
-    draw(path, panels(speeds), "Inference, engine by engine", lede, force=False)

@@ -52,7 +52,7 @@ def _plan_rows(plan: FinetunePlan) -> Iterator[tuple[str, str]]:
 
 
 def _explained_lines(recipe: Recipe, explained: Explained) -> Iterator[str]:
-    """Yield all that was chosen, then remarks, then counts of parameters and operations."""
+    """Yield all that was chosen, then remarks, then counts of parameters."""
     yield from head_lines(recipe, explained.started)
     if explained.recomputed is not None:
         yield from _row("recomputed", clean(str(explained.recomputed)))
@@ -64,11 +64,6 @@ def _explained_lines(recipe: Recipe, explained: Explained) -> Iterator[str]:
     stored = ", ".join(f"{numbers} {count:,}" for numbers, count in explained.stored.items())
     twins = f"; {explained.masters:,} parameters with fp32 masters for the optimizer" if explained.masters else ""
     yield from _row("stored as", f"{stored}{twins}")
-    for numbers, counts in sorted(explained.operations.items(), key=lambda item: -sum(item[1].values())):
-        shown = ", ".join(f"{name} x {n}" for name, n in sorted(counts.items(), key=lambda item: -item[1]))
-        yield from _row(f"in {numbers}", shown)
-    if explained.conversions:
-        yield from _row("conversions", f"{explained.conversions} in a forward pass")
 
 
 LINE, LABEL = 80, 14

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, progress_once_known
 from steadytrain.cli.options import (
@@ -15,10 +16,10 @@ from steadytrain.cli.options import (
     LabelsFlag,
     PathColumn,
     Root,
+    SecondsFlag,
+    SizeFlag,
     SplitColumn,
     ZipNames,
-    require_range,
-    require_seconds,
 )
 from steadytrain.config import Data
 from steadytrain.config.transforms import Transform, parse_transforms, split_transforms
@@ -46,13 +47,16 @@ def feed(
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
     zip_names: ZipNames = None,
-    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
+    size: SizeFlag = None,
     augment: Augment = "auto",
     transforms: str | None = None,
     evaluation: Annotated[bool, Parameter(name="--eval")] = False,
-    batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"))] = 128,
-    threads: Annotated[int | None, Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"))] = None,
-    seconds: float = 10.0,
+    batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"), validator=Number(gte=1, lte=2**20))] = 128,
+    threads: Annotated[
+        int | None,
+        Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"), validator=Number(gte=1, lte=256)),
+    ] = None,
+    seconds: SecondsFlag = 10.0,
     show: Path | None = None,
     json: Json = False,
 ) -> None:
@@ -78,9 +82,6 @@ def feed(
         steady feed photos/ --transforms randaugment:2,9,mixup:0.2 --show grid.png
         steady feed photos/ --size 224 --threads 2 --seconds 5
     """
-    require_seconds(seconds)
-    for name, value, most in (("--threads", threads, 256), ("--size", size, 4096), ("--batch-size", batch_size, 2**20)):
-        require_range(name, value, most)  # before anything is packed
     chosen = _transforms_of(transforms, evaluation=evaluation)
     if show is not None and show.suffix.lower() != ".png":
         raise InputError(f"--show is {show}: it must end with .png")
@@ -241,18 +242,13 @@ def _text(document: dict[str, Any], steady: Speed, width: int) -> str:
     num_bytes, first_pass = document["bytes"], document["first_pass"]
     image = f"{num_bytes / document['n'] / 1000:.1f} kB per image"
     threads = f"{count(document['threads'], 'thread')} on {count(document['cores'], 'core')}"
+    speed = f"{steady.images_per_second:,.0f} images/s, {steady.images_per_second_per_thread:,.0f} per thread,"
+    speed += f" {steady.bytes_per_second / 1e6:,.1f} MB/s read"
     lines = [
         *wrap(f"{document['data']}: {document['n']:,} images, {bytes_text(num_bytes)}, {image}", width, "", "  "),
         *wrap(f"{document['work']}; batches of {document['batch_size']}, {threads}", width, "", "  "),
         "",
-        *wrap(
-            f"{steady.images_per_second:,.0f} images/s, {steady.images_per_second_per_thread:,.0f} per thread,"
-            f" {steady.bytes_per_second / 1e6:,.1f} MB/s read; first batch after"
-            f" {document['first_batch_seconds']:.2f} s",
-            width,
-            "",
-            "  ",
-        ),
+        *wrap(f"{speed}; first batch after {document['first_batch_seconds']:.2f} s", width, "", "  "),
     ]
     if document["kept_bytes"]:
         first = f"; first pass: {first_pass['images_per_second']:,.0f} images/s" if first_pass else ""

@@ -45,11 +45,20 @@ WhichFlag = Annotated[
 ]
 RepeatedFlag = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
 """``--set KEY=VALUE`` and its kin, which may be given several times."""
+MAX_SECONDS, MAX_WORKERS = 3600, 1024
+SecondsFlag = Annotated[float, Parameter(validator=Number(gt=0, lte=MAX_SECONDS))]
+"""The time of a measurement."""
+SizeFlag = Annotated[int | None, Parameter(name=("--size", "--img-size"), validator=Number(gte=1, lte=4096))]
+ClassesFlag = Annotated[int, Parameter(name=("--classes", "--num-classes"), validator=Number(gte=1, lte=10**6))]
+BatchSizesFlag = Annotated[
+    tuple[int, ...],
+    Parameter(name=("--batch-size", "--batch", "-b"), consume_multiple=1, validator=Number(gte=1, lte=2**20)),
+]
+ProcsFlag = Annotated[int | None, Parameter(name=("--procs", "-n"), validator=Number(gte=2, lte=256))]
 
 RECIPES = (".toml", ".json", ".yaml", ".yml")
 """The extensions of recipe files."""
 
-MAX_SECONDS, MAX_WORKERS = 3600, 1024
 MAX_VALUES, MAX_DEPTH = 100_000, 20
 """The most values that a recipe file may hold, and tables or lists within each other."""
 
@@ -108,7 +117,7 @@ class TrainingOptions:
         recipe: A recipe file: .toml, .json or .yaml. Flags overrule it.
         accept_licence: Use weights whose licence forbids commercial use, without confirmation.
         probe: First measure how fast loading alone and updates alone are; the weights do not depend on it.
-        explain: Print what would be trained, and in which number format each operation runs; train nothing.
+        explain: Print what would be trained, and how it is stored; train nothing.
         mxnet_log: Write progress in the format of MXNet's training scripts, for tools that read their logs.
         set: Set any other value of the recipe: --set optim.clip_norm=1 (--help-recipe lists them).
         json: Print the outcome as one JSON document.
@@ -391,9 +400,3 @@ def require_alone(verb: str) -> None:
     """Refuse a launcher's ranks for a command that starts its own. Raises InputError."""
     if (world := world_from_environment(os.environ)).size > 1:
         raise InputError(f"{world.launcher} has started {world.size} ranks: {verb} starts its own, so run it once")
-
-
-def require_seconds(seconds: float, flag: str = "--seconds") -> None:
-    """Refuse a time to measure that is nothing or above an hour. Raises InputError."""
-    if not 0 < seconds <= MAX_SECONDS:
-        raise InputError(f"{flag} is {seconds}; it must be above 0, up to {MAX_SECONDS}")

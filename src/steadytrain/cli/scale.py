@@ -8,18 +8,29 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.options import (
+    RECIPES,
+    ClassesFlag,
+    Json,
+    ProcsFlag,
+    SecondsFlag,
+    SizeFlag,
+    read_recipe,
+    require_alone,
+)
 from steadytrain.cli.options import DeviceFlag as DeviceName
-from steadytrain.cli.options import Json, read_recipe, require_alone, require_range, require_seconds
-from steadytrain.cli.schedule import FILES, draw, require_picture
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes, usual_recipe
 from steadytrain.errors import InputError
 from steadytrain.format import percent
 from steadytrain.machine import facts
-from steadytrain.tuning.scale import LEAST_EFFICIENCY, LINKS, MAX_DEVICES, parse_link
+from steadytrain.machine.process import spin_where_alone
+from steadytrain.tuning.scale import LINKS, MAX_DEVICES, parse_link
 
+PositiveFlag = Annotated[float | None, Parameter(validator=Number(gt=0))]
 DRAWN = "drawn"
 """Name of the data of a recipe whose images are drawn at random."""
 BUSY = 0.1
@@ -29,35 +40,31 @@ BUSY = 0.1
 def scale(
     *sources: Annotated[str, Parameter(show=True)],
     model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None,
-    devices: int = 8,
+    devices: Annotated[int, Parameter(validator=Number(gte=1, lte=MAX_DEVICES))] = 8,
     link: str | None = None,
-    per_machine: int | None = None,
+    per_machine: Annotated[int | None, Parameter(validator=Number(gte=1, lte=MAX_DEVICES))] = None,
     local_link: str | None = None,
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
-    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
-    channels: int = 3,
-    classes: Annotated[int, Parameter(name=("--classes", "--num-classes"))] = 1000,
+    size: SizeFlag = None,
+    channels: Annotated[int, Parameter(validator=Number(gte=1, lte=1024))] = 3,
+    classes: ClassesFlag = 1000,
     precision: Annotated[str | None, Parameter(name=("--precision", "--dtype"))] = None,
     device: DeviceName = "auto",
-    procs: Annotated[int | None, Parameter(name=("--procs", "-n"))] = None,
-    loader_rate: float | None = None,
-    spread: float | None = None,
-    price: float | None = None,
-    epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None,
-    num_train: int | None = None,
-    least_efficiency: float = LEAST_EFFICIENCY,
-    seconds: float = 10.0,
+    procs: ProcsFlag = None,
+    loader_rate: PositiveFlag = None,
+    spread: Annotated[float | None, Parameter(validator=Number(gte=0, lte=1))] = None,
+    price: PositiveFlag = None,
+    epochs: Annotated[PositiveFlag, Parameter(name=("--epochs", "--num-epochs"))] = None,
+    num_train: Annotated[int | None, Parameter(validator=Number(gte=1, lte=10**12))] = None,
+    seconds: SecondsFlag = 10.0,
     measured: Path | None = None,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    force: bool = False,
     json: Json = False,
 ) -> int:
     """Predict how fast several devices train together, and recommend how many to take; or compare measured runs.
 
     It measures one device here: forward pass, backward pass and update. With data, the loader is measured as well;
-    with several GPUs or --procs, the link between ranks here and their updates. From that it predicts 1 to N devices on
-    the given links: images per second, efficiency, time and money, with the batch of a device constant (weak scaling)
-    and with the whole batch constant (strong scaling).
+    with several GPUs or --procs, the link between ranks here. From that it predicts 1 to N devices on the given links,
+    each with that batch: images per second, efficiency, time and money.
 
     Two or more runs or logs of other programs are compared instead: the speed-up over the one with the fewest devices,
     and what it is of the ideal. RUN@8 says the number of devices where a log does not.
@@ -78,50 +85,30 @@ def scale(
         channels: Channels of the images.
         classes: Classes of the network.
         precision: fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16 (default: the recipe's, else fp32).
-        procs: Ranks to measure here as well, 2 or more (default: the GPUs, where there are several).
+        procs: Ranks between which the link is measured here, 2 or more (default: the GPUs, where there are several).
         loader_rate: Images per second that the loader of one machine gives (default: as measured, with data).
         spread: How much updates vary, as a share: all devices wait for the slowest (default: as measured).
         price: Price of a device and hour, in any currency.
         epochs: Passes over the training images, for time and cost (default: the recipe's).
         num_train: Training images, for time and cost (default: those of the data).
-        least_efficiency: The recommended number of devices is the largest with this efficiency.
         seconds: How long to measure one device, about.
         measured: A --json document of an earlier measurement: measure nothing.
-        output: Draw images per second over devices into this file: .svg or .html.
-        force: Replace the output even if it is not an older report.
 
     Examples:
         steady scale --model timm/resnet50 --devices 16 --link 10GbE --per-machine 8
         steady scale photos-train.rec --model timm/resnet50 --link 25GbE --price 2.50
-        steady scale --measured scale.json --link "0.05 ms,1 Gbit/s" -o scale.svg
+        steady scale --measured scale.json --link "0.05 ms,1 Gbit/s"
         steady scale --model resnet20 --procs 2 --json
         steady scale one-gpu.log eight-gpus.log
     """
     if len(sources) > 1:
-        flags = {"--model": model, "--link": link, "--procs": procs, "--measured": measured, "--output": output}
+        flags = {"--model": model, "--link": link, "--procs": procs, "--measured": measured}
         if extra := [name for name, value in flags.items() if value is not None]:
             raise InputError(f"{extra[0]} belongs to a prediction, and {len(sources)} runs are compared: leave it out")
         return _compare(sources, json=json)
     source = sources[0] if sources else None
-    require_range("--devices", devices, MAX_DEVICES)
-    require_range("--per-machine", per_machine, MAX_DEVICES)
-    require_range("--procs", procs, 256, least=2)
-    require_range("--size", size, 4096)
-    require_range("--channels", channels, 1024)
-    require_range("--classes", classes, 10**6)
-    require_range("--num-train", num_train, 10**12)
-    require_seconds(seconds)
-    for name, value in (("--price", price), ("--loader-rate", loader_rate), ("--epochs", epochs)):
-        if value is not None and not value > 0:
-            raise InputError(f"{name} is {value}; it must be above 0")
-    if spread is not None and not 0 <= spread <= 1:
-        raise InputError(f"--spread is {spread}; it must be from 0 to 1")
-    if not 0 < least_efficiency <= 1:
-        raise InputError(f"--least-efficiency is {least_efficiency}; it must be above 0, up to 1")
-    if output is not None:
-        require_picture(output, force=force)
     require_alone("steady scale")
-    from steadytrain.tuning.scaling import device_of, forecast, join, measure, panels, read_document, to_text
+    from steadytrain.tuning.scaling import device_of, forecast, join, measure, read_document, to_text
 
     between, within = (None if name is None else parse_link(name) for name in (link, local_link))
     if measured is not None:
@@ -135,12 +122,10 @@ def scale(
                 f"nothing says what joins the devices: give --link {', '.join(LINKS)} or"
                 ' "0.1 ms,10 Gbit/s", or --procs 2 to measure ranks here'
             )
-        request = {"size": size or recipe.data.size, "channels": channels, "num_classes": classes, "seconds": seconds}
+        images = {"size": size or recipe.data.size, "channels": channels, "num_classes": classes}
         has_data = recipe.data.train != DRAWN and (source == recipe.data.train or Path(recipe.data.train).exists())
-        outcome = measure(recipe, request, procs, feeds=has_data, say=note)
-        if isinstance(outcome, int):
-            return outcome
-        document = outcome
+        spin_where_alone()
+        document = measure(recipe, procs, seconds=seconds, images=images, feeds=has_data, say=note)
     cluster = join(between, within, document, per_machine, devices, name=str(measured))
     one_device = device_of(document["one"], spread)
     if spread is None and one_device.spread > BUSY:
@@ -156,11 +141,7 @@ def scale(
     }
     if epochs is not None and not document["num_train"]:
         raise InputError("--epochs needs the number of images: give --num-train or data")
-    tables = forecast(document, one_device, cluster, devices, least_efficiency=least_efficiency)
-    if output is not None:
-        name, joined_by = document["one"]["model"], document["link"]["name"]
-        lede = f"Predicted from one device, over {joined_by}. The faint line is what as many single devices would do."
-        draw(output, panels(tables, document), f"{name} on several devices", lede, force=force)
+    forecast(document, one_device, cluster, devices)
     if json:
         print_json(document)
     else:
@@ -185,7 +166,7 @@ def _compare(sources: Sequence[str], *, json: bool) -> int:
 def _recipe(source: str | None, model: str | None, changes: Mapping[str, Any], device: str) -> Recipe:
     """Make the recipe of a file or of a command line. Raises InputError where nothing names the model."""
     path = None if source is None else Path(source)
-    is_file = path is not None and path.suffix in FILES and not path.is_dir()
+    is_file = path is not None and path.suffix in RECIPES and not path.is_dir()
     values = read_recipe(path) if path is not None and is_file else {}
     in_file = values.get("model")
     name = model or (in_file.get("name") if isinstance(in_file, Mapping) else None)

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text, progress
-from steadytrain.cli.options import TrainingOptions
+from steadytrain.cli.options import RECIPES, TrainingOptions
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import SMALL, apply_changes, fit_to_data, usual_recipe
 from steadytrain.config.timeline import Timeline
@@ -21,10 +21,7 @@ from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import spin_where_alone
 
 if TYPE_CHECKING:
-    from steadytrain.reports.plots import Dots, Panel
-
-FILES = (".toml", ".json", ".yaml", ".yml")
-"""Suffixes of recipe files."""
+    from steadytrain.reports.plots import Panel
 
 KINDS = (".svg", ".html")
 MOST_UPDATES = 10_000
@@ -120,7 +117,7 @@ def _find_rate(
     print_text(f"--lr {flag:g}{scaled}\n{why}; the recipe has --lr {recipe.optim.lr:g}")
 
 
-def draw(output: Path, panels: Sequence[Panel | Dots], title: str, lede: str, *, force: bool) -> None:
+def draw(output: Path, panels: Sequence[Panel], title: str, lede: str, *, force: bool) -> None:
     """Draw charts into a picture or a page, by the name's suffix."""
     from steadytrain.reports.files import write
     from steadytrain.reports.plots import page, svg
@@ -134,17 +131,12 @@ def require_picture(output: Path, *, force: bool) -> None:
     """Raise InputError for a file whose suffix is not that of a picture, or that may not be written."""
     from steadytrain.reports.files import require_replaceable
 
-    require_kind(output)
-    require_replaceable(output, force=force)
-
-
-def require_kind(output: Path) -> None:
-    """Raise InputError for a file whose suffix is not that of a picture."""
     kind = output.suffix.lower()
     if kind not in KINDS:
         raise InputError(
             f"{output} ends in {kind or 'no suffix'}; a plot ends in {' or '.join(KINDS)}.{did_you_mean(kind, KINDS)}"
         )
+    require_replaceable(output, force=force)
 
 
 def _recipe_and_images(
@@ -170,7 +162,7 @@ def _recipe_and_images(
 
 def _sorted_source(source: str | None, options: TrainingOptions) -> tuple[str | None, TrainingOptions]:
     """Tell a recipe file and a run's folder, which become options, from data."""
-    if source is not None and Path(source).suffix in FILES and not Path(source).is_dir():
+    if source is not None and Path(source).suffix in RECIPES and not Path(source).is_dir():
         return None, replace(options, recipe=Path(source))
     if source is not None and (Path(source) / "recipe.json").exists():
         return None, replace(options, run=source)

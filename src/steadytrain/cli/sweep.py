@@ -10,28 +10,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.launch import job_for, read_hosts_file, warn_of_local_folders
+from steadytrain.cli.launch import job_for, warn_of_local_folders
 from steadytrain.cli.options import (
     RECIPES,
     TrainingOptions,
     key_of,
     parse_setting,
     read_table,
-    require_range,
     require_trackers,
 )
 from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for
 from steadytrain.errors import InputError
 from steadytrain.events import refuse_link
 from steadytrain.run import MAX_REPEATS
+from steadytrain.tuning import sweep as sweeps
+from steadytrain.tuning import sweep_runs, sweep_trainers
+from steadytrain.tuning.sweep import MOST_RUNS, Case, Point
 
 if TYPE_CHECKING:
     from steadytrain.config import Recipe
     from steadytrain.launch import Job
-    from steadytrain.tuning.sweep import Case, Point
-    from steadytrain.tuning.sweep_trainers import Trainer
 
 
 def sweep(
@@ -40,13 +41,12 @@ def sweep(
     /,
     *,
     over: Annotated[tuple[str, ...], Parameter(consume_multiple=1)] = (),
-    seeds: int | None = None,
+    seeds: Annotated[int | None, Parameter(validator=Number(gte=1, lte=MAX_REPEATS))] = None,
     halving: bool = False,
-    search: int | None = None,
-    parallel: int | None = None,
-    target: float | None = None,
-    on: Literal["ssh", "slurm"] | None = None,
-    hosts: Path | None = None,
+    search: Annotated[int | None, Parameter(validator=Number(gte=1, lte=MOST_RUNS))] = None,
+    parallel: Annotated[int | None, Parameter(validator=Number(gte=1, lte=256))] = None,
+    target: Annotated[float | None, Parameter(validator=Number(gt=0, lte=1))] = None,
+    on: Literal["slurm"] | None = None,
     job: Path | None = None,
     dry_run: bool = False,
     finetune: bool = False,
@@ -55,7 +55,7 @@ def sweep(
     """Train a recipe with every combination of some values, each with several seeds, and compare the results.
 
     Each run is an ordinary one, in RUN/CASE/seed-N, trained in its own process: one on each GPU, or one at a time on
-    the CPU; or on other machines. The same command resumes an interrupted sweep and keeps finished runs. The table,
+    the CPU; or as an array of Slurm. The same command resumes an interrupted sweep and keeps finished runs. The table,
     best first, is printed, and written as sweep.json and report.html.
 
     The sweep can be described in the recipe file, in a table [sweep] with over, cases, seeds, halving, search and
@@ -66,14 +66,13 @@ def sweep(
         over: KEY=VALUE,VALUE for each key of the recipe that takes several values (with ; between values that hold
             commas); for a search also KEY=1e-3..1e-1, or "KEY=1e-3..1e-1 log".
         seeds: Runs of each case, which differ in their seed. [default: 1]
-        halving: Stop the worst cases early: the best third continues, for three times as long (needs Optuna). In a
-            search: stop those below the median, at a ninth and at a third of their epochs.
+        halving: Stop the worst cases early: the best third continues, for three times as long. In a search: stop those
+            below the median, at a ninth and at a third of their epochs.
         search: Number of cases, each chosen by the results so far, instead of all combinations (needs Optuna).
         parallel: Runs at a time. [default: one for each GPU, or 1; with --on slurm: no limit]
         target: Top-1 (or mAP) as a fraction, such as 0.9: show when each case reached it.
-        on: Train elsewhere, with RUN on a disk that all share: ssh, on the machines of --hosts; or slurm, as an array
-            of jobs, which the same command reads later. [default: here, or ssh with --hosts]
-        hosts: A file with one machine per line: name, user@name:port, name slots=2 (runs at a time, each with a GPU).
+        on: slurm: train as an array of jobs, with RUN on a disk that all machines share; the same command reads the
+            results later. [default: here]
         job: A job file with more about each run's job, as of steady launch.
         dry_run: Train nothing: print the commands, or the script of the array.
         finetune: Begin with the defaults of steady finetune instead of those of steady train.
@@ -85,10 +84,7 @@ def sweep(
         steady sweep recipes/cifar10-batches.toml small-train.rec --val test.rec --target 0.5
         steady sweep recipe.toml photos/ --over lr=0.1,0.2 --on slurm --job gpu.toml --run /shared/sizes
     """
-    from steadytrain.tuning import sweep as sweeps
-    from steadytrain.tuning import sweep_runs, sweep_trainers
-
-    _require_sensible(options, seeds=seeds, search=search, parallel=parallel, target=target)
+    _require_sensible(options)
     require_trackers(options)
     texts = dict(_split_over(text) for text in over)
     named = recipe.stem or "data"
@@ -100,36 +96,35 @@ def sweep(
     folder = Path(options.run or f"runs/{named}-sweep")
     for name in (sweeps.TABLE_FILE, sweeps.PAGE_FILE, sweep_runs.SEARCH_FILE, sweep_trainers.ARRAY_FILE):
         refuse_link(folder / name)
-    place, described = _job(on, hosts, job, replace(options, recipe=file).value("parallel.procs"))
-    if place == "slurm" and described is not None:
+    described = _array_job(on, job, replace(options, recipe=file).value("parallel.procs"))
+    if described is not None:
         if spec.search is not None:
-            raise InputError("a search waits for its runs, and an array is only submitted: use --hosts, or drop --on")
+            raise InputError("a search waits for its runs, and an array is only submitted: drop --on, or --search")
         inputs = () if data is None or "://" in data else (data,)
         warn_of_local_folders(replace(described, inputs=inputs, outputs=(str(folder),)))
+    if dry_run and spec.search is not None:
+        raise InputError("--dry-run shows runs that are known beforehand, and those of a search are not: leave one out")
     shared = _of_all_runs(options, file, is_elsewhere=described is not None)
     make_recipe = _recipe_maker(data, shared, described, finetune=finetune)
 
     def create(points: Sequence[Point]) -> list[Case]:
         return sweeps.create_cases(folder, points, make_recipe, spec.seeds, writes=not dry_run)
 
-    cases = [] if spec.search is not None else create(sweeps.points(space.over, space.cases))
-    first = cases[0].runs[0].recipe if cases else make_recipe({})
+    if spec.search is None:
+        cases = create(sweeps.points(space.over, space.cases))
+        first = cases[0].runs[0].recipe
+    else:
+        sweeps.require_values(space.over, make_recipe)
+        cases, first = [], make_recipe({})
     in_file = {key for key, _ in sweeps.values_of_file(space, texts)}
     keys = (*sweeps.CODE, "every.track")
     allowed = [key for key in keys if key in texts or (key in shared.changes and key not in in_file)]
-    trainer: Trainer
+    trainer: sweep_trainers.Trainer
     if described is None:
         trainer = sweep_trainers.ProcessTrainer(sweep_trainers.slots_for(first, parallel), allowed, note)
-    elif place == "slurm":
-        trainer = sweep_trainers.ArrayTrainer(described, folder, allowed, parallel, note)
     else:
-        launch = [*(["--job", str(job)] if job else []), "--procs", str(described.procs or 1)]
-        trainer = sweep_trainers.ProcessTrainer(sweep_trainers.host_slots(described)[:parallel], allowed, note, launch)
+        trainer = sweep_trainers.ArrayTrainer(described, folder, allowed, parallel, note)
     if dry_run:
-        if not cases:
-            raise InputError(
-                "--dry-run shows runs that are known beforehand, and those of a search are not: leave one out"
-            )
         print_text(trainer.describe([run for case in cases for run in case.runs]))
         return 0
     try:
@@ -186,22 +181,13 @@ def _recipe_maker(
     return make_recipe
 
 
-def _require_sensible(
-    options: TrainingOptions, *, seeds: int | None, search: int | None, parallel: int | None, target: float | None
-) -> None:
-    """Refuse flags that make no sense in a sweep, and values out of their range. Raises InputError."""
-    from steadytrain.tuning.sweep import MOST_RUNS
-
+def _require_sensible(options: TrainingOptions) -> None:
+    """Refuse flags of training that make no sense in a sweep. Raises InputError."""
     remedies = {"recipe": "name the file first", "repeats": "use --seeds", "budget_minutes": "use steady finetune"}
     remedies |= dict.fromkeys(("probe", "explain"), "use steady train for it")
     for name, remedy in remedies.items():
         if getattr(options, name) not in (None, False):
             raise InputError(f"steady sweep takes no --{name.replace('_', '-')}: {remedy}")
-    require_range("--seeds", seeds, MAX_REPEATS)
-    require_range("--search", search, MOST_RUNS)
-    require_range("--parallel", parallel, 256)
-    if target is not None and not 0 < target <= 1:
-        raise InputError(f"--target is {target:g}; it must be above 0, up to 1: a fraction, such as 0.9")
     if measured := options.measured:
         raise InputError(f"{min(measured)} cannot be auto in a sweep: steady tune chooses it; give its value")
 
@@ -214,20 +200,15 @@ def _split_over(text: str) -> tuple[str, str]:
     return key_of(name.strip()) or name.strip(), values
 
 
-def _job(
-    on: Literal["ssh", "slurm"] | None, hosts: Path | None, file: Path | None, procs: object
-) -> tuple[str, Job] | tuple[None, None]:
-    """Return the launcher and the job of each run, of ``procs`` ranks; None: runs are trained on this machine."""
-    if on is None and hosts is None:
+def _array_job(on: str | None, file: Path | None, procs: object) -> Job | None:
+    """Return the job of each run, of ``procs`` ranks; None: runs are trained on this machine. Raises InputError."""
+    if on is None:
         if file is not None:
-            raise InputError("--job describes jobs elsewhere: add --on slurm, or --hosts FILE")
-        return None, None
-    values: dict[str, Any] = {} if hosts is None else {"hosts": read_hosts_file(hosts)}
-    if isinstance(procs, int):
-        values["procs"] = procs
-    elif procs is not None:
+            raise InputError("--job describes jobs elsewhere: add --on slurm")
+        return None
+    if not isinstance(procs, int | None):
         raise InputError("--procs auto counts the GPUs of this machine: give the ranks of each run as a number")
-    place, described = job_for(("resume", "RUN"), on or "ssh", file, values)
+    _, described = job_for(("resume", "RUN"), on, file, {} if procs is None else {"procs": procs})
     if described.least or described.nodes not in (None, 1):
         raise InputError("a run of a sweep has one machine: leave nodes out of the job file")
-    return place, described
+    return described

@@ -25,7 +25,7 @@ from cyclopts.validators import Number
 
 from steadytrain.cli.console import Console, TerminalStream, confirmed, note, print_text, progress_once_known
 from steadytrain.cli.explain import head_lines, print_explained
-from steadytrain.cli.options import HEADINGS, TrainingOptions, read_table, require_trackers
+from steadytrain.cli.options import HEADINGS, TrainingOptions, require_trackers
 from steadytrain.config import Model, Parallel, Recipe
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.parts import listed_gpus
@@ -342,12 +342,6 @@ def _create_runs(folder: Path, recipe: Recipe, options: TrainingOptions) -> tupl
         runs: tuple[Run, ...] = (Run.create(folder, recipe),)
     else:
         runs = Run.create_repeats(folder, recipe, options.repeats)
-    if options.recipe is not None and "tuning" in (table := read_table(options.recipe)):
-        from steadytrain.reports.tuned import TuningEvidence, keep_evidence
-
-        evidence = TuningEvidence.from_dict(table["tuning"])
-        for run in runs:
-            keep_evidence(run, evidence)
     return runs
 
 
@@ -475,6 +469,7 @@ def _choose_automatically(
 ) -> dict[str, object]:
     """Measure on one rank the values of flags that are ``auto``; return them by their keys in the recipe."""
     from steadytrain.tuning.probes import Prober, load_choices, save_choices
+    from steadytrain.tuning.report import trial_text
     from steadytrain.tuning.tune import tune
 
     names = {"batch_size": ("batch", "rate"), "parallel.threads": ("threads",), "precision.name": ("precision",)}
@@ -491,11 +486,11 @@ def _choose_automatically(
             chosen=options.chosen,
             free=free,
             ranks=world.size,
-            say=lambda trial: note(trial.measurement().words()),
+            say=lambda trial: note(trial_text(trial)),
         )
-    for choice in tuned.evidence.choices:
+    for choice in tuned.choices:
         note(f"{choice.key} = {choice.value}: {choice.reason}")
-    choices = {choice.key: choice.value for choice in tuned.evidence.choices}
+    choices = {choice.key: choice.value for choice in tuned.choices}
     save_choices(recipe, free, world.size, choices)
     return choices
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from steadytrain.cli.console import note, print_json, print_text
-from steadytrain.cli.options import Json, RepeatedFlag, TrainingOptions, require_alone, require_range
-from steadytrain.cli.schedule import draw, require_picture
+from steadytrain.cli.options import Json, RepeatedFlag, SizeFlag, TrainingOptions, require_alone
 from steadytrain.errors import InputError
 from steadytrain.files import replace_file
 from steadytrain.machine.process import own_start, spin_where_alone
@@ -26,19 +26,15 @@ def tune(
     /,
     *,
     model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None,
-    minutes: float = 2.0,
+    minutes: Annotated[float, Parameter(validator=Number(gt=0, lte=MOST_MINUTES))] = 2.0,
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("tuned.toml"),
-    explain: bool = False,
     again: bool = False,
-    plot: Path | None = None,
     finetune: bool = False,
-    find_lr: bool = False,
     val: Annotated[str | None, Parameter(name=("--val", "--data-val"))] = None,
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
     epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None,
-    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
+    size: SizeFlag = None,
     device: str | None = None,
-    procs: Annotated[int | Literal["auto"] | None, Parameter(name=("--procs", "-n"))] = None,
     recipe: Path | None = None,
     set: RepeatedFlag = (),
     force: bool = False,
@@ -46,73 +42,52 @@ def tune(
 ) -> int:
     """Measure how this model trains fastest on these images and this machine, and write a recipe with the reasons.
 
-    It chooses the batch at the knee of the throughput curve, the number format, the memory format, the loader's threads
-    and whether to compile. It scales the learning rate. Each measurement runs in its own process; one that runs out of
-    memory, crashes or takes too long is recorded. Measurements are kept, so the same command resumes after Ctrl-C.
+    It chooses the batch at the knee of the throughput curve, the number format and the loader's threads. It scales the
+    learning rate. Each measurement runs in its own process; one that runs out of memory, crashes or takes too long is
+    recorded. Measurements are kept, so the same command resumes after Ctrl-C.
 
-    It keeps what you choose yourself: with --batch-size the batch stays, in micro-batches if needed.
+    It keeps what you choose yourself, such as --batch-size. It tunes one process: steady scale predicts several.
 
     Args:
         model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory (default: that of steady train).
         minutes: How long it may take.
         output: The recipe file to write.
-        explain: Print what was measured and chosen, from earlier commands, without measuring or writing anything.
         again: Repeat measurements that were made before.
-        plot: Draw the curves into this file: .svg or .html.
         finetune: Begin with the defaults of steady finetune instead of those of steady train.
-        find_lr: Find the learning rate by a range test instead of scaling it (it takes up to a third of the time).
         val: Validation data, as of steady train.
         batch_size: Images for each update, kept as given (default: the knee).
-        epochs: Passes over the training data, within which compiling must pay off.
+        epochs: Passes over the training data, for the recipe.
         size: Side of the square input, in pixels.
-        device: auto, cpu, cuda or cuda:1; cuda:0,2: ranks on these GPUs.
-        procs: Ranks that will train together on this machine; auto: one for each GPU. All of them measure at the same
-            time, and the slowest counts. [default: the recipe's, else 1]
+        device: auto, cpu, cuda or cuda:1.
         recipe: A recipe file to begin with: .toml, .json or .yaml. What it says is kept.
         set: Any other value of the recipe, which is kept: --set precision.name=fp32.
-        force: Replace the output even if it is no tuned recipe, or the picture if it is no older one.
+        force: Replace the output even if it is no tuned recipe.
 
     Examples:
         steady tune photos/ --model timm/resnet18
         steady tune cifar10-train.rec --model resnet20 --minutes 1 -o tuned.toml
-        steady tune photos/ --model timm/resnet18 --explain
+        steady tune photos/ --model timm/resnet18 --json > tuning.json
     """
-    if not 0 < minutes <= MOST_MINUTES:
-        raise InputError(f"--minutes is {minutes:g}; it must be above 0, up to {MOST_MINUTES}")
     if output.suffix.lower() != ".toml":
         raise InputError(f"--output is {output}: a recipe with comments ends in .toml")
-    if again and explain:
-        raise InputError("--again measures and --explain does not: leave one of them out")
     require_alone("steady tune")
-    if plot is not None:
-        require_picture(plot, force=force)
-    if not explain:
-        _require_replaceable(output, force=force)
+    _require_replaceable(output, force=force)
     began = own_start() or time.perf_counter()
-    flags = {
-        "model": model,
-        "val": val,
-        "batch_size": batch_size,
-        "epochs": epochs,
-        "size": size,
-        "device": device,
-        "procs": procs,
-    }
+    flags = {"model": model, "val": val, "batch_size": batch_size, "epochs": epochs, "size": size, "device": device}
     options = TrainingOptions(flags=flags, recipe=recipe, set=set)
     spin_where_alone()
-    from steadytrain.cli.train import num_procs, recipe_for, require_cores
-    from steadytrain.distributed.world import World
-    from steadytrain.reports import tuned as reports
+    from steadytrain.cli.train import num_procs, recipe_for
     from steadytrain.tuning import report
     from steadytrain.tuning.probes import Prober
     from steadytrain.tuning.tune import tune as search
 
-    ranks = max(1, num_procs(data, options))
-    require_range("--procs", ranks, 256)
-    require_cores(ranks, options)
-    worlds = [World(rank=rank, size=ranks, local_rank=rank, local_size=ranks) for rank in range(ranks)]
-    with Prober(*worlds) as prober:  # imports torch while this process does
-        draft = recipe_for(data, options, finetune=finetune, ranks=ranks)
+    if num_procs(data, options) > 1:
+        raise InputError(
+            "the recipe is for several ranks, and one process is tuned: name one device and leave out parallel.procs"
+            " (--set parallel.procs=none); steady scale predicts several"
+        )
+    with Prober() as prober:  # imports torch while this process does
+        draft = recipe_for(data, options, finetune=finetune)
         packed = time.perf_counter()
         began = max(began, packed - 30.0)  # packing the images once is no part of the search
         tuned = search(
@@ -120,25 +95,15 @@ def tune(
             prober=prober,
             seconds=60 * minutes,
             chosen=options.chosen,
-            ranks=ranks,
-            find_rate=find_lr,
-            measures=not explain,
             again=again,
             began=began,
-            say=lambda trial: note(trial.measurement().words()),
+            say=lambda trial: note(report.trial_text(trial)),
         )
-    evidence = tuned.evidence
-    if plot is not None and (panels := reports.panels(evidence)):
-        draw(plot, panels, f"Tuning {draft.model.name}", reports.gain_text(evidence), force=force)
-    if not explain:
-        replace_file(output, report.recipe_file(tuned, finetune=finetune, name=str(output)))
-    width = min(100, shutil.get_terminal_size().columns)
+    replace_file(output, report.recipe_file(tuned, finetune=finetune, name=str(output)))
     if json:
         print_json(report.document(tuned))
-    elif explain:
-        print_text(reports.table(evidence, width))
     else:
-        print_text("\n".join(reports.summary(evidence, width)))
+        print_text(report.table(tuned, min(100, shutil.get_terminal_size().columns)))
         note(f"wrote {output}: steady {'finetune' if finetune else 'train'} --recipe {output}")
     return 0
 

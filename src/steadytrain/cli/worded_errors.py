@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
@@ -138,9 +138,17 @@ def _wrong_value(error: Any) -> str:
 
 def _beyond_limit(error: Any) -> str:
     """Say what a number has to be, by the limits of its flag (``cyclopts.validators.Number``)."""
-    [limit], token = error.argument.parameter.validator, error.argument.tokens[-1]
-    ends = (("from", limit.gte), ("above", limit.gt), ("to", limit.lte), ("to below", limit.lt))
-    words = " ".join(f"{word} {value}" for word, value in ends if value is not None)
+    [limit], tokens = error.argument.parameter.validator, error.argument.tokens
+
+    def is_beyond(value: str) -> bool:
+        with suppress(ValueError):
+            limit(float, float(value))
+            return False
+        return True
+
+    token = next((token for token in tokens if is_beyond(token.value)), tokens[-1])
+    ends = (("from ", limit.gte), ("above ", limit.gt), (" to " if limit.gt is None else ", up to ", limit.lte))
+    words = "".join(f"{word}{value}" for word, value in (*ends, (" to below ", limit.lt)) if value is not None)
     if limit.lte is None and limit.lt is None and limit.gte is not None:
         words = f"{limit.gte} or more"
     return f"{token.keyword} is {token.value}; it must be {words}"

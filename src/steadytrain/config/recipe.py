@@ -43,7 +43,7 @@ from steadytrain.config.strangers import FILE_KEYS
 from steadytrain.errors import RecipeError, did_you_mean
 
 ASIDE = ("sweep", "tuning")
-"""Tables of a recipe file that are no part of the recipe: what steady sweep varies, and what steady tune measured."""
+"""Tables of a recipe file that are no part of the recipe: what is swept, and what older versions measured in tuning."""
 
 _NO_TEXT = re.compile("[\\0\ud800-\udc7f\udd00-\udfff]")
 """Characters that no path and no printed word may have; the other surrogates stand for bytes that are no UTF-8."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
-from steadytrain.errors import ModelError, SteadyError
+from steadytrain.errors import InputError, ModelError, SteadyError
 from steadytrain.export.formats import write_module
 from steadytrain.export.networks import NETWORKS, load_network, real_samples
 from steadytrain.format import tells_top5
@@ -182,7 +182,10 @@ class Worker:
             self._child.end()
 
     def ask(self, what: str, **values: Any) -> Any:
-        """Return the answer of a method of :class:`BenchEngine`; an empty one once that or the process has failed."""
+        """Return the answer of a method of :class:`BenchEngine`; once that or the process has failed, an empty one.
+
+        Of a first failure it says whether that ``is_mistake``, of the user's.
+        """
         if self.error:
             return {}
         try:
@@ -223,7 +226,8 @@ def _answer_requests(connection: Connection) -> None:
         except Exception as error:  # noqa: BLE001 - a network, an exporter or an engine may raise anything
             text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # exporters put a terminal's colours into their messages
             words = f"{type(error).__name__}: {' '.join(text.split())}"[:200]
-            connection.send((text if isinstance(error, SteadyError) else words, {}))
+            is_mistake = what == "prepare" and isinstance(error, InputError)
+            connection.send((text if isinstance(error, SteadyError) else words, {"is_mistake": is_mistake}))
 
 
 class BenchEngine:

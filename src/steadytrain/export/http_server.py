@@ -50,8 +50,6 @@ class _Server(LimitedServer):
 
 def listen(host: str, port: int) -> socket.socket:
     """Open the socket that a server listens on. Raises InputError if the address cannot be used."""
-    if not 0 <= port <= 65535:
-        raise InputError(f"--port is {port}; a port is from 0 (any that is free) to 65535")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)

@@ -11,7 +11,6 @@ import yaml
 from steadytrain import __version__
 
 _FILE = Path(__file__).parent / "texts" / "openapi.yaml"
-_IMAGES, _URLS = "Several images: a list of these.", "Several addresses."
 
 
 @cache
@@ -36,7 +35,7 @@ def page_of_api() -> dict[str, Any]:
     schemas, fields = document["components"]["schemas"], []
     for name, schema in schemas["Request"]["properties"].items():
         known = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
-        fields.append((name, known.get("description") or {"images": _IMAGES, "urls": _URLS}[name]))
+        fields.append((name, known.get("description", "Several images: a list of these.")))
     responses = document["paths"]["/predict"]["post"]["responses"]
     return {
         "operations": [

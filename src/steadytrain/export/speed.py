@@ -9,10 +9,8 @@ them alike. A crash, a lack of memory or an operation that an engine does not ha
 
 from __future__ import annotations
 
-import math
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +73,7 @@ class NetworkSpeed:
         shape: of a sample.
         weights: the file that they are from; empty where they are drawn.
         real: whether outputs were compared on real images.
-        error: why nothing was measured, a sentence.
+        error: why nothing was measured, a sentence; ``is_mistake``: by what the user named.
     """
 
     name: str
@@ -88,6 +86,7 @@ class NetworkSpeed:
     threads: int = 0
     engines: tuple[EngineSpeed, ...] = ()
     error: str = ""
+    is_mistake: bool = False
 
     @property
     def measured(self) -> list[EngineSpeed]:
@@ -140,20 +139,13 @@ def make_plan(
 
 
 def bench_inference(
-    networks: Sequence[str] = (),
-    plan: InferencePlan | None = None,
-    *,
-    minutes: float | None = None,
-    done: Mapping[str, NetworkSpeed] | None = None,
-    say: Tell = lambda text: None,
+    networks: Sequence[str] = (), plan: InferencePlan | None = None, *, say: Tell = lambda text: None
 ) -> Iterator[NetworkSpeed]:
     """Measure networks one after another; yield each when it is measured.
 
     Args:
         networks: names as :func:`steadytrain.export.networks.load_network` takes them; none: the field's table.
         plan: of :func:`make_plan`; None: its defaults.
-        minutes: begin no network after so long.
-        done: measured before, by name.
         say: takes what is being done, in words.
 
     Raises:
@@ -163,15 +155,8 @@ def bench_inference(
         if name in GONE:
             raise InputError(f"{name} is not in the table any more: {GONE[name]} (steady models lists others)")
     plan = plan or make_plan()
-    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
     for name in networks or NETWORKS:
-        if name in (done or {}):
-            yield done[name]  # type: ignore[index]
-        elif time.monotonic() < end:
-            yield measure_network(name, plan, say)
-        else:
-            title = NETWORKS.get(name, (name,))[0]
-            yield NetworkSpeed(name=name, title=title, error=f"not reached within {minutes:g} minutes")
+        yield measure_network(name, plan, say)
 
 
 def measure_network(name: str, plan: InferencePlan, say: Tell = lambda text: None) -> NetworkSpeed:
@@ -182,7 +167,7 @@ def measure_network(name: str, plan: InferencePlan, say: Tell = lambda text: Non
         with Worker(task) as first:
             about = first.ask("prepare")
         if first.error:
-            return NetworkSpeed(name=name, title=name, error=first.error)
+            return NetworkSpeed(name=name, title=name, error=first.error, **about)
         workers = []
         for (engine, numbers), reason in plan.engines.items():
             say(f"{name}: opening {engine} {numbers}")
@@ -200,5 +185,6 @@ def measure_network(name: str, plan: InferencePlan, say: Tell = lambda text: Non
         speeds = []
         for worker in workers:
             figures, task = worker.ask("finish"), worker.task
+            figures = {} if worker.error else figures
             speeds.append(EngineSpeed(engine=task.engine, numbers=task.numbers, error=worker.error, **figures))
     return NetworkSpeed(name=name, device=plan.device, threads=plan.threads, engines=tuple(speeds), **about)

@@ -50,7 +50,6 @@ from steadytrain.reports.tables import (
     speed_table,
 )
 from steadytrain.reports.time_spent import bar, rates_text, rows, sentence
-from steadytrain.reports.tuned import section
 from steadytrain.reports.verdict import held_back
 
 if TYPE_CHECKING:
@@ -166,7 +165,6 @@ def _words(accounts: Sequence[Account], target: float | None) -> dict[str, Any]:
         "mistakes": sections(accounts),
         "spent": rows([account.ledger for account in accounts]),
         "recipe": _split([{key: _value(value) for key, value in recipe.items()} for recipe in recipes]),
-        "tunings": [section(account.run) for account in accounts],
         "places": _split([_places(account) for account in accounts]),
     }
 

@@ -1,16 +1,14 @@
-"""Line and dot charts as one SVG picture, or as a page around it: no script, no network."""
+"""Line charts as one SVG picture, or as a page around it: no script, no network."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
-from steadytrain.format import count, rate
 from steadytrain.monitor.series import thin
-from steadytrain.reports.charts import COLOURS, LAYOUTS, TEMPLATES
+from steadytrain.reports.charts import COLOURS, TEMPLATES
 from steadytrain.reports.tables import MARK
 
 WIDTH, HEIGHT = 860, 220
@@ -18,9 +16,6 @@ WIDTH, HEIGHT = 860, 220
 
 LEFT, RIGHT, TOP, BOTTOM = 76, 20, 30, 40
 """Pixels around the curve of a panel: the labels of y, and those of x below."""
-
-ROW, NAMES, LEGEND = 22, 170, 26
-"""Pixels of a row of dots, of the names beside it, and of a line of the legend."""
 
 FONT = "ui-sans-serif, system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 STYLE = (
@@ -59,70 +54,27 @@ class Panel:
     ticks: Sequence[tuple[float, str]] = ()
 
 
-@dataclass(frozen=True)
-class Dots:
-    """One chart of positive values on a logarithmic axis: a row for each name, a dot for each series.
-
-    Args:
-        title: what the values are.
-        names: of the rows.
-        series: by its name in the legend, a value for each row; None where there is none. Up to 32.
-        x_title: the unit.
-    """
-
-    title: str
-    names: Sequence[str]
-    series: Mapping[str, Sequence[float | None]]
-    x_title: str
-
-
-def svg(panels: Sequence[Panel | Dots], *, title: str) -> str:
+def svg(panels: Sequence[Panel], *, title: str) -> str:
     """Draw panels below each other.
 
     >>> panel = Panel("rate", [0, 1, 2], [[0.0, 1.0, 0.5]], "update")
     >>> svg([panel], title="a schedule").count("<polyline")
     1
     """
-    height = sum(map(_height, panels))
+    height = HEIGHT * len(panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
         f' role="img"><!-- {MARK} --><title>{escape(title)}</title><style>{STYLE}</style>'
     ]
-    top = 0
     for number, panel in enumerate(panels):
-        lines = _panel(panel, COLOURS[number]) if isinstance(panel, Panel) else _dots(panel)
-        parts += [f'<g transform="translate(0 {top})">', *lines, "</g>"]
-        top += _height(panel)
+        lines = _panel(panel, COLOURS[number])
+        parts += [f'<g transform="translate(0 {HEIGHT * number})">', *lines, "</g>"]
     return "\n".join([*parts, "</svg>", ""])
 
 
-def page(panels: Sequence[Panel | Dots], *, title: str, lede: str) -> str:
-    """Put the picture of :func:`svg` into an HTML page with a heading and a sentence, and dots' values into tables."""
-    tables = "".join(_values(panel) for panel in panels if isinstance(panel, Dots))
-    return html_page(f"{svg(panels, title=title)}{tables}", title=title, lede=lede, css=SVG_CSS)
-
-
-def speeds_page(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Draw images per second at each batch size, a dot for each way to compute.
-
-    Args:
-        rows: as ``steady bench train --json`` prints them; those with an ``error`` are left out.
-    """
-    measured = [row for row in rows if "error" not in row]
-    several_threads = len({row["threads"] for row in measured}) > 1
-    speeds: dict[str, dict[int, float]] = {}
-    for row in measured:
-        code = "" if row["compile"] == "none" else f" compiled ({row['compile']})"
-        threads = f" {count(row['threads'], 'thread')}" if several_threads else ""
-        how = (" as one graph" if row["graph"] else "") + (" recomputed" if row["recompute"] else "")
-        name = f"{row['precision']} {LAYOUTS[row['layout']]}{code}{how}{threads}"
-        speeds.setdefault(name, {})[row["batch_size"]] = row["images_per_second"]
-    sizes = sorted({row["batch_size"] for row in measured})
-    series = {name: [by_size.get(size) for size in sizes] for name, by_size in speeds.items()}
-    dots = Dots("Training (right is better)", [f"batches of {size:,}" for size in sizes], series, "images per second")
-    first = measured[0] if measured else {}
-    title = f"{first.get('model', '')} on {first.get('device', '')}"
-    return page([dots], title=title, lede="training, drawn images")
+def page(panels: Sequence[Panel], *, title: str, lede: str) -> str:
+    """Put the picture of :func:`svg` into an HTML page with a heading and a sentence."""
+    return html_page(svg(panels, title=title), title=title, lede=lede, css=SVG_CSS)
 
 
 def html_page(body: str, *, title: str, lede: str, css: str = "") -> str:
@@ -135,19 +87,6 @@ def html_page(body: str, *, title: str, lede: str, css: str = "") -> str:
         f"<style>{css}</style></head>\n"
         f'<body><main><header><h1>{escape(title)}</h1><p class="lede">{escape(lede)}</p></header>\n<section>'
         f"{body}</section></main></body></html>\n"
-    )
-
-
-def _values(dots: Dots) -> str:
-    """Write the values of a chart of dots as a table: a row for each name, a column for each series."""
-    heads = "".join(f"<th>{escape(name)}</th>" for name in dots.series)
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td>{''.join(f'<td>{rate(series[row])}</td>' for series in dots.series.values())}</tr>"
-        for row, name in enumerate(dots.names)
-    )
-    return (
-        f'<h2>{escape(dots.title)}</h2><div class="scroll"><table class="numbers"><thead><tr>'
-        f"<th>{escape(dots.x_title)}</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -202,73 +141,4 @@ def _panel(panel: Panel, colour: str) -> list[str]:
         is_right = x_of(x) + 7 * len(word) > LEFT + across  # the word stands on the side that has room
         side = f'x="{x_of(x) - 4}" text-anchor="end"' if is_right else f'x="{x_of(x) + 4}"'
         lines.append(f'<text {side} y="{bottom - 6}">{escape(word)}</text>')
-    return lines
-
-
-def _height(panel: Panel | Dots) -> int:
-    if isinstance(panel, Panel):
-        return HEIGHT
-    return TOP + LEGEND * len(_legend(panel)) + ROW * len(panel.names) + BOTTOM
-
-
-def _legend(dots: Dots) -> list[list[tuple[int, str, int]]]:
-    """Place the names of series in lines: number, name and x of each."""
-    lines: list[list[tuple[int, str, int]]] = [[]]
-    x = NAMES
-    for number, name in enumerate(dots.series):
-        width = 30 + 7 * len(name)
-        if x + width > WIDTH and lines[-1]:
-            lines.append([])
-            x = NAMES
-        lines[-1].append((number, name, x))
-        x += width
-    return lines
-
-
-def _mark(number: int, x: float, y: float) -> str:
-    """Draw a dot of a series: its shape tells it from the next ones, colour and shape from up to 31 others."""
-    colour, size, shape = COLOURS[number % len(COLOURS)], 4.5, (number + number // len(COLOURS)) % 4
-    if shape == 0:
-        return f'<circle fill="{colour}" cx="{x}" cy="{y}" r="{size}"/>'
-    corners = {
-        1: ((-1, -1), (1, -1), (1, 1), (-1, 1)),
-        2: ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
-        3: ((0, -1.2), (1.2, 1), (-1.2, 1)),
-    }[shape]
-    points = " ".join(f"{round(x + size * dx, 2)},{round(y + size * dy, 2)}" for dx, dy in corners)
-    return f'<polygon fill="{colour}" points="{points}"/>'
-
-
-def _dots(dots: Dots) -> list[str]:
-    values = [value for row in dots.series.values() for value in row if value]
-    low, high = (min(values), max(values)) if values else (1.0, 10.0)
-    low, high = low / 1.15, high * 1.15
-    across, legend = WIDTH - NAMES - RIGHT, _legend(dots)
-    top = TOP + LEGEND * len(legend)
-    bottom = top + ROW * len(dots.names)
-
-    def x_of(value: float) -> float:
-        return round(NAMES + across * math.log(value / low) / math.log(high / low), 2)
-
-    lines = [f'<text class="title" x="{NAMES}" y="18">{escape(dots.title)}</text>']
-    for line, entries in enumerate(legend):
-        baseline = TOP + LEGEND * line + 12
-        for number, name, left in entries:
-            mark = _mark(number, left + 6, baseline - 4)
-            lines.append(f'{mark}<text x="{left + 16}" y="{baseline}">{escape(name)}</text>')
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if high / low < 1000 else (1,)
-    for tick in (step * 10.0**decade for decade in decades for step in steps):
-        if low <= tick <= high:
-            x = x_of(tick)
-            lines.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{top}" y2="{bottom + 5}"/>')
-            lines.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{tick:,g}</text>')
-    lines.append(f'<text x="{NAMES + across}" y="{bottom + 34}" text-anchor="end">{escape(dots.x_title)}</text>')
-    for row, name in enumerate(dots.names):
-        y = top + ROW * row + ROW / 2
-        lines.append(f'<line class="grid" x1="{NAMES}" x2="{NAMES + across}" y1="{y}" y2="{y}"/>')
-        lines.append(f'<text x="{NAMES - 10}" y="{y + 4}" text-anchor="end">{escape(name)}</text>')
-        for number, series in enumerate(dots.series.values()):
-            if value := series[row]:
-                lines.append(_mark(number, x_of(value), y))
     return lines

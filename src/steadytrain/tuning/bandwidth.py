@@ -35,7 +35,6 @@ WAYS = ("tensors", "buckets", *HALVES)
 _VALUE = 4  # bytes of a float32
 _FEWEST, _MOST = 3, 10_000
 _SMALL_ROUNDS = 200
-_MOST_CHECKED = 10_000_000  # values drawn again, for all ranks together
 
 
 def measure_links(
@@ -46,7 +45,7 @@ def measure_links(
     seconds: float = 5.0,
     cores: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[dict[str, Any], list[list[int]]]:
+) -> dict[str, Any]:
     """Meet the other ranks, which all call this, and exchange random gradients of a model's sizes with them.
 
     Args:
@@ -58,12 +57,11 @@ def measure_links(
         progress: takes how many ways are measured, of how many.
 
     Returns:
-        The same on all ranks: the shapes, and plain data for JSON: ``model``, ``tensors``, ``parameters``, ``procs``,
-        ``hosts``, and ``backends``, each with its ``latency_seconds``, which a single number takes, and its ``ways``:
+        The same on all ranks, plain data for JSON: ``model``, ``tensors``, ``parameters``, ``procs``, ``hosts``, and
+        ``backends``, each with its ``latency_seconds``, which a single number takes, and its ``ways``:
         ``exchanges`` of one round, which exchanges every gradient once; ``bytes`` of the gradients as float32;
         ``rounds`` that were timed; ``seconds`` of a round, the median on the slowest rank; ``bytes_per_second`` pushed
-        and pulled, as MXNet counts; ``gigabytes_per_second`` of each rank; and ``error``: the sum of all absolute
-        differences from a mean made without any exchange, over that mean's own sum of absolute values.
+        and pulled, as MXNet counts; and ``gigabytes_per_second`` of each rank.
 
     Raises:
         InputError: NCCL is asked for, and there are fewer GPUs than ranks; or the model has no parameters.
@@ -105,7 +103,7 @@ def measure_links(
                 backends.append({"backend": network.backend, "latency_seconds": latency, "ways": ways})
         except RuntimeError as error:
             raise group.blame(error) from error
-        document = {
+        return {
             "model": name,
             "tensors": len(shapes),
             "parameters": sum(sizes),
@@ -113,7 +111,6 @@ def measure_links(
             "hosts": list(dict.fromkeys(group.hosts)),
             "backends": backends,
         }
-        return document, shapes
 
 
 _Begin = Callable[[Tensor], Future[Tensor]]
@@ -154,8 +151,8 @@ def _ways(sizes: Sequence[int], network: _Network) -> Iterator[tuple[str, list[i
 
 def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, seconds: float) -> dict[str, Any]:
     """Measure one way of exchanging all gradients of a model; return its row of the document."""
-    rank, size = network.group.world.rank, network.group.world.size
-    gradients = [_draw(rank, number, n).to(network.device) for number, n in enumerate(parts)]
+    size = network.group.world.size
+    gradients = [torch.randn(n, device=network.device) for n in parts]
 
     def exchange() -> None:
         begun = []
@@ -167,7 +164,6 @@ def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, s
             future.wait()
 
     exchange()  # makes connections and takes memory
-    error = _error(gradients, network.group)
     rounds = min(max(math.ceil(seconds / max(network.seconds(exchange, 1), 1e-9)), _FEWEST), _MOST)
     spent, num = network.seconds(exchange, rounds), sum(parts) * _VALUE
     return {
@@ -178,32 +174,4 @@ def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, s
         "seconds": spent,
         "bytes_per_second": 2 * num / spent,
         "gigabytes_per_second": 2 * (size - 1) / size * num / spent / 1e9,
-        "error": error,
     }
-
-
-def _error(gradients: Sequence[Tensor], group: Group) -> float:
-    """Return the largest error of all ranks. Every rank draws the others' gradients once more, so none is exchanged.
-
-    Of a large model the first parts are checked, and at least one.
-    """
-    wrong = whole = 0.0
-    checked = 0
-    for number, received in enumerate(gradients):
-        n = len(received)
-        checked += n * group.world.size
-        if number and checked > _MOST_CHECKED:
-            break
-        wanted = torch.zeros(n, dtype=torch.float64)
-        for rank in range(group.world.size):
-            wanted += _draw(rank, number, n)
-        wanted /= group.world.size
-        wrong += float((received.cpu() - wanted).abs().sum())
-        whole += float(wanted.abs().sum())
-    return max(map(float, group.all_gather_json(wrong / whole if whole else 0.0)))
-
-
-def _draw(rank: int, number: int, n: int) -> Tensor:
-    """Draw the gradients of a rank for part ``number``: the same on every rank."""
-    seed = rank * 1_000_003 + number  # the generator takes 32 bits of it
-    return torch.randn(n, generator=torch.Generator().manual_seed(seed))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,15 +17,10 @@ import torch
 
 from steadytrain import __version__
 from steadytrain.config import Recipe
-from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.loader import ImageLoader, default_threads
-from steadytrain.data.loader.decode import probe as read_size
-from steadytrain.data.recordio.reader import Records
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.world import World
-from steadytrain.events import Compiled
 from steadytrain.machine import facts
-from steadytrain.machine.process_tree import read_schedstat
 from steadytrain.models import Built, Input
 from steadytrain.training import build
 from steadytrain.training.compute.compile import compile_update
@@ -35,7 +29,6 @@ from steadytrain.training.compute.timing import images_per_second, use_fastest_t
 from steadytrain.training.data import DataSets, DeviceBatch, load, open_data, random_batch
 from steadytrain.training.device import ALONE, prepare_device, set_up_machine
 from steadytrain.training.profile.probe import settle
-from steadytrain.training.profile.rate_finder import find_rate
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 
@@ -43,30 +36,24 @@ ROUNDS = 3
 """Turns of a measurement; their median counts, so a disturbance of one of them does not."""
 LEAST_BATCHES = 4
 """The fewest batches in a turn of the loader alone, which makes several at a time."""
-SIZES_READ = 64
-"""Images whose sizes are read from their headers."""
 
 
 def measure(
-    what: str, recipe: Recipe, *, seconds: float, settle_seconds: float, updates: int, world: World = ALONE
+    what: str, recipe: Recipe, *, seconds: float, settle_seconds: float, world: World = ALONE
 ) -> dict[str, Any]:
     """Measure one property of a recipe; return the figures as plain data for JSON.
 
     Args:
         what: ``facts`` of data, model and device; ``updates`` alone, on random images in memory; the loader alone
-            (``loading``); ``both`` together, as in a run; ``rate``: a learning rate range test.
+            (``loading``); ``both`` together, as in a run.
         recipe: the recipe to measure.
         seconds: how long to measure, about; at least one update or some batches are made.
         settle_seconds: the longest time for the loader to decode images that it will keep.
-        updates: of the range test.
         world: the rank that this process measures for: its device, and its part of the machine's cores and memory.
 
     Raises:
         SteadyError: a run of the recipe would fail.
     """
-    if what == "rate":
-        test = find_rate(recipe, updates=updates)
-        return {"suggestion": test.suggestion, "diverged": test.diverged, "updates": len(test.losses)}
     kinds = {"facts": _facts, "updates": _updates, "loading": _loading, "both": _updates_and_loading}
     with _open_parts(recipe, world, trains=what in ("updates", "both")) as parts:
         return kinds[what](parts, seconds, settle_seconds)
@@ -74,7 +61,7 @@ def measure(
 
 @dataclass
 class _RunParts:
-    """The parts of a run of the recipe; ``trained`` and ``compiled`` only if updates are measured."""
+    """The parts of a run of the recipe; ``trained`` only if updates are measured."""
 
     recipe: Recipe
     world: World
@@ -84,7 +71,6 @@ class _RunParts:
     built: Built
     input: Input
     trained: tuple[State, Update] | None = None
-    compiled: Compiled | None = None
 
 
 @contextmanager
@@ -108,7 +94,7 @@ def _open_parts(recipe: Recipe, world: World, *, trains: bool) -> Iterator[_RunP
             )
             recompute_parts(recipe, update, state, _drop)
             use_fastest_threads(recipe, update, state, _drop)
-            update, parts.compiled = compile_update(recipe, update, state, None, _drop)
+            update, _ = compile_update(recipe, update, state, None, _drop)
             parts.trained = state, update
         yield parts
 
@@ -118,8 +104,7 @@ def _drop(message: str) -> None:
 
 
 def _facts(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
-    data, device, card = parts.data, parts.device, parts.data.train.card
-    sharing = parts.world.local_size
+    data, device, sharing = parts.data, parts.device, parts.world.local_size
     memory = facts.memory_bytes() // sharing
     if device.type == "cuda":  # without that of the driver and other processes
         memory = int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
@@ -128,8 +113,6 @@ def _facts(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str,
         "num_train": data.num_train,
         "size": parts.input.size,
         "largest_side": data.train.largest_side,
-        "stored_sides": _stored_sides(data.train),
-        "shorter_side": None if card is None else card.settings.get("shorter_side"),
         "device": parts.machine["device"],
         "device_type": device.type,
         "memory_bytes": memory,
@@ -147,18 +130,6 @@ def _precisions(device: torch.device) -> list[str]:
     return ["fp32", *(["bf16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
 
 
-def _stored_sides(records: Records) -> int | None:
-    """Return the median shorter side of some stored images; None if none of them can be read."""
-    sides = []
-    for index in range(0, len(records), max(1, len(records) // SIZES_READ)):
-        try:
-            image = read_size(records.image(index))
-        except BadImageError:
-            continue
-        sides.append(min(image.height, image.width))
-    return round(median(sides)) if sides else None
-
-
 def _updates(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
     assert parts.trained is not None
     batch = random_batch(
@@ -168,13 +139,7 @@ def _updates(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[st
         num_classes=len(parts.data.classes),
         num_labels=parts.data.num_labels,
     )
-    compiled = parts.compiled
-    return {
-        **_train(parts, lambda: batch, seconds),
-        "compute_threads": torch.get_num_threads() if parts.device.type == "cpu" else None,
-        "compile_seconds": None if compiled is None else compiled.seconds,
-        "compile_speedup": None if compiled is None else compiled.eager_seconds / compiled.compiled_seconds,
-    }
+    return _train(parts, lambda: batch, seconds)
 
 
 def _updates_and_loading(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
@@ -183,30 +148,19 @@ def _updates_and_loading(parts: _RunParts, seconds: float, settle_seconds: float
     with _feed(parts) as feed:
         batches = load(feed, parts.device)
         update(state, next(batches), 0.0)
-        remark = settle(feed, batches, _drop, seconds=settle_seconds)
-        return {**_train(parts, lambda: next(batches), seconds), "is_settled": remark is None}
+        settle(feed, batches, _drop, seconds=settle_seconds)
+        return _train(parts, lambda: next(batches), seconds)
 
 
 def _loading(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
     with _feed(parts) as feed:
         batches = load(feed, parts.device)
         next(batches)
-        remark = settle(feed, batches, _drop, seconds=settle_seconds)
-        before = feed.stats()
+        settle(feed, batches, _drop, seconds=settle_seconds)
         work: Callable[[], int] = lambda: len(next(batches).labels)  # noqa: E731
         turn = seconds / ROUNDS
         rates = [images_per_second(parts.device, work, seconds=turn, least=LEAST_BATCHES)[0] for _ in range(ROUNDS)]
-        after = feed.stats()
-        images = max(1, after.images - before.images)
-        stages = ("read", "decode", "augment", "batch")
-        busy = {stage: getattr(after, f"{stage}_seconds") - getattr(before, f"{stage}_seconds") for stage in stages}
-        return {
-            "images_per_second": median(rates),
-            "loader_cpu_seconds": (after.cpu_seconds - before.cpu_seconds) / images,
-            "decode_share": busy["decode"] / (sum(busy.values()) or 1.0),
-            "keeps": feed.keeps,
-            "is_settled": remark is None,
-        }
+        return {"images_per_second": median(rates)}
 
 
 def _feed(parts: _RunParts) -> ImageLoader:
@@ -228,8 +182,7 @@ def _train(parts: _RunParts, next_batch: Callable[[], DeviceBatch], seconds: flo
     """Measure updates, after one that is not counted.
 
     Returns:
-        ``images_per_second``; ``waited_share``: of the time, in which a thread was ready to run while other programs
-        had the processors; ``memory_bytes``: the peak, an evaluation included.
+        ``images_per_second``; ``memory_bytes``: the peak, an evaluation included.
     """
     assert parts.trained is not None
     (state, update), device, rates = parts.trained, parts.device, list[float]()
@@ -241,11 +194,9 @@ def _train(parts: _RunParts, next_batch: Callable[[], DeviceBatch], seconds: flo
 
     train()
     wait_for(device)
-    waited, began = _waited_seconds(), time.perf_counter()
+    began = time.perf_counter()
     while len(rates) < ROUNDS and (not rates or time.perf_counter() - began < 2 * seconds):
         rates.append(images_per_second(device, train, seconds=seconds / ROUNDS, least=1)[0])
-    passed = time.perf_counter() - began
-    most = max((spent - waited.get(thread, 0.0) for thread, spent in _waited_seconds().items()), default=0.0)
     module = state.module if state.ema is None else state.ema.module
     module.eval()
     with torch.no_grad(), state.policy.autocast():
@@ -254,12 +205,5 @@ def _train(parts: _RunParts, next_batch: Callable[[], DeviceBatch], seconds: flo
     on_gpu = device.type == "cuda"
     return {
         "images_per_second": median(rates),
-        "waited_share": min(most / passed, 1.0),
         "memory_bytes": int(torch.cuda.max_memory_reserved(device)) if on_gpu else facts.peak_resident_bytes(),
     }
-
-
-def _waited_seconds() -> dict[str, float]:
-    """Return how long each thread of this process has been ready but not running, if the system reports it."""
-    times = {task.name: read_schedstat(str(task)) for task in Path("/proc/self/task").glob("*")}
-    return {thread: time[1] for thread, time in times.items() if time is not None}

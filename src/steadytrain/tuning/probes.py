@@ -11,9 +11,7 @@ import hashlib
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,7 +25,7 @@ from steadytrain.machine import facts
 from steadytrain.machine.children import ChildEndedError, Forked, ForkServer, serve_forks
 from steadytrain.machine.process import lasting_imports, share_cores
 
-What = Literal["facts", "updates", "loading", "both", "rate"]
+What = Literal["facts", "updates", "loading", "both"]
 Trouble = Literal["memory", "crash", "timeout", "refused", "failed"]
 
 START_SECONDS = 120.0
@@ -62,6 +60,11 @@ class ProbeOutcome:
         """The measured rate; 0 if it failed."""
         return float(self.figures.get("images_per_second", 0.0))
 
+    @property
+    def failure(self) -> str:
+        """What went wrong, a line; empty where nothing did."""
+        return "" if self.trouble is None else self.error or self.trouble
+
 
 class Prober:
     """Makes measurements, one at a time, in children of a process that has imported torch.
@@ -69,12 +72,11 @@ class Prober:
     Entering it starts the server, which imports in the background; leaving it ends all of its processes.
 
     Args:
-        worlds: the ranks to measure at the same time: each on its device, with its part of the machine's cores and
-            memory; none: one alone.
+        world: the rank to measure for: its device, and its part of the machine's cores and memory.
     """
 
-    def __init__(self, *worlds: World) -> None:
-        self._worlds = worlds or (World(),)
+    def __init__(self, world: World = World()) -> None:  # noqa: B008 - frozen
+        self._world = world
         self._server: ForkServer | None = None
 
     def __enter__(self) -> Self:
@@ -87,33 +89,26 @@ class Prober:
             self._server = None
 
     def ask(
-        self,
-        what: What,
-        recipe: Recipe,
-        *,
-        seconds: float,
-        limit_seconds: float,
-        settle_seconds: float = 0.0,
-        updates: int = 0,
+        self, what: What, recipe: Recipe, *, seconds: float, limit_seconds: float, settle_seconds: float = 0.0
     ) -> ProbeOutcome:
         """Measure for at most ``limit_seconds``; the rest is as in :func:`steadytrain.tuning.measure.measure`.
-
-        Of several ranks the :func:`weakest` outcome is returned.
 
         Raises:
             FailedError: no process can be started, or torch cannot be imported in it.
         """
         needs = ["timm"] if recipe.model.name.startswith("timm/") else []  # takes seconds, once and not in every child
-        request: dict[str, Any] = {"what": what, "recipe": recipe, "seconds": seconds}
-        request |= {"settle_seconds": settle_seconds, "updates": updates}
-        with ExitStack() as stack:
-            children = []
-            for world in self._worlds:
-                children.append(self._fork(needs))
-                stack.callback(children[-1].end)
-                children[-1].send({**request, "world": world})
-            until = time.monotonic() + limit_seconds
-            return weakest([_outcome(child, until, limit_seconds) for child in children])
+        request: dict[str, Any] = {"what": what, "recipe": recipe, "seconds": seconds, "world": self._world}
+        child = self._fork(needs)
+        try:
+            child.send({**request, "settle_seconds": settle_seconds})
+            outcome: ProbeOutcome = child.receive(limit_seconds)
+            return replace(outcome, limit_seconds=limit_seconds)
+        except TimeoutError:
+            return ProbeOutcome({}, "timeout", f"not done in {limit_seconds:.0f} s", limit_seconds)
+        except ChildEndedError as error:
+            return ProbeOutcome({}, "memory" if error.code == -9 else "crash", str(error), limit_seconds)
+        finally:
+            child.end()
 
     def _fork(self, needs: Sequence[str]) -> Forked:
         try:
@@ -130,39 +125,6 @@ class Prober:
         variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the user's own modules as well
         self._server = ForkServer("from steadytrain.tuning.probes import serve; serve()", variables)
         return self._server
-
-
-def _outcome(child: Forked, until: float, limit_seconds: float) -> ProbeOutcome:
-    try:
-        outcome: ProbeOutcome = child.receive(max(0.0, until - time.monotonic()))
-        return replace(outcome, limit_seconds=limit_seconds)
-    except TimeoutError:
-        return ProbeOutcome({}, "timeout", f"not done in {limit_seconds:.0f} s", limit_seconds)
-    except ChildEndedError as error:
-        return ProbeOutcome({}, "memory" if error.code == -9 else "crash", str(error), limit_seconds)
-
-
-def weakest(outcomes: Sequence[ProbeOutcome]) -> ProbeOutcome:
-    """Merge the outcomes of several ranks: one that failed, else the slowest, with the largest memory that one needs.
-
-    Facts are merged to the least memory, and the number formats that all ranks have.
-
-    >>> weakest([ProbeOutcome({"images_per_second": 9.0, "memory_bytes": 5}),
-    ...          ProbeOutcome({"images_per_second": 7.0, "memory_bytes": 4})]).figures
-    {'images_per_second': 7.0, 'memory_bytes': 5}
-    """
-    if (failed := next((outcome for outcome in outcomes if outcome.trouble is not None), None)) is not None:
-        return failed
-    slowest, rows = min(outcomes, key=lambda outcome: outcome.images_per_second), [row.figures for row in outcomes]
-    joined = dict(slowest.figures)
-    if "precisions" in joined:
-        joined["memory_bytes"] = min(row["memory_bytes"] for row in rows)
-        common = [name for name in joined["precisions"] if all(name in row["precisions"] for row in rows)]
-        joined["precisions"] = common or ["fp32"]
-        joined["device"] = ", ".join(dict.fromkeys(row["device"] for row in rows))
-    elif "memory_bytes" in joined:
-        joined["memory_bytes"] = max(row["memory_bytes"] for row in rows)
-    return replace(slowest, figures=joined)
 
 
 class ProbeCache:

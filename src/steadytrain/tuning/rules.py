@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steadytrain.config.parts import ADAMS, Optim
-from steadytrain.data.loader import packed_side
 from steadytrain.data.loader.task import MOST_KEPT_BYTES
-from steadytrain.format import percent
 
 KNEE = 0.97
 """Share of the best rate at which a smaller batch is as good."""
@@ -28,12 +26,6 @@ LEAST_BATCH, MOST_BATCH = 16, 1024
 
 STEP = 4
 """Factor between the first batches that are measured; between those around the knee it is 2."""
-
-LOADER_SHARE = 0.15
-"""Share of the cores, or of the time on a GPU, from which on a loader limits training."""
-
-DETAIL = 1.15
-"""Factor by which stored sides must be longer than training needs to be worth packing again."""
 
 
 def knee(curve: Mapping[int, float], share: float = KNEE) -> int:
@@ -113,15 +105,6 @@ def best_of(rates: Mapping[str, float], preferred: str) -> str:
     return fastest if rates[fastest] > (1 + GAIN) * rates.get(preferred, 0.0) else preferred
 
 
-def saved_seconds(images: int, *, eager: float, compiled: float, compile_seconds: float) -> float:
-    """Return what compiling saves of a run of so many images; negative where it does not pay back.
-
-    >>> saved_seconds(1_000_000, eager=1000, compiled=1250, compile_seconds=30)
-    170.0
-    """
-    return images / eager - images / compiled - compile_seconds
-
-
 def scale_rate(optim: Optim, before: int, after: int) -> tuple[float, str]:
     """Scale the recipe's learning rate to another batch size; return it with the rule.
 
@@ -156,33 +139,3 @@ def agree(choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         else:
             agreed[key] = None if None in values else min(values)
     return agreed
-
-
-def packing_advice(
-    share: float, *, of: str, decode_share: float, keeps: bool, stored: int | None, size: int, data: str
-) -> str | None:
-    """Advise how to pack data whose loading takes too much; None: it does not, or packing would not help.
-
-    Args:
-        share: of the ``cores`` or of the ``time`` (``of``) that loading takes.
-        decode_share: of loading, the part that decodes.
-        keeps: whether decoded images are kept in memory.
-        stored: the usual shorter side of the stored images, in pixels; None: unknown.
-        size: side of the network's input.
-        data: where the images are.
-
-    >>> packing_advice(0.1, of="cores", decode_share=0.8, keeps=False, stored=500, size=128, data="photos.rec")
-    """
-    if share < LOADER_SHARE or keeps:
-        return None
-    side = packed_side(size)
-    load = f"loading takes {percent(share)} of the {of}, {percent(decode_share)} of it to decode"
-    if stored is None or stored <= DETAIL * side:
-        return (
-            f"{load}: a lower --quality of steady pack (90, say) makes images smaller, and more memory would let them"
-            " be kept decoded"
-        )
-    return (
-        f"{load} images of {stored} pixels for crops of {size}: steady pack {data} OUT --shorter-side {side} leaves"
-        f" {(stored / side) ** 2:.1f} times fewer pixels to decode"
-    )

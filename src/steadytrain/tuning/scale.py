@@ -14,7 +14,6 @@ update longer. The parts of the model and their sources:
 - Gradients are ready one after another, evenly over the backward pass, and buckets are filled in that order, the first
   with 1 MiB, the others with 25 MiB. A bucket starts when its last gradient is ready and the one before it is through
   (Li et al. 2020, "PyTorch Distributed", section 3.2; Shi et al. 2018, "A DAG Model of Synchronous SGD", section IV).
-- Passes over fewer images take ``fixed + images * per_image`` seconds, by two measured sizes.
 - The loader of a machine gives so many images a second at most, however many devices wait for it.
 - All devices wait for the slowest. Where an update varies by a share `spread`, independently on each, it takes
   ``1 + spread * m`` as long, ``m`` being the expected maximum of `n` normal numbers (Blom 1958: the quantile at
@@ -36,7 +35,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
 from typing import Any
@@ -158,7 +157,6 @@ class MeasuredDevice:
     Args:
         forward_seconds, backward_seconds: of the passes of an update.
         update_seconds: of the rest: the optimizer, and the host between updates.
-        fixed_seconds: of the passes, the part that does not shrink with the batch.
         spread: the standard deviation of an update, as a share of it.
         gradients: in the order in which they are ready.
     """
@@ -168,31 +166,12 @@ class MeasuredDevice:
     backward_seconds: float
     update_seconds: float
     gradients: tuple[Gradient, ...]
-    fixed_seconds: float = 0.0
     spread: float = 0.0
 
     @property
     def step_seconds(self) -> float:
         """Seconds of an update."""
         return self.forward_seconds + self.backward_seconds + self.update_seconds
-
-    def with_batch(self, images: int) -> MeasuredDevice:
-        """Return the same device with another batch.
-
-        >>> device = MeasuredDevice(batch_size=8, forward_seconds=1, backward_seconds=3, update_seconds=1, gradients=(),
-        ...                 fixed_seconds=2)
-        >>> device.with_batch(4).step_seconds
-        4.0
-        """
-        passes = self.forward_seconds + self.backward_seconds
-        shrunk = self.fixed_seconds + (passes - self.fixed_seconds) * images / self.batch_size
-        times = shrunk / passes if passes else 1.0
-        return replace(
-            self,
-            batch_size=images,
-            forward_seconds=self.forward_seconds * times,
-            backward_seconds=self.backward_seconds * times,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +281,7 @@ class ScalePrediction:
         efficiency: images per second over those of one device, times the devices.
         exchange_seconds: of an update's gradients, hidden or not; ``exposed_seconds`` of them are not hidden.
         losses: seconds of an update that are lost, by cause: ``network`` (bandwidth), ``latency``,
-            ``slowest`` (all wait for that device), ``input`` and ``overhead`` (what does not shrink with the batch).
+            ``slowest`` (all wait for that device) and ``input``.
         limit: the largest loss, or ``compute`` where all of them together are small.
     """
 
@@ -323,38 +302,28 @@ def predict(
     devices: int,
     cluster: MachineCluster,
     *,
-    is_strong: bool = False,
     loader_images_per_second: float = math.inf,
     bucket_bytes: float = BUCKET,
 ) -> ScalePrediction:
-    """Predict the speed of a number of devices.
+    """Predict the speed of a number of devices, each with the batch that was measured on one.
 
     Args:
         device: the measured times of one device.
-        is_strong: its batch is split among all; else each device has a batch of that size (weak scaling).
         loader_images_per_second: of one machine.
         bucket_bytes: after which a bucket is full; 0: each gradient by itself.
     """
     machines, on_each = cluster.shape(devices)
-    alone = device.with_batch(math.ceil(device.batch_size / devices)) if is_strong else device
-    batch_size = device.batch_size * (1 if is_strong else devices)
+    batch_size = device.batch_size * devices
     filled = buckets(device.gradients, first_bytes=min(FIRST_BUCKET, bucket_bytes), most_bytes=bucket_bytes)
 
     all_reduce = partial(cluster.all_reduce_seconds, devices=devices)
-    exposed = exposed_seconds(filled, alone.backward_seconds, all_reduce)
-    by_bytes = exposed_seconds(filled, alone.backward_seconds, partial(all_reduce, has_latency=False))
-    slowest = alone.step_seconds * device.spread * expected_maximum(devices)
-    step = alone.step_seconds + exposed + slowest
+    exposed = exposed_seconds(filled, device.backward_seconds, all_reduce)
+    by_bytes = exposed_seconds(filled, device.backward_seconds, partial(all_reduce, has_latency=False))
+    slowest = device.step_seconds * device.spread * expected_maximum(devices)
+    step = device.step_seconds + exposed + slowest
     # The machine with the most devices waits longest for its loader.
     waiting = max(0.0, batch_size * on_each / devices / loader_images_per_second - step)
-    ideal = device.step_seconds * batch_size / (devices * device.batch_size)
-    losses = {
-        "network": by_bytes,
-        "latency": exposed - by_bytes,
-        "slowest": slowest,
-        "input": waiting,
-        "overhead": max(0.0, alone.step_seconds - ideal),
-    }
+    losses = {"network": by_bytes, "latency": exposed - by_bytes, "slowest": slowest, "input": waiting}
     step += waiting
     rate = batch_size / step
     alone_rate = min(device.batch_size / device.step_seconds, loader_images_per_second)
@@ -395,7 +364,6 @@ _REASONS = {
     "latency": "more would wait for the network's latency",
     "slowest": "more would wait for the slowest of them",
     "input": "more would wait for the loader",
-    "overhead": "with more, a device's share of the batch is too small to keep it busy",
 }
 
 
@@ -407,9 +375,8 @@ def advise(predictions: Sequence[ScalePrediction], *, least_efficiency: float = 
         least_efficiency: of the recommended number.
     """
     chosen = [row for row in predictions if row.efficiency >= least_efficiency - 1e-9][-1]
-    last, fastest = predictions[-1], predictions[0]
-    for row in predictions:  # of equals the one with the fewest devices
-        fastest = row if row.images_per_second > fastest.images_per_second else fastest
+    last = predictions[-1]
+    fastest = max(predictions, key=lambda row: row.images_per_second)  # of equals the one with the fewest devices
     efficiency = f"at an efficiency of {percent(chosen.efficiency)}"
     if chosen is last:
         words = [f"recommended: all {count(last.devices, 'device')}, {efficiency}"]

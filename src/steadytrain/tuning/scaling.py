@@ -1,4 +1,4 @@
-"""Measure one device and the link between several on this machine, predict 1 to N devices, and print tables.
+"""Measure one device and the link between several on this machine, predict 1 to N devices, and print a table.
 
 The model that predicts is in :mod:`steadytrain.tuning.scale`. Everything measured is a document of plain data, ready
 for JSON, from which another command can predict without measuring again.
@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from steadytrain.config import Recipe
-from steadytrain.data.storage.scratch import temporary_scratch
 from steadytrain.errors import FailedError, InputError
-from steadytrain.format import count, duration, fold, number, percent, rate, size, text_table
-from steadytrain.launch.supervise import keep_ranks
+from steadytrain.files import read_text
+from steadytrain.format import Say, count, duration, fold, number, percent, rate, size, text_table
+from steadytrain.intervals import quantiles
 from steadytrain.machine import facts
-from steadytrain.machine.children import python, run_steady
-from steadytrain.reports.plots import Panel
+from steadytrain.machine.children import run_steady
 from steadytrain.tuning.scale import (
     LINKS,
     Gradient,
@@ -38,46 +37,38 @@ from steadytrain.tuning.scale import (
 MILLION = 1_000_000
 """Images for which time and cost are given if the size of the training set is unknown."""
 
-PROGRAM = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL);"  # Ctrl-C ends a rank without a traceback
-    "from steadytrain.training.profile.scaling import main; sys.exit(main(sys.argv[1:]))"
-)
-"""The program of a rank to measure."""
+P90 = 1.2816
+"""Standard deviations from the median to the 90th percentile of normal numbers: what is rare and late counts little."""
+
+MEASURED = ("one", "fitted", "epochs", "loader_images_per_second", "num_train")
+"""Keys of a document that hold what was measured; all others are predicted anew."""
 
 FEED_SECONDS = 5.0
 """Seconds for measuring the loader, and the link between ranks."""
 
 
 def measure(
-    recipe: Recipe, request: Mapping[str, Any], procs: int | None, *, feeds: bool, say: Callable[[str], None]
-) -> dict[str, Any] | int:
-    """Measure one device, several ranks and the loader, each in separate processes; return the exit code of a failure.
+    recipe: Recipe, procs: int | None, *, seconds: float, images: Mapping[str, Any], feeds: bool, say: Say
+) -> dict[str, Any]:
+    """Measure one device in this process, and the link between ranks and the loader in others.
 
     Args:
         recipe: the batch of one device, the network and how it computes.
-        request: what to measure on each rank: images of this ``size`` (None: the model's own) with so many ``channels``
-            and ``num_classes``, for how many ``seconds``.
-        procs: ranks to measure on this machine as well, 2 or more; None: one device alone.
+        procs: ranks on this machine between which the link is measured, 2 or more; None: no link.
+        seconds: how long to measure one device, about.
+        images: their ``size`` (None: the model's own), ``channels`` and ``num_classes``.
         feeds: measure the loader on the recipe's data.
         say: is called with a line before each measurement.
 
     Raises:
+        InputError: the network cannot be trained so.
         FailedError: the loader or the link could not be measured.
     """
     if procs is not None and not facts.accelerators() and recipe.parallel.compute_threads is None:
         # A rank has a part of the cores here: one device alone gets as many.
         recipe = recipe.with_({"parallel.compute_threads": max(1, facts.cores() // procs)})
-    rows = []
-    for n in counts(procs or 1):
-        images = f"{recipe.model.name} on one device, {recipe.batch_size} images"
-        say(f"measuring {images if n == 1 else f'{n} ranks here'}")
-        row = _ask_ranks(recipe.with_(batch_size=n * recipe.batch_size), request, n, say)
-        if isinstance(row, int):
-            return row
-        rows.append(row)
-    alone, *ranks = rows
-    alone["gradients"] = [(each.bytes, each.ready) for each in even_gradients(alone.pop("gradient_bytes"))]
-    document = {"one": alone, "ranks": ranks, "fitted": None, "epochs": recipe.budget.epochs}
+    say(f"measuring {recipe.model.name} on one device, {count(recipe.batch_size, 'image')}")
+    document = {"one": measure_alone(recipe, seconds, images, say), "fitted": None, "epochs": recipe.budget.epochs}
     if procs is not None:
         say(f"measuring the link between {procs} ranks here")
         backends = _run_verb("bandwidth", "--model", recipe.model.name, "--procs", str(procs))["backends"]
@@ -86,28 +77,51 @@ def measure(
     if feeds:
         train = str(recipe.data.train)
         say(f"measuring the loader on {train}")
-        size = [] if request["size"] is None else ["--size", str(request["size"])]
+        size = [] if images["size"] is None else ["--size", str(images["size"])]
         fed = _run_verb("feed", train, "--batch-size", str(recipe.batch_size), *size)
         document |= {"loader_images_per_second": fed["images_per_second"], "num_train": fed["n"]}
     return document
 
 
-def _ask_ranks(
-    recipe: Recipe, request: Mapping[str, Any], ranks: int, say: Callable[[str], None]
-) -> dict[str, Any] | int:
-    """Start ranks that answer a request; return the answer, or their exit code if they failed and printed why."""
-    with temporary_scratch() as folder:
-        question, answer = folder / "request.json", folder / "answer.json"
-        # What a flag or the user's own file names may be imported.
-        values = {**request, "recipe": recipe.to_dict(), "allow_import": True}
-        question.write_text(json.dumps(values), encoding="utf-8")
-        program = python("-c", PROGRAM, str(question), str(answer))
-        if code := keep_ranks(program, ranks, restarts=0, say=say):
-            return code
-        figures: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-    for line in figures["notes"]:
+def measure_alone(recipe: Recipe, seconds: float, images: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """Measure the updates of one device.
+
+    Returns:
+        ``model``, ``device``, ``threads``, ``size``, ``parameters``, ``batch_size``, ``precision``; seconds of the
+        median update as ``forward_seconds``, ``backward_seconds`` and ``update_seconds``; ``spread``: the standard
+        deviation of an update over the median, by its 90th percentile; ``gradients``: bytes, and the share of the
+        backward pass after which each is ready.
+    """
+    from steadytrain.training.data import random_batch
+    from steadytrain.training.device import prepare_device
+    from steadytrain.training.profile.bench import set_up, time_updates
+
+    device, notes = prepare_device(recipe), list[str]()
+    # What a flag or the user's own file names may be imported.
+    trained = set_up(recipe, device, notes, **images, allow_import=True)
+    for line in notes:
         say(line)
-    return figures
+    batch = random_batch(recipe.batch_size, trained.update.image_shape, device, num_classes=images["num_classes"])
+    steps, parts = time_updates(trained.update, trained.state, batch, seconds)
+    middle, late = quantiles(steps, 0.5, 0.9)
+    times = middle * len(steps) / sum(steps)
+    forward, backward = times * parts["forward"], times * parts["backward"]
+    parameters = list(trained.built.module.parameters())
+    sizes = [each.numel() * each.element_size() for each in parameters if each.requires_grad]
+    return {
+        "model": trained.built.name,
+        "device": trained.machine["device"],
+        "threads": trained.machine["compute_threads"],
+        "size": trained.size,
+        "parameters": sum(each.numel() for each in parameters),
+        "batch_size": recipe.batch_size,
+        "precision": recipe.precision.name,
+        "forward_seconds": forward,
+        "backward_seconds": backward,
+        "update_seconds": middle - forward - backward,
+        "spread": (late / middle - 1) / P90,
+        "gradients": [(each.bytes, each.ready) for each in even_gradients(sizes)],
+    }
 
 
 def _run_verb(*words: str) -> dict[str, Any]:
@@ -121,21 +135,20 @@ def _run_verb(*words: str) -> dict[str, Any]:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Read a document of ``steady scale --json``. Raises InputError if the file is not one."""
+    """Read what a document of ``steady scale --json`` says was measured. Raises InputError if the file is not one."""
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads(read_text(path))
         device_of(document["one"])
-        list(document["ranks"])
+        return {name: document[name] for name in MEASURED if name in document}
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a document of steady scale --json: measure again") from error
-    return document
 
 
 def device_of(figures: Mapping[str, Any], spread: float | None = None) -> MeasuredDevice:
     """Read the measured times of one device from a document; ``spread`` replaces the measured one."""
-    names = ("forward_seconds", "backward_seconds", "update_seconds", "fixed_seconds")
+    names = ("forward_seconds", "backward_seconds", "update_seconds")
     return MeasuredDevice(
         batch_size=int(figures["batch_size"]),
         **{name: float(figures[name]) for name in names},
@@ -181,24 +194,20 @@ def join(
     return MachineCluster(between=link, per_machine=per_machine, within=within if per_machine > 1 else None)
 
 
-Tables = Mapping[str, Sequence[ScalePrediction]]
-"""The predictions for 1 to N devices by the kind of scaling, ``weak`` and ``strong``."""
-
-
-def forecast(
-    document: dict[str, Any], device: MeasuredDevice, cluster: MachineCluster, devices: int, *, least_efficiency: float
-) -> Tables:
-    """Predict 1 to ``devices`` devices for both kinds of scaling, and add the predictions to the document.
+def forecast(document: dict[str, Any], device: MeasuredDevice, cluster: MachineCluster, devices: int) -> None:
+    """Predict 1 to ``devices`` devices, each with the measured batch, and add the predictions to the document.
 
     Args:
         document: of :func:`measure`, with ``loader_images_per_second``, ``price``, ``num_train`` and ``epochs``.
         device: the measured times of one device.
         cluster: the links between devices.
         devices: the largest number to predict.
-        least_efficiency: of the recommended number.
     """
     loader = document["loader_images_per_second"] or math.inf
     images = document["epochs"] * (document["num_train"] or 0)
+    rows = [predict(device, n, cluster, loader_images_per_second=loader) for n in range(1, devices + 1)]
+    advice = advise(rows)
+    shown = counts(devices, advice.devices, advice.fastest, advice.worse_from or 1)
     document |= {
         "devices": devices,
         "link": asdict(cluster.between),
@@ -206,24 +215,9 @@ def forecast(
         "local_link": None if cluster.within is None else asdict(cluster.within),
         "spread": device.spread,
         "images": images or None,
-        "advice": {},
+        "advice": {"weak": asdict(advice)},
+        "weak": [_row(row, images, document["price"]) for row in rows if row.devices in shown],
     }
-    tables = {}
-    for kind, is_strong in (("weak", False), ("strong", True)):
-        rows = [
-            predict(device, n, cluster, is_strong=is_strong, loader_images_per_second=loader)
-            for n in range(1, devices + 1)
-            if not is_strong or device.batch_size % n == 0  # ranks share a batch in equal parts
-        ]
-        advice = advise(rows, least_efficiency=least_efficiency)
-        shown = counts(rows[-1].devices, advice.devices, advice.fastest, advice.worse_from or 1)
-        document["advice"][kind] = asdict(advice)
-        document[kind] = [_row(row, images, document["price"]) for row in rows if row.devices in shown]
-        tables[kind] = rows
-    for row in document["ranks"]:
-        speed = predict(device, row["devices"], MachineCluster(between=NetworkLink(**document["fitted"])))
-        row |= {"predicted_images_per_second": speed.images_per_second, "predicted_step_seconds": speed.step_seconds}
-    return tables
 
 
 def _row(prediction: ScalePrediction, images: float, price: float | None) -> dict[str, Any]:
@@ -238,17 +232,9 @@ def _row(prediction: ScalePrediction, images: float, price: float | None) -> dic
 
 def to_text(document: Mapping[str, Any], width: int) -> str:
     """Return the document as text of at most ``width`` columns."""
-    lines = _heads(document)
-    for row in document["ranks"]:
-        error = row["predicted_images_per_second"] / row["images_per_second"] - 1
-        lines.append(
-            f"{row['devices']} ranks here: {rate(row['images_per_second'])} images/s measured,"
-            f" {rate(row['predicted_images_per_second'])} predicted ({error:+.0%})"
-        )
-    text, images = [fold(line, width) for line in lines], count(document["one"]["batch_size"], "image")
-    for kind, share in (("weak", "on each device"), ("strong", "on all devices together")):
-        text += ["", f"{kind} scaling: {images} {share}", _table(document, kind)]
-        text += [fold(sentence, width) for sentence in document["advice"][kind]["words"]]
+    text = [fold(line, width) for line in _heads(document)]
+    text += ["", f"{count(document['one']['batch_size'], 'image')} on each device", _table(document)]
+    text += [fold(sentence, width) for sentence in document["advice"]["weak"]["words"]]
     return "\n".join(text)
 
 
@@ -279,34 +265,15 @@ def _link_text(link: Mapping[str, Any]) -> str:
     return f"{link['name']}: {duration(link['latency_seconds'])}, {size(link['bytes_per_second'])}/s"
 
 
-def _table(document: Mapping[str, Any], kind: str) -> str:
-    """Return the rows of one kind of scaling as a table."""
+def _table(document: Mapping[str, Any]) -> str:
+    """Return the predictions as a table."""
     suffix, has_price = "" if document["images"] else "_per_million", document["price"] is not None
     heads = ["devices", "images/s", "efficiency", "step ms", "wait ms", "limit", "1M images" if suffix else "time"]
     lines = [heads + ["cost"] * has_price]
-    for row in document[kind]:
+    for row in document["weak"]:
         digits = 1 if row["step_seconds"] < 0.1 else 0
         cells = [str(row["devices"]), rate(row["images_per_second"]), percent(row["efficiency"])]
         cells += [number(1000 * row[name], digits) for name in ("step_seconds", "exposed_seconds")]
         cells += [str(row["limit"]), duration(row[f"seconds{suffix}"])]
         lines.append(cells + [number(row[f"cost{suffix}"], 2)] * has_price)
     return text_table(lines, right=range(len(lines[0])))
-
-
-def panels(tables: Tables, document: Mapping[str, Any]) -> list[Panel]:
-    """Plot images per second over devices, for each kind of scaling, and mark the number that the document recommends.
-
-    Raises:
-        InputError: there is only one device.
-    """
-    charts = []
-    for kind, rows in tables.items():
-        if len(rows) > 1:
-            rates = {float(row.devices): row.images_per_second for row in rows}
-            best = document["advice"][kind]["devices"]
-            mark = (float(best), f"recommended: {count(best, 'device')}, {rate(rates[best])} images/s")
-            curves = [[n * rates[1.0] for n in rates], list(rates.values())]
-            charts.append(Panel(f"Images per second, {kind} scaling", list(rates), curves, "devices", marks=[mark]))
-    if not charts:
-        raise InputError("a plot needs two devices at least: give --devices 2 or more")
-    return charts

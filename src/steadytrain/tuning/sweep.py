@@ -254,6 +254,13 @@ def points(over: Mapping[str, Values], cases: Mapping[str, Mapping[str, Any]] | 
     return listed
 
 
+def require_values(over: Mapping[str, Values], make_recipe: Callable[[Mapping[str, Any]], Recipe]) -> None:
+    """Refuse a key, a value or an end of a range with which no recipe can be made. Raises InputError."""
+    for key, values in over.items():
+        for value in (values.low, values.high) if isinstance(values, Range) else values:
+            make_recipe({key: value})
+
+
 def _word(value: Any) -> str:
     """Return a value as text for the name of a case.
 

@@ -131,56 +131,38 @@ def run_sweep(
 
 
 def halve(cases: Sequence[Case], trainer: Trainer, say: Say) -> dict[str, float]:
-    """Train all cases to the first rung, the best of them to the next, and the last ones to their ends.
+    """Train all cases to the first rung, the best third of them to the next, and the last ones to their ends.
 
     Returns:
         Names of the cases that were stopped -> the epoch.
 
     Raises:
-        InputError: the cases are not of one length, there is no evaluation before the end, or there are too few; or
-            Optuna is not installed.
+        InputError: the cases are not of one length, there is no evaluation before the end, or there are too few.
     """
     levels = _rungs_of([case.runs[0].recipe for case in cases], len(cases))
-    optuna = import_optuna("--halving")
 
     def keep(rung: float, alive: Sequence[Case]) -> list[Case]:
-        scores = [score_at(case, rung) for case in alive]
-        if max(scores) < 0:
+        scores = {case.point.name: score_at(case, rung) for case in alive}
+        if max(scores.values()) < 0:
             say(f"epoch {rung:g}: no case has an evaluation: all have failed")
             return []
-        kept = [case for case, is_kept in zip(alive, best_third(optuna, scores), strict=True) if is_kept]
-        say(f"epoch {rung:g}: {count(len(kept), 'case goes', 'cases go')} on, the best at {percent(max(scores), 2)}")
+        number = max(1, round(len(alive) / FACTOR))
+        kept = sorted(alive, key=lambda case: scores[case.point.name], reverse=True)[:number]
+        best = percent(max(scores.values()), 2)
+        say(f"epoch {rung:g}: {count(len(kept), 'case goes', 'cases go')} on, the best at {best}")
         return kept
 
     return _train_in_rungs(cases, levels, trainer, keep)
 
 
-def import_optuna(flag: str) -> ModuleType:
-    """Import Optuna, for a flag that needs it. Raises InputError if it is not installed."""
+def import_optuna() -> ModuleType:
+    """Import Optuna, which searches. Raises InputError if it is not installed."""
     try:
         import optuna
     except ImportError:
-        raise InputError(f"{flag} needs Optuna, which is missing: pip install 'steadytrain[sweep]'") from None
+        raise InputError("--search needs Optuna, which is missing: pip install 'steadytrain[sweep]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
-
-
-def best_third(optuna: ModuleType, scores: Sequence[float]) -> list[bool]:
-    """Ask Optuna's pruner which cases at one rung go on: the best 1 / :data:`FACTOR` of them, rounded, and equals.
-
-    The pruner compares a trial with those that it was asked about before (Li et al. 2020, "A System for Massively
-    Parallel Hyperparameter Tuning"). Cases of a grid come to a rung together: it is asked about all of them, and once
-    more, when it knows all.
-    """
-    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=FACTOR)
-    study = optuna.create_study(direction="maximize", pruner=pruner)
-    trials = [study.ask() for _ in scores]
-    for trial, score in zip(trials, scores, strict=True):
-        trial.report(score, step=1)
-    copies = study.get_trials()
-    for trial in trials:
-        trial.should_prune()
-    return [not pruner.prune(study, trial) for trial in copies]
 
 
 def _train_in_rungs(
@@ -235,7 +217,7 @@ def search(
     Raises:
         InputError: Optuna is not installed, or the journal is of a search over other values.
     """
-    optuna = import_optuna("--search")
+    optuna = import_optuna()
     study = _open_study(optuna, journal, over)
     states = optuna.trial.TrialState
     complete = study.get_trials(deepcopy=False, states=(states.COMPLETE,))

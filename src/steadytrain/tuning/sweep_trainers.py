@@ -1,4 +1,4 @@
-"""Train the runs of a sweep: in processes on this machine, on others by ssh, or as a Slurm array.
+"""Train the runs of a sweep: in processes on this machine, or as a Slurm array.
 
 Each run is trained by ``steady resume`` in a process of its own, and its results are read from its log: a sweep that
 was interrupted continues where it was.
@@ -6,7 +6,6 @@ was interrupted continues where it was.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shlex
@@ -17,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +27,6 @@ from steadytrain.events import open_no_follow
 from steadytrain.files import read_text
 from steadytrain.format import Say, count, percent
 from steadytrain.launch import Job, Plan, render
-from steadytrain.launch.job import parse_host
 from steadytrain.launch.plan import plan_text
 from steadytrain.launch.submit import submit
 from steadytrain.launch.supervise import FORWARDED
@@ -59,12 +58,10 @@ class Slot:
     Args:
         cores: of this machine; None: all.
         gpu: by its number; None: all.
-        host: that ssh reaches, as a line of a hosts file; None: this machine.
     """
 
     cores: tuple[int, ...] | None = None
     gpu: int | None = None
-    host: str | None = None
 
 
 class InterruptedSweep(Exception):
@@ -124,26 +121,6 @@ def slots_for(recipe: Recipe, parallel: int | None) -> list[Slot]:
     return slots(parallel, num_gpus, sorted(allowed()), runs_use_all=recipe.parallel.procs not in (None, 1))
 
 
-def host_slots(job: Job) -> list[Slot]:
-    """Return the slots of a job's hosts: each has as many ranks as a run.
-
-    >>> job = Job(words=("resume", "a"), hosts=("gpu1 slots=2", "me@gpu2:22"))
-    >>> [(slot.host, slot.gpu) for slot in host_slots(job)]
-    [('gpu1 slots=1', 0), ('gpu1 slots=1', 1), ('me@gpu2:22 slots=1', None)]
-    """
-    slots, procs = [], job.procs or 1
-    for line in job.hosts:
-        name, num_slots = line.split()[0], parse_host(line).slots or procs
-        if num_slots < procs:
-            raise InputError(f"{line}: a run has {procs} ranks, and there are slots for {num_slots}: lower --procs")
-        number = num_slots // procs
-        gpus = range(number) if number > 1 and procs == 1 else [None] * number
-        slots += [Slot(host=f"{name} slots={procs}", gpu=gpu) for gpu in gpus]
-    if not slots:
-        raise InputError("--on ssh needs the list of machines: --hosts FILE, one name per line")
-    return slots
-
-
 def resume_command(run: Run, allowed: Iterable[str], until: float | None) -> list[str]:
     """Return the arguments of ``steady`` that train a run.
 
@@ -161,17 +138,14 @@ def resume_command(run: Run, allowed: Iterable[str], until: float | None) -> lis
 class ProcessTrainer:
     """Trains runs in processes of this machine, as many at a time as there are slots.
 
-    A run on another machine is trained by ``steady launch`` in such a process, which ends with it.
-
     Args:
         slots: one for each run that is trained at the same time.
         allowed: as in :func:`resume_command`.
         say: is called with a line about each run that ends.
-        launch: options of ``steady launch`` for runs on other machines; empty: all runs are trained on this one.
     """
 
-    def __init__(self, slots: Sequence[Slot], allowed: Sequence[str], say: Say, launch: Sequence[str] = ()) -> None:
-        self._slots, self._allowed, self._say, self._launch = list(slots), list(allowed), say, list(launch)
+    def __init__(self, slots: Sequence[Slot], allowed: Sequence[str], say: Say) -> None:
+        self._slots, self._allowed, self._say = list(slots), list(allowed), say
         self.at_once = len(self._slots)
         self.failures: dict[Path, str] = {}
 
@@ -187,11 +161,7 @@ class ProcessTrainer:
         done, total = len(runs) - len(waiting), len(runs)
         active: list[tuple[Slot, Run, subprocess.Popen[bytes]]] = []
         free, processes = deque(self._slots), list[subprocess.Popen[bytes]]()
-
-        def pass_on(number: int) -> None:  # launch takes no SIGUSR1
-            forward(processes, signal.SIGTERM if self._launch and number != signal.SIGINT else number)
-
-        with take_signals(FORWARDED, pass_on) as received, kill_at_last(processes):
+        with take_signals(FORWARDED, partial(forward, processes)) as received, kill_at_last(processes):
             while active or (waiting and not received):
                 while waiting and free and not received:
                     run, slot = waiting.popleft(), free.popleft()
@@ -202,16 +172,16 @@ class ProcessTrainer:
                         active.remove((slot, run, process))
                         free.append(slot)
                         done += 1
-                        outcome = self._outcome(run, slot, process.returncode, until)
+                        outcome = self._outcome(run, process.returncode, until)
                         self._say(f"{done} of {total}: {run_name(run)}: {outcome}")
                 time.sleep(POLL_SECONDS)
         if received:
             raise InterruptedSweep(130 if received[0] == signal.SIGINT else 75)
 
     def _start(self, run: Run, slot: Slot, until: float | None) -> subprocess.Popen[bytes]:
-        command = python("-m", "steadytrain", *self.command(run, slot, until))
+        command = python("-m", "steadytrain", *resume_command(run, self._allowed, until))
         environment = given_environment()
-        if slot.gpu is not None and slot.host is None:
+        if slot.gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = _visible(slot.gpu, environment)
 
         def prepare() -> None:
@@ -224,16 +194,7 @@ class ProcessTrainer:
                 command, variables=environment, prepare=prepare, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
-    def command(self, run: Run, slot: Slot, until: float | None = None) -> list[str]:
-        """Return the arguments of ``steady`` that train a run in a slot."""
-        resume = resume_command(run, self._allowed, until)
-        if slot.host is None:
-            return resume
-        options = [*self._launch, "--set", f"hosts={json.dumps([slot.host])}"]
-        options += [] if slot.gpu is None else ["--env", f"CUDA_VISIBLE_DEVICES={slot.gpu}"]
-        return ["launch", "--on", "ssh", *options, "--", *resume]
-
-    def _outcome(self, run: Run, slot: Slot, code: int, until: float | None) -> str:
+    def _outcome(self, run: Run, code: int, until: float | None) -> str:
         """Describe how the process of a run ended, and keep its failure."""
         now, log = run.progress(), run.directory / LOG
         if is_over(run, until) and not is_diverged(run):
@@ -242,22 +203,18 @@ class ProcessTrainer:
             return f"{'finished' if now.finished else f'epoch {now.evaluated.epoch:g}' if now.evaluated else ''}{score}"
         if code == 75:
             return "stopped and saved: the same command continues"
-        if not code and slot.host is not None:
-            message = f"its events did not come here: {run.directory} must lie on a disk that {slot.host} shares"
-        else:
-            lines = read_text(log, most=None, errors="replace").splitlines()
-            lines = [line for line in lines if line and not line.startswith(" ")]  # of a traceback its end
-            last = f"exited with code {code}: {lines[-1] if lines else 'it said nothing'} ({log})"
-            message = next((line for line in reversed(lines) if line.startswith("steady: ")), last)
-            message = message.removeprefix("steady: ")
+        lines = read_text(log, most=None, errors="replace").splitlines()
+        lines = [line for line in lines if line and not line.startswith(" ")]  # of a traceback its end
+        last = f"exited with code {code}: {lines[-1] if lines else 'it said nothing'} ({log})"
+        message = next((line for line in reversed(lines) if line.startswith("steady: ")), last)
+        message = message.removeprefix("steady: ")
         if not is_diverged(run):
             self.failures[run.directory] = message
         return f"failed: {message}"
 
     def describe(self, runs: Sequence[Run]) -> str:
-        """Return the commands that train each run, in the slots by turns."""
-        commands = (self.command(run, slot) for run, slot in zip(runs, itertools.cycle(self._slots), strict=False))
-        return "\n".join(shlex.join(["steady", *command]) for command in commands)
+        """Return the commands that train each run."""
+        return "\n".join(shlex.join(["steady", *resume_command(run, self._allowed, None)]) for run in runs)
 
 
 def _visible(index: int, environment: Mapping[str, str]) -> str:

@@ -13,30 +13,15 @@ from typing import Any
 from steadytrain.config import Recipe
 from steadytrain.config.plain import leaves
 from steadytrain.format import size
-from steadytrain.reports.tuned import Measurement
 from steadytrain.tuning.probes import ProbeCache, ProbeOutcome, Prober, What
 from steadytrain.tuning.rules import predict_bytes, room_bytes
 
 KEYS = {
     "batch_size": "batch_size",
-    "accumulate": "optim.accumulate",
     "precision": "precision.name",
-    "channels_last": "precision.channels_last",
-    "compile": "precision.compile",
     "threads": "parallel.threads",
 }
 """Fields of :class:`Setting` -> their keys in the recipe."""
-
-CHOICES = {
-    "batch": "batch_size",
-    "precision": "precision.name",
-    "layout": "precision.channels_last",
-    "compile": "precision.compile",
-    "threads": "parallel.threads",
-    "rate": "optim.lr",
-}
-"""Names of what can be chosen, with its key in the recipe."""
-NAMES = tuple(CHOICES)
 
 TURNS = 2
 """Measurements of each contender at the end."""
@@ -47,16 +32,10 @@ UPDATES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One way to compute and to load.
-
-    ``batch_size`` images an update, in ``accumulate`` parts; ``threads``: of the loader, None: the default.
-    """
+    """One way to compute and to load; ``threads``: of the loader, None: the default."""
 
     batch_size: int
-    accumulate: int
     precision: str
-    channels_last: bool
-    compile: str
     threads: int | None
 
     @staticmethod
@@ -78,29 +57,6 @@ class Trial:
     setting: Setting
     outcome: ProbeOutcome
 
-    def measurement(self) -> Measurement:
-        """Convert it to the measurement that reports show."""
-        figures = self.outcome.figures
-        return Measurement(
-            what=self.what,
-            **asdict(self.setting),
-            images_per_second=round_figure(self.outcome.images_per_second),
-            suggestion=figures.get("suggestion"),
-            memory_bytes=figures.get("memory_bytes") and round_figure(figures["memory_bytes"]),
-            waited_share=round_figure(figures.get("waited_share", 0.0)),
-            is_settled=figures.get("is_settled", True),
-            error="" if self.outcome.trouble is None else self.outcome.error or self.outcome.trouble,
-        )
-
-
-def round_figure(value: float) -> float:
-    """Round to five digits: no measurement has more.
-
-    >>> round_figure(2227.630790495914), round_figure(375918592)
-    (2227.6, 375920000.0)
-    """
-    return float(f"{value:.5g}")
-
 
 def json_key(what: What, setting: Setting) -> str:
     """Return the key of a measurement in the cache. Updates alone do not depend on the loader's threads."""
@@ -114,7 +70,11 @@ def json_key(what: What, setting: Setting) -> str:
 class Search:
     """Makes measurements while there is time, looks up earlier ones in the cache, and keeps what came of them.
 
-    ``chosen`` to ``say``: as for :func:`.tune.tune`; what came of it: as of :class:`.TuningEvidence`.
+    Args:
+        recipe: the recipe to tune; ``facts``: of its data, its model and the device.
+        deadline: by ``time.perf_counter()``; ``budget``: seconds of the whole search.
+        say: is called with each new measurement.
+        trials: all measurements, in their order; ``missing``: what there was no time for.
     """
 
     recipe: Recipe
@@ -123,29 +83,9 @@ class Search:
     cache: ProbeCache
     deadline: float
     budget: float
-    chosen: frozenset[str]
-    free: frozenset[str]
-    ranks: int
-    measures: bool
     say: Callable[[Trial], None]
     trials: list[Trial] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    advice: list[str] = field(default_factory=list)
-    default_rate: float | None = None
-    tuned_rate: float | None = None
-
-    def may(self, name: str) -> bool:
-        """Return whether a choice is free, and not the user's."""
-        return name in self.free and CHOICES[name] not in self.chosen
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of one measurement."""
-        return min(max(self.budget / 200, 0.2), 3.0)
-
-    @property
-    def left(self) -> float:
-        return self.deadline - time.perf_counter()
 
     @property
     def is_cpu(self) -> bool:
@@ -175,19 +115,17 @@ class Search:
             share: of the whole time, the most that it may take.
             turn: the number of this repetition, which is twice as long as a first measurement; 0: no repetition.
         """
-        key, seconds = json_key(what, setting), self.seconds * (2 if turn else 1)
+        key, seconds = json_key(what, setting), min(max(self.budget / 200, 0.2), 3.0) * (2 if turn else 1)
         turn_key = f"{key} turn {turn}" if turn else key
-        outcome, limit = self.cache.get(turn_key), min(self.left, share * self.budget)
+        outcome, limit = self.cache.get(turn_key), min(self.deadline - time.perf_counter(), share * self.budget)
         is_too_short = outcome is not None and outcome.trouble == "timeout" and limit > 1.5 * outcome.limit_seconds
-        if (outcome is None or is_too_short) and self.measures and expected + 2 * seconds < limit:
-            fastest = max((t.outcome.images_per_second for t in self.trials if t.what == "updates"), default=0.0)
+        if (outcome is None or is_too_short) and expected + 2 * seconds < limit:
             outcome = self.prober.ask(
                 what,
                 setting.apply(self.recipe),
                 seconds=seconds,
                 limit_seconds=limit,
                 settle_seconds=min(10.0, self.budget / 12),
-                updates=max(50, min(300, int(self.left / 3 * fastest / setting.batch_size))),
             )
             self.cache.put(turn_key, outcome)
             self.say(Trial(what, setting, outcome))
@@ -197,19 +135,16 @@ class Search:
 
     def updates(self, setting: Setting) -> ProbeOutcome | None:
         """Measure updates alone; not if smaller batches show that memory or time will not suffice."""
-        part, expected = setting.batch_size // setting.accumulate, 0.0
+        expected = 0.0
         smaller = {
-            batch: t.outcome
+            t.setting.batch_size: t.outcome
             for t in self.trials
-            if t.what == "updates"
-            and t.outcome.trouble is None
-            and (batch := t.setting.batch_size // t.setting.accumulate) < part
-            and t.setting.batch_size != setting.batch_size
+            if t.what == "updates" and t.outcome.trouble is None and t.setting.batch_size < setting.batch_size
         }
         if smaller:
             expected = UPDATES * setting.batch_size / smaller[max(smaller)].images_per_second
             memory = {batch: float(outcome.figures["memory_bytes"]) for batch, outcome in smaller.items()}
-            needed = predict_bytes(memory, part)
+            needed = predict_bytes(memory, setting.batch_size)
             if len(memory) > 1 and needed > self.room:
                 outcome = ProbeOutcome({}, "memory", f"not tried: about {size(needed)} of {size(self.room)}")
                 self.trials.append(Trial("updates", setting, outcome))

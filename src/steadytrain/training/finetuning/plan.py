@@ -45,12 +45,11 @@ MEASURE_SHARE, MEASURE_SECONDS = 0.03, 6.0
 class Rates:
     """Measurements on the user's images, with the loader: images per second, and seconds of a start.
 
-    ``features``: through the frozen network. ``head`` and ``full``: in updates of the classifier, and of all that the
-    recipe trains. ``startup``: to open the data and to make the network, which the run does again.
+    ``features``: through the frozen network. ``full``: in updates of all that the recipe trains. ``startup``: to open
+    the data and to make the network, which the run does again.
     """
 
     features: float
-    head: float
     full: float
     startup: float
 
@@ -97,17 +96,16 @@ class FinetunePlan:
 def choose(
     rates: Rates, *, minutes: float, spent: float, num_train: int, num_val: int, epochs: int, train: str | None = None
 ) -> tuple[Option, ...]:
-    """Choose among a probe, a probe followed by updates of the classifier, and updates of the whole network.
+    """Choose between a probe and updates of the whole network.
 
     The rule: the whole network, for as many epochs as fit, up to ``epochs``; the probe where fewer than
     :data:`LEAST_EPOCHS` do. A probe comes before the whole network where it takes at most :data:`PROBE_SHARE` of that
-    time: it is a first answer, and where updates make it worse, it is kept. The classifier alone is listed and never
-    chosen: the probe did as well in a fraction of the time.
+    time: it is a first answer, and where updates make it worse, it is kept.
 
-    >>> rates = Rates(features=200, head=90, full=25, startup=4)
+    >>> rates = Rates(features=200, full=25, startup=4)
     >>> options = choose(rates, minutes=3, spent=20, num_train=640, num_val=250, epochs=8)
     >>> [(option.train, option.epochs, option.verdict) for option in options]
-    [('probe', 0, 'fits'), ('probe+head', 8, 'fits'), ('probe+discriminative', 4, 'chosen')]
+    [('probe', 0, 'fits'), ('probe+discriminative', 4, 'chosen')]
 
     Args:
         rates: measured ones.
@@ -121,7 +119,7 @@ def choose(
     """
     left = 60 * minutes * (1 - RESERVE) - spent - rates.startup
     evaluation = num_val / rates.features
-    words = ("probe", "probe+head", WITHOUT_PROBE) if train is None else (train,)
+    words = ("probe", WITHOUT_PROBE) if train is None else (train,)
     options = []
     for word in words:
         plan = parse_train(word)
@@ -129,7 +127,7 @@ def choose(
         if plan.main == "probe":
             options.append(Option(word, passes, 0.0, 0, "fits" if passes <= left else "too slow"))
             continue
-        epoch = num_train / (rates.full if plan.trains_body else rates.head) + evaluation
+        epoch = num_train / rates.full + evaluation
         fitting = max(0, min(epochs, int((left - passes) / epoch)))
         needed = min(epochs, LEAST_EPOCHS) if train is None else 1
         if train is None and plan.trains_body:
@@ -195,7 +193,7 @@ def plan_finetune(
 
 
 def measure(recipe: Recipe, *, seconds: float, allow_import: bool) -> tuple[Rates, DataSets]:
-    """Time the frozen network, and updates of the classifier and of all that the recipe trains, on the user's images.
+    """Time the frozen network, and updates of all that the recipe trains, on the user's images.
 
     A network is made for it and thrown away; nothing is written.
 
@@ -213,8 +211,6 @@ def measure(recipe: Recipe, *, seconds: float, allow_import: bool) -> tuple[Rate
         update = build.update(recipe, built, input, state, num_classes=len(data.classes), num_labels=data.num_labels)
         startup = time.perf_counter() - began
         use_fastest_threads(recipe, update, state, lambda message: None)
-        body = [p for name, p in built.module.named_parameters() if not name.startswith(tuple(built.head))]
-        trained = [parameter for parameter in body if parameter.requires_grad]
 
         def send_through(batch: DeviceBatch) -> None:
             state.module.eval()
@@ -226,20 +222,14 @@ def measure(recipe: Recipe, *, seconds: float, allow_import: bool) -> tuple[Rate
             update(state, batch, 1e-12)
 
         rates: list[float] = []
-        for size, work, trains_body in (
-            (FEATURE_BATCH, send_through, True),
-            (recipe.batch_size, step, False),
-            (recipe.batch_size, step, True),
-        ):
-            for parameter in trained:
-                parameter.requires_grad_(trains_body)
+        for size, work in ((FEATURE_BATCH, send_through), (recipe.batch_size, step)):
             feed = build.training_feed(
                 recipe, data, input, device, batch_size=size, start=0, stop=None, threads=recipe.parallel.threads
             )
             with feed:
-                rates.append(_rate(load(feed, device), work, size, device, seconds / 3))
-        features, head, full = rates
-        return Rates(features, head, full, startup), data
+                rates.append(_rate(load(feed, device), work, size, device, seconds / 2))
+        features, full = rates
+        return Rates(features, full, startup), data
 
 
 def _rate(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from steadytrain.config import Recipe
 from steadytrain.distributed.engine import Engine
@@ -17,29 +15,17 @@ from steadytrain.distributed.world import World
 from steadytrain.events import Started
 from steadytrain.training import build
 from steadytrain.training.compute.recompute import Recomputed, recompute_parts
-from steadytrain.training.data import open_data, random_batch
+from steadytrain.training.data import open_data
 from steadytrain.training.device import prepare_device, set_up_machine
 from steadytrain.training.precision import DTYPES
 from steadytrain.training.remarks import remarks
 from steadytrain.training.state import preserve_process
 from steadytrain.training.step import images_per_rank, share_of
 
-_MOVES = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("_to_copy", "copy_", "clone", "detach", "view", "_unsafe_view", "permute", "t", "transpose", "expand"),
-        *("unsqueeze", "squeeze", "slice", "select", "split", "cat", "stack", "full_like", "empty_like", "zeros_like"),
-    )
-)
-"""Operations that compute nothing, whose number format does not matter."""
-
-TRIED = 2
-"""Images of the forward pass that is looked at."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """The network that would be trained, and its number formats.
+    """The network that would be trained, and how it is stored.
 
     Args:
         parameters, trained: how many there are, and how many the optimizer updates.
@@ -47,8 +33,6 @@ class Explained:
         num_train, num_val: images.
         device: as it calls itself.
         images_per_rank: of a batch, in the order of the ranks.
-        operations: numbers (``bf16``) -> operation (``convolution``) -> how often a forward pass does it so.
-        conversions: from one kind of numbers to another in a forward pass.
         stored: numbers -> parameters and running statistics that are kept so.
         masters: parameters that the optimizer updates by an fp32 twin.
         recomputed: what is computed again in the backward pass; None: nothing.
@@ -69,8 +53,6 @@ class Explained:
     steps_per_epoch: float
     device: str
     images_per_rank: Sequence[int]
-    operations: Mapping[str, Mapping[str, int]]
-    conversions: int
     stored: Mapping[str, int]
     masters: int
     recomputed: Recomputed | None
@@ -79,7 +61,7 @@ class Explained:
 
 
 def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Explained:
-    """Make what a run with this recipe would be made of, and send two images through its network.
+    """Make what a run with this recipe would be made of.
 
     Args:
         recipe: of the run.
@@ -102,12 +84,6 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
         state = build.state(recipe, built, Engine(device), input=input)
         update = build.update(recipe, built, input, state, num_labels=data.num_labels)
         recomputed = recompute_parts(recipe, update, state)
-        batch = random_batch(TRIED, update.image_shape, device, num_labels=update.objective.num_labels)
-        seen = _Numbers()
-        with torch.no_grad():
-            update.objective(state.module, batch.images, batch.labels)  # what is made at the first call is not of each
-            with seen:
-                update.objective(state.module, batch.images, batch.labels)
         started = build.started(recipe, data, built, input, machine)
         parameters, stored = list(state.module.parameters()), Counter[str]()
         for tensor in (*parameters, *state.module.buffers()):
@@ -127,8 +103,6 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
             steps_per_epoch=started.steps_per_epoch,
             device=machine["device"],
             images_per_rank=shares,
-            operations=seen.operations,
-            conversions=seen.conversions,
             stored=stored,
             masters=sum(p.numel() for p in parameters if p.requires_grad and state.policy.master(p) is not p),
             recomputed=recomputed,
@@ -140,27 +114,6 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
             ),
             started=started,
         )
-
-
-class _Numbers(TorchDispatchMode):
-    """A mode that counts in which numbers operations compute: those of the first floating tensor they take."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self.conversions = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        first = next((arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point()), None)
-        name = func._schema.name
-        if first is not None and name == "aten::_to_copy" and out.dtype != first.dtype and out.is_floating_point():
-            self.conversions += 1
-        elif first is not None and name not in _MOVES:
-            self.operations[_short(first.dtype)][name.partition("::")[2].strip("_")] += 1
-        return out
 
 
 def _short(dtype: torch.dtype) -> str:
