@@ -17,11 +17,12 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ from steadytrain.cli.serve import _flags
 from steadytrain.errors import InputError
 from steadytrain.export import batching, containers
 from steadytrain.export.batching import Batcher, PixelRoom
+from steadytrain.export.fetch import FetchError, fetch, is_allowed, parse_prefix
 from steadytrain.export.payload import LONG_TEXT
 from steadytrain.export.serve import ServeSettings, Service, _unless_gone, describe
 from steadytrain.training import Trained, predict, restore
@@ -60,12 +62,13 @@ BOUNDARY = "----steady"
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: its process, its port, its weights, and where its messages go."""
+    """A running server: its process, its port, its weights, where its messages go, and where it may fetch images."""
 
     process: subprocess.Popen[str]
     port: int
     weights: Path
     messages: Path
+    pictures: str
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,47 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.iterdir())}
 
 
+class _Pictures(http.server.BaseHTTPRequestHandler):
+    """Serves one picture, one that is too large, and redirects into and out of the folder."""
+
+    picture, timeout = b"", 5  # seconds for a client that has given up and has not closed its connection yet
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def do_GET(self) -> None:
+        if self.path == "/pictures/slow":
+            self.is_asked.set()
+            self.may_answer.wait(20)
+        moved = {"/pictures/moved": "/pictures/1.jpg", "/pictures/out": "/secret"}
+        if self.path in moved:
+            self.send_response(302)
+            self.send_header("location", moved[self.path])
+            self.end_headers()
+            return
+        content = {"/pictures/1.jpg": self.picture, "/pictures/huge": bytes(MAX_BYTES + 1), "/secret": self.picture}
+        content["/pictures/half"] = bytes(MAX_BYTES // 2)
+        self.send_response(200 if self.path in content else 404)
+        self.end_headers()
+        with suppress(OSError):
+            self.wfile.write(content.get(self.path, b""))
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def pictures(images: dict[str, Path]) -> Iterator[str]:
+    """Address of a folder of another server on this machine."""
+    _Pictures.picture = images["large.jpg"].read_bytes()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Pictures) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{other.server_port}/pictures"
+        other.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, pictures: str) -> Iterator[Server]:
     """A server of a network with random weights, with narrow limits and a long wait for full batches."""
     folder = tmp_path_factory.mktemp("serve")
     torch.manual_seed(0)
@@ -107,7 +149,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "--max-bytes": MAX_BYTES,
         "--max-pixels": MAX_PIXELS,
     }
-    flags |= {"--model": MODEL, "--device": "cpu"}
+    flags |= {"--allow-url": pictures, "--model": MODEL, "--device": "cpu"}
     words = [str(word) for pair in flags.items() for word in pair]
     command = [
         sys.executable,
@@ -116,6 +158,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "serve",
         str(folder / "w.pth"),
         *words,
+        "--allow-private",
         "--json-log",
     ]
     messages = folder / "messages"
@@ -126,7 +169,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     url = process.stdout.readline()
     assert url, messages.read_text()
     port = int(url.rpartition(":")[2].strip("/\n"))
-    yield Server(process, port, folder / "w.pth", messages)
+    yield Server(process, port, folder / "w.pth", messages, pictures)
     process.stdout.close()
     process.terminate()
     try:
@@ -424,10 +467,152 @@ def test_the_interface_is_described_for_programs_and_people(server: Server, imag
     assert not re.findall(r"(?:src|href)=.(?:https?:)?//", page) and "<script" not in page
 
 
-@pytest.mark.parametrize("body", [b'{"urls": ["http://a.org/1.jpg"]}', b'{"image": "https://a.org/1.jpg"}'])
-def test_addresses_are_not_fetched(server: Server, body: bytes) -> None:
-    reply = ask(server, "/predict", body, kind="application/json")
-    assert reply.status == 403 and "send the image itself" in reply.body["error"]
+def test_addresses_are_fetched_from_the_list_alone(server: Server, images: dict[str, Path]) -> None:
+    alone = ask(server, "/predict", images["large.jpg"].read_bytes()).body["images"][0]["classes"]
+    names = ["1.jpg", "moved", "out", "huge"]
+    body = json.dumps({"urls": [f"{server.pictures}/{name}" for name in names]}).encode()
+    image, moved, out, huge = ask(server, "/predict", body, kind="application/json").body["images"]
+    assert [class_name["class"] for class_name in image["classes"]] == [prediction["class"] for prediction in alone]
+    assert moved["classes"] == image["classes"]
+    assert "secret is not in this server's list" in out["error"]
+    assert f"more than {MAX_BYTES:,} bytes" in huge["error"]
+    too_much = {"urls": [f"{server.pictures}/half"] * MAX_IMAGES}  # each is small enough, all of them are not
+    reply = ask(server, "/predict", json.dumps(too_much).encode(), kind="application/json")
+    assert (reply.status, reply.body["error"][:20]) == (413, "the request has more")
+    odd = ask(server, "/predict", b'{"urls": ["http://\\ud800/"]}', kind="application/json")
+    assert (odd.status, odd.body["images"][0]["image"]) == (422, "http://?/")
+    elsewhere = {"urls": [server.pictures.replace("/pictures", "/secret")]}
+    reply = ask(server, "/predict", json.dumps(elsewhere).encode(), kind="application/json")
+    assert (reply.status, reply.body["images"][0]["classes"]) == (422, [])
+
+
+def test_addresses_are_not_read_for_a_client_that_went_away(server: Server) -> None:
+    dropped = ("steady_requests_total", "/predict", "499")
+    before = metrics(server).get(dropped, 0)
+    body = json.dumps({"urls": [f"{server.pictures}/slow"]}).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as gone:
+        lines = f"POST /predict HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\n"
+        gone.sendall(f"{lines}content-length: {len(body)}\r\n\r\n".encode() + body)
+        assert _Pictures.is_asked.wait(20)
+    until(lambda: metrics(server).get(dropped, 0) == before + 1)
+    _Pictures.may_answer.set()
+
+
+def test_addresses_inside_a_network_are_refused_unless_allowed(pictures: str) -> None:
+    with pytest.raises(FetchError, match=r"127\.0\.0\.1, an address inside a network"):
+        asyncio.run(fetch(f"{pictures}/1.jpg", [pictures], max_bytes=10**6, seconds=5))
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/1.jpg"
+        with pytest.raises(FetchError, match=r"takes longer than 0\.2 s"):
+            asyncio.run(fetch(url, [url], max_bytes=10**6, seconds=0.2, allow_private=True))
+    allowed = ["https://a.org/photos"]
+    for url in ("https://a.org/photos", "https://a.org:443/photos/x.jpg?w=3", "HTTPS://A.ORG/photos/a/b"):
+        assert is_allowed(url, allowed), url
+    tricks = ["http://a.org/photos/1", "https://a.org/photos/../x", "https://a.org/photos/%2e%2e/x"]
+    tricks += ["https://a.org@b.org/photos/", "https://a.org.b.org/photos/", "https://a.org:444/photos/"]
+    tricks += ["https://a.org/photos\\..\\x", "https://a.org/photosx", "file:///photos", "//a.org/photos"]
+    assert [url for url in tricks if is_allowed(url, allowed)] == []
+    with pytest.raises(InputError, match=r"--allow-url is 'a\.org'"):
+        parse_prefix("a.org")
+
+
+class _Silent(http.server.BaseHTTPRequestHandler):
+    """Answers half a picture and no more, or leads elsewhere."""
+
+    timeout = 5
+
+    def do_GET(self) -> None:
+        self.send_response(302 if self.path == "/out" else 200)
+        self.send_header("location", "http://localhost:1/out")
+        self.send_header("content-length", "9")
+        self.end_headers()
+        self.wfile.write(b"half")
+        with suppress(OSError):
+            self.rfile.read(1)  # until the client closes the connection
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+@contextmanager
+def no_answer(kind: str) -> Iterator[str]:
+    """The address of a picture that does not come."""
+    if kind in ("half", "out"):
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Silent) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            try:
+                yield f"http://127.0.0.1:{server.server_port}/{kind}"
+            finally:
+                server.shutdown()
+                thread.join()
+        return
+    one, other = socket.socket(), socket.socket()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, one, other:
+        if kind == "unconnected":  # the system holds no more connections than these
+            for filler in (one, other):
+                filler.setblocking(False)
+                filler.connect_ex(listener.getsockname())
+        scheme = "https" if kind == "no TLS" else "http"
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/x.jpg"
+
+
+def open_sockets() -> set[str]:
+    """The sockets of this process."""
+    numbers = list(Path("/proc/self/fd").iterdir())
+    return {target for number in numbers if (target := _link_of(number)).startswith("socket:")}
+
+
+def _link_of(number: Path) -> str:
+    try:
+        return str(number.readlink())
+    except OSError:  # it is closed by now
+        return ""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not tell what is open")
+@pytest.mark.parametrize("kind", ["silent", "unconnected", "no TLS", "half", "out"])
+def test_a_fetch_that_is_given_up_closes_its_connection_at_once(kind: str) -> None:
+    async def give_up(url: str) -> None:
+        before = open_sockets()
+        task = asyncio.ensure_future(fetch(url, [url], max_bytes=10**6, seconds=60, allow_private=True))
+        if kind == "out":
+            with suppress(FetchError):
+                await task
+        else:
+            while not open_sockets() - before:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            task.cancel()
+        end = time.monotonic() + 20  # a fetch has 60 s
+        while open_sockets() - before:
+            assert time.monotonic() < end, "it is open still"
+            await asyncio.sleep(0.01)
+
+    with no_answer(kind) as url:
+        gc.disable()  # it would close what nobody refers to
+        try:
+            asyncio.run(give_up(url))
+        finally:
+            gc.enable()
+
+
+def test_slow_addresses_hold_up_no_other_request(server: Server) -> None:
+    body = json.dumps({"urls": [f"{server.pictures}/slow"]}).encode()
+    lines = f"POST /predict HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\n"
+    _Pictures.may_answer.clear()
+    before = metrics(server)["steady_requests_in_flight",]
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(8)]
+        for connection in slow:
+            connection.sendall(f"{lines}content-length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: metrics(server)["steady_requests_in_flight",] == before + len(slow))
+        assert ask(server, "/predict", b'{"top": 1}', kind="application/json").status == 400
+        for connection in slow:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
+    _Pictures.may_answer.set()
 
 
 def _png(width: int, height: int) -> bytes:
@@ -785,11 +970,11 @@ def test_containers_run_as_nobody_and_the_manifest_is_valid(tmp_path: Path) -> N
 
 
 def test_a_container_is_started_with_the_flags_that_were_given() -> None:
-    settings = ServeSettings(threads=3, max_batch=8, token="s3cret", allow_origins=("https://a.org",), json_log=True)
+    settings = ServeSettings(threads=3, max_batch=8, token="s3cret", allow_urls=("https://a.org/x",), json_log=True)
     words = _flags(settings, {"--model": "digits", "--size": None, "--precision": None, "--threads": 3})
     assert words == [
         *("--model", "digits", "--threads", "3", "--max-batch", "8"),
-        *("--allow-origin", "https://a.org", "--json-log"),
+        *("--allow-url", "https://a.org/x", "--json-log"),
     ]
 
 

@@ -45,6 +45,8 @@ def serve(
     timeout_seconds: float = 30.0,
     grace_seconds: float = 20.0,
     token: str | None = None,
+    allow_url: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
+    allow_private: bool = False,
     allow_origin: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     json_log: bool = False,
     weights: WhichFlag = "best",
@@ -75,6 +77,8 @@ def serve(
         timeout_seconds: Time limit for a client to send its request, for its answer, and for the client to read it.
         grace_seconds: Time to answer the requests in progress when the server stops.
         token: Token that clients must send, as Authorization: Bearer TOKEN (default: the variable STEADYTRAIN_TOKEN).
+        allow_url: Allow requests to name images by address, below this one; may be given several times.
+        allow_private: Allow private addresses, too.
         allow_origin: Let web pages of this origin use the server (CORS), such as http://localhost:3000; * for all; may
             be given several times.
         json_log: Write a line of JSON for each request on standard error.
@@ -86,6 +90,7 @@ def serve(
     Examples:
         steady serve runs/a
         steady serve model.onnx --host 0.0.0.0 --port 8080 --max-batch 16
+        steady serve runs/a --allow-url https://images.example.com/photos
         steady serve runs/a --write container/ --image registry.example.com/cats:1
     """
     if missing := [name for module, name in _LIBRARIES.items() if find_spec(module) is None]:
@@ -107,6 +112,8 @@ def serve(
         timeout_seconds=timeout_seconds,
         grace_seconds=grace_seconds,
         token=os.environ.get("STEADYTRAIN_TOKEN") or None if token is None else token,
+        allow_urls=allow_url,
+        allow_private=allow_private,
         allow_origins=tuple(origin.rstrip("/").lower() for origin in allow_origin),
         json_log=json_log,
     )
@@ -156,7 +163,7 @@ def _flags(settings: ServeSettings, more: Mapping[str, object]) -> list[str]:
         flag = f"--{name.replace('_', '-')}"
         if name in ("threads", "token") or value == usual[name]:
             continue
-        if name == "allow_origins":
+        if name in ("allow_urls", "allow_origins"):
             words += [word for item in value for word in (flag[:-1], item)]
         else:
             words += [flag] if value is True else [flag, str(value)]

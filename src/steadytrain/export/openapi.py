@@ -11,6 +11,7 @@ import yaml
 from steadytrain import __version__
 
 _FILE = Path(__file__).parent / "texts" / "openapi.yaml"
+_IMAGES, _URLS = "Several images: a list of these.", "Several addresses."
 
 
 @cache
@@ -35,7 +36,7 @@ def page_of_api() -> dict[str, Any]:
     schemas, fields = document["components"]["schemas"], []
     for name, schema in schemas["Request"]["properties"].items():
         known = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
-        fields.append((name, known.get("description", "Several images: a list of these.")))
+        fields.append((name, known.get("description") or {"images": _IMAGES, "urls": _URLS}[name]))
     responses = document["paths"]["/predict"]["post"]["responses"]
     return {
         "operations": [

@@ -25,7 +25,7 @@ IMAGE_KEYS = ("images", "image", "instances", "inputs", "data", "file")
 """Names of images in JSON and forms: ours, and those of TensorFlow Serving, TorchServe and others."""
 URL_KEYS = ("urls", "url", "image_url")
 NUMBERS = ("top", "threshold")
-KEYS = ("images", *NUMBERS)
+KEYS = ("images", "urls", *NUMBERS)
 SAME_KEYS = {**dict.fromkeys(("top_k", "topk", "k"), "top")}
 HOW = "curl -T cat.jpg http://HOST/predict"
 _IGNORED = ("signature_name", "parameters")  # TensorFlow Serving's; a table of options of Hugging Face's servers
@@ -37,10 +37,11 @@ _IMAGE_START = re.compile(rb"\xff\xd8|\x89PNG|GIF8|BM|II\*\0|MM\0\*|RIFF|P[1-6]\
 
 @dataclass(frozen=True)
 class Posted:
-    """An image of a request: its bytes, or why there are none."""
+    """An image of a request: its bytes, or where they are, or why there are none."""
 
     name: str
     data: bytes = b""
+    url: str = ""
     error: str = ""
 
 
@@ -144,7 +145,7 @@ def _pairs(body: bytes) -> list[tuple[str, bytes]]:
 
 
 def read_form(pairs: Sequence[tuple[str, bytes]], *, max_images: int) -> tuple[list[Posted], dict[str, str]]:
-    """Read the texts of a form: images in base64, and options. Raises HTTPException."""
+    """Read the texts of a form: images in base64, addresses, and options."""
     names = (*IMAGE_KEYS, *URL_KEYS)
     texts = [(name, value) for name, value in pairs if name in names]
     if len(texts) > max_images:
@@ -154,18 +155,18 @@ def read_form(pairs: Sequence[tuple[str, bytes]], *, max_images: int) -> tuple[l
 
 
 def read_json(body: bytes, *, max_images: int) -> tuple[list[Posted], dict[str, Any]]:
-    """Read ``{"images": [base64, ...], "top": 5, "threshold": 0.5}``, or one ``image``.
+    """Read ``{"images": [base64, ...], "urls": [...], "top": 5, "threshold": 0.5}``, or one ``image`` or ``url``.
 
     Long base64 is decoded where it stands, and only what is left is parsed, a few kB for each image at most: parsed as
     a whole, a body could become thirty times as large in memory.
 
     Raises:
-        HTTPException: it is something else, or too long, or an image's address.
+        HTTPException: it is something else, or too long.
 
     >>> read_json(b'{"image": "aGVsbG8=", "top": 3}', max_images=1)
-    ([Posted(name='image', data=b'hello', error='')], {'top': 3})
+    ([Posted(name='image', data=b'hello', url='', error='')], {'top': 3})
     >>> read_json(b'{"instances": [{"b64": "aGVsbG8="}]}', max_images=1)  # TensorFlow Serving's
-    ([Posted(name='instances[0]', data=b'hello', error='')], {})
+    ([Posted(name='instances[0]', data=b'hello', url='', error='')], {})
     """
     long_texts, shortened, end = dict[str, tuple[int, int]](), bytearray(), 0
     for match in _LONG_BASE64.finditer(body):
@@ -215,9 +216,10 @@ def _texts(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, str]
 
 
 def _posted(name: str, text: bytes) -> Posted:
-    """Return the image that a text is: base64, or a ``data:`` address. Raises HTTPException for one to fetch."""
+    """Return the image that a text is: base64, a ``data:`` address, or where to fetch it."""
     if name.partition("[")[0] in URL_KEYS or re.match(rb"https?://", text):
-        raise refusal(403, "this server fetches no addresses: send the image itself", is_early=False)
+        url = text.decode("utf-8", "replace")
+        return Posted(url, url=url)
     try:
         return Posted(name, decode_base64(text, text.find(b",", 0, 256) + 1 if text.startswith(b"data:") else 0))
     except ValueError:

@@ -20,6 +20,7 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -38,6 +39,7 @@ from starlette.types import Message, Receive, Scope, Send
 from steadytrain.data.images.decode import BadImageError
 from steadytrain.errors import InputError
 from steadytrain.export.batching import Answer, Batcher, BusyError, PassError, TooManyPixelsError
+from steadytrain.export.fetch import FetchError, fetch, parse_prefix
 from steadytrain.export.openapi import description_of_api, page_of_api
 from steadytrain.export.payload import (
     HOW,
@@ -61,6 +63,7 @@ from steadytrain.training import Trained
 
 MAX_HELD_BYTES = 256 * 2**20
 """The most bytes of all requests at hand, unless one request may have more: what is beyond gets 429."""
+FETCHES = 8  # addresses that are read at the same time, for all requests
 DROPPED = 499  # as nginx has it: the client went away
 PAGE_FILES = ("/", "/docs", "/page.css", "/serve.css", "/serve.js")
 OPEN_PATHS = (*PAGE_FILES, "/openapi.json", "/health", "/ping", "/ready")
@@ -86,12 +89,14 @@ class ServeSettings:
         max_batch: images in a pass of the network at most; None: chosen by measuring.
         max_wait_ms: that a decoded image waits at most for others that are being received or decoded.
         max_queue: images before the network at most; more get 429.
-        max_bytes: of a request.
+        max_bytes: of a request, and of an image that is fetched.
         max_pixels: of an image.
         max_images: of a request.
         timeout_seconds: for a client to send a request, for its answer, and for the client to take that.
         grace_seconds: for requests at hand, once the server was asked to stop.
         token: that clients send as ``Authorization: Bearer TOKEN``; None: everybody is answered.
+        allow_urls: prefixes of addresses that images may be fetched from.
+        allow_private: also where they are inside a network.
         allow_origins: origins of web pages that may use the server (CORS); ``*``: of all.
         json_log: write a line of JSON for each request on standard error.
 
@@ -109,6 +114,8 @@ class ServeSettings:
     timeout_seconds: float = 30.0
     grace_seconds: float = 20.0
     token: str | None = None
+    allow_urls: tuple[str, ...] = ()
+    allow_private: bool = False
     allow_origins: tuple[str, ...] = ()
     json_log: bool = False
 
@@ -133,6 +140,8 @@ class ServeSettings:
             )
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
             raise InputError("--token is empty, or has other than printable ASCII characters: choose another one")
+        for prefix in self.allow_urls:
+            parse_prefix(prefix)
         for origin in self.allow_origins:
             if origin != "*" and not re.fullmatch(
                 r"[a-z][a-z0-9+.-]*://[a-z0-9.-]+(:\d+)?|https?://\[[0-9a-f:]+\](:\d+)?", origin
@@ -256,6 +265,8 @@ class Service:
             threads=settings.threads,
             observe=self.meters.observe,
         )
+        self._fetches = asyncio.Semaphore(FETCHES)
+        self._fetchers = ThreadPoolExecutor(FETCHES, "fetch")  # its own: a slow fetch holds up no other request
         self._routed = Starlette(
             routes=[
                 *(Route(path, self._predict, methods=["POST", "PUT"]) for path in PREDICT_PATHS),
@@ -277,6 +288,7 @@ class Service:
 
     def close(self) -> None:
         """End the threads."""
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
         self.batcher.close()
 
     def _describe(self, trained: Trained) -> Trained:
@@ -365,9 +377,9 @@ class Service:
                     except TimeoutError:
                         raise refusal(408, f"the request was not complete after {limit:g} s: send it faster") from None
                     top, threshold = self._options({**request.query_params, **options})
-                    results = [ServeResult(image.name, error=image.error) for image in posted]
-                    waiting = self._submit(posted)
+                    results = await _unless_gone(request, self._fetch_all(posted, body))
                     del posted  # each image is dropped once it is decoded
+                    waiting = self._submit(results)
                 await self._wait(request, list(waiting.values()))
         except ClientDisconnect:
             return Response(status_code=DROPPED)
@@ -403,7 +415,9 @@ class Service:
             posted, options, form = await asyncio.to_thread(read_body, content, kind, max_images=most)
         if not posted:
             names = ", ".join(repr(name[:40]) for name in sorted(options)[:8]) or "none"
-            wanted = 'send "image": BASE64' if form == "json" else "send files, as curl -F image=@cat.jpg does"
+            wanted = (
+                'send "image": BASE64, or "url"' if form == "json" else "send files, as curl -F image=@cat.jpg does"
+            )
             raise refusal(400, f"the request has no image; its keys: {names}. Please {wanted}", is_early=False)
         if len(posted) > most:
             raise too_many_images(len(posted), most)
@@ -445,14 +459,53 @@ class Service:
         usual = len(trained.classes) if trained.is_multi_label else 5
         return min(top or usual, len(trained.classes)), 0.5 if threshold is None else threshold
 
-    def _submit(self, posted: Sequence[Posted]) -> dict[int, asyncio.Future[Answer]]:
-        """Queue the images that there are; return their futures by their place. Raises HTTPException."""
-        indices = [index for index, image in enumerate(posted) if not image.error]
+    async def _fetch_all(self, posted: Sequence[Posted], body: Body) -> list[ServeResult | Posted]:
+        """Fetch the images that a request names by address; what has none is a Result already."""
+        settings = self.settings
+        if not settings.allow_urls and any(image.url for image in posted):
+            raise refusal(403, "this server fetches no addresses (--allow-url): send the image itself", is_early=False)
+
+        async def get(image: Posted) -> ServeResult | Posted:
+            if image.error:
+                return ServeResult(image.name, error=image.error)
+            if not image.url:
+                return image
+            try:
+                async with self._fetches:
+                    data = await fetch(
+                        image.url,
+                        settings.allow_urls,
+                        max_bytes=settings.max_bytes,
+                        seconds=settings.timeout_seconds / 2,
+                        allow_private=settings.allow_private,
+                        threads=self._fetchers,
+                    )
+                body.count(len(data))
+            except FetchError as error:
+                return ServeResult(image.name, error=str(error))
+            return Posted(image.name, data)
+
+        tasks = [asyncio.ensure_future(get(image)) for image in posted]
         try:
-            futures = self.batcher.submit([posted[index].data for index in indices])
+            async with asyncio.timeout(settings.timeout_seconds):
+                return list(await asyncio.gather(*tasks))
+        except TimeoutError:
+            message = f"the addresses were not read within {settings.timeout_seconds:g} s: send fewer at a time"
+            raise refusal(503, message, retry_after=1, is_early=False) from None
+        finally:
+            for task in tasks:  # after a refusal some go on, and would count bytes that nobody takes off again
+                task.cancel()
+
+    def _submit(self, results: list[ServeResult | Posted]) -> dict[int, asyncio.Future[Answer]]:
+        """Queue the images among the results, which are then Results without an answer. Raises HTTPException."""
+        indices = [index for index, result in enumerate(results) if isinstance(result, Posted)]
+        try:
+            futures = self.batcher.submit([results[index].data for index in indices])  # type: ignore[union-attr]
         except BusyError as error:
             message = f"the queue is full ({self.settings.max_queue:,} images): {error}"
             raise refusal(429, message, retry_after=error.retry_after, is_early=False) from None
+        for index in indices:
+            results[index] = ServeResult(results[index].name)
         return dict(zip(indices, futures, strict=True))
 
     # -- from answers to a response ------------------------------------------------------------------------------------
@@ -473,11 +526,12 @@ class Service:
             message = f"no answer after {limit:g} s: the server is too busy"
             raise refusal(503, message, retry_after=1, is_early=False) from None
 
-    def _answer(self, results: Sequence[ServeResult], top: int, threshold: float) -> Response:
+    def _answer(self, results: Sequence[ServeResult | Posted], top: int, threshold: float) -> Response:
         trained = self.batcher.trained
         assert trained is not None
         rows, statuses = [], set()
         for result in results:
+            assert isinstance(result, ServeResult)
             classes = [] if result.answer is None else ranked(trained, result.answer, top, threshold)
             rows.append({"image": result.name, "classes": classes, "error": result.error or None})
             statuses.add(200 if result.answer is not None else result.status)
