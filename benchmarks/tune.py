@@ -120,7 +120,7 @@ def settings_of(recipe: Recipe, num_train: int, precisions: list[str], *, quick:
     """Return every combination; ``quick``: some."""
     powers = (4, 6, 8) if quick else range(4, 10)
     batches = [1 << power for power in powers if 1 << power <= num_train * MAX_BATCH_SHARE]
-    start = Setting.of(recipe)
+    start = replace(Setting.of(recipe), compile="none")
     cores = facts.cores()
     threads = sorted({1, max(1, cores // 2), cores})
     return [

@@ -18,6 +18,7 @@ from steadytrain.tuning.rules import (
     next_batch,
     predict_bytes,
     room_bytes,
+    saved_seconds,
     scale_rate,
 )
 
@@ -83,6 +84,13 @@ def test_what_is_more_exact_or_usual_stays_unless_another_gains() -> None:
     assert best_of({"fp32": 1000, "bf16": 1020}, "fp32") == "fp32"
     assert best_of({"fp32": 1000, "bf16": 1100}, "fp32") == "bf16"
     assert best_of({"bf16": 900}, "fp32") == "bf16"  # the preferred one crashed
+
+
+def test_compiling_pays_back_only_in_a_long_run() -> None:
+    speeds = {"eager": 500.0, "compiled": 600.0, "compile_seconds": 40.0}
+    breaking_even = 40 / (1 / 500 - 1 / 600)
+    assert saved_seconds(round(0.9 * breaking_even), **speeds) < 0 < saved_seconds(round(1.1 * breaking_even), **speeds)
+    assert saved_seconds(10**9, eager=500, compiled=500, compile_seconds=40) == -40
 
 
 def test_the_rate_follows_the_batch_by_a_rule_that_is_named() -> None:

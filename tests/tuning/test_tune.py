@@ -70,7 +70,7 @@ def test_a_search_goes_on_where_it_was_interrupted(prober: Prober, recipe: Recip
     assert 2 <= tuned.recipe.batch_size <= 32  # a tenth of 320 images
     lines = table(tuned, 80).splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].split()[:4] == ["measured", "batch", "precision", "threads"]
+    assert lines[0].split()[:4] == ["measured", "batch", "precision", "compile"]
     assert sum(line.startswith(("updates ", "loading ", "both ")) for line in lines) == len(tuned.trials)
     assert document(tuned)["gain"] == tuned.gain
 
@@ -80,7 +80,7 @@ def test_what_the_user_chose_stays(prober: Prober, recipe: Recipe) -> None:
     tuned = tune(recipe, prober=prober, seconds=90, chosen=chosen)
     assert (tuned.recipe.batch_size, tuned.recipe.parallel.threads, tuned.recipe.optim.lr) == (32, 2, 0.05)
     assert tuned.recipe.precision.name == recipe.precision.name
-    assert not tuned.choices
+    assert [choice.key for choice in tuned.choices] == ["precision.compile"]
 
 
 def test_a_batch_that_cannot_be_trained_is_refused(prober: Prober, recipe: Recipe) -> None:

@@ -42,9 +42,9 @@ def tune(
 ) -> int:
     """Measure how this model trains fastest on these images and this machine, and write a recipe with the reasons.
 
-    It chooses the batch at the knee of the throughput curve, the number format and the loader's threads. It scales the
-    learning rate. Each measurement runs in its own process; one that runs out of memory, crashes or takes too long is
-    recorded. Measurements are kept, so the same command resumes after Ctrl-C.
+    It chooses the batch at the knee of the throughput curve, the number format, the loader's threads and whether to
+    compile. It scales the learning rate. Each measurement runs in its own process; one that runs out of memory, crashes
+    or takes too long is recorded. Measurements are kept, so the same command resumes after Ctrl-C.
 
     It keeps what you choose yourself, such as --batch-size. It tunes one process: steady scale predicts several.
 
@@ -56,7 +56,7 @@ def tune(
         finetune: Begin with the defaults of steady finetune instead of those of steady train.
         val: Validation data, as of steady train.
         batch_size: Images for each update, kept as given (default: the knee).
-        epochs: Passes over the training data, for the recipe.
+        epochs: Passes over the training data, within which compiling must pay off.
         size: Side of the square input, in pixels.
         device: auto, cpu, cuda or cuda:1.
         recipe: A recipe file to begin with: .toml, .json or .yaml. What it says is kept.

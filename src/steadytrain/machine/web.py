@@ -147,9 +147,12 @@ def client(
     trusted: frozenset[Origin] | None = frozenset(),
     on_redirect: Callable[[str], object],
     max_redirects: int = 5,
+    uses_proxies: bool = True,
+    connections: list[socket.socket] | None = None,
+    certificates: ssl.SSLContext | None = None,
     kept: threading.local | None = None,
 ) -> urllib.request.OpenerDirector:
-    """Return what opens addresses, by ``open(url, timeout=...)``; the proxies that the environment names are trusted.
+    """Return what opens addresses, by ``open(url, timeout=...)``.
 
     Opening raises RefusedError, ``urllib.error.HTTPError`` for an answer other than 2xx, and kin of OSError and
     ``http.client.HTTPException``.
@@ -158,16 +161,25 @@ def client(
         trusted: hosts and ports whose addresses may be private; None: all.
         on_redirect: called with each address that an answer redirects to; raises to refuse it.
         max_redirects: so many are followed.
+        uses_proxies: speak to the proxies that the environment names; they are trusted.
+        connections: gets every connection as soon as it is begun, for another thread to shut down.
+        certificates: those to trust; None: read this machine's.
         kept: where threads keep their connections for more requests; None: they are closed.
     """
-    if trusted is not None:
+    if trusted is not None and uses_proxies:
         trusted |= proxies()
-    handler = _Handler(trusted)
+    handlers: list[urllib.request.BaseHandler] = [] if uses_proxies else [urllib.request.ProxyHandler({})]
+    handler = _Handler(trusted, connections, certificates or ssl.create_default_context())
     handler.kept = kept
-    return urllib.request.build_opener(handler, _Redirects(on_redirect, max_redirects))
+    return urllib.request.build_opener(*handlers, handler, _Redirects(on_redirect, max_redirects))
 
 
-def _connect(origin: Origin, timeout: float | None, trusted: frozenset[Origin] | None) -> socket.socket:
+def _connect(
+    origin: Origin,
+    timeout: float | None,
+    trusted: frozenset[Origin] | None,
+    connections: list[socket.socket] | None,
+) -> socket.socket:
     """Connect to an address of a host that was checked. Raises OSError, or RefusedError where none may be used."""
     host, port = origin
     refused, failure = "", OSError(f"no address of {host}")
@@ -177,6 +189,8 @@ def _connect(origin: Origin, timeout: float | None, trusted: frozenset[Origin] |
             refused = refused or str(address[0])
             continue
         sock = socket.socket(family, kind, protocol)
+        if connections is not None:
+            connections.append(sock)
         try:
             sock.settimeout(timeout)
             sock.connect(address)
@@ -194,6 +208,7 @@ class _Connection(http.client.HTTPConnection):
     """Connects to checked addresses alone."""
 
     trusted: frozenset[Origin] | None = frozenset()
+    connections: list[socket.socket] | None = None
     kept: list[tuple[socket.socket, http.client.HTTPResponse]] | None = None  # to the same server, with the last answer
 
     def connect(self) -> None:
@@ -202,7 +217,7 @@ class _Connection(http.client.HTTPConnection):
             if last.isclosed() and last.length == 0 and not wait([self.sock], 0):  # read to its end, and not hung up
                 return
             self.sock.close()
-        self.sock = _connect((self.host, self.port), self.timeout, self.trusted)
+        self.sock = _connect((self.host, self.port), self.timeout, self.trusted, self.connections)
         if getattr(self, "_tunnel_host", None):
             self._tunnel()  # type: ignore[attr-defined]
 
@@ -226,7 +241,10 @@ class _TlsConnection(http.client.HTTPSConnection, _Connection):
             return  # that was kept
         context: ssl.SSLContext = self._context  # type: ignore[attr-defined]
         name = getattr(self, "_tunnel_host", None) or self.host
-        self.sock = context.wrap_socket(self.sock, server_hostname=name)
+        self.sock = context.wrap_socket(self.sock, server_hostname=name, do_handshake_on_connect=False)
+        if self.connections is not None:
+            self.connections.append(self.sock)
+        self.sock.do_handshake()  # which another thread can end
 
 
 class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
@@ -234,9 +252,11 @@ class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
 
     kept: threading.local | None = None
 
-    def __init__(self, trusted: frozenset[Origin] | None) -> None:
+    def __init__(
+        self, trusted: frozenset[Origin] | None, connections: list[socket.socket] | None, certificates: ssl.SSLContext
+    ) -> None:
         super().__init__()
-        self._trusted, self._certificates = trusted, ssl.create_default_context()
+        self._trusted, self._connections, self._certificates = trusted, connections, certificates
 
     def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
         if "@" in request.host:
@@ -254,7 +274,7 @@ class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
     def _opened_by(self, kind: type[_Connection], req: Any) -> Callable[..., http.client.HTTPConnection]:
         def open_connection(host: str, /, **options: Any) -> http.client.HTTPConnection:
             connection = kind(host, **options)
-            connection.trusted = self._trusted
+            connection.trusted, connection.connections = self._trusted, self._connections
             if self.kept is not None and not req._tunnel_host:  # which leads elsewhere
                 connection.kept = vars(self.kept).setdefault(f"{kind.__name__} {host}", [])
             return connection

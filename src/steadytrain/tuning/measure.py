@@ -20,6 +20,7 @@ from steadytrain.config import Recipe
 from steadytrain.data.loader import ImageLoader, default_threads
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.world import World
+from steadytrain.events import Compiled
 from steadytrain.machine import facts
 from steadytrain.models import Built, Input
 from steadytrain.training import build
@@ -61,7 +62,7 @@ def measure(
 
 @dataclass
 class _RunParts:
-    """The parts of a run of the recipe; ``trained`` only if updates are measured."""
+    """The parts of a run of the recipe; ``trained`` and ``compiled`` only if updates are measured."""
 
     recipe: Recipe
     world: World
@@ -71,6 +72,7 @@ class _RunParts:
     built: Built
     input: Input
     trained: tuple[State, Update] | None = None
+    compiled: Compiled | None = None
 
 
 @contextmanager
@@ -94,7 +96,7 @@ def _open_parts(recipe: Recipe, world: World, *, trains: bool) -> Iterator[_RunP
             )
             recompute_parts(recipe, update, state, _drop)
             use_fastest_threads(recipe, update, state, _drop)
-            update, _ = compile_update(recipe, update, state, None, _drop)
+            update, parts.compiled = compile_update(recipe, update, state, None, _drop)
             parts.trained = state, update
         yield parts
 
@@ -139,7 +141,13 @@ def _updates(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[st
         num_classes=len(parts.data.classes),
         num_labels=parts.data.num_labels,
     )
-    return _train(parts, lambda: batch, seconds)
+    compiled = parts.compiled
+    return {
+        **_train(parts, lambda: batch, seconds),
+        "compute_threads": torch.get_num_threads() if parts.device.type == "cpu" else None,
+        "compile_seconds": None if compiled is None else compiled.seconds,
+        "compile_speedup": None if compiled is None else compiled.eager_seconds / compiled.compiled_seconds,
+    }
 
 
 def _updates_and_loading(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:

@@ -19,6 +19,7 @@ def trial_text(trial: Trial) -> str:
     """Describe a measurement in a line."""
     setting = trial.setting
     parts = [f"{trial.what} of {setting.batch_size}", setting.precision]
+    parts += [] if setting.compile == "none" else ["compiled"]
     has_loader = trial.what != "updates" and setting.threads is not None
     parts += [count(setting.threads or 0, "loader thread")] if has_loader else []
     result = clean(trial.outcome.failure) or f"{rate(trial.outcome.images_per_second)} images/s"
@@ -74,17 +75,17 @@ def _comment(text: str) -> list[str]:
 
 def table(tuned: Tuned, width: int) -> str:
     """Format measurements, choices with their reasons and the gain, in lines of at most ``width`` columns."""
-    rows = [["measured", "batch", "precision", "threads", "images/s", "memory"]]
+    rows = [["measured", "batch", "precision", "compile", "threads", "images/s", "memory"]]
     errors = [""]
     for trial in tuned.trials:
         setting, speed = trial.setting, trial.outcome.images_per_second
         threads = "-" if trial.what == "updates" else str(setting.threads or "-")
         memory = trial.outcome.figures.get("memory_bytes")
-        cells = [trial.what, str(setting.batch_size), setting.precision, threads]
+        cells = [trial.what, str(setting.batch_size), setting.precision, setting.compile, threads]
         rows.append([*cells, rate(speed) if speed else "-", size(memory) if memory else "-"])
         errors.append(clean(trial.outcome.failure))
     lines = []
-    for line, error in zip(text_table(rows, right=(1, 3, 4, 5)).splitlines(), errors, strict=True):
+    for line, error in zip(text_table(rows, right=(1, 4, 5, 6)).splitlines(), errors, strict=True):
         fits = len(line) + 2 + len(error) <= width
         lines += [f"{line}  {error}".rstrip()] if fits else [line, *wrap(error, width, "    ")]
     lines.append("")

@@ -19,6 +19,7 @@ from steadytrain.tuning.rules import predict_bytes, room_bytes
 KEYS = {
     "batch_size": "batch_size",
     "precision": "precision.name",
+    "compile": "precision.compile",
     "threads": "parallel.threads",
 }
 """Fields of :class:`Setting` -> their keys in the recipe."""
@@ -36,6 +37,7 @@ class Setting:
 
     batch_size: int
     precision: str
+    compile: str
     threads: int | None
 
     @staticmethod

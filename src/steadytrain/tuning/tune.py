@@ -1,4 +1,4 @@
-"""Choose batch size, precision and threads for this machine by measuring, and give the reasons.
+"""Choose batch size, precision, threads and compiling for this machine by measuring, and give the reasons.
 
 The loader slows updates only through the cores that it takes, which are the same for every batch and number format. So
 these are chosen by updates alone, then the loader's threads by updates and loading together. At the end the result is
@@ -33,6 +33,7 @@ from steadytrain.tuning.rules import (
     best_of,
     knee,
     next_batch,
+    saved_seconds,
     scale_rate,
 )
 from steadytrain.tuning.trials import UPDATES, Search, Setting, Trial
@@ -40,6 +41,7 @@ from steadytrain.tuning.trials import UPDATES, Search, Setting, Trial
 CHOICES = {
     "batch": "batch_size",
     "precision": "precision.name",
+    "compile": "precision.compile",
     "threads": "parallel.threads",
     "rate": "optim.lr",
 }
@@ -49,9 +51,12 @@ NAMES = tuple(CHOICES)
 _IDENTITY = ("data", "device", "cores", "versions")  # facts that tell one cache from another
 WITHOUT = (
     *("batch_size", "seed", "budget", "every", "optim.lr", "optim.base_batch_size"),
-    *("optim.schedule", "optim.warmup_epochs", "precision.name", "parallel.threads"),
+    *("optim.schedule", "optim.warmup_epochs", "precision.name", "precision.compile", "parallel.threads"),
 )
 """Keys of the recipe that are tuned, or that the speed of an update does not depend on."""
+
+COMPILE_SECONDS, MOST_COMPILE_GAIN = 20.0, 0.3
+"""The least time that compiling takes, and the largest gain to expect: shorter runs cannot earn it back."""
 
 CHOSEN, LARGEST, AS_IT_WAS = "what was chosen", "the largest batch", "the recipe as it was"
 """Settings that are measured in turns at the end."""
@@ -161,10 +166,13 @@ def tune(
     if "threads" in names:
         setting, reasons["threads"] = _choose_threads(search, setting)
     setting, reasons, rates = _compare_together(search, part, setting, reasons, names, ranks)
+    if "compile" in names:
+        setting, reasons["compile"] = _choose_compile(search, setting)
     if not search.trials:
         raise InputError(f"{duration(seconds)} is too short to measure anything here: give --minutes 1 or more")
     batch_size = setting.batch_size * ranks
-    values = {"batch": batch_size, "precision": setting.precision, "threads": setting.threads}
+    values = {"batch": batch_size, "precision": setting.precision, "compile": setting.compile}
+    values["threads"] = setting.threads
     choices = [Choice(key, values[name], reasons[name]) for name, key in CHOICES.items() if name in reasons]
     if "rate" in names:
         choices.append(Choice("optim.lr", *scale_rate(recipe.optim, recipe.batch_size, batch_size)))
@@ -328,3 +336,31 @@ def _compare_together(
         why = f"{reasons.get('batch', '')}; measured by turns with loading, this is faster ({shown})"
         return larger, {**reasons, "batch": why}, rates
     return start, dict.fromkeys(reasons, f"as it was: all choices together were slower ({shown})"), rates
+
+
+def _choose_compile(search: Search, setting: Setting) -> tuple[Setting, str]:
+    """Choose to compile if that saves more of the planned run than it takes."""
+    recipe = search.recipe
+    eager = search.updates(replace(setting, compile="none"))
+    if eager is None or eager.trouble is not None:
+        return setting, "not measured"
+    images = setting.apply(recipe).batches(search.facts["num_train"]).images
+    planned = images / eager.images_per_second
+    if planned * MOST_COMPILE_GAIN < COMPILE_SECONDS:
+        return setting, f"the planned updates take {duration(planned)}: too short to pay back compiling"
+    if parse_train(recipe.model.train).has_phases or recipe.model.batch_norm == "synchronous":
+        return setting, "this recipe cannot be compiled"
+    outcome = search.ask("updates", replace(setting, compile="default"), expected=COMPILE_SECONDS, share=0.5)
+    if outcome is None:
+        search.missing.append("compiling")
+        return setting, "not tried: there was no time left"
+    if outcome.trouble is not None or outcome.figures.get("compile_speedup") is None:
+        return setting, f"compiling failed: {outcome.error or 'the network refuses'}"
+    # Both kinds of passes were timed side by side, which the two rates of updates were not.
+    times, took = float(outcome.figures["compile_speedup"]), float(outcome.figures["compile_seconds"])
+    compiled = times * eager.images_per_second
+    saved = saved_seconds(images, eager=eager.images_per_second, compiled=compiled, compile_seconds=took)
+    words = f"passes are {times:.2f} times as fast after {duration(took)}, in a run of {duration(planned)}"
+    if saved > GAIN * planned and search.fits(outcome):
+        return replace(setting, compile="default"), f"saves {duration(saved)}: {words}"
+    return setting, f"does not pay back: {words}"
