@@ -156,6 +156,20 @@ def _set(folder: Path, **lists: str) -> None:
         (folder / f"{name}.lst").write_text("\n".join(texts))
 
 
+def test_classes_that_one_list_of_a_set_lacks_are_named_by_the_others(tmp_path: Path) -> None:
+    _set(tmp_path, p_train="0 bus/1.jpg; 1 car/1.jpg", p_val="0 bus/2.jpg; 2 van/1.jpg", p_test="1 car/3.jpg")
+    said: list[str] = []
+    listings = [read_list(tmp_path / f"p_{split}.lst", say=said.append) for split in ("train", "val", "test")]
+    assert [listing.classes for listing in listings] == [("bus", "car", "van")] * 3
+    assert [listing.labels.tolist() for listing in listings] == [[0, 1], [0, 2], [1]]
+    assert said[0].endswith("p_train.lst: p_val.lst beside it names the 3 classes too")
+
+
+def test_chunks_of_a_list_have_one_class_list(tmp_path: Path) -> None:
+    _set(tmp_path, p_0="0 bus/1.jpg; 2 van/1.jpg", p_1="1 car/1.jpg; 0 bus/2.jpg")
+    assert [read_list(tmp_path / f"p_{chunk}.lst").classes for chunk in (0, 1)] == [("bus", "car", "van")] * 2
+
+
 @pytest.mark.parametrize(
     "other",
     [

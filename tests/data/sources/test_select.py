@@ -141,6 +141,7 @@ ODD_CLASSES: dict[tuple[str, ...], str] = {
     ("Cat", "cat", "dog"): "'Cat' and 'cat' are two classes that differ only in case or spaces",
     ("cat", "cat ", "dog"): "'cat' and 'cat ' are two classes",
     ("cat", "dog", "nan"): "'nan' is a class here: leave it out with --exclude nan if it stands for images without",
+    ("0", "1", "cat"): r"some class names are numbers \(0, 1\) and some are words \(cat\)",
 }
 
 

@@ -194,23 +194,25 @@ def _words_for_alike(look: FolderLook, where: Path, paths: Sequence[str], base: 
     """The error for folders that may be splits, parts of one set or classes, with the command for each of these."""
     folder, unpack = where / base, ""
     if not (folder / paths[0]).is_dir():
-        folder, unpack = Path(f"{where}-unpacked", base), f"Unpack it into {where}-unpacked. "
+        folder, shown, into = Path(f"{where}-unpacked", base), shlex.quote(str(where)), shlex.quote(f"{where}-unpacked")
+        command = f"mkdir {into} && tar -xf {shown} -C {into}" if where.is_file() else f"all archives, into {into}"
+        unpack = f"Unpack it ({command if where.suffix.lower() != '.zip' else f'unzip -q {shown} -d {into}'}). "
     splits = {path: split_words(path.partition("/")[0])[0] for path in paths}
     is_divided = not any(splits.values()) and all(split_words("".join(path.split("/")[1:2]))[0] for path in paths)
     ordered = sorted(paths, key=lambda path: ("train", "", "val", "test").index(splits[path]))
     num_parts = sum(split in ("train", "") for split in splits.values())
     places = [shlex.quote(str(folder / (path.partition("/")[0] if is_divided else path))) for path in ordered]
     several = f"parts of one set: steady pack {' '.join(places[:num_parts])} OUT; " * (num_parts > 1)
-    classes = "give a table of paths and classes"
-    if len({path.partition("/")[0] for path in paths}) > 1 and not is_divided:
-        suffixes, sed = "|".join(sorted(suffix[1:] for suffix in SUFFIXES)), r's#^\./([^/]+)/.*#"&","\1"#'
-        find = rf"find ./*/ -type f -not -path '*/.*' | grep -iE '\.({suffixes})$' | sort | sed -E '{sed}'"
-        table = shlex.quote(str(folder / "classes.csv"))
-        classes = f"(cd {shlex.quote(str(folder))} && {find} > classes.csv), and give {table}"
+    sed = r's#^\./([^/]+)/.*#"&","\1"#'
+    if is_divided or len({path.partition("/")[0] for path in paths}) == 1:  # or the classes may be those of train
+        sed = r's#^\./([^/]+)/([^/]+)/.*#"&",' + (r'"\1","\2"#' if is_divided else r'"\2","\1"#')
+    suffixes = "|".join(sorted(suffix[1:] for suffix in SUFFIXES))
+    find = rf"find ./*/ -type f -not -path '*/.*' | grep -iE '\.({suffixes})$' | sort | sed -E '{sed}' > classes.csv"
     return (
         f"{where} holds {few(paths)}, each with folders of the same names ({few(look(paths[0]).folders)}), so these may"
         f" be splits, parts of one set, or classes. {unpack}Splits: steady train {places[0]} --val"
-        f" {places[num_parts % len(places) or 1]}; {several}classes: {classes}"
+        f" {places[num_parts % len(places) or 1]}; {several}classes: (cd {shlex.quote(str(folder))} && {find}), and"
+        f" give {shlex.quote(str(folder / 'classes.csv'))}"
     )
 
 
@@ -390,8 +392,12 @@ def no_labels(look: FolderLook, parts: Mapping[str, Sequence[str]], where: Path)
     if labels := labels_in_names(look(parts.get("train", next(iter(parts.values())))[0]).images):
         return DataError(f"{text}: {labels_from_names(where, labels, folders)}")
     remedy = "give their labels with --labels FILE, a table of names and labels"
-    if len(folders) > 1:
-        remedy += "; if these folders are classes, a table of paths and classes says so"
+    if len(folders) > 1 and where.is_dir():
+        shown, listed = shlex.quote(str(where)), " ".join(shlex.quote(f"{name}/") for name in folders)
+        remedy += (
+            f" (if these folders are classes: (cd {shown} && find {listed} -type f | sort > list.txt), then give"
+            f" {shown}/list.txt)"
+        )
     return DataError(f"{text}: {remedy}")
 
 

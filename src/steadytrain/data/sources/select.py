@@ -20,7 +20,7 @@ from steadytrain.data.filenames import is_image
 from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.images.look import FINGERPRINT_BYTES, duplicates, look_in_children
 from steadytrain.data.names import Names
-from steadytrain.data.sources.labels import class_name, whole_number
+from steadytrain.data.sources.labels import class_name, is_number, whole_number
 from steadytrain.data.sources.listing import (
     PORTION_FILES,
     Labels,
@@ -392,6 +392,13 @@ def remark(listings: Sequence[Listing], say: Say) -> None:
             )
         if name.strip().casefold() in _NO_LABEL:
             say(f"{name!r} is a class here: leave it out with --exclude {name} if it stands for images without a label")
+    numbers = [name for name in classes if is_number(name)]
+    if 0 < len(numbers) < len(classes):
+        words = [name for name in classes if not is_number(name)]
+        say(
+            f"some class names are numbers ({few(numbers, 3)}) and some are words ({few(words, 3)}): rename"
+            " those that mean the same"
+        )
     if labels.ndim == 2 and labels.shape[1] == 1:
         values = labels[:, 0]
         odd = values[(values < 0) | (values % 1 != 0) | (values >= 2**24)]

@@ -7,7 +7,9 @@ are vectors. A column ``split`` takes the table apart.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.filenames import SPLITS, order_splits, repeated
+from steadytrain.data.filenames import SPLITS, order_splits, repeated, split_words
 from steadytrain.data.names import Names
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.lst import name_by_folders, read_lines, require_exact
@@ -164,7 +166,7 @@ def _name_classes(
             raise DataError(f"{path} {_NO_CLASSES}")
         return (), labels
     numbers = labels.astype(np.int64)
-    folders = name_by_folders(numbers, names)
+    folders = _name_by_set(path, numbers, names, say) if classes is None else name_by_folders(numbers, names)
     if classes is not None:
         if folders and set(folders) <= set(classes):
             return classes_from_numbers(numbers, names=folders, classes=classes, where=str(path))
@@ -177,6 +179,56 @@ def _name_classes(
             f"{path} has label {largest:,}; at most {MOST_CLASSES:,} classes are possible: number them from 0"
         )
     return folders or tuple(str(number) for number in range(largest + 1)), numbers
+
+
+def _name_by_set(path: Path, numbers: NDArray[np.int64], names: Names, say: Say) -> tuple[str, ...]:
+    """Name classes by the folders of their images, also by those of the lists of the same set beside this one.
+
+    A list that lacks a class, as a small validation list may, does not say what its number means; the others do. Where
+    they contradict it, they are of another set.
+    """
+    named = name_by_folders(numbers, names)
+    folders = {(label, _folder(name)): name for label, name in zip(numbers.tolist(), names, strict=True)}
+    others = [file for file in sorted(path.parent.glob("*.lst")) if file != path and _set_of(file) == _set_of(path)]
+    used: list[str] = []
+    for other in others:
+        with contextlib.suppress(OSError, ValueError):  # one of another form, or damaged, is read where it is packed
+            pairs = _folders_in(other)
+            if not pairs.keys() <= folders.keys():
+                folders, used = folders | pairs, [*used, other.name]
+    together = name_by_folders(np.array([label for label, _ in folders], np.int64), list(folders.values()))
+    if not used or not together:
+        return named
+    verb = "names" if len(used) == 1 else "name"
+    say(f"{path}: {', '.join(used)} beside it {verb} the {len(together):,} classes too")
+    return together
+
+
+def _folders_in(path: Path) -> dict[tuple[int, str], str]:
+    """Return a path for each class number and folder in a list. Raises ValueError where it has other labels."""
+    pairs = dict[tuple[int, str], str]()
+    for _, line in read_lines(path):
+        if isinstance(line, ValueError):
+            raise line
+        [label] = line.labels
+        if not (0 <= label < MOST_CLASSES and label.is_integer()):
+            raise ValueError(f"{label} is no class number")
+        pairs[int(label), _folder(line.path)] = line.path
+    return pairs
+
+
+def _folder(name: str) -> str:
+    return name.replace("\\", "/").rpartition("/")[0]
+
+
+def _set_of(path: Path) -> tuple[str, ...]:
+    """Return what the names of lists of one set share: all but the words of splits, and the numbers of chunks.
+
+    >>> _set_of(Path("pets_0_train.lst")) == _set_of(Path("pets_val.lst")), _set_of(Path("pets37-val.lst"))
+    (True, ('pets37',))
+    """
+    words = re.split("[-_. ]+", path.stem.casefold())
+    return tuple(word for word in words if not word.isdigit() and (not split_words(word)[0] or split_words(word)[1]))
 
 
 def read_table(request: Request, path: Path, images: NamedImages, stored_at: Path) -> list[Listing]:

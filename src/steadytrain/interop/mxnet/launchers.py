@@ -84,6 +84,6 @@ def translate(argv: Sequence[str]) -> LaunchCommand:
 
 
 def _launcher(name: str) -> str:
-    if name in _GONE and name not in launchers():
+    if name in _GONE and not any(name in (known, *launcher.names) for known, launcher in launchers().items()):
         raise InputError(f"{name} is not supported; Slurm comes nearest: choose {', '.join(launchers())}")
     return launcher_name(name)
