@@ -7,7 +7,6 @@ import errno
 import hashlib
 import heapq
 import itertools
-import json
 import os
 import threading
 import time
@@ -58,11 +57,6 @@ def is_remote_file(file: Path) -> bool:
     if not (pages_path(file).exists() and origin_path(file).exists()):
         return False
     return os.path.realpath(file.parent.parent) == os.path.realpath(objects_folder()) and not file.is_symlink()
-
-
-def object_uri(file: Path) -> str | None:
-    """Return the URI of the object that a file of the cache stands for; None where it is an ordinary file."""
-    return str(json.loads(origin_path(file).read_text(encoding="utf-8"))["uri"]) if is_remote_file(file) else None
 
 
 def open_ranges(path: Path, *, compares: bool = True) -> ByteRanges:

@@ -188,52 +188,6 @@ def connect(world: World) -> Iterator[Cluster]:
             _shut_down(ray)
 
 
-def run_tasks(address: str, task: Callable[[int, int], T], count: int | None) -> list[T]:
-    """Run ``task(rank, count)`` for each rank on a running cluster, on one core each; return their results.
-
-    Ray starts a task up to three times again whose process was killed; another is lost, if one comes to the end.
-
-    Args:
-        address: of the cluster, such as ``10.0.0.1:6379`` or ``auto``.
-        task: what can be pickled; its machine needs the same steadytrain.
-        count: of tasks; None: one for each core of the cluster.
-
-    Raises:
-        InputError: there is no Ray, or no cluster at the address.
-        SteadyError: a task's.
-        RankLostError: no task came to the end.
-    """
-    with ray_environment({}):
-        ray = require_ray("--ray", "start the processes by steady launch")
-        try:
-            _init(ray, {"address": address})
-        except _UNREACHABLE as error:
-            raise InputError(f"Ray cannot be reached at {address}: {first_line(error)}") from error
-        try:
-            size = count or max(1, int(ray.cluster_resources().get("CPU", 1)))
-
-            def call(rank: int, size: int) -> T:  # Ray takes functions only, no other callables
-                return task(rank, size)
-
-            remote = ray.remote(num_cpus=1, max_retries=3, scheduling_strategy="SPREAD")(call)
-            left, results, lost = [remote.remote(rank, size) for rank in range(size)], list[T](), ""
-            while left:
-                [done], left = ray.wait(left)
-                try:
-                    results.append(ray.get(done))
-                except ray.exceptions.RayTaskError as error:
-                    if isinstance(error.cause, SteadyError):
-                        raise error.cause from None
-                    raise
-                except ray.exceptions.RayError as error:
-                    lost = first_line(error)
-            if not results:
-                raise RankLostError(f"all {size} tasks on the Ray cluster at {address} were lost ({lost})")
-            return results
-        finally:
-            _shut_down(ray)
-
-
 def _init(ray: Any, options: dict[str, Any]) -> None:
     """Join a cluster. Raises one of :data:`_UNREACHABLE`."""
     quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": "ERROR"}
