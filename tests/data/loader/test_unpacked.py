@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,15 @@ def test_batches_are_those_of_a_pack(photos: Path, train: bool, cut: Crop) -> No
         ]
         assert np.array_equal(packed.labels, unpacked.labels)
     assert same(*runs)
+
+
+def test_files_are_read_ahead(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda number, start, size, advice: expected.append(size), raising=False)
+    with Unpacked.open(photos) as unpacked:
+        loader = ImageLoader(unpacked, Crop(kind="pad-crop", size=64), batch_size=6, train=False, skip_bad=True)
+        everything(loader)
+        assert sum(expected) >= unpacked.listing.sizes.sum() > 0
 
 
 def test_a_bad_image_is_replaced_and_named_by_its_file(photos: Path) -> None:

@@ -343,6 +343,20 @@ def test_a_second_command_finds_all_done(photos: Path, tmp_path: Path) -> None:
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
+def test_a_shard_that_is_older_than_an_image_of_it_is_packed_anew(tmp_path: Path) -> None:
+    photos = write_folder(tmp_path / "photos", {"cat": 6, "dog": 6}, size=(40, 30), suffix=".jpg")
+    request = PackRequest(sources=(str(photos),))
+    pack_shards(request, tmp_path / "x", shards=2)
+    before = _files(tmp_path)
+    changed = sorted((photos / "dog").iterdir())
+    changed[-1].write_bytes(changed[0].read_bytes())
+    pack_shards(request, tmp_path / "x", shards=2)
+    after = _files(tmp_path)
+    assert [name for name in before if before[name] != after[name] and name.endswith(".rec")] == [
+        "x-00001-of-00002.rec"
+    ]
+
+
 def test_the_images_left_out_are_counted_over_all_shards(photos: Path, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "photos", {"cat": 40, "dog": 40})
     for number in range(6):

@@ -79,6 +79,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "images": ("photos/cat/*.png", {}, "names 2 images without labels"),
     "folders": ("photos/*", {}, r"names .*cat, a folder: give one folder"),
     "kinds": ("{a.tar,list.csv}", {}, r"names files of several kinds \(a\.tar, list\.csv\)"),
+    "tables": ("list*.csv", {}, r"names several files \(list\.csv, list2\.csv\), each a table .*: give each alone"),
+    "lists": ("*.lst", {}, r"names several files \(a\.lst, b\.lst\), each a list"),
+    "idx": ("*-ubyte", {}, r"names several files \(a-ubyte, b-ubyte\), each idx files"),
     "root of a folder": ("photos", {"root": Path("x")}, "--root goes with a .lst or a table, and .*photos is none"),
     "labels of a table": ("list.csv", {"labels": Path("list.csv")}, "--labels goes with a folder or an archive"),
     "no labels": ("photos", {"labels": Path("nowhere")}, "there is no file of labels .*nowhere"),
@@ -91,7 +94,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_mistakes_end_in_one_line(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder(tmp_path / "photos", {"cat": 2, "dog": 2})
     write_tar(tmp_path / "a.tar", {"cat/1.png": b"x", "dog/1.png": b"y"})
-    (tmp_path / "list.csv").write_text("photos/cat/0000.png,cat\nphotos/dog/0002.png,dog\n")
+    for name in ("list.csv", "list2.csv"):
+        (tmp_path / name).write_text("photos/cat/0000.png,cat\nphotos/dog/0002.png,dog\n")
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.lst").write_text("0\t0\tphotos/cat/0000.png\n1\t1\tphotos/dog/0002.png\n")
+        (tmp_path / f"{name}-ubyte").write_bytes(struct.pack(">4BI2B", 0, 0, 8, 1, 2, 0, 1))
     source, options, message = REFUSED[case]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=message) as error:

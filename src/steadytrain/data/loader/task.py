@@ -108,6 +108,9 @@ class LoaderTask:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_images", len(self.source))
+        if self.ids is not None:
+            _check_ids(self.num_images, self.ids)
+            object.__setattr__(self, "ids", np.array(self.ids, np.int64))  # the caller's own may change
 
     def check(self) -> None:
         """Refuse what cannot be loaded.

@@ -44,7 +44,7 @@ from steadytrain.data.sources.listing import Listing
 from steadytrain.data.storage.scratch import scratch_beside, temporary_scratch
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.data.storage.store import NoObjectError, ObjectPlace, Store, abort_uploads, is_uri, local_name
-from steadytrain.errors import DataError, StorageError, storage_error, storage_errors
+from steadytrain.errors import DataError, SteadyError, StorageError, storage_error, storage_errors
 from steadytrain.files import lock_at_once, locked, open_lock
 from steadytrain.format import OnProgress, Say
 from steadytrain.machine.facts import require_cache_folder
@@ -128,9 +128,9 @@ class ShardPacker:
             is_resumed = self._look_at_what_is_there()
             try:
                 self._pack_all()
-            except StorageError:
-                self._look_for_done()  # others may have come to the end, and removed the folder for work
-                if len(self.done) < len(self.files):
+            except SteadyError:  # others may have come to the end, and removed the images that this process works on
+                self._look_for_done()
+                if not self._is_complete():
                     raise
             finally:
                 for file in self.locks.values():
@@ -209,9 +209,16 @@ class ShardPacker:
     def _look_for_done(self) -> None:
         """See which shards are done: all of their files are there."""
         names = self.folder.sizes().keys()
-        new = {n for n, (path, _) in enumerate(self.files) if n not in self.done and names >= {*_files_of(path)}}
+        complete = [n for n, (path, _) in enumerate(self.files) if n not in self.done and names >= {*_files_of(path)}]
+        new = {n for n in complete if n in self.packed or not self._is_outdated(n)}
         self.done |= new
         self.changed_at = time.monotonic() if new else self.changed_at
+
+    def _is_outdated(self, number: int) -> bool:
+        """Return whether an image of a shard was written after it: then it is packed anew."""
+        path, listing = self.files[number]
+        times = listing.times[listing.times <= time.time_ns()]  # one in the future says nothing
+        return bool(len(times)) and self.folder.is_older(path.name, int(times.max()))
 
     def _read_cards(self, numbers: Sequence[int]) -> dict[int, Card]:
         """Read the cards of some shards. Raises DataError where one is of other images or settings."""
@@ -230,8 +237,10 @@ class ShardPacker:
             raise DataError(f"{path.stem}.json: {error}: remove it, or choose another name than OUT") from error
         settings = self.request.settings.to_dict()
         if card.settings != settings:
-            names = [name for name, value in settings.items() if card.settings.get(name) != value]
-            given = " and ".join(f"--{name.replace('_', '-')} was {card.settings.get(name)}" for name in names)
+            names = [name for name in {**settings, **card.settings} if card.settings.get(name) != settings.get(name)]
+            given = " and ".join(
+                f"--{name.replace('_', '-')} was {card.settings.get(name, 'not given')}" for name in names
+            )
             raise self._other(path, given or "by other settings")
         if card.source != self.request.source:
             raise self._other(path, f"of {card.source}")
@@ -410,6 +419,13 @@ class DiskFolder:
                     sizes[entry.name] = entry.stat().st_size
         return sizes
 
+    def is_older(self, name: str, nanoseconds: int) -> bool:
+        """Return whether a file is there that was written before this time of the system's clock."""
+        try:
+            return (self.path / name).stat().st_mtime_ns < nanoseconds
+        except OSError:
+            return False
+
     def write(self, name: str, file: Path) -> None:
         """Move a file there, in place of what is there; it appears whole."""
         with storage_errors(self.path / name):
@@ -436,6 +452,9 @@ class StoreFolder:
     def sizes(self) -> dict[str, int]:
         return {name: facts.size for name, facts in self._store.list_folder(self.place).items()}
 
+    def is_older(self, name: str, nanoseconds: int) -> bool:
+        return False
+
     def write(self, name: str, file: Path) -> None:
         try:
             self._store.write(self.at(name), file)
@@ -444,4 +463,4 @@ class StoreFolder:
             raise
         except OSError as error:
             raise storage_error(error, file) from error
-        file.unlink()
+        file.unlink(missing_ok=True)  # others may have come to the end, and removed it

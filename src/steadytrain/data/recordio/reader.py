@@ -66,6 +66,7 @@ from steadytrain.data.storage.remote_file import open_ranges
 from steadytrain.data.storage.store import MOST_REQUESTS, is_uri
 from steadytrain.errors import DataError
 from steadytrain.format import count, printable
+from steadytrain.format import size as size_words
 from steadytrain.machine.process import allow_open_files
 
 MOST_CLASSES = 1_000_000
@@ -326,6 +327,12 @@ def _find_records(path: Path, view: ByteRanges, card: Card | None) -> Offsets:
     if wrong_index is not None:
         raise DataError(f"{wrong_index}: {_index_remedy(path, view)}") from wrong_index
     if not len(offsets):
+        if not view.stays:
+            raise DataError(
+                f"{index.name} is missing, and without it all {size_words(len(view))} are read, more than the cache may"
+                " keep of an object: write the index (steady mxnet rec2idx) and put it beside the file, or set"
+                " STEADYTRAIN_OBJECT_BYTES to more"
+            )
         view.fill()
         return scan(view)
     if len(offsets) > 1 and not np.diff(offsets).all():
@@ -609,7 +616,8 @@ class Records:
             bounds.setdefault(path, []).append((start, end))
         for file in self._files:
             if ranges := bounds.get(str(file.path)):
-                file.view.expect(*np.array(ranges, np.int64).T)
+                with contextlib.suppress(DataError):  # it was closed meanwhile
+                    file.view.expect(*np.array(ranges, np.int64).T)
 
     @property
     def stays(self) -> bool:

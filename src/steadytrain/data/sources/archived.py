@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from steadytrain.data.filenames import folder_splits, group_by_split, is_image, 
 from steadytrain.data.sources import folder, imagenet
 from steadytrain.data.sources.archives import SourceFile, holds_only_tars, read_archives, read_inner_tars
 from steadytrain.data.sources.labelled import find_flat, label, list_flat
+from steadytrain.data.sources.layout import TABLES
 from steadytrain.data.sources.listing import FileList, Listing
 from steadytrain.data.sources.source import COLUMNS, LABELS, Request, SourceKind, refuse_columns
 from steadytrain.data.sources.webdataset import is_webdataset
@@ -36,6 +38,11 @@ def _list_folder(request: Request) -> list[Listing]:
     if others := [n for n in request.entries if (where / n).is_dir() or n.lower().endswith(".rec")]:
         raise DataError(
             f"{where} holds archives ({archives[0].name}) next to other data ({few(others, 3)}): choose one of them"
+        )
+    if packed := [archive.name for archive in archives if archive.stem.lower().endswith(TABLES)]:
+        raise DataError(
+            f"{where} holds a table in an archive of its own ({packed[0]}): unpack it beside the others"
+            f" (unzip {shlex.quote(str(where / packed[0]))} -d {shlex.quote(str(where))}), and remove the archive"
         )
     return request.list_part(request.part(where, archives))
 

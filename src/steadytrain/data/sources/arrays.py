@@ -303,4 +303,4 @@ def _list_idx_files(request: Request) -> list[Listing]:
 
 
 CIFAR = SourceKind("CIFAR in binary form", lambda request: is_cifar(request.entries), list_cifar)
-IDX = SourceKind("idx files (MNIST)", _is_idx, _list_idx_files)
+IDX = SourceKind("idx files (MNIST)", _is_idx, _list_idx_files, is_one_file=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -110,9 +111,9 @@ def read_cells(
     if signs:
         return Cells(_split(cells, signs[0]))
     if any("," in cell for cell in cells):
-        return _read_words(cells, ",", header=header, where=where, classes=classes, say=say)
+        return _read_commas(cells, header, where, classes, say)
     if any(" " in cell for cell in cells) and header in SEVERAL_LABELS:
-        return _read_words(cells, None, header=header, where=where, classes=classes, say=say)
+        return _read_blanks(cells, header, where)
     return None
 
 
@@ -172,29 +173,43 @@ def _bit_of(text: str) -> str:
     return text.casefold().rstrip(".")
 
 
-def _read_words(
-    cells: set[str], sign: str | None, *, header: str, where: str, classes: Sequence[str] | None, say: Say
-) -> Cells | None:
-    """Tell whether commas, or blanks (None), join labels: these then stand alone in other cells, or are numbers."""
-    parts = _split(cells, sign)
+def _read_commas(cells: set[str], header: str, where: str, classes: Sequence[str] | None, say: Say) -> Cells | None:
+    """Tell whether commas join labels: then these stand alone in other cells, or are numbers, of which cells vary."""
+    parts = _split(cells, ",")
     joined = [split for split in parts.values() if len(split) > 1]
     words = {word for split in joined for word in split}
-    alone = {split[0] for split in parts.values() if len(split) == 1}
     if isinstance(classes, LabelNames) and words <= set(map(class_name, classes)):
         return Cells(parts)
-    are_numbers = all(word.isascii() and word.isdigit() for word in words) and len(set(map(len, parts.values()))) > 1
-    if are_numbers or len(words & alone) >= _ALONE * len(words):
+    alone = {split[0] for split in parts.values() if len(split) == 1}
+    uses = Counter(word for split in joined for word in set(split))
+    is_shared = max(uses.values(), default=0) > 1
+    if all(word.isascii() and word.isdigit() for word in words) and len({len(split) for split in parts.values()}) > 1:
         return Cells(parts)
-    is_unclear = len(cells) > len(words) if sign is None else len(words) < sum(map(len, joined))  # one comes again
-    if is_unclear and header in SEVERAL_LABELS:
+    if joined and len(words & alone) >= _ALONE * len(words):
+        return Cells(parts)
+    if header in SEVERAL_LABELS and len(cells) >= 2 * len(words | alone):
+        return Cells(parts)
+    if header in SEVERAL_LABELS and is_shared:
         raise DataError(
-            f"{where}: it is unclear whether {'blanks' if sign is None else 'commas'} separate several labels in the"
-            f" column {header!r} ({min(cells - alone)!r}): separate them by ';', or name the column 'label' if each"
-            " cell is one class"
+            f"{where}: it is unclear whether commas separate several labels in the column {header!r}"
+            f" ({min(cells - alone)!r}): separate them by ';', or name the column 'label' if each cell is one class"
         )
-    if is_unclear:
+    if is_shared:
         say(f"{where}: each cell is one class, also {min(cells - alone)!r}: separate several labels of an image by ';'")
     return None
+
+
+def _read_blanks(cells: set[str], header: str, where: str) -> Cells | None:
+    """Tell whether blanks join labels: cells are then at least twice as many as words, as only combinations are."""
+    words = {word for cell in cells for word in cell.split()}
+    if len(cells) <= len(words):
+        return None
+    if len(cells) >= 2 * len(words):
+        return Cells(_split(cells, None))
+    raise DataError(
+        f"{where}: it is unclear whether spaces separate several labels in the column {header!r} ({len(cells):,} cells"
+        f" of {len(words):,} words): separate them by ';', or name the column 'label' if each cell is one class"
+    )
 
 
 def name_labels(

@@ -19,7 +19,7 @@ from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.layout import FolderLook, look_on_disk
 from steadytrain.data.sources.listing import FileList, Listing
 from steadytrain.errors import DataError, InputError
-from steadytrain.format import Say
+from steadytrain.format import Say, few
 
 GROUP = "steadytrain.sources"
 """The group of entry points by which other packages add kinds of sources: ``NAME = "package.module:SOURCE"``."""
@@ -125,15 +125,20 @@ class SourceKind:
         recognise: whether a request is of this kind; it reads no more than it has to. DataError: it is, and is refused.
         list: lists it: one listing, or one for each split, the training set first.
         takes: the options that apply: :data:`ROOT`, :data:`LABELS`, :data:`COLUMNS`.
+        is_one_file: of the files of a pattern, each is a source of its own.
     """
 
     name: str
     recognise: Callable[[Request], bool]
     list: Callable[[Request], list[Listing]]
     takes: tuple[str, ...] = ()
+    is_one_file: bool = False
 
     def refuse_unused(self, request: Request) -> None:
-        """Raise DataError for an option that does not apply to this kind."""
+        """Raise DataError for an option, or for more files, that this kind does not take."""
+        if self.is_one_file and len(request.paths) > 1:
+            names = few([path.name for path in request.paths])
+            raise DataError(f"{request.source} names several files ({names}), each {self.name}: give each alone")
         for flag, path in ((ROOT, request.root), (LABELS, request.labels)):
             if path is not None and flag not in self.takes:
                 raise DataError(f"{flag} goes with {_GOES_WITH[flag]}, and {request.where} is none: drop it")

@@ -518,5 +518,5 @@ def _is_table(request: Request) -> bool:
     return request.kinds == {"text"} and ("." not in name or any(ending in name for ending in _ENDINGS))
 
 
-LIST = SourceKind("a list (.lst)", lambda request: request.kinds == {"list"}, _list_list, (ROOT,))
-TABLE = SourceKind("a table (CSV, TSV, JSON lines)", _is_table, _list_table_file, (ROOT, COLUMNS))
+LIST = SourceKind("a list (.lst)", lambda request: request.kinds == {"list"}, _list_list, (ROOT,), is_one_file=True)
+TABLE = SourceKind("a table (CSV, TSV, JSON lines)", _is_table, _list_table_file, (ROOT, COLUMNS), is_one_file=True)

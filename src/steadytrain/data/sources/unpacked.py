@@ -11,7 +11,9 @@ it is decompressed once, to the cache, and the copy is removed by :meth:`Unpacke
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -31,6 +33,7 @@ from steadytrain.data.sources.listing import Listing, read_file, read_piece
 from steadytrain.data.storage.scratch import scratch_beside, temporary_scratch
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.errors import DataError, StorageError
+from steadytrain.files import open_regular
 from steadytrain.format import Say, print_note, printable
 from steadytrain.machine.facts import require_cache_folder
 
@@ -133,8 +136,21 @@ class Unpacked:
     def scatter(self) -> None:
         """Do nothing: archives that stay open are read by exact ranges."""
 
+    stays = True
+    """The data are on this machine's disk."""
+
+    def expect(self, stretches: Sequence[tuple[str, int, int]]) -> None:
+        """Let the system begin to read stretches of files, each a path with its first byte and end."""
+        for path, some in groupby(stretches, key=lambda stretch: stretch[0]):
+            with contextlib.suppress(AttributeError, OSError), open_regular(Path(path)) as file:  # or no such call here
+                for _, start, end in some:
+                    os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_WILLNEED)
+
     def settle(self, numbers: Ints) -> None:
         """Do nothing: readers of a file hold no lock."""
+
+    def fill(self, needed: int) -> None:
+        """Do nothing: all of it is here."""
 
     @property
     def record_ids(self) -> NDArray[np.int64]:
