@@ -231,6 +231,8 @@ class Run:
         _require_recipe(recipe)
         with storage_errors(path):
             before = Run.open(path) if (path / "recipe.json").exists() and not _is_only_begun(path) else None
+            if before is not None:
+                before.require_trainable()
             is_another = before is not None and before.recipe.digest != recipe.digest
             if before is None and path.exists() and not _is_only_begun(path):
                 raise RunError(f"{path} exists and is not a run (no recipe.json): choose another --run folder")
@@ -297,9 +299,17 @@ class Run:
         except OSError as error:
             raise RunError(f"cannot read {path / 'recipe.json'}: {error.strerror}") from error
         try:
-            return Run(path, Recipe.from_json(text))
+            return Run(path, Recipe.from_json(text, of_past=True))
         except RecipeError as error:
             raise RunError(f"{path / 'recipe.json'} cannot be used: {error}") from error
+
+    def require_trainable(self) -> None:
+        """Raise RunError where the run began with a setting that was removed since: it cannot go on as it was."""
+        path = self.directory / "recipe.json"
+        try:
+            Recipe.from_json(read_text(path, errors="replace"))
+        except RecipeError as error:
+            raise RunError(f"{path} cannot be used: {error}") from error
 
     @property
     def name(self) -> str:

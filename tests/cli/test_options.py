@@ -57,6 +57,7 @@ def test_no_flag_is_no_change() -> None:
         ("a.yaml", "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
             f"{c}: &{c} [{','.join(['*' + chr(ord(c) - 1)] * 10)}]\n" for c in "bcdefghi"
         ), "holds more than 100,000 values, those that an anchor repeats included"),
+        ("a.yaml", "seed: !!int [1]\n", "cannot be parsed: int stands before a sequence"),
         ("a.yaml", "data: &a {train: *a}\n", "has tables or lists more than 20 deep within each other"),
         ("a.json", '{"a":' * 400 + "1" + "}" * 400, "has tables or lists more than 20 deep within each other"),
         ("a.json", f'{{"a": "{"x" * 10_000_000}"}}', "cannot read .*: it has 10,000,009 bytes, more than 10,000,000"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import shutil
@@ -142,21 +141,29 @@ def test_only_what_was_written_since_is_read(tmp_path: Path) -> None:
     assert state_of(again) == whole_state(run)
 
 
-@pytest.mark.parametrize("damage", ["cut short", "one digit", "no JSON", "a list", "other code", "of another log"])
+@pytest.mark.parametrize(
+    "damage", ["cut short", "one digit", "no JSON", "a list", "offset", "other code", "of another log"]
+)
 def test_a_stored_history_that_is_damaged_or_of_something_else_is_left_aside(tmp_path: Path, damage: str) -> None:
     run = copied(tmp_path)
     with storing(tmp_path / "cache") as folder:
         read_any(run)
         [path] = folder.iterdir()
         head, _, state = path.read_bytes().partition(b"\n")
-        code, offset, stamp, digest, whole = json.loads(head)
+        [code, offset, stamp, digest], seal = json.loads(head)
+        others = {"offset": [code, offset - 1, stamp, digest], "other code": ["0" * 64, offset, stamp, digest]}
+        others["of another log"] = [code, offset, None, "0" * 64]
         text = {
             "cut short": head + b"\n" + state[: len(state) // 2],
             "one digit": head + b"\n" + state[:-99] + b"\0" + state[-98:],
             "no JSON": b"\xff\xfe" + head,
             "a list": b"[]\n[]",
-            "other code": json.dumps(["0" * 64, offset, stamp, digest, whole]).encode() + b"\n" + state,
-            "of another log": json.dumps([code, offset, None, "0" * 64, whole]).encode() + b"\n" + state,
+            "offset": json.dumps([others["offset"], seal]).encode() + b"\n" + state,
+            **{
+                name: json.dumps([about, reading._seal(about, state)]).encode() + b"\n" + state
+                for name, about in others.items()
+                if name != "offset"
+            },
         }[damage]
         path.write_bytes(text)
         assert state_of(read_any(run)) == whole_state(run)
@@ -172,9 +179,9 @@ def test_a_stored_history_of_other_types_is_refused_and_runs_nothing(tmp_path: P
     with storing(tmp_path / "cache") as folder:
         read_any(run)
         [path] = folder.iterdir()
-        code, offset, stamp, digest, _ = json.loads(path.read_bytes().partition(b"\n")[0])
+        about, _ = json.loads(path.read_bytes().partition(b"\n")[0])
         for state in (pickle.dumps(Hostile()), msgspec.msgpack.encode({"attempts": [{"number": "one"}]})):
-            head = json.dumps([code, offset, stamp, digest, hashlib.sha256(state).hexdigest()])
+            head = json.dumps([about, reading._seal(about, state)])
             path.write_bytes(head.encode() + b"\n" + state)
             assert state_of(read_any(run)) == whole_state(run)
     assert not (tmp_path / "ran").exists()

@@ -20,6 +20,7 @@ from steadytrain.tuning.sweep import (
     parse_values,
     points,
     read_spec,
+    require_values,
     space_of,
 )
 from steadytrain.tuning.sweep_runs import FACTOR, rungs
@@ -118,3 +119,13 @@ def test_nothing_is_made_where_one_case_cannot_be(tmp_path: Path) -> None:
     Run.create(tmp_path / "run", recipe)
     with pytest.raises(RunError, match="is a run; a sweep needs another folder"):
         create_cases(tmp_path / "run", chosen[:1], recipe.with_, 1)
+
+
+def test_a_value_that_goes_with_no_other_is_refused_before_the_first_run() -> None:
+    recipe = Recipe(data=Data(train="a.rec"), model=Model("mlp"), budget=Budget(epochs=4))
+    recipe = recipe.with_({"optim.warmup_epochs": 1})
+    require_values({"optim.schedule": ["cosine", "one-cycle"], "optim.warmup_epochs": [0, 1]}, recipe.with_)
+    with pytest.raises(RecipeError, match="one-cycle"):
+        require_values({"optim.schedule": ["cosine", "one-cycle"], "batch_size": [8, 16]}, recipe.with_)
+    with pytest.raises(RecipeError, match=r"unknown key 'optim\.lrr'"):
+        require_values({"optim.lrr": [0.1], "batch_size": [8, 16]}, recipe.with_)

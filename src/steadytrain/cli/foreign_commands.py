@@ -45,13 +45,14 @@ def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
         name, is_script = plain_word(PurePath(plain).stem), word.endswith((".py", ".sh"))
         program = name.replace("-", "_")
         is_old = is_script or name not in same_verbs or name == "im2rec"
-        if is_old and name not in verbs and ALIASES.get(program, program) in PROGRAMS:
+        if is_old and (is_script or name not in verbs) and ALIASES.get(program, program) in PROGRAMS:
             return ["steady", "mxnet", *words[place:]]
         verb = name if name in verbs else same_verbs.get(name, "train" if is_script and "train" in name else "")
         if verb and name == "classify":  # of Ultralytics, whose mode follows
             likely = likely or verb
         elif verb and (verb != "launch" or not place):  # accelerate launch starts a script
-            return ["steady", *verb.split(), *([] if place or is_script else words[1:])]
+            is_ours = not (place or is_script or any(map(is_assignment, words)))
+            return ["steady", *verb.split(), *(words[1:] if is_ours else [])]
     return ["steady", *likely.split()] if likely else []
 
 

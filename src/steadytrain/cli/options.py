@@ -281,7 +281,7 @@ def read_table(path: Path, what: str = "a recipe") -> dict[str, Any]:
         values = readers[path.suffix](read_text(path))
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} cannot be parsed: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"{path} holds {type(values).__name__}; {what} is a table of keys and values")
@@ -314,6 +314,13 @@ _YAML_WORDS = {
 1e-3 as a text)."""
 
 
+def _scalar(node: Any) -> str:
+    """Return the word of a node. Raises ValueError where it is a list or a table."""
+    if isinstance(node.value, str):
+        return node.value
+    raise ValueError(f"{node.tag.rpartition(':')[2]} stands before a {node.id}")
+
+
 def _parse_yaml(text: str) -> Any:
     """Read YAML 1.2 as :func:`parse_json` reads JSON."""
     import yaml
@@ -328,8 +335,8 @@ def _parse_yaml(text: str) -> Any:
 
     for name, pattern in _YAML_WORDS.items():
         Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"({pattern})$"), None)
-    Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
-    Loader.add_constructor("tag:yaml.org,2002:float", lambda _, node: float(node.value))
+    Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(_scalar(node)))
+    Loader.add_constructor("tag:yaml.org,2002:float", lambda _, node: float(_scalar(node)))
     return yaml.load(text, Loader)  # a safe loader
 
 

@@ -134,7 +134,7 @@ def resume(run: str, /, *, until: Until = None, options: TrainingOptions = Train
     from steadytrain.data.storage.store import is_uri
 
     if not is_uri(run):
-        Run.open(run)
+        Run.open(run).require_trainable()
     if options.run is not None:
         raise InputError(f"steady resume {run} continues in that folder: leave out --run {options.run}")
     return _begin(None, replace(options, run=run), finetune=False, until=until, exists=True)

@@ -274,9 +274,12 @@ class Recipe:
         return json.dumps(plain(self), indent=2) + "\n"
 
     @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Recipe:
-        """Build from what :meth:`to_dict` gives, or a part of it; raises RecipeError on a wrong key or value."""
-        recipe = build(Recipe, _without_removed(values), hint=_key_hint)
+    def from_dict(values: Mapping[str, Any], *, of_past: bool = False) -> Recipe:
+        """Build from what :meth:`to_dict` gives, or a part of it; raises RecipeError on a wrong key or value.
+
+        ``of_past``: of a run that is looked at and not trained on: what was removed since is left out.
+        """
+        recipe = build(Recipe, _without_removed(values, of_past=of_past), hint=_key_hint)
         for name, text in leaves(recipe.to_dict()):
             if isinstance(text, str) and _NO_TEXT.search(text):
                 raise RecipeError(f"{name} is {shorten(text)}: no path, name or text here has such a character")
@@ -284,13 +287,13 @@ class Recipe:
         return replace(recipe, **parts)
 
     @staticmethod
-    def from_json(text: str) -> Recipe:
-        """Read JSON; raises RecipeError where it is not a recipe."""
+    def from_json(text: str, *, of_past: bool = False) -> Recipe:
+        """Read JSON, as :meth:`from_dict` does; raises RecipeError where it is not a recipe."""
         try:
             values = parse_json(text)
         except (ValueError, TypeError, RecursionError) as error:
             raise RecipeError(f"the recipe is not JSON: {error}") from None
-        return Recipe.from_dict(values)
+        return Recipe.from_dict(values, of_past=of_past)
 
     def differences(self, other: Recipe) -> list[str]:
         """Return what a change of recipe comes down to, a line each: ``optim.lr: 0.1 -> 0.2``."""
@@ -344,17 +347,18 @@ def _key_hint(key: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(by_last[name] for name in similar)}?" if similar else ""
 
 
-def _without_removed(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Drop keys that only recipes of earlier versions have. Raises RecipeError where one of them was in use."""
+def _without_removed(values: Mapping[str, Any], *, of_past: bool) -> Mapping[str, Any]:
+    """Drop keys that only recipes of earlier versions have. Raises RecipeError where one was in use, if not of past."""
     for name, is_in_use, instead in _REMOVED:
         part, _, key = name.partition(".")
         table = values.get(part) if isinstance(values, Mapping) else None
         if not isinstance(table, Mapping) or key not in table:
             continue
-        if is_in_use(table[key]):
+        is_used = is_in_use(table[key])
+        if is_used and not of_past:
             raise RecipeError(
                 f"{instead}; a run that began with it cannot go on: start it again in another --run folder"
             )
-        if name not in recipe_settings():
+        if is_used or name not in recipe_settings():
             values = {**values, part: {other: value for other, value in table.items() if other != key}}
     return values

@@ -108,8 +108,11 @@ def parts_from(values: object) -> list[BillPart]:
     """Build the parts that a checkpoint holds; what is no such list has none."""
     parts = []
     for value in values if isinstance(values, list) else ():
-        with suppress(msgspec.ValidationError):
-            parts.append(replace(msgspec.convert(value, BillPart), source="checkpoint"))
+        is_table = isinstance(value, dict)
+        for readable in (value, {**value, "price": None}) if is_table else ():  # of an odd price the time still counts
+            with suppress(msgspec.ValidationError):
+                parts.append(replace(msgspec.convert(readable, BillPart), source="checkpoint"))
+                break
     return parts
 
 

@@ -68,10 +68,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """The price of one machine for an hour: which machine, of which date (``YYYY-MM-DD``), and the source.
-
-    ``per_kwh``: of a machine of one's own that is paid by what it draws; ``per_hour`` is then at the watts given.
-    """
+    """The price of one machine for an hour: which machine, of which date (``YYYY-MM-DD``), and the source."""
 
     per_hour: Annotated[float, msgspec.Meta(ge=0, lt=1e18)]
     name: str = ""
@@ -79,7 +76,6 @@ class Price:
     date: str = ""
     source: str = ""
     estimate: str = ""
-    per_kwh: Annotated[float, msgspec.Meta(ge=0, lt=1e18)] | None = None
 
     def money(self, seconds: float) -> float:
         """Return what so many seconds of one machine cost."""
@@ -152,7 +148,7 @@ def parse_price(text: str, *, name: str = "--price") -> Price:
         raise InputError(f"{name} is {text!r}: {watts:g} W are no machine's; give what it draws, such as @450W")
     about = f"as given: {value:g} {currency}/kWh at {watts:g} W"
     per_hour = value * watts / 1000
-    return Price(name=about, per_hour=per_hour, currency=currency, date=today, per_kwh=value)
+    return Price(name=about, per_hour=per_hour, currency=currency, date=today)
 
 
 def find_offer(

@@ -12,7 +12,7 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Literal, Self, TypeVar
+from typing import IO, BinaryIO, Literal, Self, TypeVar
 
 import msgspec
 from msgspec.structs import astuple, replace
@@ -165,6 +165,12 @@ def read(path: Path) -> Iterator[Event]:
     return LogReader(path).read()
 
 
+def id_of(file: IO[bytes]) -> tuple[int, int]:
+    """Return what tells an open file from another that has its name later: device and inode."""
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino
+
+
 class LogReader:
     """The reader of a growing event log: each call yields the events that came since the call before.
 
@@ -192,11 +198,13 @@ class LogReader:
         self.generation = 0
         self.offset = 0  # after the last whole line that was read
         self.size = 0  # of the file when it was last opened
+        self.file_id = 0, 0  # device and inode of that file
         self._head = b""  # its first bytes: another file of the same name begins differently
 
     def skip(self, offset: int) -> None:
         """Go on after so many bytes, whose events are known from before. Raises OSError."""
         with open_regular(self.path) as file:
+            self.file_id = id_of(file)
             self.size = file.seek(0, os.SEEK_END)
             file.seek(0)
             self._head = file.read(min(_HEAD_BYTES, offset))
@@ -215,6 +223,7 @@ class LogReader:
         """
         try:
             with open_regular(self.path) as file:
+                self.file_id = id_of(file)
                 self.size = file.seek(0, os.SEEK_END)
                 file.seek(0)
                 if self.size < self.offset or file.read(len(self._head)) != self._head:

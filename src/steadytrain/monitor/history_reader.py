@@ -1,8 +1,8 @@
 """Read a run's history; of a long log, what was read before is taken from the user's cache.
 
 A history that a long log came to is stored with the place up to which it goes and a digest of all bytes before it. It
-is used only while the log begins with the very same bytes, by the same code; else the log is read from its start. Of a
-log whose size and time are those of then the bytes are not read again.
+is used only while the log begins with the very same bytes, by the same code; else the log is read from its start. A
+log whose inode, size and times are those of then is taken for the same without reading its bytes.
 Nothing is written into the run's folder, and what is stored can be deleted at any time.
 """
 
@@ -26,6 +26,7 @@ import msgspec
 from steadytrain.config import Recipe
 from steadytrain.errors import RunError, SteadyError
 from steadytrain.events import KINDS, Failed, LogReader, Step, Unknown
+from steadytrain.events.log import id_of
 from steadytrain.files import open_regular, replace_file
 from steadytrain.format import count
 from steadytrain.machine.facts import cache_folder
@@ -107,10 +108,11 @@ class LogHistory:
             if path is None or log.stat().st_size < LEAST_BYTES or path.stat().st_size > MOST_STORED_BYTES:
                 return False
             head, _, state = path.read_bytes().partition(b"\n")
-            code, offset, stamp, digest, whole = json.loads(head)
-            if code != _code() or whole != hashlib.sha256(state).hexdigest():
+            about, seal = json.loads(head)
+            if seal != _seal(about, state):
                 return False
-            if (stamp is None or stamp != _stamp(log)) and digest != _digest(log, offset):
+            code, offset, stamp, digest = about
+            if code != _code() or ((stamp is None or stamp != _stamp(log)) and digest != _digest(log, offset)[0]):
                 return False
             history = _decode(state, self._run.recipe)
             self._reader.skip(offset)
@@ -127,8 +129,11 @@ class LogHistory:
         if len(state) > MOST_STORED_BYTES:
             return
         with suppress(SteadyError, OSError):
-            whole = hashlib.sha256(state).hexdigest()
-            head = json.dumps([_code(), self._stored, _stamp(log), _digest(log, self._stored), whole])
+            digest, file_id = _digest(log, self._stored)
+            if not digest or file_id != self._reader.file_id:  # another file has the log's name by now
+                return
+            about = [_code(), self._stored, _stamp(log), digest]
+            head = json.dumps([about, _seal(about, state)])
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, head.encode() + b"\n" + state)
             others = sorted(path.parent.glob("*.history"), key=lambda other: other.stat().st_mtime)
@@ -165,20 +170,29 @@ def _decode(state: bytes, recipe: Recipe) -> RunHistory:
 
 
 def _stamp(log: Path) -> list[int] | None:
-    """Return size and time of a log; None where it may change without a change of these. Raises OSError."""
+    """Return what changes with a log: inode, size, times; None where it was changed just now. Raises OSError."""
     status = log.stat()
-    is_settled = time.time() - status.st_mtime > SETTLED_SECONDS
-    return [status.st_size, status.st_mtime_ns] if is_settled else None
+    is_settled = time.time() - status.st_ctime > SETTLED_SECONDS
+    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns] if is_settled else None
 
 
-def _digest(log: Path, num_bytes: int) -> str:
-    """Return a digest of so many first bytes of a log, empty where it has fewer. Raises OSError."""
+def _seal(about: Any, state: bytes) -> str:
+    """Return a digest of all that is stored."""
+    return hashlib.sha256(json.dumps(about).encode() + state).hexdigest()
+
+
+def _digest(log: Path, num_bytes: int) -> tuple[str, tuple[int, int]]:
+    """Return a digest of so many first bytes of a log, empty where it has fewer, and which file it is.
+
+    Raises OSError.
+    """
     known, left = hashlib.sha256(), num_bytes
     with open_regular(log) as file:
+        file_id = id_of(file)
         while left and (data := file.read(min(left, _CHUNK_BYTES))):
             known.update(data)
             left -= len(data)
-    return "" if left else known.hexdigest()
+    return "" if left else known.hexdigest(), file_id
 
 
 @cache

@@ -247,8 +247,9 @@ NUMBERS = ("best", "top1", "mean_ap", "loss", "images_per_second", "cost", "age"
 HIGHEST_FIRST = ("best", "top1", "mean_ap", "images_per_second", "epochs")
 UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 604800, "%": 0.01, "": 1}
 _TERM = re.compile(
-    r"""\s*(?:and\s+|&&?\s*)?([\w.-]+)\s*(==|!=|>=|<=|=|>|<)\s*("[^"]*"|'[^']*'|[^\s'"]+)(?=\s|$)""", re.IGNORECASE
+    r"""\s*(?:and\s+|&&?\s*)?([\w.-]+)\s*(==|!=|>=|<=|=|>|<)\s*("[^"]*"|'[^']*'|[^\s'"]*)(?=\s|$)""", re.IGNORECASE
 )
+_QUOTED = re.compile(r"""\s*(["'])(.*?)\1(?=\s|$)""")
 _NUMBER = re.compile(r"([-+]?[\d.]+(?:e[-+]?\d+)?)(s|min|h|d|w|%|)")
 _ORDERS: Mapping[str, Callable[[float, float], bool]] = {
     "=": lambda a, b: math.isclose(a, b, rel_tol=1e-9),
@@ -269,7 +270,7 @@ def parse_where(text: str) -> Callable[[RunRow], bool]:
         InputError: a term that is no condition, an unknown field, or a value of another type.
 
     >>> row = RunRow(name="a", directory="a", status="finished", model="resnet50", best=0.91, tags=("good",))
-    >>> [parse_where(text)(row) for text in ("model=ResNet* and top1 > 90%", "tag=good", "name=b*", "cost<1")]
+    >>> [parse_where(text)(row) for text in ("model=ResNet* and top1 > 90%", "'tag=good' name!=", "name=b*", "cost<1")]
     [True, True, False, False]
     >>> parse_where("top2>0.9")
     Traceback (most recent call last):
@@ -279,6 +280,10 @@ loss, images_per_second, cost, age, seconds, epochs, or a key of the recipe, suc
     """
     conditions, at = list[Callable[[RunRow], bool]](), 0
     while text[at:].strip():
+        if quoted := _QUOTED.match(text, at):
+            conditions.append(parse_where(quoted[2]))
+            at = quoted.end()
+            continue
         match = _TERM.match(text, at)
         if match is None:
             raise InputError(

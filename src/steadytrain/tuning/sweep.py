@@ -25,7 +25,7 @@ from steadytrain.config.plain import build, check_types, leaves, plain
 from steadytrain.config.settings import require
 from steadytrain.config.strangers import GATES
 from steadytrain.data.storage.store import refuse_inner_addresses
-from steadytrain.errors import InputError, RecipeError, RunError
+from steadytrain.errors import InputError, RecipeError, RunError, SteadyError
 from steadytrain.files import replace_file
 from steadytrain.format import NONE, duration, epoch, fit_table, money, percent, score_name
 from steadytrain.intervals import Interval, Spread, spread
@@ -255,10 +255,24 @@ def points(over: Mapping[str, Values], cases: Mapping[str, Mapping[str, Any]] | 
 
 
 def require_values(over: Mapping[str, Values], make_recipe: Callable[[Mapping[str, Any]], Recipe]) -> None:
-    """Refuse a key, a value or an end of a range with which no recipe can be made. Raises InputError."""
-    for key, values in over.items():
-        for value in (values.low, values.high) if isinstance(values, Range) else values:
-            make_recipe({key: value})
+    """Refuse a key, a value or an end of a range that makes no recipe, alone or with one of another key.
+
+    Raises:
+        SteadyError: of the value alone.
+    """
+    listed = {key: (v.low, v.high) if isinstance(v, Range) else v for key, v in over.items()}
+
+    def makes_recipe(changes: Mapping[str, Any]) -> bool:
+        with suppress(SteadyError):
+            make_recipe(changes)
+            return True
+        return False
+
+    for key, values in listed.items():
+        others = [{other: value} for other in listed.keys() - {key} for value in listed[other]]
+        for value in values:
+            if not any(makes_recipe({key: value, **other}) for other in [{}, *others]):
+                make_recipe({key: value})
 
 
 def _word(value: Any) -> str:

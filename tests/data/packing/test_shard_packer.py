@@ -352,9 +352,8 @@ def test_a_shard_that_is_older_than_an_image_of_it_is_packed_anew(tmp_path: Path
     changed[-1].write_bytes(changed[0].read_bytes())
     pack_shards(request, tmp_path / "x", shards=2)
     after = _files(tmp_path)
-    assert [name for name in before if before[name] != after[name] and name.endswith(".rec")] == [
-        "x-00001-of-00002.rec"
-    ]
+    records = [name for name in before if name.endswith(".rec") and before[name] != after[name]]
+    assert records == ["x-00001-of-00002.rec"]
 
 
 def test_the_images_left_out_are_counted_over_all_shards(photos: Path, tmp_path: Path) -> None:

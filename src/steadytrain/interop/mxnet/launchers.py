@@ -25,6 +25,18 @@ _RENAMED = {
     "--env-worker": "--env",
 }
 _RANKS = ("-n", "--num-workers")
+_INSTEAD = {
+    **dict.fromkeys(("--queue", "-q"), "--set slurm.partition=NAME"),
+    **dict.fromkeys(("--worker-cores", "--vcores"), "--set cpus=N"),
+    **dict.fromkeys(("--worker-memory", "-mem"), "--set memory_gb=N"),
+    "--jobname": "--set name=NAME",
+    "--host-ip": "--set address=HOST",
+    "--slurm-worker-nodes": "--nodes N",
+    "--kube-namespace": "--set kubernetes.namespace=NAME",
+    "--kube-worker-image": "--set image=NAME",
+    **dict.fromkeys(("--max-attempts", "--local-num-attempt"), "--set restarts=N"),
+}
+"""Flags of dmlc-submit that were taken once, and what does the same."""
 _FIRST = ("--on", "--hosts")
 _GONE = ("sge", "mesos", "yarn")
 """Launchers of MXNet's that are not here."""
@@ -55,6 +67,8 @@ def translate(argv: Sequence[str]) -> LaunchCommand:
         if word == "--p3":
             notes.append(f"{word} is ignored: it chose how servers send; {_NO_SERVERS}")
             continue
+        if word in _INSTEAD:
+            raise InputError(f"{word} is no flag of steady launch: use {_INSTEAD[word]}")
         if word not in (*VALUES, *_RENAMED, *_RANKS, *_SERVERS, "--env-server"):
             switches.append(f"{word}{equals}{value}")  # one that is unknown the command line refuses
             continue

@@ -101,6 +101,7 @@ def _attempt(
     is_finished = before.finished is not None
     if is_finished if group is None else group.first_value(is_finished):
         return None
+    run.require_trainable()
     began = time.perf_counter() if began is None else began
     ranks = ranks_of(group)
     with (
