@@ -33,6 +33,7 @@ _QUIET = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",  # it is 15 by itself: workers would wait for a server that any other process delays
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "5",  # that workers may save; 30 by itself
 }
 PASSWORD = "RAY_AUTH_TOKEN"
 """Environment variable with the password by which Ray's processes know each other."""
