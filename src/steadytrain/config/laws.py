@@ -68,7 +68,7 @@ class Stage:
 
     @property
     def on(self) -> str:
-        """What ``plateau`` looks at, ``top1`` (of several labels: mAP) or ``loss``."""
+        """The figure that ``plateau`` looks at, ``top1`` (of several labels: mAP) or ``loss``."""
         return str(self.values.get("on", "top1"))
 
 

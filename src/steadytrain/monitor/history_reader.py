@@ -49,7 +49,7 @@ MOST_STORED_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 
 NOT_STORED = ("recipe", "_others", "_joined")
-"""What a history holds of other files."""
+"""Fields of a history that come from other files."""
 
 
 class LogHistory:

@@ -91,7 +91,6 @@ class OptimizerKind:
         constants: keys of ``recipe.Optim`` that it takes.
         fused: kinds of devices on which torch updates all tensors of a group in one kernel.
         takes_seed: draws random numbers, by the recipe's seed.
-        sees: what the update of an element depends on: its own values, its tensor, or all parameters.
     """
 
     make: Callable[..., Optimizer]
@@ -99,7 +98,6 @@ class OptimizerKind:
     constants: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()
     takes_seed: bool = False
-    sees: Literal["element", "tensor", "all"] = "element"
 
 
 _ADAM = ("betas", "eps")
@@ -115,7 +113,7 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "rmsprop": OptimizerKind(eager(torch.optim.RMSprop), "coupled"),
     "adagrad": OptimizerKind(eager(torch.optim.Adagrad), "coupled", fused=("cpu",)),
     "adadelta": OptimizerKind(eager(torch.optim.Adadelta), "coupled"),
-    "muon": OptimizerKind(muon, "decoupled", sees="tensor"),
+    "muon": OptimizerKind(muon, "decoupled"),
 }
 """Optimizers by name; MXNet's, and other packages', are rows of the group ``steadytrain.optimizers``."""
 

@@ -47,7 +47,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoaderTask:
-    """What a loader makes, as plain data that another process can be given: the same batches wherever it is done.
+    """The batches that a loader makes, as plain data for another process: the same ones wherever they are made.
+
+    Raises DataError where there are no images, or ``ids`` are not in the data.
 
     Args:
         source: encoded images and labels, such as ``Records``; pickled where another process is to open it for itself.
@@ -108,8 +110,8 @@ class LoaderTask:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_images", len(self.source))
+        _check_ids(self.num_images, self.ids)
         if self.ids is not None:
-            _check_ids(self.num_images, self.ids)
             object.__setattr__(self, "ids", np.array(self.ids, np.int64))  # the caller's own may change
 
     def check(self) -> None:
@@ -117,9 +119,8 @@ class LoaderTask:
 
         Raises:
             InputError: a number is out of range.
-            DataError: there are no images, the labels are not an array of labels, or ``ids`` are not in the data.
+            DataError: the labels are not an array of labels.
         """
-        _check_ids(self.num_images, self.ids)
         _check_labels(self.source)
         for least, name in ((0, "seed"), (0, "start"), (1, "batch_size"), (1, "depth"), (1, "repeats"), (1, "threads")):
             value = getattr(self, name)
@@ -159,7 +160,7 @@ class LoaderTask:
     @cached_property
     def records(self) -> Ints:
         """The records to use, int64[n]."""
-        return np.arange(self.num_images) if self.ids is None else np.array(self.ids, np.int64)
+        return np.arange(self.num_images) if self.ids is None else self.ids
 
     @cached_property
     def num_threads(self) -> int:

@@ -78,7 +78,7 @@ class Request:
 
     @cached_property
     def members(self) -> FileList:
-        """What archives hold."""
+        """The files inside the archives."""
         return read_archives(self.files, self.say)
 
     @cached_property

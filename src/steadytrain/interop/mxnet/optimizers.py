@@ -390,6 +390,6 @@ class SGLD(_Rule):
 SIGNUM_KIND = OptimizerKind(eager(Signum), "coupled")
 FTML_KIND = OptimizerKind(eager(FTML), "coupled")
 DCASGD_KIND = OptimizerKind(eager(DCASGD), "coupled")
-LBSGD_KIND = OptimizerKind(eager(LBSGD), "coupled", sees="tensor")
+LBSGD_KIND = OptimizerKind(eager(LBSGD), "coupled")
 FTRL_KIND = OptimizerKind(eager(Ftrl), "coupled")
-SGLD_KIND = OptimizerKind(eager(SGLD), "coupled", takes_seed=True, sees="all")
+SGLD_KIND = OptimizerKind(eager(SGLD), "coupled", takes_seed=True)
