@@ -17,6 +17,7 @@ import fnmatch
 import glob
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -311,4 +312,4 @@ def _drop_pages(paths: Sequence[Path], excess: int) -> None:
     for path in filter(counts.__getitem__, paths):
         with contextlib.suppress(DataError), contextlib.closing(PagedFile(path)) as file:
             pages = np.flatnonzero(file.present)
-            file.drop(pages[np.random.default_rng().random(len(pages)) < share])
+            file.drop(np.sort(np.random.default_rng().permutation(pages)[: math.ceil(share * len(pages))]))
