@@ -10,6 +10,7 @@ one differs in at most one bit, so each hash is held against those in 4 x 17 buc
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from steadytrain.data.arrays import Ints, Pixels
 Hashes = NDArray[np.uint64]  # [N, 2]: of each image, and of it mirrored; zeros where there is none
 
 MOST_BITS = 6  # in which two hashes may differ, at most 7 here; docs/laboratory.md has the measurement
+LEAST_SIDE = 48  # pixels; scans of digits and letters below it look alike, and are compared by their bytes
+SAMPLED_SIDE = 128  # pixels of the shorter side that packing looks at: enough, in a third of the time
 
 _SIDE, _BANDS, _BAND_BITS = 32, 4, 16
 _FLAT = 1.0  # grey levels of standard deviation, below which rounding decides over the signs
@@ -50,6 +53,25 @@ def perceptual_hash(pixels: Image.Image | Pixels) -> bytes:
     return b"".join(np.packbits(part > np.median(part)).tobytes() for part in both)
 
 
+def image_hashes(
+    pixels: Pixels | None, *, stored: bytes | memoryview, source: bytes | memoryview | None = None
+) -> bytes:
+    """48 bytes: the perceptual hash of an image, a digest of the file that it came from, and one of what is stored.
+
+    Args:
+        pixels: upright, of 8 bits, scaled to what is stored or less; None: unknown. Of those with a side below
+            :data:`LEAST_SIDE` the perceptual hash is zeros, as of those without structure.
+        stored: the encoded image in the record.
+        source: the content of its file; None: what is stored.
+    """
+    near = bytes(16)
+    if pixels is not None and min(pixels.shape[:2]) >= LEAST_SIDE:
+        step = max(1, min(pixels.shape[:2]) // SAMPLED_SIDE)
+        near = perceptual_hash(np.ascontiguousarray(pixels[step // 2 :: step, step // 2 :: step]))
+    digest = hashlib.sha256(stored).digest()[:16]
+    return near + (digest if source is None or source is stored else hashlib.sha256(source).digest()[:16]) + digest
+
+
 def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
     """For each image the one that it looks like most, if any; of several the first.
 
@@ -68,7 +90,35 @@ def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
         ]
         rows = rows[earlier == rows]
     none = np.iinfo(np.int64).max
-    best = np.full(len(rows), none)  # bits that differ, whether mirrored, number: the smallest counts
+    best = np.full(len(hashes), none)  # bits that differ, whether mirrored, number: the smallest counts
+    for at, like, bits, is_mirrored in _candidates(hashes, rows, keys, first):
+        fits = np.ones(len(at), np.bool_) if others is not None else like < at
+        np.minimum.at(best, at[fits], ((bits << 40) | (is_mirrored << 39) | like)[fits])
+    for row in np.flatnonzero(best != none).tolist():
+        code = int(best[row])
+        pairs.append(Alike(row, code & ((1 << 39) - 1), bool(code >> 39 & 1)))
+    return sorted(pairs)
+
+
+def near_pairs(hashes: Hashes) -> Iterator[Ints]:
+    """Yield all pairs of images that look alike, each with the bits that differ: int64 [M, 3], some millions at a time.
+
+    Of images with one hash each is paired with the first alone.
+    """
+    keys, first, number = np.unique(hashes[:, 0], return_index=True, return_inverse=True)
+    likes = first[number]
+    equal = np.flatnonzero((likes < np.arange(len(hashes))) & (hashes[:, 0] > 0))
+    yield np.stack([likes[equal], equal, 0 * equal], axis=1)
+    rows = np.flatnonzero((likes == np.arange(len(hashes))) & (hashes[:, 0] > 0))
+    for at, like, bits, _ in _candidates(hashes, rows, keys[keys > 0], first[keys > 0]):
+        is_new = like < at
+        yield np.unique(np.stack([like, at, bits], axis=1)[is_new], axis=0)
+
+
+def _candidates(
+    hashes: Hashes, rows: Ints, keys: NDArray[np.uint64], first: Ints
+) -> Iterator[tuple[Ints, Ints, Ints, int]]:
+    """Yield which of ``rows`` look like which of ``first``, whose hashes are ``keys``; bits, and whether mirrored."""
     for band in range(_BANDS):
         shift = np.uint64(band * _BAND_BITS)
         words = _word(keys, shift)
@@ -80,17 +130,15 @@ def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
             for flip in (0, *(1 << bit for bit in range(_BAND_BITS))):
                 for at, place in _ranges(starts[word ^ flip], starts[(word ^ flip) + 1]):
                     key = order[place]
-                    words_apart = (queries[at] ^ keys[key]).view(np.uint16).reshape(-1, _BANDS)
-                    bits = _ONES[words_apart].sum(axis=1, dtype=np.int64)
+                    bits = count_bits(queries[at] ^ keys[key])
                     fits = bits <= MOST_BITS
-                    if others is None:
-                        fits &= first[key] < rows[at]
-                    code = (bits << 40) | (is_mirrored << 39) | first[key]
-                    np.minimum.at(best, at[fits], code[fits])
-    for row, code in zip(rows.tolist(), best.tolist(), strict=True):
-        if code != none:
-            pairs.append(Alike(row, code & ((1 << 39) - 1), bool(code >> 39 & 1)))
-    return sorted(pairs)
+                    yield rows[at[fits]], first[key[fits]], bits[fits], is_mirrored
+
+
+def count_bits(words: NDArray[np.uint64]) -> Ints:
+    """Count the bits that are set: int64 of the same shape."""
+    parts = np.ascontiguousarray(words).view(np.uint16).reshape(*words.shape, _BANDS)
+    return np.asarray(_ONES[parts].sum(axis=-1), np.int64)
 
 
 def _ranges(starts: Ints, ends: Ints) -> Iterator[tuple[Ints, Ints]]:
