@@ -39,7 +39,7 @@ from steadytrain.data.images.decode import (
     turn,
 )
 from steadytrain.data.images.file_types import frame_of, scan_of
-from steadytrain.data.images.near import image_hashes
+from steadytrain.data.images.near import begin_hashes
 from steadytrain.data.images.resize import resize
 from steadytrain.data.images.statistics import PixelCount
 from steadytrain.errors import DataError, did_you_mean
@@ -142,7 +142,7 @@ class PackedImage(NamedTuple):
     """An image ready to be stored; ``height`` and ``width`` are those of the upright picture.
 
     ``peak``: the largest value of an image of 16 bits whose range is not known; -1 for any other. ``hashes``: as of
-    :func:`~steadytrain.data.images.near.image_hashes`; empty where they were not made.
+    :func:`~steadytrain.data.images.near.end_hashes`, or what these are made of; empty where there are none.
     """
 
     data: bytes
@@ -170,7 +170,7 @@ def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = N
         kept = data is original
     if stays and count is None:
         packed = _packed(data, (*image.size[::-1], image.channels), image.format, kept=kept)
-        return packed._replace(hashes=image_hashes(np.asarray(image.decoded), stored=data, source=source))
+        return packed._replace(hashes=begin_hashes(np.asarray(image.decoded), stored=data, source=source))
     pixels, peak = image.decoded, -1
     if isinstance(pixels, Image.Image):
         peak = pixels.info.get("peak", -1)
@@ -184,7 +184,7 @@ def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = N
         packed = _encode(pixels, _target_format(settings, size), settings)
     if count is not None:
         count.add(pixels)
-    return packed._replace(peak=peak, hashes=image_hashes(pixels, stored=packed.data, source=source))
+    return packed._replace(peak=peak, hashes=begin_hashes(pixels, stored=packed.data, source=source))
 
 
 def pack_pixels(pixels: Pixels, settings: PackSettings, count: PixelCount | None = None) -> PackedImage:
@@ -198,7 +198,7 @@ def pack_pixels(pixels: Pixels, settings: PackSettings, count: PixelCount | None
     packed = _encode(pixels, _target_format(settings, size), settings)
     if count is not None:
         count.add(pixels)
-    return packed._replace(hashes=image_hashes(pixels, stored=packed.data))
+    return packed._replace(hashes=begin_hashes(pixels, stored=packed.data))
 
 
 class _Opened(NamedTuple):

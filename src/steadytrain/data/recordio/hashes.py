@@ -26,7 +26,7 @@ _MAGIC, _HEADER_BYTES = b"steadytrain.hashes.1", 64
 
 
 def hashes_file(rows: bytes | bytearray, digest: str) -> bytes:
-    """Return the content of the file of records with this sha256 (hex); ``rows`` as of ``images.near.image_hashes``."""
+    """Return the content of the file of records with this sha256 (hex); ``rows`` as of ``images.near.end_hashes``."""
     return (_MAGIC + bytes.fromhex(digest)).ljust(_HEADER_BYTES, b"\0") + rows
 
 

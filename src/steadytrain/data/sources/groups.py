@@ -14,11 +14,12 @@ from contextlib import suppress
 from math import inf
 
 import numpy as np
+from PIL import Image
 
 from steadytrain.data.arrays import Ints
 from steadytrain.data.images.decode import BadImageError, decode_file, orientation, read_header, to_pixels, turn
 from steadytrain.data.images.look import duplicates
-from steadytrain.data.images.near import MOST_BITS, SAMPLED_SIDE, Hashes, count_bits, image_hashes, near_pairs
+from steadytrain.data.images.near import MOST_BITS, SEEN_SIDE, Hashes, begin_hashes, count_bits, end_hashes, near_pairs
 from steadytrain.data.recordio.hashes import HASHES, ImageHashes, cached_path, hashes_file
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.listing import Labels
@@ -98,9 +99,9 @@ def make_hashes(records: Records, progress: OnProgress | None = None, *, most_by
     rows = np.zeros(n, HASHES)
 
     def fill(start: int) -> int:
-        for number in range(start, stop := min(start + _PORTION, n)):
-            with suppress(DataError):  # a damaged record
-                rows[number] = np.frombuffer(_hash_image(bytes(records.image(number))), HASHES)[0]
+        stop = min(start + _PORTION, n)
+        begun = [_begin(records, number) for number in range(start, stop)]
+        rows[start:stop] = np.frombuffer(b"".join(end_hashes(begun)), HASHES)
         return stop
 
     with ThreadPoolExecutor(cores(), "hashes") as pool:
@@ -116,13 +117,16 @@ def make_hashes(records: Records, progress: OnProgress | None = None, *, most_by
     return rows
 
 
-def _hash_image(data: bytes) -> bytes:
-    with suppress(BadImageError, MemoryError):
-        image = read_header(data)
-        decoded, _ = decode_file(image, data, SAMPLED_SIDE)
-        pixels = decoded if isinstance(decoded, np.ndarray) else to_pixels(decoded)
-        return image_hashes(turn(pixels, orientation(image)), stored=data)
-    return image_hashes(None, stored=data)
+def _begin(records: Records, number: int) -> bytes:
+    """Begin the hashes of an image, of one that cannot be decoded by its bytes alone; zeros for a damaged record."""
+    with suppress(DataError):
+        data, pixels = bytes(records.image(number)), np.zeros((1, 1), np.uint8)
+        with suppress(BadImageError, MemoryError):
+            image = read_header(data)
+            decoded, _ = decode_file(image, data, SEEN_SIDE)
+            pixels = turn(to_pixels(decoded) if isinstance(decoded, Image.Image) else decoded, orientation(image))
+        return begin_hashes(pixels, stored=data)
+    return bytes(32)
 
 
 def group_images(

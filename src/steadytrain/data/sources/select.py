@@ -275,7 +275,7 @@ def _draw_exactly(labels: Ints, per_class: int, seed: int, sets: Ints | None) ->
     """
     _, number, most = np.unique(labels, return_inverse=True, return_counts=True)
     wanted = np.minimum(most, per_class)
-    is_drawn = _draw(labels, wanted, most, seed, sets)
+    is_drawn = _draw(labels, wanted, wanted, seed, sets)
     is_left = np.zeros(len(labels), np.bool_)
     for label in np.flatnonzero(np.bincount(number[is_drawn], minlength=len(most)) < wanted).tolist():
         assert sets is not None
