@@ -7,6 +7,7 @@
     checkpoints/         step-00000120/, ... whole or absent
     best.safetensors     the weights of the best evaluation, with the model's name, classes and preprocessing inside
     model.safetensors    the last weights, likewise
+    split.npz            the images that are held out of the training data, where no validation data were given
     predictions.csv      what the best weights predict for each validation image
     notes.json           tags and a note, where the user wrote any (steady runs)
     tracked-NAME.json    what a tracker was sent, where one was
@@ -73,7 +74,14 @@ REPEAT = "seed-"
 
 MAX_REPEATS = 1000
 
-UNSTARTED = {"recipe.json", "lock", "checkpoints", "events.jsonl", "tuning.json"}  # the last of an older version
+UNSTARTED = {
+    "recipe.json",
+    "lock",
+    "split.npz",
+    "checkpoints",
+    "events.jsonl",
+    "tuning.json",
+}  # the last of an older version
 """Entries of a run that never started."""
 
 
@@ -233,6 +241,8 @@ class Run:
             before = Run.open(path) if (path / "recipe.json").exists() and not _is_only_begun(path) else None
             if before is not None:
                 before.require_trainable()
+            if before is not None and recipe.data.holdout is None and before.progress().started is not None:
+                recipe = recipe.with_({"data.holdout": before.recipe.data.holdout})  # the default was 0.1 once
             is_another = before is not None and before.recipe.digest != recipe.digest
             if before is None and path.exists() and not _is_only_begun(path):
                 raise RunError(f"{path} exists and is not a run (no recipe.json): choose another --run folder")
@@ -348,6 +358,11 @@ class Run:
     def weights(self) -> Path:
         """The last weights, once the run has finished."""
         return self.directory / "model.safetensors"
+
+    @property
+    def split(self) -> Path:
+        """The file of what is held out of the training data."""
+        return self.directory / "split.npz"
 
     @property
     def predictions(self) -> Path:

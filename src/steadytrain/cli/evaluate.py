@@ -141,6 +141,7 @@ def evaluate(
     from steadytrain.training import evaluate as evaluate_on
     from steadytrain.training.inference.inference import open_evaluation_data
     from steadytrain.training.inference.trained import read_class_file
+    from steadytrain.training.split import count_trained_on
 
     columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     columns["zip_names"] = zip_names
@@ -157,12 +158,14 @@ def evaluate(
     trained = restore_weights(
         place, weights, model, device, accepted=accept_licence, precision=precision, classes=names, size=size
     )
-    trained, seen = with_input(trained, size, tta)
+    trained, chosen = with_input(trained, size, tta)
     trained = _with_scaling(trained, rgb_mean, rgb_std)
     above = _threshold(trained, threshold)
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         options: dict[str, Any] = {"root": root, "labels": labels, "classes": mapping, "progress": advance}
         opened = open_evaluation_data(trained, data, say=note, **options, **columns)
+    if seen := None if data is None else count_trained_on(trained.path.parent, opened.records):
+        note(f"{seen:,} of these {len(opened.records):,} images were trained on (the same file or bytes)")
     options = {"restrict": restrict, "batch_size": batch_size, "threads": threads, "per_image": per_image}
     if calibrate:
         from steadytrain.training import calibrate as calibrate_on
@@ -202,7 +205,8 @@ def evaluate(
         "temperature": trained.temperature,
         "weights": str(trained.path),
         "model": trained.name,
-        **seen,
+        **chosen,
+        **({} if data is None else {"trained_on": seen}),
     }
     if per_image is not None:
         note(f"wrote {per_image}")

@@ -191,7 +191,9 @@ def _recipe_without_data(data: str | None, options: TrainingOptions, num_train: 
     model = options.value("model.name")
     usual = usual_recipe(train, model=str(model) if model else None, finetune=finetune, small=small)
     recipe = apply_changes(usual, in_file, {**changes, "data.train": train})
-    images = num_train if recipe.data.val is not None else round(num_train / (1 - recipe.data.holdout))
+    images = (
+        num_train if recipe.data.val is not None else round(num_train / (1 - recipe.data.share_held_out(num_train)))
+    )
     from steadytrain.cli.train import ranks_of_batch
 
     ranks, device = ranks_of_batch(data, options), recipe.parallel.device

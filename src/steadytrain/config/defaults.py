@@ -250,7 +250,7 @@ def fit_to_data(
     >>> [fit_to_data(recipe, 10**6, chosen=(), ranks=n).batch_size for n in (1, 3, 8)]
     [128, 126, 128]
     """
-    num_train = num_images * (1 if recipe.data.val is not None else 1 - recipe.data.holdout)
+    num_train = num_images * (1 if recipe.data.val is not None else 1 - recipe.data.share_held_out(num_images))
     batch, parts = recipe.batch_size, recipe.optim.accumulate * ranks
     if "batch_size" not in chosen:
         size = batch * (ranks if on_gpus else 1) // parts  # of a micro-batch

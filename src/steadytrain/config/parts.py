@@ -107,6 +107,9 @@ def _split(text: str) -> list[str]:
     return [] if text == "none" else text.split(",")
 
 
+FEW_IMAGES = 1_000
+"""Images below which a fifth is held out by default: a tenth of them measures too little."""
+
 _ONE_A_CHANNEL = ValueLimit(lambda numbers: len(numbers) in (1, 3), "1 or 3 numbers, one a channel")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4}(,[0-9]{1,4})*)?")
 
@@ -131,13 +134,24 @@ class Data:
         usual="X-val.rec beside X-train.rec, val/ beside train/, else 10 % of each class",
         flag=Flag(DATA, "Validation data.", names="--val --data-val"),
     )
-    holdout: float = setting(
-        0.1,
-        "Share of each class that is held out where there are no validation data, at least 0, below 1; 0: none.",
+    holdout: float | None = setting(
+        None,
+        "Share of each class that is held out where there are no validation data, at least 0, below 1; 0: none. "
+        "None: a fifth of fewer than 1,000 images, else a tenth.",
         limit=ValueLimit(lambda share: 0 <= share < 1, "a fraction from 0 up to, not including, 1"),
         words="val-fraction val-split validation-split train-val-split valid-pct test-size",
         flag=Flag(DATA),
         example=0.2,
+        usual="0.2 of fewer than 1,000 images, else 0.1",
+    )
+    group_by: str | None = setting(
+        None,
+        "Images that stay on one side of every split, beside copies and near copies: folder, those of one folder below "
+        "that of their class (a patient, a series); a table's column; or a regular expression, those for whose names "
+        "its first group is the same.",
+        example=r"(patient\d+)_",
+        words="group groups group-column group-key",
+        flag=Flag(DATA, "Keep together in splits: folder, a table's column, or a regular expression with a group."),
     )
     classes: str | Path | None = setting(
         None,
@@ -320,7 +334,16 @@ class Data:
         sizes = tuple(f"{size}@{epoch:g}" for size, epoch in parse_sizes(self.grow_size))
         object.__setattr__(self, "grow_size", sizes)
         object.__setattr__(self, "transforms", tuple(map(str, parse_transforms(self.transforms))))
+        if self.group_by is not None:
+            try:
+                re.compile(self.group_by)
+            except re.error as error:
+                raise RecipeError(f"data.group_by is {self.group_by!r}, no regular expression: {error}") from None
         require(self.std is None or all(s > 0 for s in self.std), "data.std", self.std, "above 0 in every channel")
+
+    def share_held_out(self, num_images: int) -> float:
+        """Return the share of so many images that is held out where there are no validation data."""
+        return self.holdout if self.holdout is not None else 0.2 if num_images < FEW_IMAGES else 0.1
 
 
 @documented

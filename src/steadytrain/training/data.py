@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,17 +25,19 @@ from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
 from steadytrain.data.recordio.card import RunClasses, card_for, read_classes, record_files
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources.groups import make_hashes, say_whole_classes
 from steadytrain.data.sources.labels import require_zero_or_one, say_doubt
 from steadytrain.data.sources.layout import TABLES
 from steadytrain.data.sources.listing import Labels
-from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.data.storage.store import refuse_inner_addresses
 from steadytrain.data.transforms.operations import to_device
 from steadytrain.errors import DataError
 from steadytrain.events import Started
 from steadytrain.format import OnProgress, Say, count, few, whole_number
 from steadytrain.machine.process import StartPart, StartTimer
+from steadytrain.run import Run
 from steadytrain.training.clock import Clock
+from steadytrain.training.split import Split, choose_split, count_seen, find_groups
 
 _DIGITS = 10
 MOST_REJECTED = 100
@@ -51,6 +53,8 @@ class DataSets:
         train_ids, val_ids: int64 record numbers to use; None uses all.
         classes: names, in the order of the labels; of images with several labels, the names of these.
         held_out: whether ``val_ids`` were held out of the training file.
+        split: what was held out, where that was.
+        grouping: finds :attr:`groups` where nothing was held out.
     """
 
     train: Records
@@ -59,6 +63,16 @@ class DataSets:
     val_ids: NDArray[np.int64] | None
     classes: tuple[str, ...]
     held_out: bool
+    split: Split | None = None
+    grouping: Callable[[], NDArray[np.int64] | None] = lambda: None
+
+    @cached_property
+    def groups(self) -> NDArray[np.int64] | None:
+        """int64 [N], the group of each record of ``train``, by its number; None: each image stands alone.
+
+        Copies of an image, near copies and what the user keeps together: no split may part them.
+        """
+        return self.grouping() if self.split is None else self.split.groups
 
     @cached_property
     def num_train(self) -> int:
@@ -106,6 +120,7 @@ class DataSets:
             "val_digest": None if self.val is None else self.val.digest,
             "num_val": self.num_val,
             "held_out": self.held_out,
+            "split": "" if self.split is None else self.split.digest,
             "classes": list(self.classes),
             "multi_label": self.num_labels is not None,
             "channels": self.train.channels,
@@ -149,6 +164,16 @@ class OpenedData:
                 records.close()
 
 
+@contextmanager
+def closing_on_error(opened: OpenedData) -> Iterator[None]:
+    """Close record files where the block fails."""
+    try:
+        yield
+    except BaseException:
+        opened.close()
+        raise
+
+
 def _what_is_opened(data: Data) -> tuple[object, ...]:
     paths = (data.train, data.val, data.root, data.labels, data.classes)
     columns = (data.path_column, data.label_column, data.split_column, data.zip_names)
@@ -182,7 +207,13 @@ def open_named(
         {key: getattr(data, name) for key in ADDRESS_KEYS if (name := key.partition(".")[2]) in data.from_file}
     )
     open_as = partial(_open_as, say=say, remark=remark, say_reused=say_reused, progress=progress)
-    if begun is None or data.classes is not None or Path(data.train).suffix == ".rec":
+    if begun is None:
+        opened = open_as(data)
+        if opened.val is None and data.holdout != 0:
+            with closing_on_error(opened):
+                make_hashes(opened.train, progress)
+        return opened
+    if data.classes is not None or Path(data.train).suffix == ".rec":
         return open_as(data)
     return _open_as_begun(data, begun, open_as)
 
@@ -245,18 +276,27 @@ def _open_as(data: Data, *, classes: RunClasses | None = None, remark: Say, **op
         return OpenedData(data, train, val, tuple(remarks), timer.part())
 
 
-def open_data(data: Data, *, seed: int, begun: Started | None = None, say: Say = lambda message: None) -> DataSets:
-    """Open what a recipe names, as :func:`open_named` does, and make its data sets. Raises what both raise."""
-    opened = open_named(data, begun=begun, say=say)
-    try:
-        return data_sets(opened, data, seed=seed, say=say)
-    except BaseException:
-        opened.close()
-        raise
+def open_data(data: Data, *, seed: int, run: Run | None = None, say: Say = lambda message: None) -> DataSets:
+    """Open what a recipe names, as :func:`open_named` does, and make its data sets. Raises what both raise.
+
+    ``run``: that they were, or are to be, the data of.
+    """
+    opened = open_named(data, begun=None if run is None else run.progress().started, say=say)
+    with closing_on_error(opened):
+        return data_sets(opened, data, seed=seed, run=run, say=say)
 
 
-def data_sets(opened: OpenedData, data: Data, *, seed: int, say: Say = lambda message: None) -> DataSets:
+def data_sets(
+    opened: OpenedData, data: Data, *, seed: int, run: Run | None = None, say: Say = lambda message: None
+) -> DataSets:
     """Choose classes and the images that validate of open records, and say their remarks; the sets close them.
+
+    Args:
+        opened: the records.
+        data: of the recipe.
+        seed: of the recipe: chooses what is held out.
+        run: that keeps what is held out; None: nothing is kept.
+        say: takes lines about the data.
 
     Raises:
         DataError: class lists that differ, labels that no output is for, or none that can be held out.
@@ -279,19 +319,36 @@ def data_sets(opened: OpenedData, data: Data, *, seed: int, say: Say = lambda me
         _require_same_classes(train, val, classes, val.name if data.val is None else str(data.val), say)
         require_outputs(val, len(classes), of=str(train.path))
         _say_unmeasured(val.labels, counts, classes, say)
-        return DataSets(train, val, None, None, classes, held_out=False)
-    if data.holdout == 0:
-        return DataSets(train, None, None, None, classes, held_out=False)
-    train_ids, val_ids = split_by_fraction(train.labels, fraction=data.holdout, seed=seed)
-    if not len(val_ids):
-        raise DataError(f"{train.path} has one image of each class: none can be held out; give --val DATA")
-    share = f"{data.holdout:.0%}{' of each class' * (train.labels.ndim == 1)}"
+        if run is None or run.progress().started is None:
+            _say_seen(train, val, say)
+    begun = None if run is None else run.progress().started
+    if val is not None or data.holdout == 0:
+        grouping = partial(find_groups, train, data, lambda line: None, makes_hashes=False)
+        is_earlier = begun is not None and "split" not in begun.data  # and knew no groups
+        options: dict[str, Any] = {} if is_earlier else {"grouping": grouping}
+        return DataSets(train, val, None, None, classes, held_out=False, **options)
+    split = choose_split(train, data, seed=seed, run=run, say=say)
+    if not len(split.val_ids):
+        each = "one image" if split.groups is None else "one group of images"
+        raise DataError(f"{train.path} has {each} of each class: none can be held out; give --val DATA")
+    share = f"{data.share_held_out(len(train)):.0%}{' of each class' * (train.labels.ndim == 1)}"
+    whole = "" if split.groups is None else ", by whole groups"
     say(
-        f"no validation data given: {len(val_ids):,} of {len(train):,} images ({share}) are held out (--val DATA to"
-        " choose your own)"
+        f"no validation data given: {len(split.val_ids):,} of {len(train):,} images ({share}{whole}) are held out"
+        " (--val DATA to choose your own)"
     )
-    _say_unmeasured(train.labels[val_ids], counts, classes, say)
-    return DataSets(train, train, train_ids, val_ids, classes, held_out=True)
+    say_whole_classes(train.labels, split.groups, classes, say)
+    _say_unmeasured(train.labels[split.val_ids], counts, classes, say)
+    return DataSets(train, train, split.train_ids, split.val_ids, classes, held_out=True, split=split)
+
+
+def _say_seen(train: Records, val: Records, say: Say) -> None:
+    """Say how many validation images are training images."""
+    if seen := count_seen(val, train):
+        say(
+            f"{seen:,} of {count(len(val), 'validation image')} are training images (the same file or bytes): accuracy"
+            " on them says nothing about new images; steady check names them"
+        )
 
 
 def _class_list(data: Data, train: Records, say: Callable[[str], None]) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 def test_packed_records_can_be_read(photos: Path, tmp_path: Path) -> None:
     [(path, card)] = pack(photos, tmp_path / "out" / "photos")
-    assert sorted(_files(path.parent)) == ["photos.idx", "photos.json", "photos.lst", "photos.rec"]
+    assert sorted(_files(path.parent)) == [f"photos.{end}" for end in ("hashes", "idx", "json", "lst", "rec")]
     with Records.open(path) as records:
         assert records.card == card == Card.from_json(path.with_suffix(".json").read_text())
         assert records.classes == ("cat", "dog")

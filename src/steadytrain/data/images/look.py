@@ -169,7 +169,7 @@ def duplicates(prints: Fingerprints) -> Iterator[list[int]]:
     [[0, 2, 5]]
     """
     rows = np.flatnonzero(prints.any(axis=1))
-    words = np.ascontiguousarray(prints[rows]).view(np.uint64)
+    words = np.ascontiguousarray(prints[rows]).view(np.uint64)  # of digests as two words each, too
     order = np.lexsort((words[:, 1], words[:, 0]))
     is_first = np.ones(len(rows), np.bool_)
     is_first[1:] = (words[order][1:] != words[order][:-1]).any(axis=1)

@@ -48,6 +48,7 @@ from steadytrain.data.recordio.framing import (
     read_payload,
     unpack,
 )
+from steadytrain.data.recordio.hashes import SUFFIX, ImageHashes, cached_path, read_hashes
 from steadytrain.data.recordio.index import (
     Offsets,
     RecordColumns,
@@ -64,7 +65,7 @@ from steadytrain.data.storage.object_cache import open_objects
 from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import open_ranges
 from steadytrain.data.storage.store import MOST_REQUESTS, is_uri
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, StorageError
 from steadytrain.format import count, printable
 from steadytrain.format import size as size_words
 from steadytrain.machine.process import allow_open_files
@@ -255,6 +256,13 @@ class _File:
         if self.card is not None and self.card.digest:
             return self.card.digest
         return self.view.digest()
+
+    def hashes(self) -> ImageHashes | None:
+        """Map the hashes beside it; None where there are none of these records."""
+        if self.card is None or not self.card.digest:
+            return None
+        path = self.view.list_beside(SUFFIX) or self.path.with_suffix(SUFFIX)
+        return read_hashes(path, self.card.digest, len(self.offsets))
 
 
 def _open_files(paths: Sequence[Path]) -> list[_File]:
@@ -782,6 +790,20 @@ class Records:
         """sha256 (hex) of the file: the card's, or computed when it is first asked for; of several, that of theirs."""
         digests = [file.digest() for file in self._files]
         return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return self._bytes
+
+    @cached_property
+    def hashes(self) -> ImageHashes | None:
+        """[N], hashes of the images, by which copies are found; None where neither files nor cache have them."""
+        parts = [part for file in self._files if (part := file.hashes()) is not None]
+        if len(parts) < len(self._files):
+            with contextlib.suppress(StorageError):  # there may be no cache
+                return read_hashes(cached_path(self.digest), self.digest, len(self))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def close(self) -> None:
         """Let go of the files; closing twice is fine."""

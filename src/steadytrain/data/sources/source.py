@@ -149,7 +149,7 @@ class SourceKind:
 def refuse_columns(request: Request) -> None:
     """Raise DataError for an option that names a column, where labels come from no table."""
     options = replace(request.columns, zip_names="").options()  # of which nothing is said where no zip needs it
-    for flag, name in (*options, *((("--group", request.group),) if request.group else ())):
+    for flag, name in (*options, *((("--group-by", request.group),) if request.group else ())):
         raise DataError(
             f"{flag} {name} names a column of a table (CSV, TSV), and the labels of {request.source} do not come from"
             f" one: drop {flag}"

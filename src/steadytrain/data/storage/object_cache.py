@@ -191,8 +191,8 @@ def open_objects(uri: str) -> list[Path]:
     return files
 
 
-def fetch_list(file: Path, uri: str) -> Path | None:
-    """Fetch the list (``.lst``) beside the record file at ``uri``, unless it lies beside its copy ``file`` already.
+def fetch_list(file: Path, uri: str, suffix: str = ".lst") -> Path | None:
+    """Fetch the list, or what else is beside the record file at ``uri``, unless it lies beside its copy ``file``.
 
     Returns:
         Its path; None where there is none.
@@ -200,11 +200,11 @@ def fetch_list(file: Path, uri: str) -> Path | None:
     Raises:
         StorageError: the store does not answer, or the cache cannot be written.
     """
-    path = file.with_suffix(".lst")
+    path = file.with_suffix(suffix)
     if not path.exists():
         place = ObjectPlace.parse(uri)
         with storage_errors(path), locked(file.parent / ".lock"):
-            _fetch_companion(Store(place, patience_seconds=OPENING_SECONDS), place, file, ".lst", None)
+            _fetch_companion(Store(place, patience_seconds=OPENING_SECONDS), place, file, suffix, None)
     return path if path.exists() else None
 
 

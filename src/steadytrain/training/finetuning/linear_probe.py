@@ -66,7 +66,8 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
     values, classes, ids = (torch.cat(tables) for tables in zip(*parts, strict=True))
     records = np.arange(len(data.train)) if data.train_ids is None else data.train_ids
     labels = np.asarray(data.train.labels, np.int64)[records]
-    _, held_out = split_by_fraction(labels, fraction=HELD_OUT, seed=recipe.seed)
+    groups = None if data.groups is None else data.groups[records]
+    _, held_out = split_by_fraction(labels, fraction=HELD_OUT, seed=recipe.seed, sets=groups)
     is_held = torch.isin(ids, torch.from_numpy(records[held_out]).to(ids.device))
     weight, bias, penalty, top1 = fit_classifier(values, classes, is_held, len(data.classes))
     copies = [head] if state.ema is None else [head, state.ema.module.get_submodule(session.built.head[0])]

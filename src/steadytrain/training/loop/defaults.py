@@ -159,7 +159,7 @@ def finetune(
     >>> first = st.train(st.Run.create("runs/first", st.default_recipe("photos", small)))
     >>> tuned = st.finetune("photos", {**small, "model.weights": first.run.weights}, run="runs/tuned")
     >>> tuned.status, tuned.run.recipe.optim.name, st.evaluate(tuned.run).n
-    ('finished', 'adamw', 2)
+    ('finished', 'adamw', 4)
     """
     out = wants_progress(progress)
 

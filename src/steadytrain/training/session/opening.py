@@ -503,13 +503,13 @@ def _open_data(attempt: _Attempt) -> DataSets:
         if opened is None or not opened.suits(named):
             opened = open_named(named, begun=attempt.run.progress().started, say=notice)
             attempt.stack.callback(opened.close)
-        return data_sets(opened, named, seed=attempt.recipe.seed, say=notice)
+        return data_sets(opened, named, seed=attempt.recipe.seed, run=attempt.run, say=notice)
 
     if group is None:
         return open_here()
     data = group.run_first_then_rest(open_here, is_first=group.world.is_local_first)
     about = data.about()
-    group.require_same("other images", [about["train_digest"], about["val_digest"]])
+    group.require_same("other images", [about["train_digest"], about["val_digest"], about["split"]])
     return data
 
 
