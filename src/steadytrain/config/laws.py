@@ -68,8 +68,8 @@ class Stage:
 
     @property
     def on(self) -> str:
-        """The figure that ``plateau`` looks at, ``top1`` (of several labels: mAP) or ``loss``."""
-        return str(self.values.get("on", "top1"))
+        """The figure of ``plateau``: ``top1`` (of several labels mAP), ``loss``, or ``best``, that of ``every.best``."""
+        return str(self.values.get("on", "best"))
 
 
 class LawDefaults(Protocol):
@@ -247,7 +247,8 @@ def _step_words(span: StageSpan, peak: float) -> str:
 
 def _plateau_words(span: StageSpan, peak: float) -> str:
     patience = span.stage.values.get("patience", PATIENCE)
-    return f"x {span.number('factor'):g} after {patience:g} evaluations without a better {span.stage.on}"
+    on = span.stage.on.replace("best", "one")
+    return f"x {span.number('factor'):g} after {patience:g} evaluations without a better {on}"
 
 
 LAWS: dict[str, Law] = {
@@ -290,7 +291,7 @@ LAWS: dict[str, Law] = {
     "plateau": Law(
         share=_constant,
         takes={
-            "on": LawParameter(lambda value: value in ("top1", "loss"), "top1 or loss", str),
+            "on": LawParameter(lambda value: value in ("best", "top1", "loss"), "best, top1 or loss", str),
             "patience": WHOLE,
             "factor": FACTOR,
             "to": SHARE,

@@ -44,6 +44,7 @@ from steadytrain.events import (
     Unreadable,
 )
 from steadytrain.format import epoch as epoch_words
+from steadytrain.format import score_name
 from steadytrain.intervals import Interval, wilson
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.evidence import E, Evidence, RankShares, Stretch
@@ -96,11 +97,21 @@ class RunScore:
     seconds: float
     weights: str
     mean_ap: float | None = None
+    macro_recall: float | None = None
+    macro_f1: float | None = None
+    figure: str | None = None
+    figure_value: float | None = None
 
     @property
     def value(self) -> float:
         """The main number: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
+
+    @property
+    def best_label(self) -> str:
+        """The name of the main number of the best weights, where another figure may have chosen them."""
+        name = score_name(self.mean_ap is not None)
+        return f"best {name}" if self.figure in (None, "top1", "map") else f"{name}, best weights"
 
     @property
     def when(self) -> str:
@@ -382,9 +393,11 @@ class RunHistory:
 
     @property
     def best(self) -> RunScore | None:
-        """The evaluation with the highest top-1, or mAP (the first of equals)."""
-        known = [event.score if math.isfinite(event.score) else -1.0 for event in self.evaluated]
-        return RunScore.of(self.evaluated[known.index(max(known))]) if known else None
+        """The evaluation whose weights were kept as the best; the first, where none is known to be."""
+        best: Evaluated | None = None
+        for event in self.evaluated:
+            best = event if event.replaces(best) else best
+        return RunScore.of(best or self.evaluated[0]) if self.evaluated else None
 
     @property
     def last(self) -> RunScore | None:

@@ -340,6 +340,7 @@ class CaseRow:
     """The results of a case. Accuracies are fractions: top-1, or mAP of several labels; None if not known.
 
     ``best`` and ``last``: means over seeds of each run's best and last evaluation; their spreads, of two seeds or more;
+    ``goodness``: the mean that cases are sorted by (:attr:`.Evaluated.goodness`).
     ``interval``: of the best evaluation of a single run (Wilson). ``epochs`` and ``seconds``: means over seeds of what
     was trained. ``reached``: seeds that came to the target; ``epochs_to_target``, ``seconds_to_target``,
     ``cost_to_target``: means over those. ``cost``: of all seeds, in ``currency``, where a price is known. ``why``: it
@@ -352,6 +353,7 @@ class CaseRow:
     seeds: int
     finished: int
     best: float | None = None
+    goodness: float | None = None
     last: float | None = None
     best_spread: Spread | None = None
     last_spread: Spread | None = None
@@ -389,7 +391,9 @@ def rows(
         CaseRow(name=point.name, changes=dict(point.changes), status="failed", seeds=0, finished=0, why=why)
         for point, why in not_made
     ]
-    return sorted(table, key=lambda row: (row.status != "finished", 1.0 if row.best is None else -row.best))
+    return sorted(
+        table, key=lambda row: (row.status != "finished", math.inf if row.goodness is None else -row.goodness)
+    )
 
 
 def _row(case: Case, target: float | None, stopped: float | None, failures: Mapping[Path, str]) -> CaseRow:
@@ -414,6 +418,7 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
         seeds=len(case.runs),
         finished=statuses.count("finished"),
         best=_mean(best),
+        goodness=_mean([event.goodness for run in case.runs if (event := run.progress().best)]),
         last=_mean(last),
         best_spread=spread(best, are_shares=True),
         last_spread=spread(last, are_shares=True),

@@ -70,6 +70,25 @@ def label_scores(
     )
 
 
+def areas_under_roc(scores: NDArray[Any], labels: NDArray[Any]) -> tuple[float | None, ...]:
+    """Compute the area under the ROC curve of each label: how often an image that has it scores above one that has not.
+
+    Of equal scores half count, as by scikit-learn's ``roc_auc_score``. Of a label that all images have, or none, there
+    is none. Arguments as of :func:`average_precisions`.
+
+    >>> areas_under_roc(np.array([[0.9], [0.8], [0.1]]), np.array([[1], [0], [1]]))
+    (0.5,)
+    """
+    areas = list[float | None]()
+    for score, has_label in zip(scores.T, labels.T > 0, strict=True):
+        _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
+        ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # from 1; equal scores share their mean
+        positives, negatives = int(has_label.sum()), int((~has_label).sum())
+        above = ranks[has_label].sum() - positives * (positives + 1) / 2
+        areas.append(float(above / (positives * negatives)) if positives and negatives else None)
+    return tuple(areas)
+
+
 def average_precisions(scores: NDArray[Any], labels: NDArray[Any]) -> tuple[float | None, ...]:
     """Compute the average precision of each label, over all images at once.
 

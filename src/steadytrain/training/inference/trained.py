@@ -18,6 +18,7 @@ from torch import nn
 from steadytrain import config as recipes
 from steadytrain import models
 from steadytrain.config.factories import OBJECT, checkpoint_format
+from steadytrain.config.figures import FIGURES
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
@@ -345,7 +346,8 @@ def _chosen(run: Run, path: Path) -> str:
     """Describe which of a run's weights a file holds."""
     best = run.progress().best
     if path.name == "best.safetensors" and best is not None:
-        return f"best by validation {score_name(best.mean_ap is not None)}, epoch {epoch(best.epoch)}"
+        name = FIGURES[best.figure].label if best.figure in FIGURES else score_name(best.mean_ap is not None)
+        return f"best by validation {name}, epoch {epoch(best.epoch)}"
     if path.name == run.weights.name:
         return "last" if best is not None else "last: nothing was validated"
     return ""

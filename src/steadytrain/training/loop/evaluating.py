@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from steadytrain.config.figures import FIGURES, is_better
 from steadytrain.data.loader import Batch, ImageLoader
 from steadytrain.errors import SteadyError
 from steadytrain.events import Evaluated, Event
@@ -22,6 +23,7 @@ from steadytrain.training.loop.saving import (
     settled_loss,
     write_checkpoint,
 )
+from steadytrain.training.metrics import figure as figure_of
 from steadytrain.training.session.session import Session, Validation
 
 STATISTICS_BATCHES = 8
@@ -101,6 +103,7 @@ def _evaluate(
                 return
             yield batch
 
+    figure = FIGURES[state.figure]
     try:
         with session.clock.within("evaluation"):
             module, num_classes = session.evaluated_module, len(session.data.classes)
@@ -115,6 +118,7 @@ def _evaluate(
                 sum_ranks=engine.sum,
                 num_outputs=session.data.num_val,
                 is_multi_label=session.data.num_labels is not None,
+                keep_logits=figure.needs_outputs,
                 limit=validation.limit,
             )
             stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
@@ -127,6 +131,10 @@ def _evaluate(
                 yield from finish_writing(session)
         raise
     if not stopped:
+        value = figure_of(evaluation, state.figure)
+        now = figure.sign * value, evaluation.loss
+        if is_best := is_better(state.figure, now, (state.best, state.best_loss), evaluation.n):
+            require_finite_weights(session, module)  # padding hides those that see nothing else from the loss
         state.evaluated, validation.seconds = session.epoch, time.perf_counter() - began
         yield Evaluated(
             step=state.cursor.step,
@@ -140,18 +148,20 @@ def _evaluate(
             macro_f1=evaluation.macro.f1,
             seconds=validation.seconds,
             weights="model" if state.ema is None else "ema" if state.ema.decay is not None else "swa",
+            figure=state.figure,
+            figure_value=value,
+            is_best=is_best,
         )
         progress = session.timeline.batches.progress(state.cursor.step)
         if (span := session.timeline.plateau) is not None and progress > span.begin:
-            state.plateau = state.plateau.after(span.stage, top1=evaluation.score, loss=evaluation.loss)
-        is_finite = math.isfinite(evaluation.loss)
+            watched = {"top1": evaluation.score, "loss": -evaluation.loss}
+            state.plateau = state.plateau.after(span.stage, watched.get(span.stage.on, now[0]))
         state.misses += 1
-        if evaluation.score > state.best and is_finite:
-            require_finite_weights(session, module)  # padding hides those that see nothing else from the loss
-            state.best, state.misses = evaluation.score, 0
+        if is_best:
+            (state.best, state.best_loss), state.best_epoch, state.misses = now, session.epoch, 0
             export(session, "best.safetensors")
             if session.is_first:
                 with session.clock.within("checkpoint"):  # it is the disk's time, as that of the weights
                     write_per_image(session.run.predictions, *session.data.validated, evaluation)
-        if is_last and not is_finite:
+        if is_last and not math.isfinite(evaluation.loss):
             raise session.diverged(f"the loss on the validation images is {evaluation.loss}")
