@@ -68,7 +68,7 @@ class Stage:
 
     @property
     def on(self) -> str:
-        """The figure of ``plateau``: ``top1`` (of several labels mAP), ``loss``, or ``best``, that of ``every.best``."""
+        """The figure of ``plateau``: ``top1`` (of several labels mAP), ``loss`` or ``best``, that of ``every.best``."""
         return str(self.values.get("on", "best"))
 
 

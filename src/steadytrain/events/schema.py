@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from steadytrain.config.batches import Batches, BatchStage
-from steadytrain.config.figures import FIGURES
+from steadytrain.config.figures import SIGN
 from steadytrain.format import clock, count, duration, number
 
 VERSION = 1
@@ -383,9 +383,8 @@ class Evaluated(Event, frozen=True, kw_only=True):
     which every label is right, and ``top5`` is None. ``macro_recall`` and ``macro_f1``: means over the classes, or
     labels, that have images; None in logs of versions that had none.
 
-    ``figure``: the one by which the best weights are chosen, a key of :data:`~steadytrain.config.figures.FIGURES`, and
-    ``figure_value`` what it came to, None where it is no number; ``is_best``: these weights were kept as the best so
-    far. None in older logs, where the best is the first of those with the highest top-1, or mAP.
+    ``figure``: by which the best weights are chosen (:data:`~steadytrain.config.figures.FIGURES`), ``figure_value``
+    what it came to, and ``is_best`` whether they were kept as the best so far. None in older logs: by top-1, or mAP.
     """
 
     step: Whole
@@ -411,9 +410,9 @@ class Evaluated(Event, frozen=True, kw_only=True):
     @property
     def goodness(self) -> float:
         """The number by which evaluations compare, by the figure that chooses: the highest is the best."""
-        if self.figure not in FIGURES:
+        if self.figure not in SIGN:
             return self.score
-        return math.nan if self.figure_value is None else FIGURES[self.figure].sign * self.figure_value
+        return math.nan if self.figure_value is None else SIGN[self.figure] * self.figure_value
 
     def replaces(self, best: Evaluated | None) -> bool:
         """Return whether this evaluation is the best so far, where ``best`` was before it."""

@@ -97,8 +97,6 @@ class RunScore:
     seconds: float
     weights: str
     mean_ap: float | None = None
-    macro_recall: float | None = None
-    macro_f1: float | None = None
     figure: str | None = None
     figure_value: float | None = None
 

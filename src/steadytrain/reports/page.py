@@ -319,8 +319,7 @@ def best_hero(best: RunScore | None, is_multi_label: bool) -> tuple[str, str, st
     label = "Best mAP" if is_multi_label else "Best top-1 accuracy"
     if best is None:
         return label, NONE, "no evaluation yet"
-    if not best.best_label.startswith("best"):
-        label = best.best_label[:1].upper() + best.best_label[1:]
+    label = label if best.best_label.startswith("best") else f"{best.best_label[:1].upper()}{best.best_label[1:]}"
     interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
     return label, percent(best.value, 2), interval + best.when.removeprefix("at ")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from steadytrain.config.figures import FIGURES
+from steadytrain.config.figures import figure_words
 from steadytrain.config.plain import plain
 from steadytrain.format import (
     NONE,
@@ -53,8 +53,6 @@ def facts(summary: Summary) -> dict[str, str]:
     batch = f" ({per_rank(shares)})" if shares else ""
     for when, score in (("best", best), ("last", last if makes_updates else None)):
         scores[best.best_label if best and score is best else f"{when} {name}"] = _score(score)
-        if score is best and best and best.figure not in (None, "top1", "top5", "loss", "map"):
-            scores[f"best {FIGURES[best.figure].label}"] = number(best.figure_value, 4)
         if quality.is_multi_label:
             scores[f"{when} exact match"] = percent(score.top1 if score else None, 2)
         elif tells_top5(setup.num_classes):
@@ -372,9 +370,9 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     """
     if len(runs) == 1:
         run, (words,) = runs[0], known_facts(runs)
-        name, best = score_name(run.quality.is_multi_label), run.quality.best
-        keys = ("epochs", "probe", best.best_label if best else f"best {name}", f"last {name}")
-        keys = (*keys, "images/s, steady", "wall time")
+        name, score = score_name(run.quality.is_multi_label), run.quality.best
+        label = score.best_label if score else f"best {name}"
+        keys = ("epochs", "probe", label, f"last {name}", "images/s, steady", "wall time")
         lines = [["run", clean(run.name)], ["status", run.course.status]]
         lines += [[key, words[key]] for key in keys if key in words]
         lines += [] if run.cost is None else [["cost", str(run.cost)]]
@@ -402,7 +400,8 @@ def _score(score: RunScore | None) -> str:
     if score is None or math.isnan(score.value):
         return NONE
     weights = "" if score.weights == "model" else f", {score.weights}"
-    return f"{_interval(score)} {score.when}{weights}"
+    chosen = figure_words(score.figure, score.figure_value, score.mean_ap)
+    return ", ".join(filter(None, (f"{_interval(score)} {score.when}{weights}", chosen)))
 
 
 def _interval(score: RunScore | None) -> str:

@@ -167,7 +167,7 @@ class State:
     """The live objects of a run.
 
     ``figure`` chooses the best weights; ``best`` is what theirs came to, times its sign (minus infinity: there are none
-    yet), ``best_loss`` their loss, ``best_epoch`` when that was. ``evaluated`` is the epoch of the last evaluation,
+    yet), and ``best_loss`` their loss. ``evaluated`` is the epoch of the last evaluation,
     ``misses`` how many there were since the best one, and ``plateau`` what a schedule that waits for evaluations
     remembers of them. ``probe``: as ``best``, of a fitted classifier before any update, if there was one.
     """
@@ -182,7 +182,6 @@ class State:
     figure: str = "top1"
     best: float = -math.inf
     best_loss: float = math.inf
-    best_epoch: float = 0.0
     evaluated: float = 0.0
     plateau: Plateau = field(default_factory=Plateau)
     misses: int = 0
@@ -210,7 +209,6 @@ class State:
             "figure": self.figure,
             "best": self.best,
             "best_loss": self.best_loss,
-            "best_epoch": self.best_epoch,
             "evaluated": self.evaluated,
             "plateau": vars(self.plateau),
             "misses": self.misses,
@@ -249,7 +247,6 @@ class State:
         self.plateau = Plateau(**state.get("plateau", {}))  # earlier versions had none
         self.misses, self.probe = state.get("misses", 0), state.get("probe")  # not in those of older versions
         self.best_loss = state.get("best_loss", math.inf)
-        self.best_epoch = state.get("best_epoch", 0.0 if self.best == self.probe else self.evaluated)
         # Each rank's own generators; a rank that was not there before keeps those that it began with.
         rank, device = self.engine.world.rank, self.engine.device
         generators = {name: saved[None] if saved.dim() == 1 else saved for name, saved in state["rng"].items()}

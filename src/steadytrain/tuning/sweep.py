@@ -353,7 +353,7 @@ class CaseRow:
     seeds: int
     finished: int
     best: float | None = None
-    goodness: float | None = None
+    goodness: float = -math.inf
     last: float | None = None
     best_spread: Spread | None = None
     last_spread: Spread | None = None
@@ -391,9 +391,7 @@ def rows(
         CaseRow(name=point.name, changes=dict(point.changes), status="failed", seeds=0, finished=0, why=why)
         for point, why in not_made
     ]
-    return sorted(
-        table, key=lambda row: (row.status != "finished", math.inf if row.goodness is None else -row.goodness)
-    )
+    return sorted(table, key=lambda row: (row.status != "finished", -row.goodness))
 
 
 def _row(case: Case, target: float | None, stopped: float | None, failures: Mapping[Path, str]) -> CaseRow:
@@ -418,7 +416,7 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
         seeds=len(case.runs),
         finished=statuses.count("finished"),
         best=_mean(best),
-        goodness=_mean([event.goodness for run in case.runs if (event := run.progress().best)]),
+        goodness=fmean([event.goodness for run in case.runs if (event := run.progress().best)] or [-math.inf]),
         last=_mean(last),
         best_spread=spread(best, are_shares=True),
         last_spread=spread(last, are_shares=True),

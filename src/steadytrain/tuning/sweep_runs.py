@@ -38,10 +38,7 @@ SEARCH_FILE = "search.journal"
 
 
 def score_at(case: Case, rung: float | None = None) -> float:
-    """Return the mean goodness over seeds of the first evaluation from epoch ``rung`` on, else the last.
-
-    :data:`NONE_YET` where one diverged or has none.
-    """
+    """Return the mean over seeds of the first evaluation from epoch ``rung`` on, else the last; or :data:`NONE_YET`."""
     scores = []
     for run in case.runs:
         try:
@@ -57,7 +54,7 @@ def score_at(case: Case, rung: float | None = None) -> float:
 
 
 def best_score(case: Case) -> float:
-    """Return the mean over seeds of the best evaluation's goodness; a run without any counts as :data:`NONE_YET`."""
+    """Return the mean over seeds of the best evaluation; a run without any counts as :data:`NONE_YET`."""
     best = [run.progress().best for run in case.runs]
     return fmean(NONE_YET if event is None else event.goodness for event in best)
 

@@ -346,7 +346,7 @@ def _chosen(run: Run, path: Path) -> str:
     """Describe which of a run's weights a file holds."""
     best = run.progress().best
     if path.name == "best.safetensors" and best is not None:
-        name = FIGURES[best.figure].label if best.figure in FIGURES else score_name(best.mean_ap is not None)
+        name = FIGURES.get(best.figure or "", score_name(best.mean_ap is not None))
         return f"best by validation {name}, epoch {epoch(best.epoch)}"
     if path.name == run.weights.name:
         return "last" if best is not None else "last: nothing was validated"

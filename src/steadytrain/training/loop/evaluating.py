@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from steadytrain.config.figures import FIGURES, is_better
+from steadytrain.config.figures import NEED_OUTPUTS, SIGN, is_better
 from steadytrain.data.loader import Batch, ImageLoader
-from steadytrain.errors import SteadyError
+from steadytrain.errors import DivergedError, SteadyError
 from steadytrain.events import Evaluated, Event
+from steadytrain.format import few
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.ema import Ema
 from steadytrain.training.evaluation import evaluate_module, write_per_image
@@ -103,7 +104,6 @@ def _evaluate(
                 return
             yield batch
 
-    figure = FIGURES[state.figure]
     try:
         with session.clock.within("evaluation"):
             module, num_classes = session.evaluated_module, len(session.data.classes)
@@ -118,7 +118,7 @@ def _evaluate(
                 sum_ranks=engine.sum,
                 num_outputs=session.data.num_val,
                 is_multi_label=session.data.num_labels is not None,
-                keep_logits=figure.needs_outputs,
+                keep_logits=state.figure in NEED_OUTPUTS,
                 limit=validation.limit,
             )
             stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
@@ -132,9 +132,8 @@ def _evaluate(
         raise
     if not stopped:
         value = figure_of(evaluation, state.figure)
-        now = figure.sign * value, evaluation.loss
-        if is_best := is_better(state.figure, now, (state.best, state.best_loss), evaluation.n):
-            require_finite_weights(session, module)  # padding hides those that see nothing else from the loss
+        now = SIGN[state.figure] * value, evaluation.loss
+        is_best = is_better(state.figure, now, (state.best, state.best_loss), evaluation.n)
         state.evaluated, validation.seconds = session.epoch, time.perf_counter() - began
         yield Evaluated(
             step=state.cursor.step,
@@ -156,12 +155,23 @@ def _evaluate(
         if (span := session.timeline.plateau) is not None and progress > span.begin:
             watched = {"top1": evaluation.score, "loss": -evaluation.loss}
             state.plateau = state.plateau.after(span.stage, watched.get(span.stage.on, now[0]))
+        totals = zip(session.data.classes, evaluation.total, strict=True)
+        left_out = [name for name, n in totals if n in (0, evaluation.n) and state.figure == "auc"]
+        if left_out and not math.isfinite(state.best):
+            session.notice(f"AUC leaves out the classes of no validation image, or of each: {few(left_out)}")
         state.misses += 1
         if is_best:
-            (state.best, state.best_loss), state.best_epoch, state.misses = now, session.epoch, 0
+            require_finite_weights(session, module)  # padding hides those that see nothing else from the loss
+            (state.best, state.best_loss), state.misses = now, 0
             export(session, "best.safetensors")
             if session.is_first:
                 with session.clock.within("checkpoint"):  # it is the disk's time, as that of the weights
                     write_per_image(session.run.predictions, *session.data.validated, evaluation)
         if is_last and not math.isfinite(evaluation.loss):
-            raise session.diverged(f"the loss on the validation images is {evaluation.loss}")
+            kept = "" if math.isfinite(state.best) else "; no evaluation was finite, and there are no best weights"
+            with contextlib.suppress(DivergedError):
+                require_finite_weights(session, module)
+                export(session, "model.safetensors")
+                yield from finish_writing(session)
+                kept += "; model.safetensors has the last weights, which are finite"
+            raise DivergedError(f"{session.diverged(f'the loss on the validation images is {evaluation.loss}')}{kept}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
-from steadytrain.config.figures import FIGURES
+from steadytrain.config.figures import FIGURES, SIGN
 from steadytrain.events import Event, Step
 from steadytrain.run import RunProgress
 from steadytrain.training.clock import Clock, Waits
@@ -259,21 +258,18 @@ def _has_passed(every: int | None, before: int, now: int) -> bool:
 def _patience_notice(session: Session) -> str:
     state = session.state
     times = "the last evaluation" if state.misses == 1 else f"{state.misses} evaluations"
-    figure = FIGURES[state.figure]
-    if not math.isfinite(state.best):
-        return f"validation {figure.label} was no number in {times}: there are no best weights"
-    verb = "risen above" if figure.sign > 0 else "fallen below"
-    best = figure.sign * state.best
-    return f"validation {figure.label} has not {verb} {best:.4f} in {times}; the best weights are kept"
+    verb = "risen above" if SIGN[state.figure] > 0 else "fallen below"
+    best = f"{FIGURES[state.figure]} has not {verb} {SIGN[state.figure] * state.best:.4f}"
+    return f"validation {best} in {times}; the best weights are kept"
 
 
 def _probe_notice(session: Session, probe: float) -> str:
     """Say at the end of a run whether updates made its probe better, and so which of them is kept."""
-    state, figure = session.state, FIGURES[session.state.figure]
-    name, verb = f"validation {figure.label}", "raised" if figure.sign > 0 else "lowered"
-    before, best = figure.sign * probe, figure.sign * state.best
-    if state.best_epoch:
-        verb = verb if state.best > probe else "lowered the loss; within a standard error,"
+    state, event = session.state, session.run.progress().best
+    name, sign = f"validation {FIGURES[state.figure]}", SIGN[state.figure]
+    before, best = sign * probe, sign * state.best
+    if state.best > probe or (event is not None and event.step):
+        verb = "lowered" if sign < 0 else "raised" if best > before else "lowered the loss; within a standard error,"
         return f"fine-tuning {verb} {name} from {before:.4f}, the probe's, to {best:.4f} (best.safetensors)"
     return (
         f"no epoch was better than the probe, which is kept: best.safetensors holds it ({name} {before:.4f});"

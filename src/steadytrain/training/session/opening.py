@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from steadytrain.config import Recipe, schedules
-from steadytrain.config.figures import figure_name
+from steadytrain.config.figures import USUAL
 from steadytrain.config.plain import build as build_part
 from steadytrain.config.timeline import Timeline
 from steadytrain.cost.bill import BillPart, make_bill, merge_parts, part_of, parts_from
@@ -550,14 +550,15 @@ def _set_figure(state: State, recipe: Recipe, saved: Mapping[str, Any], data: Da
     Raises:
         RecipeError: there is no such figure for these classes, or labels.
     """
-    asked, is_multi_label = recipe.every.best, data.num_labels is not None
-    state.figure = chosen = figure_name(asked, is_multi_label=is_multi_label)
-    if chosen == "top5" and (is_multi_label or len(data.classes) <= 5):
-        why = "several labels for an image have none" if is_multi_label else "of five classes or fewer it is always 1"
-        raise RecipeError(f"every.best is 'top5'; it must be another figure: {why}")
+    asked, is_multi_label = recipe.every.best or USUAL, data.num_labels is not None
+    if asked == "top5" and (is_multi_label or len(data.classes) <= 5):
+        raise RecipeError(
+            "every.best is 'top5'; it must be top1 or loss: of five classes, or several labels, it says nothing"
+        )
+    state.figure = chosen = "map" if is_multi_label and asked in (USUAL, "top1") else asked
     if saved:  # by an older version, if it does not say
-        state.figure = saved.get("figure") or figure_name("top1", is_multi_label=is_multi_label)
-    if asked and state.figure != chosen:
+        state.figure = saved.get("figure") or ("map" if is_multi_label else "top1")
+    if recipe.every.best and state.figure != chosen:
         notice(f"the best weights are chosen by {chosen} from here on, no longer by {state.figure}")
         state.figure = chosen
         _choose_again(state)
