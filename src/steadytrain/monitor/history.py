@@ -109,7 +109,8 @@ class RunScore:
     def best_label(self) -> str:
         """The name of the main number of the best weights, where another figure may have chosen them."""
         name = score_name(self.mean_ap is not None)
-        return f"best {name}" if self.figure in (None, "top1", "map") else f"{name}, best weights"
+        is_score = self.figure in (None, "top1" if self.mean_ap is None else "map")
+        return f"best {name}" if is_score else f"{name}, best weights"
 
     @property
     def when(self) -> str:
