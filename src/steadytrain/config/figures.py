@@ -7,18 +7,9 @@ import math
 USUAL = "top1-loss"
 """The figure of a new run, unless images may have several labels; ``benchmarks/results/best_weights.json`` says why."""
 
-FIGURES = {
-    USUAL: "top-1",
-    "top1": "top-1",
-    "top5": "top-5",
-    "loss": "loss",
-    "macro-recall": "macro recall",
-    "f1": "macro F1",
-    "auc": "AUC",
-    "map": "mAP",
-}
+FIGURES = {USUAL: "top-1", "top1": "top-1", "top5": "top-5", "loss": "loss"}
+FIGURES |= {"macro-recall": "macro recall", "f1": "macro F1", "auc": "AUC", "map": "mAP"}
 """Their names in a recipe -> in words. Means over classes, or labels, weigh all of them the same."""
-
 SIGN = dict.fromkeys(FIGURES, 1) | {"loss": -1}
 """What a figure is multiplied by, so that the highest is the best."""
 NEED_OUTPUTS = ("auc", "map")
@@ -37,9 +28,7 @@ def is_better(figure: str, now: tuple[float, float], best: tuple[float, float], 
     By ``top1-loss`` the lower loss decides within a standard error of top-1. What is no number is never better.
     """
     (value, loss), (best_value, best_loss) = now, best
-    if not math.isfinite(loss):
-        return False
-    if figure != USUAL or not math.isfinite(best_value):
-        return value > best_value
+    if figure != USUAL or not math.isfinite(loss + best_value):
+        return math.isfinite(loss) and value > best_value
     margin = (best_value * (1 - best_value) / n) ** 0.5
     return value > best_value + margin or (value >= best_value - margin and loss < best_loss)

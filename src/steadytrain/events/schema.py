@@ -415,10 +415,8 @@ class Evaluated(Event, frozen=True, kw_only=True):
         return math.nan if self.figure_value is None else SIGN[self.figure] * self.figure_value
 
     def replaces(self, best: Evaluated | None) -> bool:
-        """Return whether this evaluation is the best so far, where ``best`` was before it."""
-        if self.is_best is not None:
-            return self.is_best
-        return self.score > (best.score if best else -1.0)  # never true of a NaN
+        """Return whether this evaluation is the best so far, where ``best`` was before it; never true of a NaN."""
+        return self.score > (best.score if best else -1.0) if self.is_best is None else self.is_best
 
 
 class Saved(Event, frozen=True, kw_only=True):

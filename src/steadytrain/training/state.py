@@ -167,9 +167,9 @@ class State:
     """The live objects of a run.
 
     ``figure`` chooses the best weights; ``best`` is what theirs came to, times its sign (minus infinity: there are none
-    yet), and ``best_loss`` their loss. ``evaluated`` is the epoch of the last evaluation,
-    ``misses`` how many there were since the best one, and ``plateau`` what a schedule that waits for evaluations
-    remembers of them. ``probe``: as ``best``, of a fitted classifier before any update, if there was one.
+    yet), and ``best_loss`` their loss; ``evaluated`` the epoch of the last evaluation, ``misses`` how many there were
+    since the best one, and ``plateau`` what a schedule that waits for them remembers; ``probe``: as ``best``, of a
+    fitted classifier before any update, if there was one.
     """
 
     module: nn.Module

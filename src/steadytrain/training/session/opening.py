@@ -545,16 +545,10 @@ def _choose_again(state: State) -> None:
 
 
 def _set_figure(state: State, recipe: Recipe, saved: Mapping[str, Any], data: DataSets, notice: Say) -> None:
-    """Set the figure by which the best weights are chosen: a run goes on by its own, unless another is asked for.
-
-    Raises:
-        RecipeError: there is no such figure for these classes, or labels.
-    """
+    """Set the figure that chooses the best weights: that which a run began with, unless another is asked for."""
     asked, is_multi_label = recipe.every.best or USUAL, data.num_labels is not None
     if asked == "top5" and (is_multi_label or len(data.classes) <= 5):
-        raise RecipeError(
-            "every.best is 'top5'; it must be top1 or loss: of five classes, or several labels, it says nothing"
-        )
+        raise RecipeError("every.best is 'top5', which says nothing of five classes, or several labels: take top1")
     state.figure = chosen = "map" if is_multi_label and asked in (USUAL, "top1") else asked
     if saved:  # by an older version, if it does not say
         state.figure = saved.get("figure") or ("map" if is_multi_label else "top1")
