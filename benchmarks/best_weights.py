@@ -1,15 +1,15 @@
-"""Which evaluation's weights are the best: rules compared on the same trainings, by images that the choice has not seen.
+"""Which evaluation's weights are the best: rules compared on the same trainings, by images that no choice has seen.
 
 Each training runs once and keeps what every evaluation answers on a pool of images (``validation/`` and ``test/`` of a
-set together). Then, many times, a few of the pool are drawn as the validation images; each rule chooses an evaluation by
-these, and is asked for top-1 and log loss of the chosen weights on the rest of the pool. So a rule costs no training,
-and all rules see the same curves. Nothing here changes what is trained: no patience, no schedule that waits.
+set together). Then, many times, a few of the pool are drawn as the validation images; each rule chooses an evaluation
+by these, and is asked for top-1 and log loss of the chosen weights on the rest of the pool. So a rule costs no
+training, and all rules see the same curves. Nothing here changes what is trained: no patience, no schedule that waits.
 
 Rules: ``top1`` (the first of equals, the default until November 2026), ``top1,loss`` (of equal top-1 the lower loss),
 ``loss``, ``loss within`` (the lowest loss among evaluations within a standard error of the best top-1), ``top1 within``
-(the highest top-1 among those within a standard error of the lowest loss), ``pairs`` (an evaluation replaces the best
-where its top-1 is higher by more than a standard error, or its loss is lower and its top-1 not lower by more: what can
-be decided at each evaluation), ``last``, and ``hindsight`` (the best on the rest of the pool, which nobody can choose).
+(the highest top-1 among those within a standard error of the lowest loss), ``top1-loss`` (the default: what of ``loss
+within`` can be decided at each evaluation), ``last``, and ``hindsight`` (the best on the rest of the pool, which nobody
+can choose). ``claimed_too_much`` is top-1 on the validation images less that on the rest, for the chosen weights.
 
 Cases: ``finetune`` (MobileNetV2 from Google's ImageNet weights, 60 images a class, all defaults) and ``train`` (the
 default from scratch on small images, of ``cifar`` and ``digits`` alone). Sets as in ``finetune_probe.py``.
@@ -17,7 +17,7 @@ default from scratch on small images, of ``cifar`` and ``digits`` alone). Sets a
 Each training's answers are kept in ``--work`` and not made again: the same command goes on.
 
 usage: python benchmarks/best_weights.py --work FOLDER [--data FOLDER] [--sets NAME[=FOLDER] ...] [--seeds 2]
-           [--epochs 8] [--size 96] [--draws 200] [--save]
+           [--epochs 8] [--size 96] [--draws 200] [--kept] [--save]
        FOLDER of the data holds clothing-10.tar, cifar10-png.tar.zst and weights/mobilenetv2_100/
 """
 
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ import steadytrain as st
 from accuracy import GOOGLES
 from finetune_peers import PARTS
 from finetune_probe import images_of
+from steadytrain.config.figures import USUAL, is_better
 from steadytrain.config.plain import plain
 from steadytrain.reports import spread
 from steadytrain.training.evaluation import Evaluation
@@ -112,19 +113,16 @@ def answers(
 
 
 def within(values: Floats, errors: Floats, by: Floats) -> int:
-    """Return the lowest of ``by`` among those whose value is within its best one's standard error of it, lowest best."""
+    """Return the lowest of ``by`` among those whose value is within a standard error of the lowest value."""
     best = int(values.argmin())
     return int(np.where(values <= values[best] + errors[best], by, np.inf).argmin())
 
 
-def pairs(top1: Floats, loss: Floats, n: int) -> int:
-    """Return what is kept where each evaluation is compared with the best before it."""
+def default(top1: Floats, loss: Floats, n: int) -> int:
+    """Return what a run keeps, which compares each evaluation with the best before it."""
     best = 0
     for now in range(1, len(top1)):
-        margin = (top1[best] * (1 - top1[best]) / n) ** 0.5
-        difference = top1[now] - top1[best]
-        if difference > margin or (difference >= -margin and loss[now] < loss[best]):
-            best = now
+        best = now if is_better(USUAL, (top1[now], loss[now]), (top1[best], loss[best]), n) else best
     return best
 
 
@@ -138,7 +136,7 @@ def rules(right: Floats, losses: Floats) -> Mapping[str, int]:
         "loss": int(loss.argmin()),
         "loss within": within(-top1, top1_error, loss),
         "top1 within": within(loss, loss_error, -top1),
-        "pairs": pairs(top1, loss, n),
+        USUAL: default(top1, loss, n),
         "last": len(top1) - 1,
     }
 
@@ -184,17 +182,18 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--size", type=int, default=96)
     parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--kept", action="store_true", help="compare what is kept, and train nothing")
     args = parser.parse_args()
     args.work = args.work.resolve()
     document: dict[str, Any] = {"epochs": args.epochs, "size": args.size, "parts": PARTS, "draws": args.draws}
     trainings: dict[str, dict[str, tuple[Floats, NDArray[np.int64]]]] = {"finetune": {}, "train": {}}
-    make: Callable[[str], Path] = lambda chosen: images_of(chosen, args.data, args.work)  # noqa: E731
     for seed in range(args.seeds):
         for chosen in args.sets:
-            images, name = make(chosen), chosen.partition("=")[0]
+            images, name = images_of(chosen, args.data, args.work), chosen.partition("=")[0]
             for case in ("finetune", "train") if name in FROM_SCRATCH else ("finetune",):
                 file = args.work / "kept" / f"{name}-{case}-{args.epochs}-{args.size}-{seed}.npz"
-                trainings[case][f"{name}-{seed}"] = answers(case, images, seed, file, args)
+                if file.exists() or not args.kept:
+                    trainings[case][f"{name}-{seed}"] = answers(case, images, seed, file, args)
     for case, kept in trainings.items():
         curves = {
             name: [round(float((p.argmax(1) == labels).mean()), 4) for p in log_p]

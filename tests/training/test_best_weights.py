@@ -64,8 +64,10 @@ def test_auc_of_several_labels_leaves_out_what_no_image_has_or_each() -> None:
 
 def test_every_figure_of_a_recipe_can_be_computed() -> None:
     logits, labels = np.eye(6, dtype=np.float32) * 5, np.arange(6)
-    counts = dict.fromkeys(("right", "total", "predicted"), (1,) * 6)
-    evaluation = Evaluation(n=6, loss=0.03, top1=1.0, top5=1.0, logits=logits, labels=labels, **counts)
+    ones = (1,) * 6
+    evaluation = Evaluation(
+        n=6, loss=0.03, top1=1.0, top5=1.0, right=ones, total=ones, predicted=ones, logits=logits, labels=labels
+    )
     assert {name: figure(evaluation, name) for name in FIGURES} == {**dict.fromkeys(FIGURES, 1.0), "loss": 0.03}
     known = [kind for kind in get_args(hints_of(Every)["best"]) if kind is not type(None)]
     assert set(get_args(known[0])) == set(FIGURES) == set(SIGN)

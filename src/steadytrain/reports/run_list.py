@@ -46,7 +46,7 @@ class RunRow:
     """A run in a list. Scores are fractions, durations seconds, moments seconds since 1970; None where unknown.
 
     ``status``: as of :class:`~steadytrain.reports.status.Signs`, or ``damaged``. ``why``: for those that did not
-    finish. ``best``: the highest top-1, or mAP where images may have several labels, with its 95 % interval.
+    finish. ``best``: top-1 of the best weights, or mAP where images may have several labels, and its 95 % interval.
     ``host``: the other machine that its newest attempt was on; ``process``: that held the run last.
     """
 

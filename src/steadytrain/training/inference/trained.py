@@ -117,7 +117,7 @@ def restore(
             (:mod:`steadytrain.export`), whatever engine runs it; or the name of a pretrained model of timm, such as
             ``timm/resnet18.a1_in1k``: its weights are fetched once, and ``Trained.notes`` says what their licence
             restricts.
-        which: of a run, the ``best`` weights by validation top-1 (of several labels: mAP), whose figures the run
+        which: of a run, the ``best`` weights on the validation images (``every.best``), whose figures the run
             reports as its result, or the ``last``. Without validation there are only the last; while a run goes on,
             only the best so far.
         model: name of the model. Needed for files that do not say it, and for a ``pkg.mod:factory``, which
