@@ -10,10 +10,8 @@ USUAL = "top1-loss"
 FIGURES = {USUAL: "top-1", "top1": "top-1", "top5": "top-5", "loss": "loss"}
 FIGURES |= {"macro-recall": "macro recall", "f1": "macro F1", "auc": "AUC", "map": "mAP"}
 """Their names in a recipe -> in words. Means over classes, or labels, weigh all of them the same."""
-SIGN = dict.fromkeys(FIGURES, 1) | {"loss": -1}
-"""What a figure is multiplied by, so that the highest is the best."""
-NEED_OUTPUTS = ("auc", "map")
-"""Figures of the outputs for all images at once; the others are counted."""
+SIGN = dict.fromkeys(FIGURES, 1) | {"loss": -1}  # times it, the highest is the best
+NEED_OUTPUTS = ("auc", "map")  # those for all images at once; the others are counted
 
 
 def figure_words(figure: str | None, value: float | None, mean_ap: float | None) -> str:

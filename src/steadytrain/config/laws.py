@@ -68,8 +68,8 @@ class Stage:
 
     @property
     def on(self) -> str:
-        """The figure of ``plateau``: ``top1`` (of several labels mAP), ``loss`` or ``best``, that of ``every.best``."""
-        return str(self.values.get("on", "best"))
+        """The figure of ``plateau``: ``top1`` (of several labels mAP), ``loss``, or ``one``: that of ``every.best``."""
+        return str(self.values.get("on", "one"))
 
 
 class LawDefaults(Protocol):
@@ -247,8 +247,7 @@ def _step_words(span: StageSpan, peak: float) -> str:
 
 def _plateau_words(span: StageSpan, peak: float) -> str:
     patience = span.stage.values.get("patience", PATIENCE)
-    on = span.stage.on.replace("best", "one")
-    return f"x {span.number('factor'):g} after {patience:g} evaluations without a better {on}"
+    return f"x {span.number('factor'):g} after {patience:g} evaluations without a better {span.stage.on}"
 
 
 LAWS: dict[str, Law] = {
@@ -291,7 +290,7 @@ LAWS: dict[str, Law] = {
     "plateau": Law(
         share=_constant,
         takes={
-            "on": LawParameter(lambda value: value in ("best", "top1", "loss"), "best, top1 or loss", str),
+            "on": LawParameter(lambda value: value in ("top1", "loss"), "top1 or loss", str),
             "patience": WHOLE,
             "factor": FACTOR,
             "to": SHARE,

@@ -381,10 +381,8 @@ class Evaluated(Event, frozen=True, kw_only=True):
 
     ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
     which every label is right, and ``top5`` is None. ``macro_recall`` and ``macro_f1``: means over the classes, or
-    labels, that have images; None in logs of versions that had none.
-
-    ``figure``: by which the best weights are chosen (:data:`~steadytrain.config.figures.FIGURES`), ``figure_value``
-    what it came to, and ``is_best`` whether they were kept as the best so far. None in older logs: by top-1, or mAP.
+    labels, that have images. ``figure``: by which the best weights are chosen (:data:`~.figures.FIGURES`), with what it
+    came to, and ``is_best`` whether they were kept as the best so far. None in older logs: by top-1, or mAP.
     """
 
     step: Whole

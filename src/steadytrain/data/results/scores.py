@@ -87,8 +87,7 @@ def mean_over_classes(figure: str, logits: NDArray[np.float32], labels: NDArray[
 def areas_under_roc(scores: NDArray[Any], labels: NDArray[Any]) -> tuple[float | None, ...]:
     """Compute the area under the ROC curve of each label: how often an image that has it scores above one that has not.
 
-    Of equal scores half count, as by scikit-learn's ``roc_auc_score``. Of a label that all images have, or none, there
-    is none. Arguments as of :func:`average_precisions`.
+    Of equal scores half count, as by scikit-learn's ``roc_auc_score``. A label that all images have, or none, has none.
     """
     areas = list[float | None]()
     for score, has_label in zip(scores.T, labels.T > 0, strict=True):

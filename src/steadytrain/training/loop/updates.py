@@ -258,9 +258,8 @@ def _has_passed(every: int | None, before: int, now: int) -> bool:
 def _patience_notice(session: Session) -> str:
     state = session.state
     times = "the last evaluation" if state.misses == 1 else f"{state.misses} evaluations"
-    verb = "risen above" if SIGN[state.figure] > 0 else "fallen below"
-    best = f"{FIGURES[state.figure]} has not {verb} {SIGN[state.figure] * state.best:.4f}"
-    return f"validation {best} in {times}; the best weights are kept"
+    best = f"{'risen above' if SIGN[state.figure] > 0 else 'fallen below'} {SIGN[state.figure] * state.best:.4f}"
+    return f"validation {FIGURES[state.figure]} has not {best} in {times}; the best weights are kept"
 
 
 def _probe_notice(session: Session, probe: float) -> str:
