@@ -108,7 +108,7 @@ def test_a_run_keeps_the_weights_of_its_figure(longer: Recipe, tmp_path: Path, n
     assert checkpoints.read_weights(run.directory / "best.safetensors")[1]["step"] == best.step
     if name in ("macro-recall", "f1"):
         assert best.figure_value == (best.macro_recall if name == "macro-recall" else best.macro_f1)
-    row, label = facts(summarise(run)), "best top-1" if name == "top1" else "top-1, best weights"
+    row, label = facts(summarise(run)), "best top-1" if name in (None, "top1", "top1-loss") else "top-1, best weights"
     shown = {"macro-recall": "macro recall", "f1": "macro F1", "auc": "AUC", "map": "mAP"}.get(name)
     assert row[label].endswith(f", {shown} {best.figure_value:.4f}") if shown else row[label]
 

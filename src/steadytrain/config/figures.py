@@ -6,11 +6,10 @@ import math
 
 USUAL = "top1-loss"
 """The figure of a new run, unless images may have several labels; ``benchmarks/results/best_weights.json`` says why."""
-
 FIGURES = {USUAL: "top-1", "top1": "top-1", "top5": "top-5", "loss": "loss"}
 FIGURES |= {"macro-recall": "macro recall", "f1": "macro F1", "auc": "AUC", "map": "mAP"}
 """Their names in a recipe -> in words. Means over classes, or labels, weigh all of them the same."""
-SIGN = dict.fromkeys(FIGURES, 1) | {"loss": -1}  # times it, the highest is the best
+SIGN = {**dict.fromkeys(FIGURES, 1), "loss": -1}  # times it, the highest is the best
 NEED_OUTPUTS = ("auc", "map")  # those for all images at once; the others are counted
 
 

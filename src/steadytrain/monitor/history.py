@@ -21,6 +21,7 @@ from typing import cast
 from msgspec.structs import asdict, replace
 
 from steadytrain.config import Recipe
+from steadytrain.config.figures import USUAL
 from steadytrain.errors import RunError
 from steadytrain.events import (
     Accounted,
@@ -109,7 +110,7 @@ class RunScore:
     def best_label(self) -> str:
         """The name of the main number of the best weights, where another figure may have chosen them."""
         name = score_name(self.mean_ap is not None)
-        is_score = self.figure in (None, "top1" if self.mean_ap is None else "map")
+        is_score = self.figure in ((None, USUAL, "top1") if self.mean_ap is None else (None, "map"))
         return f"best {name}" if is_score else f"{name}, best weights"
 
     @property
