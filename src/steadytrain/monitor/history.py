@@ -21,6 +21,7 @@ from typing import cast
 from msgspec.structs import asdict, replace
 
 from steadytrain.config import Recipe
+from steadytrain.config.figures import USUAL
 from steadytrain.errors import RunError
 from steadytrain.events import (
     Accounted,
@@ -44,6 +45,7 @@ from steadytrain.events import (
     Unreadable,
 )
 from steadytrain.format import epoch as epoch_words
+from steadytrain.format import score_name
 from steadytrain.intervals import Interval, wilson
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.evidence import E, Evidence, RankShares, Stretch
@@ -96,11 +98,20 @@ class RunScore:
     seconds: float
     weights: str
     mean_ap: float | None = None
+    figure: str | None = None
+    figure_value: float | None = None
 
     @property
     def value(self) -> float:
         """The main number: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
+
+    @property
+    def best_label(self) -> str:
+        """The name of the main number of the best weights, where another figure may have chosen them."""
+        name = score_name(self.mean_ap is not None)
+        is_score = self.figure in ((None, USUAL, "top1") if self.mean_ap is None else (None, "map"))
+        return f"best {name}" if is_score else f"{name}, best weights"
 
     @property
     def when(self) -> str:
@@ -382,9 +393,11 @@ class RunHistory:
 
     @property
     def best(self) -> RunScore | None:
-        """The evaluation with the highest top-1, or mAP (the first of equals)."""
-        known = [event.score if math.isfinite(event.score) else -1.0 for event in self.evaluated]
-        return RunScore.of(self.evaluated[known.index(max(known))]) if known else None
+        """The evaluation whose weights were kept as the best; the first, where none is known to be."""
+        best: Evaluated | None = None
+        for event in self.evaluated:
+            best = event if event.replaces(best) else best
+        return RunScore.of(best or self.evaluated[0]) if self.evaluated else None
 
     @property
     def last(self) -> RunScore | None:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from steadytrain.config.figures import figure_words
 from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.errors import InputError, RunError, SteadyError, did_you_mean, first_line
@@ -46,8 +47,9 @@ class RunRow:
     """A run in a list. Scores are fractions, durations seconds, moments seconds since 1970; None where unknown.
 
     ``status``: as of :class:`~steadytrain.reports.status.Signs`, or ``damaged``. ``why``: for those that did not
-    finish. ``best``: the highest top-1, or mAP where images may have several labels, with its 95 % interval.
-    ``host``: the other machine that its newest attempt was on; ``process``: that held the run last.
+    finish. ``best``: top-1 of the best weights, or mAP where images may have several labels, and its 95 % interval;
+    ``chosen``: another figure that chose them. ``host``: the other machine that its newest attempt was on;
+    ``process``: that held the run last.
     """
 
     name: str
@@ -58,6 +60,7 @@ class RunRow:
     model: str = ""
     metric: Literal["top1", "mean_ap"] = "top1"
     best: float | None = None
+    chosen: str = ""
     low: float | None = None
     high: float | None = None
     loss: float | None = None
@@ -193,6 +196,7 @@ def _summarised(path: Path, name: str) -> RunRow:
         model=summary.setup.model,
         metric="mean_ap" if summary.quality.is_multi_label else "top1",
         best=_finite(best.value) if best else None,
+        chosen=figure_words(best.figure, best.figure_value, best.mean_ap) if best else "",
         low=interval.low if interval else None,
         high=interval.high if interval else None,
         loss=_finite(best.loss) if best else None,
@@ -230,7 +234,7 @@ def row_cells(row: RunRow, now: float) -> dict[str, str]:
         "data": row.data,
         "model": row.model,
         "epochs": f"{epoch(row.epochs_done or 0)} of {epoch(row.epochs)}" if row.epochs else "",
-        "best": "" if row.best is None else f"{metric}{percent(row.best, 2)}{interval}",
+        "best": "" if row.best is None else f"{metric}{percent(row.best, 2)}{interval} {row.chosen}".rstrip(),
         "images/s": "" if row.images_per_second is None else rate(row.images_per_second),
         "cost": "" if row.cost is None else f"{money(row.cost)} {row.currency}",
         "age": "" if row.began is None else duration(max(0, round(now - row.began))),

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.results.scores import ClassScore, LabelScore, label_scores, score_of
+from steadytrain.config.figures import NEED_OUTPUTS
+from steadytrain.data.results.scores import ClassScore, LabelScore, label_scores, mean_over_classes, score_of
 from steadytrain.data.results.scores import macro as macro
 from steadytrain.training.evaluation import Evaluation
 
@@ -44,22 +45,27 @@ class Calibration:
     bins: tuple[Bin, ...]
 
 
+def figure(evaluation: Evaluation, name: str) -> float:
+    """Return a figure of :data:`~steadytrain.config.figures.FIGURES`; NaN where there is none: the AUC of one class."""
+    if name in NEED_OUTPUTS and (name == "auc" or evaluation.mean_ap is None):
+        assert evaluation.logits is not None and evaluation.labels is not None
+        return mean_over_classes(name, evaluation.logits, evaluation.labels)
+    known = {"map": evaluation.mean_ap, "loss": evaluation.loss, "top5": evaluation.top5}
+    known |= {"macro-recall": evaluation.macro.recall, "f1": evaluation.macro.f1}
+    value = known.get(name, evaluation.top1)
+    return float("nan") if value is None else value
+
+
 def class_scores(evaluation: Evaluation) -> tuple[ClassScore, ...]:
     """Compute precision, recall and F1 of each class, in the order of the outputs.
 
     A class that has no images has neither recall nor F1; one that is never predicted has no precision, and an F1 of 0.
 
-    Args:
-        evaluation: with the outputs for each image.
-
-    >>> outputs = np.array([[0, 0.9, 0.1, 1], [0, 0.8, 0.2, 1], [0, 0.6, 0.9, 2]], np.float32)
-    >>> told = Evaluation(n=3, loss=0.4, top1=2 / 3, top5=1.0, right=(2, 0), total=(2, 1), outputs=outputs)
-    >>> class_scores(told)[0]
+    >>> evaluation = Evaluation(n=3, loss=0.4, top1=2 / 3, top5=1.0, right=(2, 0), total=(2, 1), predicted=(3, 0))
+    >>> class_scores(evaluation)[0]
     ClassScore(precision=0.6666666666666666, recall=1.0, f1=0.8)
     """
-    assert evaluation.outputs is not None
-    predicted = np.bincount(evaluation.outputs[:, 0].astype(np.int64), minlength=len(evaluation.total)).tolist()
-    return tuple(map(score_of, evaluation.right, evaluation.total, predicted))
+    return tuple(map(score_of, evaluation.right, evaluation.total, evaluation.predicted))
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from steadytrain.config.figures import NEED_OUTPUTS, SIGN, is_better
 from steadytrain.data.loader import Batch, ImageLoader
-from steadytrain.errors import SteadyError
+from steadytrain.errors import DivergedError, SteadyError
 from steadytrain.events import Evaluated, Event
+from steadytrain.format import few
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.ema import Ema
 from steadytrain.training.evaluation import evaluate_module, write_per_image
@@ -22,6 +24,7 @@ from steadytrain.training.loop.saving import (
     settled_loss,
     write_checkpoint,
 )
+from steadytrain.training.metrics import figure as figure_of
 from steadytrain.training.session.session import Session, Validation
 
 STATISTICS_BATCHES = 8
@@ -115,6 +118,7 @@ def _evaluate(
                 sum_ranks=engine.sum,
                 num_outputs=session.data.num_val,
                 is_multi_label=session.data.num_labels is not None,
+                keep_logits=state.figure in NEED_OUTPUTS,
                 limit=validation.limit,
             )
             stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
@@ -127,6 +131,9 @@ def _evaluate(
                 yield from finish_writing(session)
         raise
     if not stopped:
+        value = figure_of(evaluation, state.figure)
+        now = SIGN[state.figure] * value, evaluation.loss
+        is_best = is_better(state.figure, now, (state.best, state.best_loss), evaluation.n)
         state.evaluated, validation.seconds = session.epoch, time.perf_counter() - began
         yield Evaluated(
             step=state.cursor.step,
@@ -136,20 +143,35 @@ def _evaluate(
             top1=evaluation.top1,
             top5=evaluation.top5,
             mean_ap=evaluation.mean_ap,
+            macro_recall=evaluation.macro.recall,
+            macro_f1=evaluation.macro.f1,
             seconds=validation.seconds,
             weights="model" if state.ema is None else "ema" if state.ema.decay is not None else "swa",
+            figure=state.figure,
+            figure_value=value,
+            is_best=is_best,
         )
         progress = session.timeline.batches.progress(state.cursor.step)
         if (span := session.timeline.plateau) is not None and progress > span.begin:
-            state.plateau = state.plateau.after(span.stage, top1=evaluation.score, loss=evaluation.loss)
-        is_finite = math.isfinite(evaluation.loss)
+            watched = {"top1": evaluation.score, "loss": -evaluation.loss}
+            state.plateau = state.plateau.after(span.stage, watched.get(span.stage.on, now[0]))
+        totals = zip(session.data.classes, evaluation.total, strict=True)
+        left_out = [name for name, n in totals if n in (0, evaluation.n) and state.figure == "auc"]
+        if left_out and not math.isfinite(state.best):
+            session.notice(f"AUC leaves out the classes of no validation image, or of each: {few(left_out)}")
         state.misses += 1
-        if evaluation.score > state.best and is_finite:
+        if is_best:
             require_finite_weights(session, module)  # padding hides those that see nothing else from the loss
-            state.best, state.misses = evaluation.score, 0
+            (state.best, state.best_loss), state.misses = now, 0
             export(session, "best.safetensors")
             if session.is_first:
                 with session.clock.within("checkpoint"):  # it is the disk's time, as that of the weights
                     write_per_image(session.run.predictions, *session.data.validated, evaluation)
-        if is_last and not is_finite:
-            raise session.diverged(f"the loss on the validation images is {evaluation.loss}")
+        if is_last and not math.isfinite(evaluation.loss):
+            kept = "" if math.isfinite(state.best) else "; no evaluation was finite, and there are no best weights"
+            with contextlib.suppress(DivergedError):
+                require_finite_weights(session, module)
+                export(session, "model.safetensors")
+                yield from finish_writing(session)
+                kept += "; model.safetensors has the last weights, which are finite"
+            raise DivergedError(f"{session.diverged(f'the loss on the validation images is {evaluation.loss}')}{kept}")
