@@ -325,7 +325,7 @@ class Run:
     def data(self) -> Data:
         """The recipe's part on data, with paths that lead there from the working folder (see :meth:`locate`)."""
         data = self.recipe.data
-        named = {name: getattr(data, name) for name in ("train", "val", "root", "labels", "classes")}
+        named = {name: getattr(data, name) for name in ("train", "val", "test", "root", "labels", "classes")}
         values: dict[str, Any] = {
             name: path if "://" in str(path) else str(self.locate(path))  # an object in a store is the same everywhere
             for name, path in named.items()

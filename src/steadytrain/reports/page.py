@@ -182,7 +182,7 @@ def _ranking(accounts: Sequence[Account], target: float | None = None) -> list[d
         recipes = [accounts[i].settings for i in members]
         settings = [{key: _value(value) for key, value in recipe.items()} for recipe in recipes]
         keys = [key for key in dict.fromkeys(key for values in settings for key in values) if _differs(key, settings)]
-        keys = [key for key in keys if key != "model.name" and not key.startswith(("data.train", "data.val"))]
+        keys = [key for key in keys if key != "model.name" and not key.startswith(("data.train", "data.val", "data.test"))]
         of_repeats = {
             name: group for group in find_repeats([accounts[i].summary for i in members]) for name in group.runs
         }
