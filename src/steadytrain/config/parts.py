@@ -133,8 +133,8 @@ class Data:
     )
     test: str | Path | None = setting(
         None,
-        "Test data, in any of these forms: evaluated once, at the end of the run, by the best weights. No choice depends"
-        " on them, so the digest leaves them out.",
+        "Test data, in any of these forms, on which the best weights are evaluated once, at the end. No choice"
+        " depends on them, so the digest leaves them out.",
         example="test.rec",
         usual="X-test.rec beside X-train.rec, test/ beside train/, else none",
         flag=Flag(DATA, "Test data, evaluated once, at the end of the run.", names="--test --data-test --test-data"),

@@ -202,7 +202,7 @@ class Recipe:
     def digest(self) -> str:
         """Twelve hex digits that name what is trained.
 
-        ``parallel`` and ``every`` are left out, but for the evaluations that ``plateau`` waits for; so is ``data.test``.
+        ``parallel`` and ``every`` are left out, but for the evaluations that ``plateau`` waits for, and ``data.test``.
         """
         values = {name: part for name, part in self.to_dict().items() if name not in ("parallel", "every")}
         del values["data"]["test"]

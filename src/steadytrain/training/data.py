@@ -25,6 +25,7 @@ from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
 from steadytrain.data.recordio.card import RunClasses, card_for, read_classes, record_files
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.results.scores import UNEVEN, class_ratio
 from steadytrain.data.sources.labels import require_zero_or_one, say_doubt
 from steadytrain.data.sources.layout import TABLES
 from steadytrain.data.sources.listing import Labels
@@ -72,6 +73,10 @@ class DataSets:
         return len(self.val) if self.val_ids is None else len(self.val_ids)
 
     @property
+    def num_test(self) -> int:
+        return 0 if self.test is None else len(self.test)
+
+    @property
     def num_labels(self) -> int | None:
         """Labels that an image may have several of; None where each has one class."""
         return len(self.classes) if self.train.labels.ndim > 1 else None
@@ -84,7 +89,16 @@ class DataSets:
     @property
     def class_counts(self) -> NDArray[np.int64]:
         """Training images of each class, or with each label: int64[K]."""
-        labels = self.train.labels if self.train_ids is None else self.train.labels[self.train_ids]
+        return self._count(self.train, self.train_ids)
+
+    @property
+    def class_ratio(self) -> float:
+        """The ratio of the largest class to the smallest, of training or validation images; 1 of several labels."""
+        parts = [(self.train, self.train_ids), (self.val, self.val_ids)] if self.num_labels is None else []
+        return max((class_ratio(self._count(part, ids).tolist()) for part, ids in parts if part is not None), default=1)
+
+    def _count(self, records: Records, ids: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        labels = records.labels if ids is None else records.labels[ids]
         if labels.ndim > 1:
             return np.asarray((labels > 0).sum(0), np.int64)
         return np.bincount(np.asarray(labels, np.int64), minlength=len(self.classes)).astype(np.int64)
@@ -107,6 +121,7 @@ class DataSets:
             "val_digest": None if self.val is None else self.val.digest,
             "num_val": self.num_val,
             **({} if self.test is None else self._about_test(self.test)),
+            **({"class_ratio": self.class_ratio} if self.class_ratio >= UNEVEN else {}),
             "held_out": self.held_out,
             "classes": list(self.classes),
             "multi_label": self.num_labels is not None,
@@ -258,6 +273,7 @@ def _open_as(data: Data, *, classes: RunClasses | None = None, remark: Say, **op
         prepared = _prepare_train(data, classes, prepare)
         train = opened.enter_context(open_records(prepared.train, remarks.append))
         _require_classes(train, str(data.train))
+
         def open_part(named: str | Path | None, part: Path | None, split: Literal["val", "test"]) -> Records | None:
             if named is not None:
                 part = _prepare_other(data, named, split, train, prepare).only(split)

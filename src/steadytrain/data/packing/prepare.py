@@ -152,9 +152,10 @@ def prepare(
                 say_reused=say_reused,
                 check=check,
             ).get()
-    if only is not None and (part := {prepared.val: "validation", prepared.test: "test"}.get(prepared.only(only))):
-        if not part.startswith(only):
-            say(f"{source} has no {'validation' if only == 'val' else only} part: its {part} part is used")
+    parts = {"val": ("validation", prepared.val), "test": ("test", prepared.test)}
+    for split, (word, path) in parts.items():
+        if only is not None and split != only and path is not None and prepared.only(only) == path:
+            say(f"{source} has no {parts[only][0]} part: its {word} part is used")
     card = card_for(prepared.train)
     if class_list and card is not None:
         refuse_other_classes(card.class_list, class_list, of=prepared.train, card=card_name)
