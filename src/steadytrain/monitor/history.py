@@ -128,7 +128,7 @@ class RunScore:
     def of(event: Evaluated | Tested) -> RunScore:
         """Return the score that an event holds."""
         values = {name: value for name, value in asdict(event).items() if name in RunScore.__dataclass_fields__}
-        seen = event.words if isinstance(event, Tested) else ""
+        seen = event.seen if isinstance(event, Tested) else ""
         return RunScore(**values, top1_95=wilson(event.top1, event.n), seen=seen)
 
 
