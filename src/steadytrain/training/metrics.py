@@ -12,37 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.config.figures import NEED_OUTPUTS
-from steadytrain.data.results.scores import ClassScore, LabelScore, label_scores, mean_over_classes, score_of
+from steadytrain.data.results.scores import (
+    BINS,
+    Calibration,
+    ClassScore,
+    LabelScore,
+    label_scores,
+    mean_over_classes,
+    score_of,
+)
+from steadytrain.data.results.scores import calibration_of as calibration_of
 from steadytrain.data.results.scores import macro as macro
 from steadytrain.training.evaluation import Evaluation
-
-BINS = 15
-"""Equal-width bins of the top-1 probability (Guo et al. 2017, "On Calibration of Modern Neural Networks")."""
-
-
-@dataclass(frozen=True)
-class Bin:
-    """Images whose top-1 probability is above ``low`` and at most ``high``: how many, its mean, and how many right."""
-
-    low: float
-    high: float
-    n: int
-    confidence: float | None
-    top1: float | None
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """The calibration of top-1 probabilities; of several labels, of those of each label for each image.
-
-    ``ece``: the expected calibration error, the mean over images of the difference between probability and accuracy in
-    their bin; of several labels, over images and labels, between probability and the share that has the label.
-    ``confidence``: the mean probability. Both are NaN where a probability is not finite.
-    """
-
-    ece: float
-    confidence: float
-    bins: tuple[Bin, ...]
 
 
 def figure(evaluation: Evaluation, name: str) -> float:
@@ -137,18 +118,3 @@ def calibration(evaluation: Evaluation, bins: int = BINS, *, temperature: float 
         )
     assert evaluation.outputs is not None
     return calibration_of(evaluation.outputs[:, 1].astype(np.float64), evaluation.outputs[:, 3] == 1, bins)
-
-
-def calibration_of(p: NDArray[np.float64], right: NDArray[np.bool_], bins: int = BINS) -> Calibration:
-    """Compute the expected calibration error of probabilities float64[n] of what is ``right``, bool[n], or not."""
-    is_finite = bool(np.isfinite(p).all()) and len(p) > 0
-    at = np.clip(np.ceil(p * bins) - 1, 0, bins - 1).astype(np.int64) if is_finite else np.zeros(0, np.int64)
-    counts = np.bincount(at, minlength=bins)
-    sums, rights = ((np.bincount(at, values, bins) if is_finite else np.zeros(bins)) for values in (p, right))
-    rows = tuple(
-        Bin(k / bins, (k + 1) / bins, n, total / n if n else None, r / n if n else None)
-        for k, (n, total, r) in enumerate(zip(counts.tolist(), sums.tolist(), rights.tolist(), strict=True))
-    )
-    if not is_finite:
-        return Calibration(float("nan"), float("nan"), rows)
-    return Calibration(float(np.abs(sums - rights).sum()) / len(p), float(sums.sum()) / len(p), rows)

@@ -55,6 +55,7 @@ class Selection:
         seed: chooses which.
         identical: what images have to share to stay on one side of the split, as of :func:`find_sets`.
         group_by: what else keeps them there, as of :func:`find_sets`.
+        test_validates: a source without a validation part validates with its test part, as published figures do.
     """
 
     only: Sequence[str] = ()
@@ -64,6 +65,7 @@ class Selection:
     seed: int = 0
     identical: Identical = "near"
     group_by: str | None = None
+    test_validates: bool = False
 
     def of(self, listings: Sequence[Listing], say: Say) -> list[Listing]:
         """Apply it. Raises DataError for values that do not fit the source.
@@ -76,6 +78,8 @@ class Selection:
             raise DataError(f"--seed is {self.seed}; it must be from 0 to 2**64 - 1")
         chosen = choose(without_loose(listings, say), only=self.only, exclude=self.exclude)
         remark(chosen, say)
+        if self.test_validates and "val" not in {listing.split for listing in chosen}:
+            chosen = [replace(part, split="val") if part.split == "test" else part for part in chosen]
         if self.val_fraction is None and self.train_per_class is None:
             return chosen
         if splits := ", ".join(listing.split for listing in chosen if listing.split):
