@@ -376,9 +376,10 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     """
     if len(runs) == 1:
         run, (words,) = runs[0], known_facts(runs)
-        name, score = score_name(run.quality.is_multi_label), run.quality.best
-        best = score.best_label if score else f"best {name}"
-        scores = (best, "best macro recall", *(f"{when} {x}" for when in ("last", "test") for x in (name, "macro recall")))
+        name, chosen = score_name(run.quality.is_multi_label), run.quality.best
+        best = chosen.best_label if chosen else f"best {name}"
+        scores = (f"{when} {score}" for when in ("last", "test") for score in (name, "macro recall"))
+        keys = ("epochs", "probe", best, "best macro recall", *scores, "images/s, steady", "wall time")
         lines = [["run", clean(run.name)], ["status", run.course.status]]
         lines += [[key, words[key]] for key in keys if key in words]
         lines += [] if run.cost is None else [["cost", str(run.cost)]]

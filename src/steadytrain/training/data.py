@@ -25,8 +25,8 @@ from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
 from steadytrain.data.recordio.card import RunClasses, card_for, read_classes, record_files
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.sources.groups import make_hashes, say_whole_classes
 from steadytrain.data.results.scores import UNEVEN, class_ratio
+from steadytrain.data.sources.groups import make_hashes, say_whole_classes
 from steadytrain.data.sources.labels import require_zero_or_one, say_doubt
 from steadytrain.data.sources.layout import TABLES
 from steadytrain.data.sources.listing import Labels
