@@ -244,3 +244,33 @@ def test_the_split_of_the_training_images_is_that_of_a_folder_without_splits(pho
     assert data.val_ids.tolist() == alone.val_ids.tolist() == expected.tolist()
     for opened in (data, alone):
         opened.close()
+
+
+def test_macro_recall_stands_beside_top1_where_classes_differ_tenfold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "test"):
+        write_folder(tmp_path / "uneven" / split, {"cat": 60, "dog": 5})
+    st.train(Run.create("runs/a", _recipe(tmp_path / "uneven")))
+    assert main(["report", "runs/a", "-o", "a.html", "--json"]) == 0
+    [document] = json.loads(capsys.readouterr().out)["runs"]
+    assert document["class_ratio"] == 12
+    recall = st.evaluate("runs/a", say=lambda line: None).macro.recall
+    assert document["best"]["macro_recall"] == recall and document["test"]["macro_recall"] is not None
+    page = Path("a.html").read_text()
+    assert "Macro recall" in page and "best macro recall" in page and "; macro recall " in page
+    assert "a perfectly calibrated model shows" in page
+    assert main(["runs", "runs"]) == 0
+    assert "macro recall" in capsys.readouterr().out.splitlines()[0]
+    assert main(["train", "--run", "runs/a"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"{when} macro recall" in out for when in ("best", "last", "test"))
+    assert main(["evaluate", "runs/a", "uneven/test"]) == 0
+    out = capsys.readouterr().out
+    assert "recall " in out and "(macro: the mean over classes, of sizes that differ 12-fold)" in out
+    assert "a perfectly calibrated model shows " in out and " on 65 images" in out
+    assert max(map(len, out.splitlines()[1:])) <= 82
+    assert main(["evaluate", "runs/a", "uneven/test", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["class_ratio"] == 12 and 0 < figures["ece_by_chance"] < figures["ece_by_chance_high"]
