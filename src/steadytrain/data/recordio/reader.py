@@ -778,6 +778,18 @@ class Records:
         return headers
 
     @cached_property
+    def sampled_sizes(self) -> Ints:
+        """Height and width of some images spread over the files, int64[k, 2], or of one where all are of one size."""
+        if self.card is not None and all(low == high > 0 for low, _, high in (self.card.height, self.card.width)):
+            return np.array([[self.card.height[0], self.card.width[0]]])
+        sizes, numbers = [], _spread(len(self), 128)
+        self.settle(numbers)
+        for number in numbers.tolist():
+            with contextlib.suppress(BadImageError, DataError):
+                sizes.append(read_header(self.image(number)).size[::-1])
+        return np.array(sizes, np.int64).reshape(-1, 2)
+
+    @cached_property
     def digest(self) -> str:
         """sha256 (hex) of the file: the card's, or computed when it is first asked for; of several, that of theirs."""
         digests = [file.digest() for file in self._files]
