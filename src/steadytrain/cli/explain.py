@@ -192,7 +192,8 @@ def _image_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
 
 def _describe_fit(crop: Crop, recipe: Recipe, unseen: float) -> str:
     """Describe what evaluation sees of an image, with the share of pixels that it never sees, and other choices."""
-    share = "" if crop.crop == 1 else f", {crop.crop:.3g} of {'the shorter side' if crop.fit == 'crop' else 'each side'}"
+    sides = "the shorter side" if crop.fit == "crop" else "each side"
+    share = "" if crop.crop == 1 else f", {crop.crop:.3g} of {sides}"
     never = f"; {percent(unseen)} of the pixels are never seen" if round(unseen, 2) else ""
     if crop.fit == "crop":
         remedy = ": --fit squash or pad shows all" if unseen > MUCH_UNSEEN and recipe.data.fit is None else ""

@@ -19,7 +19,6 @@ from steadytrain.config.plain import plain
 from steadytrain.config.schedules import usual_momentum
 from steadytrain.config.timeline import Timeline
 from steadytrain.config.transforms import parse_transforms
-from steadytrain.data.images.look import is_wide
 from steadytrain.data.loader import (
     SMALL,
     BlockShuffle,
@@ -84,7 +83,7 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
     if mean is None and card is not None and len(card.mean) == channels:
         mean, std = card.mean, tuple(max(s, 1e-3) for s in card.std)
     size = size or default.size or 224
-    fit = spec.fit or ("squash" if is_wide(data.train.sampled_sizes) else "crop")
+    fit = spec.fit or data.train.usual_fit
     for side, _ in parse_sizes(recipe.data.grow_size):
         try:
             models.try_forward(

@@ -37,8 +37,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.config import Data
-from steadytrain.config.parts import Fit
 from steadytrain.config.defaults import SMALL as SMALL
+from steadytrain.config.parts import Fit
 from steadytrain.config.plain import check_types
 from steadytrain.data.arrays import Floats, Ints
 from steadytrain.errors import InputError
