@@ -141,7 +141,8 @@ class Crop:
 
     def only_shifts(self, height: int, width: int) -> bool:
         """Return whether images of this size are only shifted, never resized."""
-        if self.kind == "resized-crop" or (self.fit != "crop" and height != width):
+        is_filled = self.kind == "pad-crop" and self.fit == "pad"  # by a colour; what is shifted, by zeros
+        if self.kind == "resized-crop" or is_filled or (self.fit != "crop" and height != width):
             return False
         return min(height, width) == self._resized_side
 
