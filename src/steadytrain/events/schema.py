@@ -46,6 +46,7 @@ class DataKeys(TypedDict):
     classes: NotRequired[Sequence[str]]
     channels: NotRequired[Whole]
     largest_side: NotRequired[Whole]
+    shorter_side: NotRequired[Whole | None]
     restart_markers: NotRequired[bool]
     num_rejected: NotRequired[Whole]
     rejected: NotRequired[Sequence[tuple[str, str]]]
@@ -207,8 +208,8 @@ class Started(Event, frozen=True, kw_only=True):
     attempts before have cost; None where no price is known.
 
     ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, ``classes`` (names), ``held_out``,
-    ``channels`` and ``largest_side`` (pixels) of the training images, and whether packing put ``restart_markers`` into
-    them.
+    ``channels`` and ``largest_side`` (pixels) of the training images, the ``shorter_side`` they were packed at, and
+    whether packing put ``restart_markers`` into them.
     ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels),
     ``input`` (size, channels, normalisation, crop and interpolation of what it sees).
     ``machine``: what bits and speed depend on: ``device``, ``compute_threads``, ``feed_threads``, ``isa``, ``torch``,

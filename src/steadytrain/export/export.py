@@ -506,7 +506,7 @@ def _calibration_images(trained: Trained, data: str | Path | None) -> list[Tenso
     """Load normalised images to calibrate by: the run's training images; without a run, ``data``."""
     try:
         run = Run.open(trained.path.parent)
-        sets = open_data(run.data, seed=run.recipe.seed, begun=run.progress().started)
+        sets = open_data(run.data, run.recipe.model, seed=run.recipe.seed, begun=run.progress().started)
     except (RunError, DataError) as error:
         if data is None:
             raise DataError(f"int8 is calibrated on images, and there are none ({error}): give --data") from error

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steadytrain.config import Data
+from steadytrain.config import Data, Model
 from steadytrain.config.batches import Batches
 from steadytrain.config.strangers import ADDRESS_KEYS
 from steadytrain.data.checking.findings import FEW_TO_MEASURE, few_to_measure
@@ -35,6 +35,7 @@ from steadytrain.errors import DataError
 from steadytrain.events import Started
 from steadytrain.format import OnProgress, Say, count, few, whole_number
 from steadytrain.machine.process import StartPart, StartTimer
+from steadytrain.models import usual_size
 from steadytrain.training.clock import Clock
 
 _DIGITS = 10
@@ -59,6 +60,7 @@ class DataSets:
     val_ids: NDArray[np.int64] | None
     classes: tuple[str, ...]
     held_out: bool
+    shorter_side: int | None = None
 
     @cached_property
     def num_train(self) -> int:
@@ -110,6 +112,7 @@ class DataSets:
             "multi_label": self.num_labels is not None,
             "channels": self.train.channels,
             "largest_side": self.train.largest_side,
+            "shorter_side": self.shorter_side,
             "restart_markers": bool(settings.get("restart")) and settings.get("encoding") != "pass",
             "num_rejected": len(rejected),
             "rejected": [list(file) for file in rejected[:MOST_REJECTED]],
@@ -127,20 +130,22 @@ class OpenedData:
 
     Args:
         named: what the recipe says of the data.
+        shorter_side: at which images are packed, in pixels.
         train, val: the open records; ``val`` is None where nothing but training images is named.
         remarks: lines about the source that a user should know.
         cost: the part of a start that finding, packing and opening them took.
     """
 
     named: Data
+    shorter_side: int
     train: Records
     val: Records | None
     remarks: tuple[str, ...]
     cost: StartPart
 
-    def suits(self, data: Data) -> bool:
-        """Return whether another recipe's data would be these."""
-        return _what_is_opened(self.named) == _what_is_opened(data)
+    def suits(self, data: Data, shorter_side: int) -> bool:
+        """Return whether another recipe's data, packed at this side, would be these."""
+        return self.shorter_side == shorter_side and _what_is_opened(self.named) == _what_is_opened(data)
 
     def close(self) -> None:
         """Let go of the files; closing twice is fine."""
@@ -152,11 +157,22 @@ class OpenedData:
 def _what_is_opened(data: Data) -> tuple[object, ...]:
     paths = (data.train, data.val, data.root, data.labels, data.classes)
     columns = (data.path_column, data.label_column, data.split_column, data.zip_names)
-    return *(None if path is None else str(path) for path in paths), *columns, packed_side(data.size)
+    return *(None if path is None else str(path) for path in paths), *columns
+
+
+def side_to_pack(data: Data, model: Model | None, begun: Started | None) -> int:
+    """Return the shorter side, in pixels, at which images are packed: what the network asks for, 256 or more.
+
+    That of a run that ``begun`` stays; one of version 0.2, which names none, was packed without a look at its network.
+    """
+    if begun is not None and (side := begun.data.get("shorter_side")):
+        return side
+    return packed_side(data.size or (None if model is None or begun is not None else usual_size(model)))
 
 
 def open_named(
     data: Data,
+    model: Model | None = None,
     *,
     begun: Started | None = None,
     say: Say = lambda message: None,
@@ -167,7 +183,7 @@ def open_named(
     """Open what a recipe names; all but record files is packed once into the cache, and ``say`` is told so.
 
     Args:
-        data: of the recipe.
+        data, model: of the recipe.
         begun: how the run began that is taken up again: what can be read otherwise by now is read as it was then.
         say: is called with each line on what is done.
         remark: is called at once with those that are kept as ``remarks``, where the source has to be packed.
@@ -181,7 +197,8 @@ def open_named(
     refuse_inner_addresses(
         {key: getattr(data, name) for key in ADDRESS_KEYS if (name := key.partition(".")[2]) in data.from_file}
     )
-    open_as = partial(_open_as, say=say, remark=remark, say_reused=say_reused, progress=progress)
+    side = side_to_pack(data, model, begun)
+    open_as = partial(_open_as, side=side, say=say, remark=remark, say_reused=say_reused, progress=progress)
     if begun is None or data.classes is not None or Path(data.train).suffix == ".rec":
         return open_as(data)
     return _open_as_begun(data, begun, open_as)
@@ -223,7 +240,7 @@ def _open_as_begun(data: Data, begun: Started, open_as: Callable[..., OpenedData
     return opened
 
 
-def _open_as(data: Data, *, classes: RunClasses | None = None, remark: Say, **options: Any) -> OpenedData:
+def _open_as(data: Data, *, side: int, classes: RunClasses | None = None, remark: Say, **options: Any) -> OpenedData:
     """Open what a recipe names, with a class list where it names none; options as of :func:`open_named`."""
     timer = StartTimer()
     remarks: list[str] = []
@@ -232,7 +249,7 @@ def _open_as(data: Data, *, classes: RunClasses | None = None, remark: Say, **op
         remarks.append(line)
         remark(line)
 
-    prepare = partial(prepare_records, trainable=True, shorter_side=packed_side(data.size), remark=keep, **options)
+    prepare = partial(prepare_records, trainable=True, shorter_side=side, remark=keep, **options)
     with ExitStack() as opened:
         prepared = _prepare_train(data, classes, prepare)
         train = opened.enter_context(open_records(prepared.train, remarks.append))
@@ -242,12 +259,14 @@ def _open_as(data: Data, *, classes: RunClasses | None = None, remark: Say, **op
             val_path = _prepare_val(data, data.val, train, prepare).only("val")
         val = None if val_path is None else opened.enter_context(open_records(val_path, remarks.append))
         opened.pop_all()
-        return OpenedData(data, train, val, tuple(remarks), timer.part())
+        return OpenedData(data, side, train, val, tuple(remarks), timer.part())
 
 
-def open_data(data: Data, *, seed: int, begun: Started | None = None, say: Say = lambda message: None) -> DataSets:
+def open_data(
+    data: Data, model: Model | None = None, *, seed: int, begun: Started | None = None, say: Say = lambda message: None
+) -> DataSets:
     """Open what a recipe names, as :func:`open_named` does, and make its data sets. Raises what both raise."""
-    opened = open_named(data, begun=begun, say=say)
+    opened = open_named(data, model, begun=begun, say=say)
     try:
         return data_sets(opened, data, seed=seed, say=say)
     except BaseException:
@@ -261,7 +280,7 @@ def data_sets(opened: OpenedData, data: Data, *, seed: int, say: Say = lambda me
     Raises:
         DataError: class lists that differ, labels that no output is for, or none that can be held out.
     """
-    train, val = opened.train, opened.val
+    train, val, side = opened.train, opened.val, opened.shorter_side
     for remark in opened.remarks:
         say(remark)
     classes = _class_list(data, train, say)
@@ -279,9 +298,9 @@ def data_sets(opened: OpenedData, data: Data, *, seed: int, say: Say = lambda me
         _require_same_classes(train, val, classes, val.name if data.val is None else str(data.val), say)
         require_outputs(val, len(classes), of=str(train.path))
         _say_unmeasured(val.labels, counts, classes, say)
-        return DataSets(train, val, None, None, classes, held_out=False)
+        return DataSets(train, val, None, None, classes, held_out=False, shorter_side=side)
     if data.holdout == 0:
-        return DataSets(train, None, None, None, classes, held_out=False)
+        return DataSets(train, None, None, None, classes, held_out=False, shorter_side=side)
     train_ids, val_ids = split_by_fraction(train.labels, fraction=data.holdout, seed=seed)
     if not len(val_ids):
         raise DataError(f"{train.path} has one image of each class: none can be held out; give --val DATA")
@@ -291,7 +310,7 @@ def data_sets(opened: OpenedData, data: Data, *, seed: int, say: Say = lambda me
         " choose your own)"
     )
     _say_unmeasured(train.labels[val_ids], counts, classes, say)
-    return DataSets(train, train, train_ids, val_ids, classes, held_out=True)
+    return DataSets(train, train, train_ids, val_ids, classes, held_out=True, shorter_side=side)
 
 
 def _class_list(data: Data, train: Records, say: Callable[[str], None]) -> tuple[str, ...]:

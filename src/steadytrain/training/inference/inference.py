@@ -226,7 +226,7 @@ def open_evaluation_data(
             raise DataError(f"{trained.path} belongs to no run: name the data to evaluate on") from error
         if words := run.outside_notice():
             say(words)
-        sets = open_data(run.data, seed=run.recipe.seed, begun=run.progress().started)
+        sets = open_data(run.data, run.recipe.model, seed=run.recipe.seed, begun=run.progress().started)
         if sets.val is None:
             sets.close()
             raise DataError(f"{run.directory} was trained without validation data: name the data to evaluate on")
