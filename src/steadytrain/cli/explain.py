@@ -21,6 +21,7 @@ from steadytrain.events import Started
 from steadytrain.format import clean, count, duration, money, per_rank, percent
 
 if TYPE_CHECKING:
+    from steadytrain.data.loader import Crop
     from steadytrain.training.finetuning.plan import FinetunePlan
     from steadytrain.training.profile.explain import Explained
 
@@ -65,6 +66,9 @@ def _explained_lines(recipe: Recipe, explained: Explained) -> Iterator[str]:
     twins = f"; {explained.masters:,} parameters with fp32 masters for the optimizer" if explained.masters else ""
     yield from _row("stored as", f"{stored}{twins}")
 
+
+MUCH_UNSEEN = 0.5
+"""Share of the pixels beyond which the head names the remedy: photographs of 3:2, 0.875 of them, leave out 49 %."""
 
 LINE, LABEL = 80, 14
 """Columns of a line of a run's head, and of its label."""
@@ -167,6 +171,7 @@ def _image_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
         crop=input["crop"],
         interpolation=input["interpolation"],
         channels=input["channels"],
+        fit=input.get("fit"),
     )
     cuts = {
         "resized-crop": f"resized-crop (area {_range(crop.area)}, ratio {_range(crop.ratio)})",
@@ -180,10 +185,23 @@ def _image_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     repeats = f", each image {recipe.data.repeats} times in a row" if recipe.data.repeats > 1 else ""
     yield "augmentation", f"{cuts}, {flips}{transforms}{repeats}"
     shape = f"{crop.size}x{crop.size} pixels, {'grey' if crop.channels == 1 else 'colour'}, {crop.interpolation}"
-    part = "" if crop.crop == 1 else f", {crop.crop:.3g} of the shorter side"
     sizes = [f"{size} from epoch {epoch:g}" for size, epoch in parse_sizes(recipe.data.grow_size)]
     grown = f"; trained on at {', '.join(sizes)}" if sizes else ""
-    yield "images", f"{shape}{grown}; evaluated: the centre square{part}"
+    yield "images", f"{shape}{grown}; evaluated: {_describe_fit(crop, recipe, started.model.get('unseen', 0.0))}"
+
+
+def _describe_fit(crop: Crop, recipe: Recipe, unseen: float) -> str:
+    """Describe what evaluation sees of an image, with the share of pixels that it never sees, and other choices."""
+    sides = "the shorter side" if crop.fit == "crop" else "each side"
+    share = "" if crop.crop == 1 else f", {crop.crop:.3g} of {sides}"
+    never = f"; {percent(unseen)} of the pixels are never seen" if round(unseen, 2) else ""
+    if crop.fit == "crop":
+        remedy = ": --fit squash or pad shows all" if unseen > MUCH_UNSEEN and recipe.data.fit is None else ""
+        return f"{'the centre square' if share or never else 'the whole image'}{share}{never}{remedy}"
+    why = ", as most images are longer than 2:1 (--fit pad keeps proportions, crop takes the centre)"
+    why = why if recipe.data.fit is None else ""
+    fitted = "squashed to a square" if crop.fit == "squash" else "padded to a square"
+    return f"{'the centre' if share else 'the whole image'}{share}, {fitted}{never}{why}"
 
 
 def _target_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:

@@ -90,6 +90,7 @@ GRAPH_OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 """Optimizers whose fused kernels read the learning rate and count updates on the device, as ``parallel.graph`` asks."""
 Layout = Literal["channels-last", "channels-first"]
 Scalar = str | int | float | bool | None
+Fit = Literal["crop", "squash", "pad"]
 
 
 def refuse_secrets(name: str, value: str | Path | None) -> None:
@@ -212,10 +213,22 @@ class Data:
             read=split_transforms,
         ),
     )
+    fit: Fit | None = setting(
+        None,
+        "How images that are not square become square. crop takes the centre in evaluation, and random boxes in "
+        "training; squash resizes the whole image, whatever its aspect ratio; pad resizes its longer side, and fills "
+        "both sides of the shorter with the mean colour (letterbox). None is squash where the median image is more "
+        "than twice as long as wide (or as wide as long), else crop.",
+        example="squash",
+        usual="squash for images that are mostly longer than 2:1, else crop",
+        words="resize-mode resize-method crop-mode",
+        flag=Flag(IMAGES, "How images become square: crop (their centre), squash or pad (all of them)."),
+    )
     crop: float | None = setting(
         None,
-        "Share of the shorter side that the centre crop of evaluation keeps, above 0, up to 1. None uses the model's"
-        " own, else 0.875, or 1 for images of up to 64 pixels.",
+        "Share of the shorter side that the centre crop of evaluation keeps, above 0, up to 1; with another data.fit "
+        "than crop, of both sides. None uses the model's own, else 0.875, or 1 for images of up to 64 pixels and where"
+        " data.fit shows whole images.",
         limit=ValueLimit(lambda share: 0 < share <= 1, "a fraction above 0, up to 1"),
         example=0.95,
         words="crop-pct",

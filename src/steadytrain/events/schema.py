@@ -59,6 +59,7 @@ class ModelKeys(TypedDict):
     parameters: NotRequired[Whole]
     trainable: NotRequired[Whole]
     size: NotRequired[Whole]
+    unseen: NotRequired[Finite]
 
 
 class MachineKeys(TypedDict):
@@ -211,7 +212,8 @@ class Started(Event, frozen=True, kw_only=True):
     ``channels`` and ``largest_side`` (pixels) of the training images, the ``shorter_side`` they were packed at, and
     whether packing put ``restart_markers`` into them.
     ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels),
-    ``input`` (size, channels, normalisation, crop and interpolation of what it sees).
+    ``input`` (size, channels, normalisation, fit, crop and interpolation of what it sees), ``unseen`` (share of the
+    pixels of images that evaluation never sees).
     ``machine``: what bits and speed depend on: ``device``, ``compute_threads``, ``feed_threads``, ``isa``, ``torch``,
     ``python``, ``host``, ``cores``, ``precision``; of several ranks their number ``ranks``, and ``images_per_rank``,
     those of the first batches that each computes; ``gpus``: of each rank on a GPU, its ``index`` in that process and

@@ -14,6 +14,11 @@ from steadytrain.models.registry import licence_note
 _HUB_LICENCES = ("apache-2.0", "mit", "bsd-3-clause", "bsd-2-clause", "cc-by-4.0", "cc0-1.0", "cc-by-nc-4.0")
 """Names of licences that the hub knows, among those of timm's weights; any other is ``other`` there."""
 _SHOWN = 20
+_FITTED = {
+    "crop": "the shorter side is",
+    "squash": "both sides are",
+    "pad": "the longer side is",
+}
 _NO_ORIGIN = "It was trained from no other weights."
 
 
@@ -43,7 +48,7 @@ def timm_config(described: Description, module: Any, options: Mapping[str, Any])
             "input_size": [input.channels, input.size, input.size],
             "interpolation": input.interpolation,
             "crop_pct": input.crop,
-            "crop_mode": "center",
+            "crop_mode": {"crop": "center", "squash": "squash", "pad": "border"}[input.fit],
             "mean": list(input.mean or ()),
             "std": list(input.std or ()),
             "num_classes": len(described.classes),
@@ -83,6 +88,8 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
         origin=f"{origin if licence else _NO_ORIGIN}{f' {note[0].upper()}{note[1:]}.' if note else ''}",
         accuracy=_accuracy(measured, described),
         colours="grey" if input.channels == 1 else "RGB",
+        fitted=_FITTED[input.fit],
+        filled=" and filled up with the mean colour" if input.fit == "pad" else "",
         crop=number(input.crop, 3),
         mean=list(input.mean or ()),
         std=list(input.std or ()),

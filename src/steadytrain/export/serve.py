@@ -641,6 +641,7 @@ def describe(trained: Trained) -> dict[str, Any]:
         "std": input.std,
         "crop": input.crop,
         "interpolation": input.interpolation,
+        "fit": input.fit,
         "temperature": trained.temperature,
         "device": str(trained.policy.device),
     }

@@ -57,7 +57,7 @@ class Description:
 
     Args:
         model: name of the network, in full.
-        input: size, crop, mean, standard deviation, interpolation and channels of its images.
+        input: size, fit, crop, mean, standard deviation, interpolation and channels of its images.
         classes: names of its outputs, in their order.
         synsets: of its classes, where they are ImageNet's.
         is_multi_label: an image may have several of the classes, each of which has a probability of its own.

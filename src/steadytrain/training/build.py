@@ -28,6 +28,7 @@ from steadytrain.data.loader import (
     crop_for,
     default_threads,
 )
+from steadytrain.data.recordio.reader import Records
 from steadytrain.data.transforms import Augmentation, make_own
 from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.asynchronous.engine import AsyncEngine
@@ -82,6 +83,7 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
     if mean is None and card is not None and len(card.mean) == channels:
         mean, std = card.mean, tuple(max(s, 1e-3) for s in card.std)
     size = size or default.size or 224
+    fit = spec.fit or data.train.usual_fit
     for side, _ in parse_sizes(recipe.data.grow_size):
         try:
             models.try_forward(
@@ -95,9 +97,10 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
         size=size,
         mean=spec.mean or mean or DEFAULT_MEAN[:channels],
         std=spec.std or std or DEFAULT_STD[:channels],
-        crop=spec.crop or (1.0 if size <= SMALL else default.crop or 0.875),
+        crop=spec.crop or (1.0 if size <= SMALL or fit != "crop" else default.crop or 0.875),
         interpolation=spec.interpolation or default.interpolation or "bilinear",
         channels=channels,
+        fit=fit,
     )
 
 
@@ -177,6 +180,7 @@ def started(
             "weights": built.weights,
             "size": input.size,
             "input": plain(vars(input)),
+            "unseen": _unseen_share(data.val or data.train, input),
         },
         machine=machine,
         startup=startup or {},
@@ -185,6 +189,12 @@ def started(
         began=began,
         price=price,
     )
+
+
+def _unseen_share(records: Records, input: Input) -> float:
+    """Return the share of the pixels of images, in the mean, that evaluation never sees."""
+    sizes = records.sampled_sizes
+    return 1 - float(evaluation_crop(input).seen(sizes).mean()) if len(sizes) else 0.0
 
 
 def clock(device: torch.device, began: float) -> Clock:
@@ -504,7 +514,7 @@ def training_feed(
 
 
 def evaluation_crop(input: Input) -> Crop:
-    """Return the crop of an evaluated image: resized, then its centre."""
+    """Return the crop of an evaluated image: resized, then its centre, or all of it."""
     return Crop(kind="none", **_crop_options(input))
 
 
@@ -514,4 +524,6 @@ def _crop_options(input: Input) -> dict[str, Any]:
         "crop": input.crop,
         "interpolation": "bicubic" if input.interpolation == "bicubic" else "bilinear",
         "channels": input.channels,
+        "fit": input.fit,
+        "fill": tuple(round(255 * mean) for mean in input.mean or ()) if input.fit == "pad" else (),
     }

@@ -77,6 +77,8 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
         "decoded completely; encoded again when packed",
     ),
     "long": ("note", "more than 20 times as long as wide", "a square crop shows little of it"),
+    "wide": ("note", "images mostly longer than 2:1", "training squashes them to squares: --fit pad keeps proportions"),
+    "cropped": ("note", "much of the images lies outside of centre squares", "--fit squash or pad shows all of them"),
     "orientation": ("note", "EXIF or XMP orientation not upright", "rotated upright when packed"),
     "lies-on-its-side": (
         "warning",

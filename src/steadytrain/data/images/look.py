@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from steadytrain.data.arrays import Pixels
+from steadytrain.data.arrays import Ints, Pixels
 from steadytrain.data.images.decode import (
     BadImageError,
     decode_file,
@@ -30,6 +30,7 @@ T = TypeVar("T")
 Fingerprints = NDArray[np.uint8]  # [N, 16]; zeros for an image that was not looked at, or cannot be used
 FINGERPRINT_BYTES = 16
 LONGEST = 20  # times as long as wide
+WIDE = 2  # times as long as wide: beyond that, a square shows less than half of an image
 _TOO_LARGE = "too large for this machine's memory"
 _BY_MODE = {
     "CMYK": "cmyk",
@@ -41,6 +42,17 @@ _BY_MODE = {
     "HSV": "other-colours",
     "YCbCr": "other-colours",
 }
+
+
+def is_wide(sizes: Ints) -> bool:
+    """Return whether images of these heights and widths, int64[n, 2], are mostly longer than :data:`WIDE` to one.
+
+    One pixel is no matter: packing rounds.
+
+    >>> is_wide(np.array([[100, 200], [200, 100], [100, 900]])), is_wide(np.array([[480, 120]]))
+    (False, True)
+    """
+    return len(sizes) > 0 and bool(np.median((sizes.max(axis=1) - 1) / sizes.min(axis=1)) > WIDE)
 
 
 class Look(NamedTuple):

@@ -20,7 +20,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from steadytrain.data.arrays import Ints
 from steadytrain.data.images.decode import BadImageError, read_header
 from steadytrain.data.images.file_types import LOOK_AT, NO_IMAGE, PACK_IMAGES, UNKNOWN, recognise
+from steadytrain.data.images.look import is_wide
 from steadytrain.data.recordio.card import (
     Card,
     LabelNames,
@@ -776,6 +777,23 @@ class Records:
                     image = read_header(self.image(start + number))
                     headers.append((image.mode, max(image.size)))
         return headers
+
+    @cached_property
+    def sampled_sizes(self) -> Ints:
+        """Height and width of some images spread over the files, int64[k, 2], or of one where all are of one size."""
+        if self.card is not None and all(low == high > 0 for low, _, high in (self.card.height, self.card.width)):
+            return np.array([[self.card.height[0], self.card.width[0]]])
+        sizes, numbers = [], _spread(len(self), 128)
+        self.settle(numbers)
+        for number in numbers.tolist():
+            with contextlib.suppress(BadImageError, DataError):
+                sizes.append(read_header(self.image(number)).size[::-1])
+        return np.array(sizes, np.int64).reshape(-1, 2)
+
+    @property
+    def usual_fit(self) -> Literal["crop", "squash"]:
+        """Return how these images become square where nobody has chosen: whole, if most of them are long."""
+        return "squash" if is_wide(self.sampled_sizes) else "crop"
 
     @cached_property
     def digest(self) -> str:
