@@ -11,7 +11,7 @@ def run() -> int:
     """The command line of this process; Ctrl-C while it is still being loaded ends it in one line too."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # where Ctrl-C is not ignored
         signal.signal(signal.SIGINT, _interrupt)
-        # The last of what runs at the end: then Python takes its modules apart, for up to a second and without handlers.
+        # The last of what runs at the end: Python then takes its modules apart, for up to a second, without handlers.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     try:
         from steadytrain.cli import main
