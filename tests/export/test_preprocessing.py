@@ -67,7 +67,7 @@ def test_the_network_sees_what_the_loader_makes_of_images_of_any_size(rule: dict
         [actual] = seen.run(None, {"pixels": images})
         levels = np.abs(actual - expected) * 255 * np.array(std).reshape(-1, 1, 1)
         assert levels.max() < 2.01, (height, width)
-        assert levels.mean() < 0.06, (height, width)
+        assert levels.mean() < 0.15, (height, width)
         logits, probabilities = whole.run(["logits", "probabilities"], {"pixels": images})
         with torch.no_grad():
             np.testing.assert_allclose(logits, network(torch.from_numpy(actual)).numpy(), atol=1e-5)
