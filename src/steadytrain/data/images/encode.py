@@ -140,7 +140,8 @@ class PackSettings:
 class PackedImage(NamedTuple):
     """An image ready to be stored; ``height`` and ``width`` are those of the upright picture.
 
-    ``peak``: the largest value of an image of 16 bits whose range is not known; -1 for any other.
+    ``peak``: the largest value of an image of 16 bits whose range is not known; -1 for any other. ``lost``: what of the
+    file is not kept, in words.
     """
 
     data: bytes
@@ -150,6 +151,7 @@ class PackedImage(NamedTuple):
     format: str
     kept: bool
     peak: int = -1
+    lost: tuple[str, ...] = ()
 
 
 def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = None) -> PackedImage:
@@ -168,8 +170,9 @@ def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = N
     if stays and count is None:
         return _packed(data, (*image.size[::-1], image.channels), image.format, kept=kept)
     pixels, peak = image.decoded, -1
+    lost: tuple[str, ...] = ()
     if isinstance(pixels, Image.Image):
-        peak = pixels.info.get("peak", -1)
+        peak, lost = pixels.info.get("peak", -1), tuple(pixels.info.get("lost", {}).values())
     if isinstance(pixels, Image.Image):  # average down by a whole factor first, as a JPEG's decoder does
         pixels = to_pixels(pixels, factor=max(1, reduction(pixels.size, settings.shorter_side)))
     image = image._replace(decoded=pixels)  # what Pillow holds of a large image is as large again
@@ -180,7 +183,7 @@ def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = N
         packed = _encode(pixels, _target_format(settings, size), settings)
     if count is not None:
         count.add(pixels)
-    return packed if peak < 0 else packed._replace(peak=peak)
+    return packed._replace(peak=peak, lost=lost) if lost or peak >= 0 else packed
 
 
 def pack_pixels(pixels: Pixels, settings: PackSettings, count: PixelCount | None = None) -> PackedImage:
