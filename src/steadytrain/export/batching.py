@@ -60,7 +60,7 @@ _NEWEST = 0.1  # weight of the newest pass in the rate
 
 
 class Answer(NamedTuple):
-    """Outputs for one image, on the host: logits float32 [K], probabilities float64 [K]; what of its file is not used."""
+    """Outputs for one image, on the host: logits float32 [K], probabilities float64 [K]; what of its file is unused."""
 
     logits: torch.Tensor
     probabilities: torch.Tensor

@@ -95,7 +95,7 @@ def read_header(data: bytes | memoryview) -> Image.Image:
     """
     if not len(data):
         raise BadImageError("empty: 0 bytes")
-    if data[:2] in (b"II", b"MM"):
+    if bytes(data[:2]) in (b"II", b"MM"):
         _silence_tiff()
     try:
         image = Image.open(io.BytesIO(_without_long_texts(data)), formats=_FORMATS)
@@ -170,7 +170,7 @@ def _is_for_print(tags: Any) -> bool:
 def _stored_bits(image: Image.Image, data: bytes | memoryview) -> int:
     """Return the bits a channel that an image file has; 8 where it has fewer, or cannot have more."""
     if image.format == "PNG":
-        return data[24]
+        return int(data[24])
     if image.format == "TIFF":
         return max(getattr(image, "tag_v2", {}).get(258, (8,)))
     start = bytes(data[:_LOOK_FOR_BITS])
