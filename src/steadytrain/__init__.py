@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from inspect import isfunction
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
@@ -100,7 +100,7 @@ def __getattr__(name: str) -> Any:
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does
         import_module("steadytrain.reports.notebook").register()
     value = getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)
-    if not isfunction(value):
+    if not isinstance(value, FunctionType):
         return value
     # One object by one name, which pickle finds.
     return globals().setdefault(name, import_module("steadytrain.config.plain").checked(value, __name__))

@@ -323,6 +323,7 @@ def predict(
         )
     if csv is not None and json:
         raise InputError("--csv and --json exclude each other: drop one of them")
+    from steadytrain.data.images.statistics import DeepImages
     from steadytrain.training import predict as predict_each
     from steadytrain.training.inference.inference import Files
 
@@ -367,6 +368,8 @@ def predict(
                 print_text(_image_text(document, names, width, is_alone=len(files) == 1, nothing=nothing))
         if json:
             print_json(documents)
+        for line in DeepImages(lost=files.lost).remarks():
+            note(line)
         if not is_text and (num_bad or csv is not None):
             bad = f", {num_bad:,} of which could not be read" if num_bad else ""
             speed = rate(len(files) / (time.perf_counter() - began))

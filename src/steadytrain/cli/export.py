@@ -34,6 +34,7 @@ def export(
     max_loss: float = 0.5,
     images: int | None = None,
     aot: bool = False,
+    with_preprocessing: bool = False,
     device: DeviceFlag = "auto",
     weights: WhichFlag = "best",
     model: ModelName = None,
@@ -58,12 +59,15 @@ def export(
         max_loss: Points of top-1 (or mAP) that --int8, --fp16 or --bf16 may cost on the validation images (or --data).
         images: Judge --int8, --fp16 or --bf16 by so many of these, the same share of each class (default: all).
         aot: Compile the .pt2 file for the processor, or for the GPU of --device, by AOTInductor.
+        with_preprocessing: Put resizing, cropping and normalising into the .onnx file, for other programs: it takes
+            uint8 RGB images of any size, upright, [N, H, W, 3], and gives logits and probabilities.
         device: Where the file is written, checked and measured: cpu, cuda or cuda:1; auto: the CPU.
         classes: A card (.json) or a text file with the name of each output on a line, for weights without names.
 
     Examples:
         steady export runs/a -o model.onnx
         steady export runs/a -o model.onnx --int8
+        steady export runs/a -o browser.onnx --with-preprocessing
         steady export runs/a -o hub/my-model
         steady export timm/resnet18.a1_in1k -o resnet18.pt2 --data photos/
     """
@@ -89,6 +93,7 @@ def export(
             classes=classes,
             numbers=chosen[0] if chosen else "fp32",
             aot=aot,
+            with_preprocessing=with_preprocessing,
             device=device,
             data=data,
             max_loss=max_loss,
@@ -127,6 +132,12 @@ def _text(result: Exportation) -> str:
             f"checked against the checkpoint on {result.images}: largest difference of logits {last.difference:.2g}"
             f" ({result.tolerance:.2g} is allowed), the same five likeliest classes for"
             f" {percent(last.top5_agreement, 1)}"
+        )
+    if (checked := result.preprocessing) is not None:
+        sizes = ", ".join(f"{width} x {height}" for height, width in checked.sizes)
+        lines.append(
+            f"preprocessing checked against the loader on images of {sizes}: pixels differ by at most"
+            f" {checked.levels:.2g} of 256 levels, logits by {checked.difference:.2g}"
         )
     if result.is_kept:
         lines.append(f"wrote {clean(str(result.path))} ({last.bytes / 1e6:.1f} MB, runs on {last.engine})")

@@ -156,7 +156,7 @@ def _recipe_and_images(
 
     from steadytrain.training.data import open_data
 
-    with closing(open_data(recipe.data, seed=recipe.seed, say=note)) as sets:
+    with closing(open_data(recipe.data, recipe.model, seed=recipe.seed, say=note)) as sets:
         return recipe, sets.num_train
 
 

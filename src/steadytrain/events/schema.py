@@ -50,6 +50,7 @@ class DataKeys(TypedDict):
     largest_side: NotRequired[Whole]
     num_test: NotRequired[Whole]
     class_ratio: NotRequired[Finite]
+    shorter_side: NotRequired[Whole | None]
     restart_markers: NotRequired[bool]
     num_rejected: NotRequired[Whole]
     rejected: NotRequired[Sequence[tuple[str, str]]]
@@ -213,8 +214,8 @@ class Started(Event, frozen=True, kw_only=True):
 
     ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, of ``test`` the same where there is
     one, ``class_ratio`` (images of the largest class for one of the smallest, from ten on), ``classes``, ``held_out``,
-    ``channels`` and ``largest_side`` (pixels) of the training images, and whether packing put ``restart_markers`` into
-    them.
+    ``channels`` and ``largest_side`` (pixels) of the training images, the ``shorter_side`` they were packed at, and
+    whether packing put ``restart_markers`` into them.
     ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels),
     ``input`` (size, channels, normalisation, fit, crop and interpolation of what it sees), ``unseen`` (share of the
     pixels of images that evaluation never sees).

@@ -60,10 +60,11 @@ _NEWEST = 0.1  # weight of the newest pass in the rate
 
 
 class Answer(NamedTuple):
-    """Outputs for one image: logits float32 [K] and probabilities float64 [K], on the host."""
+    """Outputs for one image, on the host: logits float32 [K], probabilities float64 [K]; what of its file is unused."""
 
     logits: torch.Tensor
     probabilities: torch.Tensor
+    lost: tuple[str, ...] = ()
 
 
 class BusyError(Exception):
@@ -107,7 +108,10 @@ class PixelRoom:
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """An image on its way. ``waited``: seconds before its decoding began; ``ready``: when it was decoded."""
+    """An image on its way.
+
+    ``waited``: seconds before its decoding began; ``ready``: when it was decoded; ``lost``: what of it was not used.
+    """
 
     data: bytes
     answer: asyncio.Future[Answer]
@@ -115,6 +119,7 @@ class _Item:
     waited: float = 0.0
     ready: float = 0.0
     pixels: Pixels | None = None
+    lost: tuple[str, ...] = ()
 
 
 class Batcher:
@@ -229,6 +234,8 @@ class Batcher:
                 if not is_large and encoded.height * encoded.width > LARGE_PIXELS:
                     self._large_pool.submit(self._decode, item, is_large=True)
                     return
+                if encoded.opened is not None:
+                    item.lost = tuple(encoded.opened.info.get("lost", {}).values())
                 # What is kept for the next image would be as large as the largest so far.
                 scratch = Scratch() if is_large else self._scratch.__dict__.setdefault("scratch", Scratch())
                 room, is_dropped = self._large_room if is_large else self._room, item.answer.cancelled
@@ -355,7 +362,7 @@ class Batcher:
                 if isinstance(answer, Exception):
                     item.answer.set_exception(answer)
                 else:
-                    item.answer.set_result(answer)
+                    item.answer.set_result(answer._replace(lost=item.lost))
 
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(settle)

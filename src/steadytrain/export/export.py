@@ -33,9 +33,10 @@ from steadytrain.data.storage.scratch import temporary_scratch
 from steadytrain.errors import DataError, FailedError, InputError, ModelError, RunError, storage_error
 from steadytrain.export.formats import installed_versions, write_module
 from steadytrain.export.hub import model_card, timm_config
+from steadytrain.export.preprocessing import PreprocessingCheck, check, prepend
 from steadytrain.files import replacing
 from steadytrain.format import Say, print_note
-from steadytrain.models.engines.engine import KEY, EngineFormat, StoredPrecision
+from steadytrain.models.engines.engine import KEY, KEY_OF_PIXELS, EngineFormat, StoredPrecision
 from steadytrain.models.engines.torch_export import AOTINDUCTOR
 from steadytrain.models.exported import (
     Description,
@@ -48,6 +49,7 @@ from steadytrain.models.exported import (
 )
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
+from steadytrain.training.build import evaluation_crop
 from steadytrain.training.data import open_data
 from steadytrain.training.evaluation import evaluate_module
 from steadytrain.training.inference.inference import Files, open_evaluation_data
@@ -108,6 +110,7 @@ class Exportation:
         tolerance: the largest difference of logits that was allowed; None for other numbers than fp32.
         rows: of the table; the last one is the file.
         reason: why it was not kept.
+        preprocessing: how what the file makes of images of odd sizes was checked, where it preprocesses them.
     """
 
     path: Path
@@ -117,6 +120,7 @@ class Exportation:
     tolerance: float | None
     rows: tuple[ParityRow, ...]
     reason: str = ""
+    preprocessing: PreprocessingCheck | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,7 @@ def export_model(
     classes: str | Path | Sequence[str] | None = None,
     numbers: StoredPrecision = "fp32",
     aot: bool = False,
+    with_preprocessing: bool = False,
     device: str = "auto",
     data: str | Path | None = None,
     max_loss: float = 0.5,
@@ -165,6 +170,8 @@ def export_model(
             timm and the Hugging Face hub have them. A file of that name is replaced.
         numbers: ``int8``, ``fp16`` or ``bf16`` instead of fp32: kept only where it is faster, and as accurate.
         aot: compile a ``.pt2`` by AOTInductor, for ``device``.
+        with_preprocessing: put resizing, cropping and normalising into an ``.onnx`` in fp32, which then takes
+            ``pixels``, uint8[N, H, W, 3] of any size, and gives ``probabilities`` beside ``logits``.
         device: where the network is written, checked and measured: ``auto`` (the CPU), ``cpu``, ``cuda``, ``cuda:1``. A
             :class:`Trained` is where it is already.
         data: images to check by (a folder, files, a ``.rec``), with labels where it is a data set; None: the run's
@@ -193,6 +200,9 @@ def export_model(
     """
     path, kind = Path(output), kind_of(output, aot=aot)
     _require_numbers(path, kind, numbers)
+    if with_preprocessing and (path.suffix != ".onnx" or numbers != "fp32"):
+        other = f"-o {output}" if path.suffix != ".onnx" else f"--{numbers}"
+        raise InputError(f"--with-preprocessing is for .onnx files in fp32, and not for {other}: drop one of them")
     devices = kind.devices if isinstance(kind, EngineFormat) else ()
     if devices and device != "auto" and device.partition(":")[0] not in devices:
         raise InputError(
@@ -226,7 +236,7 @@ def export_model(
         if not isinstance(kind, EngineFormat):
             return _export_weights(job, path, kind)
         if numbers == "fp32":
-            return _export_exactly(job, path, kind)
+            return _export_exactly(job, path, kind, with_preprocessing=with_preprocessing)
         return _export_faster(job, path, kind, numbers, max_loss, say)
 
 
@@ -298,14 +308,28 @@ class _Job:
         return Exportation(path, not reason, self.samples.what, self.samples.num_checked, tolerance, rows, reason)
 
 
-def _export_exactly(job: _Job, path: Path, engine: EngineFormat) -> Exportation:
-    """Write a file in fp32; keep it if its logits are the checkpoint's."""
+def _export_exactly(job: _Job, path: Path, engine: EngineFormat, *, with_preprocessing: bool) -> Exportation:
+    """Write a file in fp32; keep it if its logits are the checkpoint's, and its preprocessing the loader's."""
+    checked = None
     with replacing(path) as part:
         job.write(part, engine, "fp32")
         row, tolerance = _compare(job, *job.open(part, engine, "fp32"), same=path)
-        _describe(job, part, engine, "fp32", row)
-        open_exported(part, device=str(job.trained.policy.device))  # as it will be opened: description and all
-    return job.outcome(path, tolerance, row)
+        if with_preprocessing:
+            checked = _add_preprocessing(job, part, tolerance)
+            row = replace(row, bytes=part.stat().st_size)
+        _describe(job, part, engine, "fp32", row, key=KEY_OF_PIXELS if checked else KEY)
+        if not checked:
+            open_exported(part, device=str(job.trained.policy.device))  # as it will be opened: description and all
+    return replace(job.outcome(path, tolerance, row), preprocessing=checked)
+
+
+def _add_preprocessing(job: _Job, path: Path, tolerance: float) -> PreprocessingCheck:
+    """Put preprocessing into a file that was compared with its checkpoint, and compare that."""
+    trained, crop = job.trained, evaluation_crop(job.trained.input)
+    alone = prepend(path, crop, trained.input, temperature=trained.temperature, is_multi_label=trained.is_multi_label)
+    squares = np.concatenate([batch.images for batch in job.samples.checked])
+    normalise, std = partial(_normalised, trained), trained.input.std or (1.0,) * crop.channels
+    return check(path, alone, squares, crop, normalise=normalise, network=job.module, std=std, tolerance=tolerance)
 
 
 def _export_faster(
@@ -341,10 +365,12 @@ def _export_faster(
     return job.outcome(path, tolerance, checkpoint, *rows, reason=reason)
 
 
-def _describe(job: _Job, path: Path, engine: EngineFormat, numbers: StoredPrecision, row: ParityRow) -> None:
+def _describe(
+    job: _Job, path: Path, engine: EngineFormat, numbers: StoredPrecision, row: ParityRow, *, key: str = KEY
+) -> None:
     """Put the model's description into a file that was checked."""
     assert row.difference is not None
-    engine.add_metadata(path, {KEY: job.describe(row.difference, numbers, engine.packages).to_json()})
+    engine.add_metadata(path, {key: job.describe(row.difference, numbers, engine.packages).to_json()})
 
 
 def _why_not(job: _Job, exact: ParityRow, other: ParityRow, ratio: float, max_loss: float) -> str:
@@ -506,7 +532,7 @@ def _calibration_images(trained: Trained, data: str | Path | None) -> list[Tenso
     """Load normalised images to calibrate by: the run's training images; without a run, ``data``."""
     try:
         run = Run.open(trained.path.parent)
-        sets = open_data(run.data, seed=run.recipe.seed, run=run)
+        sets = open_data(run.data, run.recipe.model, seed=run.recipe.seed, run=run)
     except (RunError, DataError) as error:
         if data is None:
             raise DataError(f"int8 is calibrated on images, and there are none ({error}): give --data") from error

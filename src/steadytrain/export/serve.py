@@ -533,7 +533,9 @@ class Service:
         for result in results:
             assert isinstance(result, ServeResult)
             classes = [] if result.answer is None else ranked(trained, result.answer, top, threshold)
-            rows.append({"image": result.name, "classes": classes, "error": result.error or None})
+            lost = f"it has {'; '.join(result.answer.lost)}" if result.answer and result.answer.lost else ""
+            row = {"image": result.name, "classes": classes, "error": result.error or None}
+            rows.append(row | ({"note": lost} if lost else {}))
             statuses.add(200 if result.answer is not None else result.status)
             self.meters.images.labels("ok" if result.answer is not None else "error").inc()
         status = 200 if 200 in statuses else statuses.pop() if len(statuses) == 1 else 422

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steadytrain.config import Data
+from steadytrain.config import Data, Model
 from steadytrain.config.batches import Batches
 from steadytrain.config.strangers import ADDRESS_KEYS
 from steadytrain.data.checking.findings import FEW_TO_MEASURE, few_to_measure
@@ -36,6 +36,7 @@ from steadytrain.errors import DataError
 from steadytrain.events import Started
 from steadytrain.format import OnProgress, Say, count, few, whole_number
 from steadytrain.machine.process import StartPart, StartTimer
+from steadytrain.models import usual_size
 from steadytrain.run import Run
 from steadytrain.training.clock import Clock
 from steadytrain.training.split import Split, choose_split, count_seen, find_groups
@@ -67,6 +68,7 @@ class DataSets:
     split: Split | None = None
     grouping: Callable[[], NDArray[np.int64] | None] = lambda: None
     test: Records | None = None
+    shorter_side: int | None = None
 
     @cached_property
     def groups(self) -> NDArray[np.int64] | None:
@@ -142,6 +144,7 @@ class DataSets:
             "multi_label": self.num_labels is not None,
             "channels": self.train.channels,
             "largest_side": self.train.largest_side,
+            "shorter_side": self.shorter_side,
             "restart_markers": bool(settings.get("restart")) and settings.get("encoding") != "pass",
             "num_rejected": len(rejected),
             "rejected": [list(file) for file in rejected[:MOST_REJECTED]],
@@ -163,21 +166,23 @@ class OpenedData:
 
     Args:
         named: what the recipe says of the data.
+        shorter_side: at which images are packed, in pixels.
         train, val, test: the open records; ``val`` and ``test`` are None where there are no such images.
         remarks: lines about the source that a user should know.
         cost: the part of a start that finding, packing and opening them took.
     """
 
     named: Data
+    shorter_side: int
     train: Records
     val: Records | None
     remarks: tuple[str, ...]
     cost: StartPart
     test: Records | None = None
 
-    def suits(self, data: Data) -> bool:
-        """Return whether another recipe's data would be these."""
-        return _what_is_opened(self.named) == _what_is_opened(data)
+    def suits(self, data: Data, shorter_side: int) -> bool:
+        """Return whether another recipe's data, packed at this side, would be these."""
+        return self.shorter_side == shorter_side and _what_is_opened(self.named) == _what_is_opened(data)
 
     def close(self) -> None:
         """Let go of the files; closing twice is fine."""
@@ -199,11 +204,22 @@ def closing_on_error(opened: OpenedData) -> Iterator[None]:
 def _what_is_opened(data: Data) -> tuple[object, ...]:
     paths = (data.train, data.val, data.test, data.root, data.labels, data.classes)
     columns = (data.path_column, data.label_column, data.split_column, data.zip_names)
-    return *(None if path is None else str(path) for path in paths), *columns, packed_side(data.size)
+    return *(None if path is None else str(path) for path in paths), *columns
+
+
+def side_to_pack(data: Data, model: Model | None, begun: Started | None) -> int:
+    """Return the shorter side, in pixels, at which images are packed: what the network asks for, 256 or more.
+
+    That of a run that ``begun`` stays; one of version 0.2, which names none, was packed without a look at its network.
+    """
+    if begun is not None and (side := begun.data.get("shorter_side")):
+        return side
+    return packed_side(data.size or (None if model is None or begun is not None else usual_size(model)))
 
 
 def open_named(
     data: Data,
+    model: Model | None = None,
     *,
     begun: Started | None = None,
     say: Say = lambda message: None,
@@ -214,7 +230,7 @@ def open_named(
     """Open what a recipe names; all but record files is packed once into the cache, and ``say`` is told so.
 
     Args:
-        data: of the recipe.
+        data, model: of the recipe.
         begun: how the run began that is taken up again: what can be read otherwise by now is read as it was then.
         say: is called with each line on what is done.
         remark: is called at once with those that are kept as ``remarks``, where the source has to be packed.
@@ -228,7 +244,8 @@ def open_named(
     refuse_inner_addresses(
         {key: getattr(data, name) for key in ADDRESS_KEYS if (name := key.partition(".")[2]) in data.from_file}
     )
-    open_as = partial(_open_as, say=say, remark=remark, say_reused=say_reused, progress=progress)
+    side = side_to_pack(data, model, begun)
+    open_as = partial(_open_as, side=side, say=say, remark=remark, say_reused=say_reused, progress=progress)
     if begun is None:
         opened = open_as(data)
         if opened.val is None and data.holdout != 0:
@@ -291,7 +308,7 @@ def _open_as_begun(data: Data, begun: Started, open_as: Callable[..., OpenedData
     return opened
 
 
-def _open_as(data: Data, *, classes: RunClasses | None = None, remark: Say, **options: Any) -> OpenedData:
+def _open_as(data: Data, *, side: int, classes: RunClasses | None = None, remark: Say, **options: Any) -> OpenedData:
     """Open what a recipe names, with a class list where it names none; options as of :func:`open_named`."""
     timer = StartTimer()
     remarks: list[str] = []
@@ -300,7 +317,7 @@ def _open_as(data: Data, *, classes: RunClasses | None = None, remark: Say, **op
         remarks.append(line)
         remark(line)
 
-    prepare = partial(prepare_records, trainable=True, shorter_side=packed_side(data.size), remark=keep, **options)
+    prepare = partial(prepare_records, trainable=True, shorter_side=side, remark=keep, **options)
     with ExitStack() as opened:
         prepared = _prepare_train(data, classes, prepare)
         train = opened.enter_context(open_records(prepared.train, remarks.append))
@@ -315,15 +332,17 @@ def _open_as(data: Data, *, classes: RunClasses | None = None, remark: Say, **op
         if val is not None and test is not None and len(val) == len(test) and val.digest == test.digest:
             test = None  # the user validates with them
         opened.pop_all()
-        return OpenedData(data, train, val, tuple(remarks), timer.part(), test)
+        return OpenedData(data, side, train, val, tuple(remarks), timer.part(), test)
 
 
-def open_data(data: Data, *, seed: int, run: Run | None = None, say: Say = lambda message: None) -> DataSets:
+def open_data(
+    data: Data, model: Model | None = None, *, seed: int, run: Run | None = None, say: Say = lambda message: None
+) -> DataSets:
     """Open what a recipe names, as :func:`open_named` does, and make its data sets. Raises what both raise.
 
     ``run``: that they were, or are to be, the data of.
     """
-    opened = open_named(data, begun=None if run is None else run.progress().started, say=say)
+    opened = open_named(data, model, begun=None if run is None else run.progress().started, say=say)
     with closing_on_error(opened):
         return data_sets(opened, data, seed=seed, run=run, say=say)
 
@@ -343,7 +362,7 @@ def data_sets(
     Raises:
         DataError: class lists that differ, labels that no output is for, or none that can be held out.
     """
-    train, val = opened.train, opened.val
+    train, val, side = opened.train, opened.val, opened.shorter_side
     for remark in opened.remarks:
         say(remark)
     classes = _class_list(data, train, say)
@@ -374,7 +393,7 @@ def data_sets(
         grouping = partial(find_groups, train, data, lambda line: None, makes_hashes=False)
         is_earlier = begun is not None and "split" not in begun.data  # and knew no groups
         options: dict[str, Any] = {} if is_earlier else {"grouping": grouping}
-        return DataSets(train, val, None, None, classes, held_out=False, test=opened.test, **options)
+        return DataSets(train, val, None, None, classes, held_out=False, test=opened.test, shorter_side=side, **options)
     split = choose_split(train, data, seed=seed, run=run, say=say)
     if not len(split.val_ids):
         each = "one image" if split.groups is None else "one group of images"
@@ -387,7 +406,8 @@ def data_sets(
     )
     say_whole_classes(train.labels, split.groups, classes, say)
     _say_unmeasured(train.labels[split.val_ids], counts, classes, say)
-    return DataSets(train, train, split.train_ids, split.val_ids, classes, held_out=True, split=split, test=opened.test)
+    options = {"split": split, "test": opened.test, "shorter_side": side}
+    return DataSets(train, train, split.train_ids, split.val_ids, classes, held_out=True, **options)
 
 
 def _say_seen(train: Records, val: Records, say: Say) -> None:

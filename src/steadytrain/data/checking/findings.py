@@ -66,6 +66,7 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
     "palette": ("note", "palette", "becomes RGB"),
     "one-bit": ("note", "1 bit a pixel", "becomes grey, 0 or 255"),
     "sixteen-bit": ("note", "more than 8 bits a channel", "the upper 8 bits, of 16 or of those stated"),
+    "bands": ("warning", "bands beside colour and declared transparency", "dropped"),
     "few-levels": ("warning", "images of 16 bits that use few of them", "nearly black, in few levels"),
     "transparency": ("note", "transparency", "composited over white"),
     "other-colours": ("note", "Lab, HSV or YCbCr", "becomes RGB"),

@@ -142,7 +142,8 @@ class PackedImage(NamedTuple):
     """An image ready to be stored; ``height`` and ``width`` are those of the upright picture.
 
     ``peak``: the largest value of an image of 16 bits whose range is not known; -1 for any other. ``hashes``: as of
-    :func:`~steadytrain.data.images.near.end_hashes`, or what these are made of; empty where there are none.
+    :func:`~steadytrain.data.images.near.end_hashes`, or what these are made of; empty where there are none. ``lost``:
+    what of the file is not kept, in words.
     """
 
     data: bytes
@@ -153,6 +154,7 @@ class PackedImage(NamedTuple):
     kept: bool
     peak: int = -1
     hashes: bytes = b""
+    lost: tuple[str, ...] = ()
 
 
 def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = None) -> PackedImage:
@@ -172,8 +174,9 @@ def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = N
         packed = _packed(data, (*image.size[::-1], image.channels), image.format, kept=kept)
         return packed._replace(hashes=begin_hashes(np.asarray(image.decoded), stored=data, source=source))
     pixels, peak = image.decoded, -1
+    lost: tuple[str, ...] = ()
     if isinstance(pixels, Image.Image):
-        peak = pixels.info.get("peak", -1)
+        peak, lost = pixels.info.get("peak", -1), tuple(pixels.info.get("lost", {}).values())
     if isinstance(pixels, Image.Image):  # average down by a whole factor first, as a JPEG's decoder does
         pixels = to_pixels(pixels, factor=max(1, reduction(pixels.size, settings.shorter_side)))
     image = image._replace(decoded=pixels)  # what Pillow holds of a large image is as large again
@@ -184,7 +187,7 @@ def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = N
         packed = _encode(pixels, _target_format(settings, size), settings)
     if count is not None:
         count.add(pixels)
-    return packed._replace(peak=peak, hashes=begin_hashes(pixels, stored=packed.data, source=source))
+    return packed._replace(peak=peak, lost=lost, hashes=begin_hashes(pixels, stored=packed.data, source=source))
 
 
 def pack_pixels(pixels: Pixels, settings: PackSettings, count: PixelCount | None = None) -> PackedImage:

@@ -37,7 +37,6 @@ _BY_MODE = {
     "P": "palette",
     "PA": "palette",
     "1": "one-bit",
-    "I": "sixteen-bit",
     "LAB": "other-colours",
     "HSV": "other-colours",
     "YCbCr": "other-colours",
@@ -142,9 +141,8 @@ def _odd_traits(image: Image.Image, data: bytes, *, is_sound: bool) -> Iterator[
     mode, format = image.mode, format_of(image)
     if kind := _BY_MODE.get(mode):
         yield kind, ""
-    if mode.startswith("I;16") or (format == "png" and data[24] == 16 and mode != "I"):
-        yield "sixteen-bit", ""
-    if "transparency" in image.info or mode.endswith(("A", "a")):
+    yield from image.info.get("lost", {}).items()
+    if "transparency" in image.info or (mode.endswith(("A", "a")) and "opaque" not in image.info):
         yield "transparency", ""
     try:
         if getattr(image, "is_animated", False):

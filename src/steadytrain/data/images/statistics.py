@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from PIL import Image
@@ -78,18 +80,31 @@ def mean_and_std(totals: Ints, *, channels: int) -> tuple[tuple[float, ...], tup
 
 
 class DeepImages:
-    """The number of images of 16 bits whose range is not known, and the largest of their values."""
+    """The number of images of 16 bits whose range is not known, and the largest of their values.
 
-    def __init__(self, count: int = 0, peak: int = 0) -> None:
-        self.count, self.peak = count, peak
+    ``lost``: images by what is not kept of them, in words.
+    """
 
-    def add(self, peak: int) -> None:
-        """Count in an image by its ``info["peak"]``; -1 for any other."""
+    def __init__(self, count: int = 0, peak: int = 0, lost: Mapping[str, int] | None = None) -> None:
+        self.count, self.peak, self.lost = count, peak, Counter(lost)
+
+    def add(self, peak: int, lost: Iterable[str] = ()) -> None:
+        """Count in an image by its ``info["peak"]``, -1 for any other, and the words of its ``info["lost"]``."""
+        self.lost.update(lost)
         if peak >= 0:
             self.count, self.peak = self.count + 1, max(self.peak, peak)
 
     def __add__(self, other: DeepImages) -> DeepImages:
-        return DeepImages(self.count + other.count, max(self.peak, other.peak))
+        return DeepImages(self.count + other.count, max(self.peak, other.peak), self.lost + other.lost)
+
+    def remarks(self) -> list[str]:
+        """Say what is not kept, and how many images have it; last what :meth:`remark` does.
+
+        >>> DeepImages(lost={"5 bands, of which the first 3 are kept": 12}).remarks()
+        ['12 images have 5 bands, of which the first 3 are kept']
+        """
+        lost = [f"{number:,} image{' has' if number == 1 else 's have'} {words}" for words, number in self.lost.items()]
+        return [*lost, *filter(None, [self.remark()])]
 
     def remark(self) -> str:
         """Say what is lost and how to keep it, where none of them uses the upper bits; empty else.

@@ -413,7 +413,7 @@ def pack_listings(
             writer.companions |= {".json": card.to_json(), SUFFIX: tally.hashes(card.digest)}
             if not keeps:  # last, so that a list that is there has its card beside it
                 writer.companions[".lst"] = tally.list_lines()
-        if remark := sum((tally.deep for tally in tallies), start=DeepImages()).remark():
+        for remark in sum((tally.deep for tally in tallies), start=DeepImages()).remarks():
             say(remark)
         for writer in writers:
             writer.complete()  # all of them, before the first appears
@@ -598,7 +598,7 @@ class Tally:
         self._num_kept += image.kept
         self._num_counted += self.is_counted(self.num_seen - 1)
         self._colour = self._colour or image.channels == 3
-        self.deep.add(image.peak)
+        self.deep.add(image.peak, image.lost)
 
     def reject(self, reason: str) -> Rejected:
         """Count in a file that was left out."""
@@ -617,7 +617,7 @@ class Tally:
             "rejected": self.rejected[rejected:],
             "encodings": self._encodings,
             "totals": [self._num_kept, self._num_counted, self._colour],
-            "deep": [self.deep.count, self.deep.peak],
+            "deep": [self.deep.count, self.deep.peak, self.deep.lost],
             "counts": base64.b64encode(self.counts.tobytes()).decode(),
         }
 

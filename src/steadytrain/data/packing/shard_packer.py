@@ -368,7 +368,7 @@ class ShardPacker:
                     self.rejections.add(rejected)
                 self.progress(self._num_done() + tally.num_seen, self.total)
             card = tally.card(writer, settings, source=self.request.source)
-            if remark := tally.deep.remark():
+            for remark in tally.deep.remarks():
                 self.say(f"{path.name}: {remark}")
             hashes = {SUFFIX: tally.hashes(card.digest)}
             writer.companions |= {".json": card.to_json(), ".lst": tally.list_lines(), **hashes}

@@ -21,8 +21,10 @@ StoredPrecision = Literal["fp32", "fp16", "bf16", "int8"]
 Metadata = Mapping[str, str]
 Inputs = tuple[Tensor, ...]
 
-KEY = "steadytrain"
-"""Name of the description, which is JSON, in the metadata of a file."""
+KEY, KEY_OF_PIXELS = "steadytrain", "steadytrain-pixels"
+"""Name of the description, which is JSON, in the metadata of a file; the same of one that preprocesses images itself.
+Version 0.2 would feed that what it has preprocessed already.
+"""
 
 NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
 """Variable by which ONNX Runtime, from 1.32 on, does not report its use to its makers."""

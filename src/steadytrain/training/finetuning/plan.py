@@ -202,7 +202,7 @@ def measure(recipe: Recipe, *, seconds: float, allow_import: bool) -> tuple[Rate
     """
     began = time.perf_counter()
     device = prepare_device(recipe)
-    with preserve_process(device), closing(open_data(recipe.data, seed=recipe.seed)) as data:
+    with preserve_process(device), closing(open_data(recipe.data, recipe.model, seed=recipe.seed)) as data:
         set_up_machine(recipe, device, None, lambda message: None)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)

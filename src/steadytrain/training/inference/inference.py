@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from steadytrain.data.filenames import expand, is_ignored, is_image, is_pattern
+from steadytrain.data.images.decode import lost_in
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
 from steadytrain.data.loader.task import at_least
 from steadytrain.data.packing.prepare import Prepared, prepare
@@ -226,7 +227,7 @@ def open_evaluation_data(
             raise DataError(f"{trained.path} belongs to no run: name the data to evaluate on") from error
         if words := run.outside_notice():
             say(words)
-        sets = open_data(run.data, seed=run.recipe.seed, run=run)
+        sets = open_data(run.data, run.recipe.model, seed=run.recipe.seed, run=run)
         if sets.val is None:
             sets.close()
             raise DataError(f"{run.directory} was trained without validation data: name the data to evaluate on")
@@ -421,6 +422,7 @@ class Files:
 
     Attributes:
         shorter_side: in pixels, to which a file that has to be turned is scaled down on the way; None: none is.
+        lost: files by what of them is not used, in words, as far as they have been read.
 
     Raises:
         DataError: a folder without images, a pattern that fits no file, or a record file that cannot be opened.
@@ -428,6 +430,7 @@ class Files:
 
     def __init__(self, images: Images | Sequence[Images]) -> None:
         self.shorter_side: int | None = None
+        self.lost = Counter[str]()
         self._places: list[Path | bytes | tuple[Records, int]] = []
         with ExitStack() as stack:
             for item in [images] if isinstance(images, str | Path | bytes) else _named_images(images):
@@ -450,9 +453,11 @@ class Files:
         if isinstance(place, tuple):
             return place[0].image(place[1])
         if isinstance(place, bytes):
-            return upright(place, shorter_side=self.shorter_side)
-        with read_errors(place):
-            data = read_patiently(place.read_bytes, str(place))
+            data = place
+        else:
+            with read_errors(place):
+                data = read_patiently(place.read_bytes, str(place))
+        self.lost.update(lost_in(data).values())
         return upright(data, shorter_side=self.shorter_side)
 
     def path(self, i: int) -> Path:

@@ -251,7 +251,7 @@ def choose_recipe(
         models.require_fit(source, draft.model, size=draft.data.size)
     if draft.model.pretrained and source.kind == "timm":
         models.require_weights(source)
-    opened = open_named(draft.data, begun=begun, say=say, remark=say, say_reused=True, progress=progress)
+    opened = open_named(draft.data, draft.model, begun=begun, say=say, remark=say, say_reused=True, progress=progress)
     train = opened.train
     facts = _Facts(len(train), len(train.class_list), train.largest_side, train.labels.ndim > 1)
     if not finetune and "model.name" not in chosen and (advice := _advice(draft, facts)):

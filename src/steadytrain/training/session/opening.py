@@ -36,7 +36,7 @@ from steadytrain.training.compute.compile import RecordedWork, compile_update, r
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import pass_of, use_fastest_threads
 from steadytrain.training.consensus import Alone, Together
-from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named, validate_as_begun
+from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named, side_to_pack, validate_as_begun
 from steadytrain.training.device import gpus_of_ranks, notice_change, prepare_device, set_up_machine
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.remarks import remarks
@@ -501,12 +501,13 @@ def _open_data(attempt: _Attempt) -> DataSets:
 
     Of several ranks the first of each machine comes first, since it may have to pack them.
     """
-    named, notice, group, begun = attempt.run.data, attempt.notice, attempt.group, attempt.run.progress().started
+    named, model, notice, group = attempt.run.data, attempt.recipe.model, attempt.notice, attempt.group
+    begun = attempt.run.progress().started
 
     def open_here() -> DataSets:
         opened = attempt.opened
-        if opened is None or not opened.suits(named):
-            opened = open_named(named, begun=begun, say=notice)
+        if opened is None or not opened.suits(named, side_to_pack(named, model, begun)):
+            opened = open_named(named, model, begun=begun, say=notice)
             attempt.stack.callback(opened.close)
         opened = validate_as_begun(opened, begun)
         return data_sets(opened, named, seed=attempt.recipe.seed, run=attempt.run, say=notice)
