@@ -48,6 +48,7 @@ VERBS = {
     "launch": "Start a training command on several processes or machines: ssh, MPI, Slurm, Kubernetes, ...",
     "evaluate": "Compute top-1, top-5 and loss on every image, with a confidence interval.",
     "predict": "Predict the classes of images.",
+    "embed": "Write the features of images by a frozen network, as .npy or .parquet.",
     "export": "Write a trained model as ONNX, OpenVINO, torch.export or a folder for timm and the hub, checked.",
     "serve": "Serve predictions over HTTP; write a Dockerfile and a Kubernetes manifest for it.",
     "watch": "Watch a run, or any training process, live.",

@@ -335,7 +335,11 @@ def probe_heroes(probe: ProbeProgress) -> list[tuple[str, str, str]]:
     """Return the speed of a probe for the head of a page: of the features, and of the fit."""
     features = f"through the frozen network: {probe.images:,} of {count(probe.total, 'image')}"
     fit = [("Classifier fitted in", duration(probe.fit_seconds), "")] if probe.fit_seconds else []
-    return [("Images per second", rate(probe.images_per_second), features), *fit]
+    folds = []
+    if probe.by_fold:
+        between = f"{percent(min(probe.by_fold), 2)} to {percent(max(probe.by_fold), 2)} by fold"
+        folds = [(f"Top-1 of {len(probe.by_fold)} folds", percent(probe.fold_top1, 2), between)]
+    return [*folds, ("Images per second", rate(probe.images_per_second), features), *fit]
 
 
 def _heroes(account: Account) -> list[dict[str, str]]:
