@@ -1,15 +1,17 @@
 """Wrong labels: how many ``steady check --suspects`` finds, and how many of those that it names are wrong.
 
 Of each set some labels are flipped: to any other class at random, or by confusion (to a class drawn by how likely a
-classifier of the true labels finds it for images of the true class, on the mean). Features of a frozen MobileNetV2 (Google's ImageNet weights) are computed once;
-each draw flips other labels, deals other folds and chooses its penalty anew. ``precision`` counts every label that was
-not flipped as right, so what the set itself has wrong counts against it. ``of_first_n``: of the first n in the ranking
-of all images by the probability of their label, n the true number, the share that was flipped.
+classifier of the true labels finds it for images of the true class, on the mean). Features of a frozen MobileNetV2
+(Google's ImageNet weights) are computed once; each draw flips other labels, deals other folds and chooses its penalty
+anew. ``precision`` counts every label that was not flipped as right, so what the set itself has wrong counts against
+it. ``of_first_n``: of the first n in the ranking of all images by the probability of their label, n the true number,
+the share that was flipped.
 
 Each set is a folder of classes; of each class so many images are taken, in the order of their names' digests. Draws
 that are done stay in ``--work``: the same command goes on.
 
-usage: python benchmarks/suspects.py --work FOLDER --weights FILE --sets NAME=FOLDER@SIZE@IMAGES ... [--draws 5] [--save]
+usage: python benchmarks/suspects.py --work FOLDER --weights FILE --sets NAME=FOLDER@SIZE@IMAGES ...
+           [--draws 5] [--save]
        SIZE in pixels, IMAGES of each class
 """
 

@@ -33,7 +33,7 @@ VERBS = {
     "demo": "Run the whole workflow in half a minute, without a network or your own data.",
     "fetch": "Fetch public data sets by name, check them, and pack them with their known splits.",
     "pack": "Pack images from folders, lists, tables, archives or data set files into record files.",
-    "check": "Find damaged, duplicate and mislabelled images, and what to do about them.",
+    "check": "Find damaged and duplicate images, and with --suspects mislabelled ones, and what to do about them.",
     "feed": "Measure how fast images are read, decoded and cropped.",
     "bench": "Measure how fast a network trains here: batch sizes, number formats, layouts, compiled code.",
     "bench infer": "Measure latency and images per second of inference: networks, engines, batch sizes.",

@@ -226,10 +226,11 @@ def _with_suspects(
         ]
         pairs = [(classes[given], classes[other], n) for given, other, n in found.pairs]
         answers, error = found.answers, 1 - found.answers.top1
-        fact = f"labels: classifiers that have not seen an image err on {percent(error, 1)} of {len(names):,}"
+        fact = f"classifiers that have not seen an image err on {percent(error, 1)} of {len(names):,}"
         fact += f", and doubt {count(len(rows), 'label')}"
         fact += "" if found.share is None else f" ({percent(found.share, 1)} of all)"
-        facts = [fact, *([f"mixed up: {few([f'{a} for {b} ({n})' for b, a, n in pairs], 6)}"] if pairs else [])]
+        mixed = few([f"{given} that may be {other} ({n})" for given, other, n in pairs], 6)
+        facts = [f"labels: {fact}", *([f"mixed up: {mixed}"] if pairs else [])]
         for row in rows:
             detail = f"{row['label']} {row['p_label']:.3f}, {row['suggested']} {row['p_suggested']:.3f}"
             report.findings.add("suspect-label", detail, name=row["path"])
@@ -237,7 +238,7 @@ def _with_suspects(
         if out is not None:
             _write_csv(out, rows, list(_COLUMNS))
             shown = [_suspect_image(images, found, place, row) for place, row in enumerate(rows[:MAX_PICTURES])]
-            title, lede = f"Labels of {report.path} that may be wrong", f"{'. '.join([*facts, _ADVICE])}."
+            title, lede = f"Labels of {report.path} that may be wrong", f"{fact[:1].upper()}{fact[1:]}. {_ADVICE}."
             replace_file(out.with_suffix(".html"), suspects_page(title, lede, shown, pairs))
             note(f"wrote {out} and {out.with_suffix('.html')}")
         if rows:
@@ -246,10 +247,11 @@ def _with_suspects(
             remedies += [] if out else [(f"{again} --suspects -o {file}", "shows their pictures, and lists them")]
             why = "after you deleted the lines of labels that are right: writes a table of the other images"
             remedies += [(f"{again} --leave-out {file} -o clean.csv", why)]
-    document = {"n": len(rows), "share": found.share, "top1": answers.top1, "by_fold": list(answers.by_fold)}
-    document |= {"pairs": [dict(zip(("label", "suggested", "n"), pair, strict=True)) for pair in pairs], "images": rows}
-    lines = {"facts": (*report.facts, *facts), "remedies": (*report.remedies, *remedies)}
-    return replace(report, **lines), {"suspects": document}
+    document: dict[str, Any] = {"n": len(rows), "share": found.share, "top1": answers.top1}
+    document |= {"by_fold": list(answers.by_fold), "images": rows}
+    document["pairs"] = [{"label": given, "suggested": other, "n": n} for given, other, n in pairs]
+    report = replace(report, facts=(*report.facts, *facts), remedies=(*report.remedies, *remedies))
+    return report, {"suspects": document}
 
 
 _COLUMNS = ("path", "label", "suggested", "p_label", "p_suggested")

@@ -124,7 +124,7 @@ class NetworkOptions:
 
     def changes(self, **places: Any) -> dict[str, Any]:
         """Return the values of a recipe that are given, with those of ``places`` under ``data``. Raises RecipeError."""
-        values = {"model.name": self.model, "model.weights": self.weights, "data.size": self.size}
+        values: dict[str, Any] = {"model.name": self.model, "model.weights": self.weights, "data.size": self.size}
         values |= {"parallel.device": self.device, **{f"data.{name}": value for name, value in places.items()}}
         given = {key: value for key, value in values.items() if value not in (None, ())}
         return given | dict(parse_setting(text) for text in self.set)

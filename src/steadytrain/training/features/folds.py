@@ -101,8 +101,8 @@ def out_of_fold(
         logits = torch.empty_like(chosen)
         for fold, held in enumerate(rows):
             others = ~held & is_fitted
-            fitted[fold] = minimize(x[others], y[others], num_classes, candidate, fitted[fold])
-            logits[held] = functional.linear(x[held], *fitted[fold])
+            classifier = minimize(x[others], y[others], num_classes, candidate, fitted[fold])
+            fitted[fold], logits[held] = classifier, functional.linear(x[held], *classifier)
         loss = float(functional.cross_entropy(logits[is_fitted], y[is_fitted]))
         if loss >= best:
             break

@@ -91,8 +91,8 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
             step=0,
         )
         if probe.by_fold:
-            loss, error = probe.fold_loss or 0.0, probe.fold_loss_error or 0.0
-            words = f"{probe.fold_words}, loss {loss:.4f} (standard error {error:.4f}); folds.csv has each image"
+            loss = f"loss {probe.fold_loss:.4f} (standard error {probe.fold_loss_error:.4f})"
+            words = f"{probe.fold_words}, {loss}; folds.csv has each image"
             yield Noticed(message=words, step=0)
         session.state.evaluated = -1.0  # the classifier is evaluated as it is
     session.laps.restart()
