@@ -341,21 +341,59 @@ def _probability(p: float) -> str:
 
 def _thumbnail(row: ImageResult, records: Records) -> str:
     """Return a small JPEG as a data URI; nothing where the record is not the one that was evaluated, or unreadable."""
+    try:
+        at = records.number(row.shard, row.record)
+        return thumbnail(records, at) if records.classes[int(records.labels[at])] == row.true else ""
+    except (IndexError, SteadyError):
+        return ""
+
+
+def thumbnail(records: Records, number: int) -> str:
+    """Return a small JPEG of an image as a data URI; nothing where it cannot be read."""
     from PIL import Image
 
     from steadytrain.data.images.decode import BadImageError, decode
 
     try:
-        at = records.number(row.shard, row.record)
-        if records.classes[int(records.labels[at])] != row.true:
-            return ""
-        image = decode(records.image(at))
-    except (IndexError, BadImageError, SteadyError):
+        image = decode(records.image(number))
+    except (BadImageError, SteadyError):
         return ""
     image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+@dataclass(frozen=True)
+class SuspectImage:
+    """An image whose label may be wrong, and the nearest images that have its label and the suggested one.
+
+    ``picture``, ``near_label``, ``near_suggested``: records and a number in them; None where there is none.
+    """
+
+    path: str
+    label: str
+    suggested: str
+    p_label: float
+    p_suggested: float
+    picture: tuple[Records, int]
+    near_label: tuple[Records, int] | None
+    near_suggested: tuple[Records, int] | None
+
+
+def suspect_rows(images: Iterable[SuspectImage]) -> list[dict[str, Any]]:
+    """Format images whose label may be wrong, with the nearest images of both classes beside each."""
+    rows = []
+    for image in images:
+        places = [
+            (f"labelled {image.label}", image.picture),
+            (f"nearest {image.label}", image.near_label),
+            (f"nearest {image.suggested}", image.near_suggested),
+        ]
+        figures = [(words, "" if place is None else thumbnail(*place)) for words, place in places]
+        chances = {"label": _probability(image.p_label), "suggested": _probability(image.p_suggested)}
+        rows.append({"image": image, "figures": figures, **chances})
+    return rows
 
 
 def sections(accounts: Iterable[Account]) -> list[dict[str, Any]]:

@@ -153,7 +153,7 @@ def evaluate_module(
                 total.index_add_(0, labels, torch.ones_like(labels))
                 predicted.index_add_(0, likely[:, 0], torch.ones_like(labels))
                 if num_outputs is not None:
-                    parts = [_outputs(scaled, likely[:, 0], labels)]
+                    parts = [image_outputs(scaled, likely[:, 0], labels)]
                     parts += [logits, labels[:, None].float()] if keep_logits else []
                     outputs.append(torch.cat(parts, 1))
     finally:
@@ -190,7 +190,7 @@ def evaluate_module(
     return evaluation
 
 
-def _outputs(logits: torch.Tensor, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def image_outputs(logits: torch.Tensor, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return float32[B, 4]: predicted class, its probability, loss, rank of the true class; nothing waits for it."""
     log_p, true = logits.log_softmax(1), labels[:, None]
     rank = 1 + (logits > logits.gather(1, true)).sum(1)
