@@ -378,7 +378,8 @@ class Evaluated(Event, frozen=True, kw_only=True):
     """One pass over a whole data set: ``n`` is its exact size. ``weights``: ``model`` or ``ema``.
 
     ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
-    which every label is right, and ``top5`` is None.
+    which every label is right, and ``top5`` is None. ``macro_recall`` and ``macro_f1``: means over the classes, or
+    labels, that have images; None in logs of versions that had none.
     """
 
     step: Whole
@@ -390,6 +391,8 @@ class Evaluated(Event, frozen=True, kw_only=True):
     seconds: Finite
     weights: str = "model"
     mean_ap: float | None = None
+    macro_recall: float | None = None
+    macro_f1: float | None = None
 
     @property
     def score(self) -> float:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from steadytrain.data.loader import Batch
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.results.predictions import write_label_predictions, write_predictions
-from steadytrain.data.results.scores import average_precisions
+from steadytrain.data.results.scores import ClassScore, average_precisions, macro, score_of
 from steadytrain.models import Input
 from steadytrain.training.data import load
 from steadytrain.training.memory import PassLimit
@@ -27,7 +27,8 @@ class Evaluation:
     """The figures of a model on a whole data set.
 
     ``n`` images; mean cross-entropy ``loss``; ``top1`` and ``top5`` as fractions (top5 is 1 for five classes or
-    fewer); ``right`` and ``total`` for each class. ``outputs``, if it was asked for, float32[n, 4] by position:
+    fewer); ``right``, ``total`` and ``predicted`` for each class: of its images those predicted as it, all of them, and
+    the images predicted as it. ``outputs``, if it was asked for, float32[n, 4] by position:
     predicted class, its probability, loss, and rank of the true class (1 where it is predicted).
 
     Where an image may have several labels, a label is predicted if its probability is above 0.5; ``loss`` is the
@@ -46,6 +47,7 @@ class Evaluation:
     top5: float | None
     right: tuple[int, ...]
     total: tuple[int, ...]
+    predicted: tuple[int, ...] = ()
     outputs: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     mean_ap: float | None = None
     logits: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
@@ -55,6 +57,11 @@ class Evaluation:
     def score(self) -> float:
         """The score that evaluations are ranked by: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
+
+    @property
+    def macro(self) -> ClassScore:
+        """Precision, recall and F1, averaged over the classes, or labels, that have images."""
+        return macro([score_of(*counts) for counts in zip(self.right, self.total, self.predicted, strict=True)])
 
 
 def logits_of(
@@ -110,8 +117,8 @@ def evaluate_module(
     assert num_outputs is not None or not keep_logits
     loss = torch.zeros((), dtype=torch.float64, device=device)
     top5 = torch.zeros((), dtype=torch.int64, device=device)
-    right = torch.zeros(num_classes, dtype=torch.int64, device=device)
-    total = torch.zeros(num_classes, dtype=torch.int64, device=device)
+    by_class = torch.zeros(3, num_classes, dtype=torch.int64, device=device)
+    right, total, predicted = by_class
     counts = torch.zeros(2, dtype=torch.int64, device=device)  # images, and those with every label right
     outputs: list[torch.Tensor] = []
     positions: list[NDArray[np.int64]] = []
@@ -132,10 +139,9 @@ def evaluate_module(
                 if is_multi_label:
                     losses = functional.binary_cross_entropy_with_logits(scaled, labels, reduction="none")
                     loss += losses.double().mean(1).sum()
-                    predicted, has_label = logits > 0, labels > 0.5
-                    counts[1] += (predicted == has_label).all(1).sum()
-                    right += (predicted & has_label).sum(0)
-                    total += has_label.sum(0)
+                    above, has_label = logits > 0, labels > 0.5
+                    counts[1] += (above == has_label).all(1).sum()
+                    by_class += torch.stack([above & has_label, has_label, above]).sum(1)
                     outputs.append(torch.cat([logits, labels], 1))
                     continue
                 loss += functional.cross_entropy(scaled, labels, reduction="sum").double()
@@ -145,6 +151,7 @@ def evaluate_module(
                 counts[1] += best[:, 0].sum()
                 right.index_add_(0, labels, best[:, 0].long())  # bincount would wait for the device, at every batch
                 total.index_add_(0, labels, torch.ones_like(labels))
+                predicted.index_add_(0, likely[:, 0], torch.ones_like(labels))
                 if num_outputs is not None:
                     parts = [_outputs(scaled, likely[:, 0], labels)]
                     parts += [logits, labels[:, None].float()] if keep_logits else []
@@ -152,7 +159,7 @@ def evaluate_module(
     finally:
         for part, mode in modes:
             part.training = mode
-    loss, top5, right, total, counts = (sum_ranks(count) for count in (loss, top5, right, total, counts))
+    loss, top5, by_class, counts = (sum_ranks(count) for count in (loss, top5, by_class, counts))
     table = None
     if num_outputs is not None:  # an image is one rank's, and 0 in the tables of the others: their sum is exact
         columns = 2 * num_classes if is_multi_label else 4 + (num_classes + 1 if keep_logits else 0)
@@ -161,14 +168,16 @@ def evaluate_module(
             rows[torch.from_numpy(np.concatenate(positions)).to(device)] = torch.cat(outputs)
         table = sum_ranks(rows).cpu().numpy()
     n, num_right = counts.tolist()
+    counted: list[list[int]] = by_class.tolist()
     divisor = max(1, n)  # an evaluation may be stopped before its first batch
     evaluation = Evaluation(
         n=n,
         loss=float(loss) / divisor,
         top1=num_right / divisor,
         top5=None if is_multi_label else int(top5) / divisor,
-        right=tuple(right.tolist()),
-        total=tuple(total.tolist()),
+        right=tuple(counted[0]),
+        total=tuple(counted[1]),
+        predicted=tuple(counted[2]),
     )
     if is_multi_label:
         assert table is not None

@@ -50,16 +50,13 @@ def class_scores(evaluation: Evaluation) -> tuple[ClassScore, ...]:
     A class that has no images has neither recall nor F1; one that is never predicted has no precision, and an F1 of 0.
 
     Args:
-        evaluation: with the outputs for each image.
+        evaluation: of a whole data set.
 
-    >>> outputs = np.array([[0, 0.9, 0.1, 1], [0, 0.8, 0.2, 1], [0, 0.6, 0.9, 2]], np.float32)
-    >>> told = Evaluation(n=3, loss=0.4, top1=2 / 3, top5=1.0, right=(2, 0), total=(2, 1), outputs=outputs)
-    >>> class_scores(told)[0]
+    >>> evaluation = Evaluation(n=3, loss=0.4, top1=2 / 3, top5=1.0, right=(2, 0), total=(2, 1), predicted=(3, 0))
+    >>> class_scores(evaluation)[0]
     ClassScore(precision=0.6666666666666666, recall=1.0, f1=0.8)
     """
-    assert evaluation.outputs is not None
-    predicted = np.bincount(evaluation.outputs[:, 0].astype(np.int64), minlength=len(evaluation.total)).tolist()
-    return tuple(map(score_of, evaluation.right, evaluation.total, predicted))
+    return tuple(map(score_of, evaluation.right, evaluation.total, evaluation.predicted))
 
 
 @dataclass(frozen=True)

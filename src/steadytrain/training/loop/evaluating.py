@@ -136,6 +136,8 @@ def _evaluate(
             top1=evaluation.top1,
             top5=evaluation.top5,
             mean_ap=evaluation.mean_ap,
+            macro_recall=evaluation.macro.recall,
+            macro_f1=evaluation.macro.f1,
             seconds=validation.seconds,
             weights="model" if state.ema is None else "ema" if state.ema.decay is not None else "swa",
         )
