@@ -70,6 +70,13 @@ Threshold = Annotated[
         validator=Number(gte=0, lt=1),
     ),
 ]
+PriorFlag = Annotated[
+    str,
+    Parameter(
+        help="Answer as if classes were as frequent as that: uniform, training (as they were there), or a JSON or CSV"
+        " file of the frequency or count of each class."
+    ),
+]
 BatchSize = Annotated[int | None, Parameter(name=("--batch-size", "-b"), validator=Number(gte=1, lte=65_536))]
 Threads = Annotated[int | None, Parameter(name=("--threads", "-j"))]
 AcceptLicence = Annotated[
@@ -102,6 +109,7 @@ def evaluate(
     threads: Threads = None,
     per_image: Path | None = None,
     threshold: Threshold = None,
+    prior: PriorFlag = "training",
     calibrate: bool = False,
     accept_licence: AcceptLicence = False,
     json: Json = False,
@@ -146,7 +154,7 @@ def evaluate(
     columns["zip_names"] = zip_names
     require_data(data, "name them after the run", restrict=restrict, root=root, labels=labels, **columns)
     altered: dict[str, object] = {"--restrict": restrict, "--size": size, "--tta": tta, "--per-image": per_image}
-    altered |= {"--rgb-mean": rgb_mean, "--rgb-std": rgb_std}
+    altered |= {"--rgb-mean": rgb_mean, "--rgb-std": rgb_std, "--prior": None if prior == "training" else prior}
     if calibrate and (other := next((flag for flag, value in altered.items() if value), None)):
         raise InputError(f"--calibrate fits a temperature to the weights as they are, and no more: drop {other}")
     if per_image is not None:
@@ -155,7 +163,7 @@ def evaluate(
     mapping = named if isinstance(named, Mapping) else None
     names = None if isinstance(named, Mapping) else named
     trained = restore_weights(
-        place, weights, model, device, accepted=accept_licence, precision=precision, classes=names, size=size
+        place, weights, model, device, prior, accepted=accept_licence, precision=precision, classes=names, size=size
     )
     trained, seen = with_input(trained, size, tta)
     trained = _with_scaling(trained, rgb_mean, rgb_std)
@@ -237,11 +245,24 @@ def _class_figures(trained: Trained, result: Evaluation) -> dict[str, Any]:
         "ece": calibrated.ece,
         "confidence": calibrated.confidence,
         "calibration": [vars(row) for row in calibrated.bins],
+        "priors": _prior_rows(trained, result),
         "classes": [
             {"class": name, "n": n, "right": right, "top1": score.recall, **vars(score)}
             for name, n, right, score in per_class
         ],
     }
+
+
+def _prior_rows(trained: Trained, result: Evaluation) -> list[dict[str, Any]]:
+    """Return the figures by the class frequencies of the answers, then by others; nothing where there are no others."""
+    if result.other is None:
+        return []
+    names = ("training", "uniform") if trained.prior is None else (trained.prior.name, "training")
+    figures = (result.top1, result.macro.recall), result.other
+    return [
+        {"prior": name, "top1": top1, "macro_recall": recall}
+        for name, (top1, recall) in zip(names, figures, strict=True)
+    ]
 
 
 def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> dict[str, Any]:
@@ -274,6 +295,7 @@ def predict(
     *images: Path,
     top: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     threshold: Threshold = None,
+    prior: PriorFlag = "training",
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -321,7 +343,9 @@ def predict(
         raise InputError("- stands for standard input, which can be read once: name it once")
     places = [place for image in images for place in (_read_input() if str(image) == "-" else [image])]
     with Files(places) as files:
-        trained = restore_weights(place, weights, model, device, accepted=accept_licence, classes=classes, size=size)
+        trained = restore_weights(
+            place, weights, model, device, prior, accepted=accept_licence, classes=classes, size=size
+        )
         if not any(str(image) == "-" or is_pattern(str(image)) or image.exists() for image in images):
             raise InputError(f"there is no file or folder {images[0]}.{near_name(str(images[0]))}")
         trained, _ = with_input(trained, size, tta)
@@ -429,6 +453,7 @@ def restore_weights(
     weights: Literal["best", "last"],
     model: str | None,
     device: str,
+    prior: str = "training",
     *,
     accepted: bool,
     precision: str | None = None,
@@ -438,6 +463,7 @@ def restore_weights(
     """Load weights, once their licence is accepted, and print what the user should know of them."""
     from steadytrain.models.exported import engine_for, is_exported
     from steadytrain.training import restore
+    from steadytrain.training.inference.prior import with_prior
     from steadytrain.training.inference.trained import find_pretrained
 
     if (source := find_pretrained(place)) is not None:
@@ -448,7 +474,7 @@ def restore_weights(
     trained = restore(place, which=weights, model=model, device=device, **options)
     for line in trained.notes:
         note(line)
-    return trained
+    return with_prior(trained, prior, say=note)
 
 
 def _image_text(document: Mapping[str, Any], columns: int, width: int, *, is_alone: bool, nothing: str) -> str:
@@ -512,6 +538,15 @@ def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes
     yield f"macro  {_means(document, 'macro')}  (means over classes)"
     bins = f"{len(document['calibration'])} equal-width bins of the top-1 probability"
     yield f"ECE    {percent(document['ece'], 2)}  (calibration error, {bins})"
+    for row in document["priors"]:
+        figures = f"top-1 {percent(row['top1'], 2)}, macro recall {percent(row['macro_recall'], 2)}"
+        yield f"prior  {figures}  ({_frequencies(row['prior'])})"
+
+
+def _frequencies(prior: str) -> str:
+    """Describe class frequencies."""
+    known = {"training": "as in the training images", "uniform": "equal: --prior uniform"}
+    return f"class frequencies {known.get(prior, f'of {clean(prior)}')}"
 
 
 def _label_figures_text(document: Mapping[str, Any], num_found: int, num_labels: int) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, status
-from steadytrain.cli.evaluate import AcceptLicence, ModelName, WeightsFlag
+from steadytrain.cli.evaluate import AcceptLicence, ModelName, PriorFlag, WeightsFlag
 from steadytrain.cli.options import DeviceFlag, Json, WhichFlag, require_range
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
@@ -35,6 +35,7 @@ def export(
     images: int | None = None,
     aot: bool = False,
     device: DeviceFlag = "auto",
+    prior: PriorFlag = "training",
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -93,6 +94,7 @@ def export(
             data=data,
             max_loss=max_loss,
             images=images,
+            prior=prior,
             say=note,
         )
     if json:

@@ -15,7 +15,15 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from steadytrain.cli.console import note
-from steadytrain.cli.evaluate import AcceptLicence, ModelName, Size, WeightsFlag, restore_weights, with_input
+from steadytrain.cli.evaluate import (
+    AcceptLicence,
+    ModelName,
+    PriorFlag,
+    Size,
+    WeightsFlag,
+    restore_weights,
+    with_input,
+)
 from steadytrain.cli.options import DeviceFlag, WhichFlag
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
@@ -49,6 +57,7 @@ def serve(
     allow_private: bool = False,
     allow_origin: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     json_log: bool = False,
+    prior: PriorFlag = "training",
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -122,7 +131,9 @@ def serve(
         require_licence(Model(pretrained.name, pretrained=True), accepted=accept_licence)
 
     def load() -> Trained:
-        trained = restore_weights(place, weights, model, device, accepted=True, precision=precision, classes=classes)
+        trained = restore_weights(
+            place, weights, model, device, prior, accepted=True, precision=precision, classes=classes
+        )
         return with_input(trained, size, None)[0]
 
     if not re.fullmatch(r"[A-Za-z0-9_.:/@-]+", image):
@@ -134,7 +145,13 @@ def serve(
             raise InputError(f"{place} is a model's name: export it to a file first, and name that (steady export)")
         if classes is not None:
             raise InputError("--classes names a file that the container has not: export the model with it first")
-        words = _flags(settings, {"--model": model, "--size": size, "--precision": precision, "--threads": threads})
+        if prior not in ("training", "uniform"):
+            raise InputError("--prior names a file that the container has not: export the model with it first")
+        words = _flags(
+            settings,
+            {"--prior": None if prior == "training" else prior}
+            | {"--model": model, "--size": size, "--precision": precision, "--threads": threads},
+        )
         for path in write_files(write, load().path, image=image, words=words, grace_seconds=grace_seconds):
             print(path)
         note(f"build the image: docker build -t {shlex.quote(image)} {shlex.quote(str(write))}")

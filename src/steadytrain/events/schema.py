@@ -44,6 +44,7 @@ class DataKeys(TypedDict):
     num_train: NotRequired[Whole]
     num_val: NotRequired[Whole | None]
     classes: NotRequired[Sequence[str]]
+    class_counts: NotRequired[Sequence[Whole]]
     channels: NotRequired[Whole]
     largest_side: NotRequired[Whole]
     restart_markers: NotRequired[bool]
@@ -207,8 +208,8 @@ class Started(Event, frozen=True, kw_only=True):
     attempts before have cost; None where no price is known.
 
     ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, ``classes`` (names), ``held_out``,
-    ``channels`` and ``largest_side`` (pixels) of the training images, and whether packing put ``restart_markers`` into
-    them.
+    ``class_counts`` (training images of each), ``channels`` and ``largest_side`` (pixels) of the training images, and
+    whether packing put ``restart_markers`` into them.
     ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels),
     ``input`` (size, channels, normalisation, crop and interpolation of what it sees).
     ``machine``: what bits and speed depend on: ``device``, ``compute_threads``, ``feed_threads``, ``isa``, ``torch``,
@@ -379,7 +380,8 @@ class Evaluated(Event, frozen=True, kw_only=True):
 
     ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
     which every label is right, and ``top5`` is None. ``macro_recall`` and ``macro_f1``: means over the classes, or
-    labels, that have images; None in logs of versions that had none.
+    labels, that have images; None in logs of versions that had none. ``even_top1``, ``even_macro_recall``: of the same
+    logits, answered as if all classes were equally frequent, where the sizes of classes differ tenfold; else None.
     """
 
     step: Whole
@@ -393,6 +395,8 @@ class Evaluated(Event, frozen=True, kw_only=True):
     mean_ap: float | None = None
     macro_recall: float | None = None
     macro_f1: float | None = None
+    even_top1: float | None = None
+    even_macro_recall: float | None = None
 
     @property
     def score(self) -> float:

@@ -51,6 +51,7 @@ from steadytrain.training import checkpoints
 from steadytrain.training.data import open_data
 from steadytrain.training.evaluation import evaluate_module
 from steadytrain.training.inference.inference import Files, open_evaluation_data
+from steadytrain.training.inference.prior import Prior, with_prior
 from steadytrain.training.inference.trained import Trained, Which, restore
 from steadytrain.training.state import describe_nonfinite
 
@@ -155,6 +156,7 @@ def export_model(
     data: str | Path | None = None,
     max_loss: float = 0.5,
     images: int | None = None,
+    prior: Prior = "training",
     say: Say = print_note,
 ) -> Exportation:
     """Export a run, a weights file or a pretrained model of timm.
@@ -171,6 +173,8 @@ def export_model(
             validation data, else noise.
         max_loss: points of top-1 (or mAP) that other numbers may cost.
         images: by which other numbers are judged, drawn evenly from every class; None: all.
+        prior: class frequencies that the file answers by, as of
+            :func:`~steadytrain.training.inference.prior.with_prior`.
         say: takes a line each for what the user should know.
 
     Returns:
@@ -209,6 +213,7 @@ def export_model(
         if device == "auto":
             device = devices[0] if devices else "cpu"
         trained = restore(place, which=which, model=model, classes=classes, precision="fp32", device=device, say=say)
+    trained = with_prior(trained, prior, say=say)
     if fault := describe_nonfinite(trained.module):
         raise ModelError(
             f"{source} cannot be exported: {fault}; export other weights of the run (--weights last), or train it again"
@@ -291,6 +296,9 @@ class _Job:
             difference=difference,
             provenance=provenance(trained, packages),
             is_unnamed=trained.is_unnamed,
+            class_counts=trained.class_counts,
+            weighting=trained.weighting,
+            prior=trained.prior,
         )
 
     def outcome(self, path: Path, tolerance: float, *rows: ParityRow, reason: str = "") -> Exportation:
@@ -380,6 +388,8 @@ def _export_weights(job: _Job, path: Path, kind: WeightsKind) -> Exportation:
         about["symbol"] = trained.symbol
     if trained.temperature != 1:
         about["calibration"] = {"temperature": trained.temperature, "data": trained.calibrated_on}
+    if trained.prior is not None:
+        about["prior"] = vars(trained.prior)
     if kind == "safetensors":
         named = trained.name if ":" in trained.name and not trained.symbol else None  # a factory is imported by name
         with replacing(path) as part:

@@ -71,7 +71,10 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
     note = licence_note(licence) if licence else None
     origin = f"Of its weights, or of those that it was trained from: {licence}."
     listed, num_more = ", ".join(f"`{each}`" for each in classes[:_SHOWN]), len(classes) - _SHOWN
-    calibration = f"Probabilities are calibrated: divide the logits by {described.temperature:.4g}.\n\n"
+    remarks = [f"Probabilities are calibrated: divide the logits by {described.temperature:.4g}."]
+    remarks = remarks if described.temperature != 1 else []
+    if described.prior is not None:
+        remarks.append(f"The logits are those of class frequencies `{described.prior.name}`, not the training images'.")
     text = (Path(__file__).parent / "texts" / "model_card.md").read_text(encoding="utf-8")
     return Template(text).substitute(
         vars(input),
@@ -86,7 +89,7 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
         crop=number(input.crop, 3),
         mean=list(input.mean or ()),
         std=list(input.std or ()),
-        calibration=calibration if described.temperature != 1 else "",
+        remarks="".join(f"{remark}\n\n" for remark in remarks),
         classes=f"{listed} and {num_more:,} more (`label_names` in `config.json`)" if num_more > 0 else listed,
         provenance="\n".join(f"- {key}: `{value}`" for key, value in described.provenance.items()),
     )

@@ -110,6 +110,7 @@ class DataSets:
             "num_val": self.num_val,
             "held_out": self.held_out,
             "classes": list(self.classes),
+            "class_counts": self.class_counts.tolist(),
             "multi_label": self.num_labels is not None,
             "channels": self.train.channels,
             "largest_side": self.train.largest_side,

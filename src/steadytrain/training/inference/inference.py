@@ -155,6 +155,7 @@ def evaluate(
             is_multi_label=trained.is_multi_label,
             keep_logits=keep_logits,
             temperature=trained.temperature,
+            shift=trained.other_shift,
             say=say,
         )
         if per_image is not None:

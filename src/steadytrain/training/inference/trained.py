@@ -28,7 +28,9 @@ from steadytrain.machine import facts
 from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input, exported
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
+from steadytrain.models.exported import AppliedPrior
 from steadytrain.models.registry import HUB, ModelSource, licence_note
+from steadytrain.optim.losses import even_shift
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.device import choose_device, require_usable
@@ -59,6 +61,9 @@ class Trained:
         licence: of the weights, or of those that they were trained from; empty where there are none.
         symbol: as of :class:`steadytrain.models.Built`.
         is_unnamed: its classes are called by numbers, their places in records that name none.
+        class_counts: training images of each class; empty where they are not known.
+        weighting: the setting that keeps these from being the frequencies that the model learned; empty: none does.
+        prior: that its logits have in them already; None: that of its training images.
     """
 
     module: nn.Module = field(repr=False)
@@ -76,12 +81,23 @@ class Trained:
     licence: str = ""
     symbol: str = ""
     is_unnamed: bool = False
+    class_counts: tuple[int, ...] = ()
+    weighting: str = ""
+    prior: AppliedPrior | None = None
 
     @property
     def title(self) -> str:
         """The model's name for others to read: that of a foreign checkpoint without its folder."""
         prefix = checkpoint_format(self.name)
         return f"{prefix}:{Path(self.name.removeprefix(f'{prefix}:')).name}" if prefix else self.name
+
+    @property
+    def other_shift(self) -> NDArray[np.float64] | None:
+        """What turns logits into those of the frequencies to compare with, [K]: those learned, or else equal ones."""
+        if self.prior is not None:
+            return -np.array(self.prior.shift)
+        shift = None if self.is_multi_label else even_shift(self.class_counts, self.weighting)
+        return None if shift is None else shift * self.temperature
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Turn logits [B, K] into probabilities: of each label by itself where an image may have several."""
@@ -170,6 +186,7 @@ def restore(
         spec = recipes.Model(about["model"]["name"], options=about["model"]["options"])
         input, stored = build_typed(Input, about["input"]), tuple(str(name) for name in about["classes"])
         calibrated = about.get("calibration") or {}
+        prior = build_typed(AppliedPrior, about["prior"]) if about.get("prior") else None
         temperature, calibrated_on = float(calibrated.get("temperature", 1)), str(calibrated.get("data", ""))
         if not 0 < temperature < float("inf"):
             raise ValueError(f"temperature {temperature:g}")
@@ -217,6 +234,9 @@ def restore(
         licence=str(about.get("licence", "")),
         symbol=built.symbol,
         is_unnamed=bool(about.get("unnamed")),
+        class_counts=tuple(about.get("class_counts", ())),
+        weighting=str(about.get("weighting", "")),
+        prior=prior,
     )
     return rename_classes(trained, names)
 
@@ -249,6 +269,9 @@ def _restore_exported(
         calibrated_on=described.calibrated_on,
         licence=described.licence,
         is_unnamed=described.is_unnamed,
+        class_counts=described.class_counts,
+        weighting=described.weighting,
+        prior=described.prior,
     )
     return rename_classes(trained, names)
 

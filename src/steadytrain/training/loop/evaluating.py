@@ -12,9 +12,11 @@ import torch
 from steadytrain.data.loader import Batch, ImageLoader
 from steadytrain.errors import SteadyError
 from steadytrain.events import Evaluated, Event
+from steadytrain.optim.losses import even_shift
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.ema import Ema
 from steadytrain.training.evaluation import evaluate_module, write_per_image
+from steadytrain.training.inference.prior import weighting
 from steadytrain.training.loop.saving import (
     export,
     finish_writing,
@@ -104,7 +106,7 @@ def _evaluate(
     try:
         with session.clock.within("evaluation"):
             module, num_classes = session.evaluated_module, len(session.data.classes)
-            is_last = session.is_done
+            is_last, counts = session.is_done, session.data.class_counts.tolist()
             settled.enter_context(engine.settled(module))
             evaluation = evaluate_module(
                 module,
@@ -115,6 +117,7 @@ def _evaluate(
                 sum_ranks=engine.sum,
                 num_outputs=session.data.num_val,
                 is_multi_label=session.data.num_labels is not None,
+                shift=None if session.data.num_labels else even_shift(counts, weighting(session.recipe)),
                 limit=validation.limit,
             )
             stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
@@ -128,6 +131,7 @@ def _evaluate(
         raise
     if not stopped:
         state.evaluated, validation.seconds = session.epoch, time.perf_counter() - began
+        even_top1, even_recall = evaluation.other or (None, None)
         yield Evaluated(
             step=state.cursor.step,
             epoch=session.epoch,
@@ -138,6 +142,8 @@ def _evaluate(
             mean_ap=evaluation.mean_ap,
             macro_recall=evaluation.macro.recall,
             macro_f1=evaluation.macro.f1,
+            even_top1=even_top1,
+            even_macro_recall=even_recall,
             seconds=validation.seconds,
             weights="model" if state.ema is None else "ema" if state.ema.decay is not None else "swa",
         )
