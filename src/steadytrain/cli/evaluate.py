@@ -71,7 +71,7 @@ Threshold = Annotated[
     ),
 ]
 PriorFlag = Annotated[
-    str,
+    str | None,
     Parameter(
         help="Answer as if classes were as frequent as that: uniform, training (as they were there), or a JSON or CSV"
         " file of the frequency or count of each class."
@@ -109,7 +109,7 @@ def evaluate(
     threads: Threads = None,
     per_image: Path | None = None,
     threshold: Threshold = None,
-    prior: PriorFlag = "training",
+    prior: PriorFlag = None,
     calibrate: bool = False,
     accept_licence: AcceptLicence = False,
     json: Json = False,
@@ -154,7 +154,7 @@ def evaluate(
     columns["zip_names"] = zip_names
     require_data(data, "name them after the run", restrict=restrict, root=root, labels=labels, **columns)
     altered: dict[str, object] = {"--restrict": restrict, "--size": size, "--tta": tta, "--per-image": per_image}
-    altered |= {"--rgb-mean": rgb_mean, "--rgb-std": rgb_std, "--prior": None if prior == "training" else prior}
+    altered |= {"--rgb-mean": rgb_mean, "--rgb-std": rgb_std, "--prior": prior}
     if calibrate and (other := next((flag for flag, value in altered.items() if value), None)):
         raise InputError(f"--calibrate fits a temperature to the weights as they are, and no more: drop {other}")
     if per_image is not None:
@@ -257,7 +257,7 @@ def _prior_rows(trained: Trained, result: Evaluation) -> list[dict[str, Any]]:
     """Return the figures by the class frequencies of the answers, then by others; nothing where there are no others."""
     if result.other is None:
         return []
-    names = ("training", "uniform") if trained.prior is None else (trained.prior.name, "training")
+    names = ("training", "uniform") if not trained.prior else (trained.prior, "training")
     figures = (result.top1, result.macro.recall), result.other
     return [
         {"prior": name, "top1": top1, "macro_recall": recall}
@@ -295,7 +295,7 @@ def predict(
     *images: Path,
     top: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     threshold: Threshold = None,
-    prior: PriorFlag = "training",
+    prior: PriorFlag = None,
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -453,7 +453,7 @@ def restore_weights(
     weights: Literal["best", "last"],
     model: str | None,
     device: str,
-    prior: str = "training",
+    prior: str | None = None,
     *,
     accepted: bool,
     precision: str | None = None,
@@ -474,7 +474,7 @@ def restore_weights(
     trained = restore(place, which=weights, model=model, device=device, **options)
     for line in trained.notes:
         note(line)
-    return with_prior(trained, prior, say=note)
+    return trained if prior is None else with_prior(trained, prior, say=note)
 
 
 def _image_text(document: Mapping[str, Any], columns: int, width: int, *, is_alone: bool, nothing: str) -> str:

@@ -35,7 +35,7 @@ def export(
     images: int | None = None,
     aot: bool = False,
     device: DeviceFlag = "auto",
-    prior: PriorFlag = "training",
+    prior: PriorFlag = None,
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,

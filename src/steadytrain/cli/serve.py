@@ -57,7 +57,7 @@ def serve(
     allow_private: bool = False,
     allow_origin: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     json_log: bool = False,
-    prior: PriorFlag = "training",
+    prior: PriorFlag = None,
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -145,13 +145,10 @@ def serve(
             raise InputError(f"{place} is a model's name: export it to a file first, and name that (steady export)")
         if classes is not None:
             raise InputError("--classes names a file that the container has not: export the model with it first")
-        if prior not in ("training", "uniform"):
+        if prior not in (None, "training", "uniform"):
             raise InputError("--prior names a file that the container has not: export the model with it first")
-        words = _flags(
-            settings,
-            {"--prior": None if prior == "training" else prior}
-            | {"--model": model, "--size": size, "--precision": precision, "--threads": threads},
-        )
+        flags = {"--model": model, "--size": size, "--precision": precision, "--threads": threads, "--prior": prior}
+        words = _flags(settings, flags)
         for path in write_files(write, load().path, image=image, words=words, grace_seconds=grace_seconds):
             print(path)
         note(f"build the image: docker build -t {shlex.quote(image)} {shlex.quote(str(write))}")

@@ -156,7 +156,7 @@ def export_model(
     data: str | Path | None = None,
     max_loss: float = 0.5,
     images: int | None = None,
-    prior: Prior = "training",
+    prior: Prior | None = None,
     say: Say = print_note,
 ) -> Exportation:
     """Export a run, a weights file or a pretrained model of timm.
@@ -174,7 +174,7 @@ def export_model(
         max_loss: points of top-1 (or mAP) that other numbers may cost.
         images: by which other numbers are judged, drawn evenly from every class; None: all.
         prior: class frequencies that the file answers by, as of
-            :func:`~steadytrain.training.inference.prior.with_prior`.
+            :func:`~steadytrain.training.inference.prior.with_prior`; None: as they are.
         say: takes a line each for what the user should know.
 
     Returns:
@@ -213,7 +213,7 @@ def export_model(
         if device == "auto":
             device = devices[0] if devices else "cpu"
         trained = restore(place, which=which, model=model, classes=classes, precision="fp32", device=device, say=say)
-    trained = with_prior(trained, prior, say=say)
+    trained = trained if prior is None else with_prior(trained, prior, say=say)
     if fault := describe_nonfinite(trained.module):
         raise ModelError(
             f"{source} cannot be exported: {fault}; export other weights of the run (--weights last), or train it again"
@@ -299,6 +299,7 @@ class _Job:
             class_counts=trained.class_counts,
             weighting=trained.weighting,
             prior=trained.prior,
+            prior_shift=trained.prior_shift,
         )
 
     def outcome(self, path: Path, tolerance: float, *rows: ParityRow, reason: str = "") -> Exportation:
@@ -388,8 +389,8 @@ def _export_weights(job: _Job, path: Path, kind: WeightsKind) -> Exportation:
         about["symbol"] = trained.symbol
     if trained.temperature != 1:
         about["calibration"] = {"temperature": trained.temperature, "data": trained.calibrated_on}
-    if trained.prior is not None:
-        about["prior"] = vars(trained.prior)
+    if trained.prior:
+        about |= {"prior": trained.prior, "prior_shift": list(trained.prior_shift)}
     if kind == "safetensors":
         named = trained.name if ":" in trained.name and not trained.symbol else None  # a factory is imported by name
         with replacing(path) as part:

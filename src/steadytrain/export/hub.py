@@ -73,8 +73,8 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
     listed, num_more = ", ".join(f"`{each}`" for each in classes[:_SHOWN]), len(classes) - _SHOWN
     remarks = [f"Probabilities are calibrated: divide the logits by {described.temperature:.4g}."]
     remarks = remarks if described.temperature != 1 else []
-    if described.prior is not None:
-        remarks.append(f"The logits are those of class frequencies `{described.prior.name}`, not the training images'.")
+    if described.prior:
+        remarks.append(f"The logits are those of class frequencies `{described.prior}`, not the training images'.")
     text = (Path(__file__).parent / "texts" / "model_card.md").read_text(encoding="utf-8")
     return Template(text).substitute(
         vars(input),

@@ -51,14 +51,6 @@ TENSORRT_GONE = (
 """Refusal of what steadytrain once wrote."""
 
 
-@dataclass(frozen=True)
-class AppliedPrior:
-    """Class frequencies that a network answers by: their ``name``, and what was added to its logits, [K]."""
-
-    name: str
-    shift: tuple[float, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Description:
     """The description in an exported classifier: all that is needed to use it, and its origin.
@@ -76,8 +68,10 @@ class Description:
         difference: the largest of any logit from the checkpoint's, as it was checked when the file was written.
         provenance: run, digests of recipe and weights, versions, date.
         is_unnamed: its classes are called by numbers, their places in records that name none.
-        class_counts, weighting, prior: training images of each class, what keeps them from being the frequencies that
-            the model learned, and the frequencies that its logits have in them instead.
+        class_counts: training images of each class; empty where they are not known.
+        weighting: the setting that keeps these from being the frequencies that the model learned; empty: none does.
+        prior: the frequencies that its logits have in them instead, by name; empty: those of its training images.
+        prior_shift: what these have added to the logits, [K].
 
     >>> one = Description(model="digits", input=Input(size=8, channels=1), classes=("0", "1"))
     >>> Description.from_json(one.to_json(), where="a file") == one
@@ -98,7 +92,8 @@ class Description:
     is_unnamed: bool = False
     class_counts: tuple[int, ...] = ()
     weighting: str = ""
-    prior: AppliedPrior | None = None
+    prior: str = ""
+    prior_shift: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_types(self, "description")

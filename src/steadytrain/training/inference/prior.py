@@ -30,7 +30,6 @@ from steadytrain.config.words import number
 from steadytrain.errors import DataError, InputError, ModelError, RunError
 from steadytrain.files import read_text
 from steadytrain.format import Say, few, print_note
-from steadytrain.models.exported import AppliedPrior
 from steadytrain.optim.losses import log_ratio
 from steadytrain.run import Run
 from steadytrain.training.data import open_data, random_batch
@@ -129,10 +128,8 @@ def training_counts(trained: Trained, say: Say = print_note) -> tuple[int, ...]:
             f"an image may have several of {trained.title}'s labels: class frequencies are of one an image"
         )
     run: Run | None = None
-    try:
+    with suppress(RunError):
         run = Run.open(trained.path.parent)
-    except RunError:
-        pass
     if weighted := trained.weighting or ("" if run is None else weighting(run.recipe)):
         raise ModelError(
             f"{trained.path} was trained with {weighted}, which shifts class frequencies already, or is not"
@@ -171,8 +168,8 @@ def with_prior(trained: Trained, prior: Prior, *, say: Say = print_note) -> Trai
         DataError: training frequencies that are not known, or a prior that cannot be used.
         ModelError: weights that learned other frequencies than those of their images, or have a prior already.
     """
-    if trained.prior is not None:
-        raise ModelError(f"{trained.path} has the prior {trained.prior.name} in its outputs: take the run it is of")
+    if trained.prior:
+        raise ModelError(f"{trained.path} has the prior {trained.prior} in its outputs: take the run that it is of")
     if prior == "training":
         return trained
     if isinstance(prior, str | Path) and prior != "uniform" and not Path(prior).is_file():
@@ -180,8 +177,8 @@ def with_prior(trained: Trained, prior: Prior, *, say: Say = print_note) -> Trai
     target = read_prior(prior, trained.classes)
     shift = trained.temperature * log_ratio(training_counts(trained, say), target)
     name = "a table" if isinstance(prior, Mapping) else Path(prior).name
-    applied = AppliedPrior(name, tuple(shift.tolist()))
-    return replace(trained, module=_shifted(trained, torch.from_numpy(shift).float()), prior=applied)
+    module = _shifted(trained, torch.from_numpy(shift).float())
+    return replace(trained, module=module, prior=name, prior_shift=tuple(shift.tolist()))
 
 
 def _shifted(trained: Trained, shift: torch.Tensor) -> nn.Module:

@@ -28,7 +28,6 @@ from steadytrain.machine import facts
 from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input, exported
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
-from steadytrain.models.exported import AppliedPrior
 from steadytrain.models.registry import HUB, ModelSource, licence_note
 from steadytrain.optim.losses import even_shift
 from steadytrain.run import Run
@@ -61,9 +60,7 @@ class Trained:
         licence: of the weights, or of those that they were trained from; empty where there are none.
         symbol: as of :class:`steadytrain.models.Built`.
         is_unnamed: its classes are called by numbers, their places in records that name none.
-        class_counts: training images of each class; empty where they are not known.
-        weighting: the setting that keeps these from being the frequencies that the model learned; empty: none does.
-        prior: that its logits have in them already; None: that of its training images.
+        class_counts, weighting, prior, prior_shift: as of :class:`steadytrain.models.exported.Description`.
     """
 
     module: nn.Module = field(repr=False)
@@ -83,7 +80,8 @@ class Trained:
     is_unnamed: bool = False
     class_counts: tuple[int, ...] = ()
     weighting: str = ""
-    prior: AppliedPrior | None = None
+    prior: str = ""
+    prior_shift: tuple[float, ...] = ()
 
     @property
     def title(self) -> str:
@@ -94,8 +92,8 @@ class Trained:
     @property
     def other_shift(self) -> NDArray[np.float64] | None:
         """What turns logits into those of the frequencies to compare with, [K]: those learned, or else equal ones."""
-        if self.prior is not None:
-            return -np.array(self.prior.shift)
+        if self.prior:
+            return -np.array(self.prior_shift)
         shift = None if self.is_multi_label else even_shift(self.class_counts, self.weighting)
         return None if shift is None else shift * self.temperature
 
@@ -186,7 +184,6 @@ def restore(
         spec = recipes.Model(about["model"]["name"], options=about["model"]["options"])
         input, stored = build_typed(Input, about["input"]), tuple(str(name) for name in about["classes"])
         calibrated = about.get("calibration") or {}
-        prior = build_typed(AppliedPrior, about["prior"]) if about.get("prior") else None
         temperature, calibrated_on = float(calibrated.get("temperature", 1)), str(calibrated.get("data", ""))
         if not 0 < temperature < float("inf"):
             raise ValueError(f"temperature {temperature:g}")
@@ -236,7 +233,8 @@ def restore(
         is_unnamed=bool(about.get("unnamed")),
         class_counts=tuple(about.get("class_counts", ())),
         weighting=str(about.get("weighting", "")),
-        prior=prior,
+        prior=str(about.get("prior", "")),
+        prior_shift=tuple(about.get("prior_shift", ())),
     )
     return rename_classes(trained, names)
 
@@ -272,6 +270,7 @@ def _restore_exported(
         class_counts=described.class_counts,
         weighting=described.weighting,
         prior=described.prior,
+        prior_shift=described.prior_shift,
     )
     return rename_classes(trained, names)
 
