@@ -50,6 +50,7 @@ from steadytrain.events import (
     MachineStats,
     Started,
     Step,
+    Tested,
     Unreadable,
     count_names,
     read,
@@ -146,6 +147,7 @@ class RunProgress:
     those with the highest top-1, or mAP. ``unreadable``: lines of the log that are no events. ``is_open``: the
     newest attempt has not said how it ended: it goes on, or was killed. ``machine``: its newest sample. ``spans``:
     number of each attempt -> how it began, and the time of its newest event.
+    ``tested``: the evaluation on the test images of weights that the run still has; ``num_tested``: of all.
     ``failed``: how the newest attempt failed, if it did. ``images_at_once``: that memory had room for in an update;
     None: it never ran out.
     """
@@ -158,6 +160,8 @@ class RunProgress:
     time: float = 0.0
     evaluated: Evaluated | None = None
     best: Evaluated | None = None
+    tested: Tested | None = None
+    num_tested: int = 0
     unreadable: int = 0
     is_open: bool = False
     machine: MachineStats | None = None
@@ -177,6 +181,7 @@ class RunProgress:
         match event:
             case Started():
                 self.started, self.ended, self.failed = event, None, None
+                self.tested = None if self.tested is None or self.tested.step > event.step else self.tested
                 self.spans[event.attempt] = event, event.time
                 self.is_open, self.machine = True, None
             case MachineStats():
@@ -193,6 +198,8 @@ class RunProgress:
                 self.evaluated = event
                 if score > (self.best.score if self.best else -1.0):  # never true of a NaN
                     self.best = event
+            case Tested():
+                self.tested, self.num_tested = event, self.num_tested + 1
             case Ended():
                 self.ended, self.is_open = event, False
                 if event.status == "finished":
@@ -325,7 +332,7 @@ class Run:
     def data(self) -> Data:
         """The recipe's part on data, with paths that lead there from the working folder (see :meth:`locate`)."""
         data = self.recipe.data
-        named = {name: getattr(data, name) for name in ("train", "val", "root", "labels", "classes")}
+        named = {name: getattr(data, name) for name in ("train", "val", "test", "root", "labels", "classes")}
         values: dict[str, Any] = {
             name: path if "://" in str(path) else str(self.locate(path))  # an object in a store is the same everywhere
             for name, path in named.items()

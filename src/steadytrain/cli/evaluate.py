@@ -36,6 +36,7 @@ from steadytrain.files import near_name, replacing
 from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5, text_table
 
 if TYPE_CHECKING:
+    from steadytrain.data.results.scores import Calibration
     from steadytrain.training import Evaluation, Trained
     from steadytrain.training.inference.views import Tta
 
@@ -229,6 +230,7 @@ def _threshold(trained: Trained, threshold: float | None) -> float:
 
 def _class_figures(trained: Trained, result: Evaluation) -> dict[str, Any]:
     """Return the figures of an evaluation where each image has one class."""
+    from steadytrain.data.results.scores import class_ratio
     from steadytrain.reports import wilson
     from steadytrain.training.metrics import calibration, class_scores, macro
 
@@ -242,8 +244,8 @@ def _class_figures(trained: Trained, result: Evaluation) -> dict[str, Any]:
         "top5": result.top5,
         "loss": result.loss,
         **{f"macro_{name}": value for name, value in vars(macro(scores)).items()},
-        "ece": calibrated.ece,
-        "confidence": calibrated.confidence,
+        "class_ratio": class_ratio(result.total),
+        **_calibration_figures(calibrated),
         "calibration": [vars(row) for row in calibrated.bins],
         "priors": _prior_rows(trained, result),
         "classes": [
@@ -265,6 +267,12 @@ def _prior_rows(trained: Trained, result: Evaluation) -> list[dict[str, Any]]:
     ]
 
 
+def _calibration_figures(calibrated: Calibration) -> dict[str, float]:
+    """Return the error of probabilities, what a perfectly calibrated model would show, and their mean."""
+    chance = {"ece_by_chance": calibrated.chance, "ece_by_chance_high": calibrated.chance_high}
+    return {"ece": calibrated.ece, **chance, "confidence": calibrated.confidence}
+
+
 def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> dict[str, Any]:
     """Return the figures of an evaluation where an image may have several labels."""
     from steadytrain.training.metrics import calibration, label_metrics
@@ -280,8 +288,7 @@ def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> di
         "exact_match": metrics.exact_match,
         "hamming_loss": metrics.hamming_loss,
         "loss": result.loss,
-        "ece": calibrated.ece,
-        "confidence": calibrated.confidence,
+        **_calibration_figures(calibrated),
         "calibration": [
             {("share" if key == "top1" else key): value for key, value in vars(row).items()} for row in calibrated.bins
         ],
@@ -526,8 +533,15 @@ def _means(document: Mapping[str, Any], kind: str) -> str:
 
 def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes: int) -> Iterator[str]:
     """Yield the figures of an evaluation where each image has one class."""
+    from steadytrain.data.results.scores import UNEVEN
+
     interval = f"{100 * document['top1_low']:.2f} to {percent(document['top1_high'], 2)}"
     yield f"top-1  {percent(document['top1'], 2)}  (95 % interval {interval}, {count(document['n'], 'image')})"
+    if document["class_ratio"] >= UNEVEN:
+        yield (
+            f"recall {percent(document['macro_recall'], 2)}  (macro: the mean over classes, the largest of which has"
+            f" {document['class_ratio']:.3g} times the images of the smallest)"
+        )
     if num_found < num_classes and document["restricted"]:
         yield f"       chosen among the data's {count(num_found, 'class', 'classes')}"
     elif num_found < num_classes:
@@ -538,6 +552,7 @@ def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes
     yield f"macro  {_means(document, 'macro')}  (means over classes)"
     bins = f"{len(document['calibration'])} equal-width bins of the top-1 probability"
     yield f"ECE    {percent(document['ece'], 2)}  (calibration error, {bins})"
+    yield _chance_line(document)
     for row in document["priors"]:
         figures = f"top-1 {percent(row['top1'], 2)}, macro recall {percent(row['macro_recall'], 2)}"
         yield f"prior  {figures}  ({_frequencies(row['prior'])})"
@@ -547,6 +562,12 @@ def _frequencies(prior: str) -> str:
     """Describe class frequencies."""
     known = {"training": "as in the training images", "uniform": "equal: --prior uniform"}
     return f"class frequencies {known.get(prior, f'of {clean(prior)}')}"
+
+
+def _chance_line(document: Mapping[str, Any]) -> str:
+    from steadytrain.data.results.scores import chance_words
+
+    return f"       {chance_words(document['ece_by_chance'], document['ece_by_chance_high'], document['n'])}"
 
 
 def _label_figures_text(document: Mapping[str, Any], num_found: int, num_labels: int) -> Iterator[str]:
@@ -562,6 +583,7 @@ def _label_figures_text(document: Mapping[str, Any], num_found: int, num_labels:
     yield f"loss   {number(document['loss'], 4)}"
     bins = f"{len(document['calibration'])} bins"
     yield f"ECE    {percent(document['ece'], 2)}  (calibration error of each label's probability, {bins})"
+    yield _chance_line(document)
 
 
 def _worst_and_best(cells: Sequence[Sequence[str]], least: Sequence[int]) -> list[str]:
@@ -581,6 +603,7 @@ def _calibration_text(document: Mapping[str, Any], chosen: str) -> str:
         ["", "before", "after"],
         ["NLL", number(document["nll_before"], 4), number(document["nll"], 4)],
         ["ECE", percent(document["ece_before"], 2), percent(document["ece"], 2)],
+        ["by chance", percent(document["ece_by_chance_before"], 2), percent(document["ece_by_chance"], 2)],
         [document["score_name"], score, score],
     ]
     lines = [
@@ -588,7 +611,7 @@ def _calibration_text(document: Mapping[str, Any], chosen: str) -> str:
         f"temperature {document['temperature']:.4g}: fitted on {count(document['n'], 'image')}, kept with the weights",
         text_table(cells, right=(1, 2), least=(5, 8, 8)),
         "After: each half of the images by the temperature fitted on the other half",
-        f"({halves}).",
+        f"({halves}). By chance: the ECE that a perfectly calibrated model shows.",
     ]
     if document["ece"] > document["ece_before"]:
         lines.append("The ECE is no smaller: a temperature makes these probabilities no truer.")

@@ -102,7 +102,8 @@ def _model_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     val = f"{data['num_val']:,} to evaluate ({clean(source)})" if data["num_val"] else "no validation data"
     is_multi_label = data.get("multi_label") is True
     noun = "labels, several for each image" if is_multi_label else "classes"
-    yield "data", f"{data['num_train']:,} to train on, {val}, {len(data['classes']):,} {noun}"
+    test = f"{data['num_test']:,} to test once, at the end, " if data.get("num_test") else ""
+    yield "data", f"{data['num_train']:,} to train on, {val}, {test}{len(data['classes']):,} {noun}"
     frozen = model["parameters"] - model["trainable"]
     pretrained = ", pretrained" if recipe.model.pretrained else ", from a weights file" if recipe.model.weights else ""
     yield (

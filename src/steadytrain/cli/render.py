@@ -27,8 +27,10 @@ from steadytrain.events import (
     Saved,
     Started,
     StepMeasured,
+    Tested,
 )
-from steadytrain.format import clean, clock, money, pairs, rate, tells_top5
+from steadytrain.format import clean, clock, count, money, pairs, rate, score_name, tells_top5
+from steadytrain.monitor.history import RunScore
 
 
 def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False) -> str | None:
@@ -49,6 +51,9 @@ def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False
             scores = "top1:.4f top5:.4f" if event.mean_ap is None else "mean_ap:.4f exact_match=top1:.4f"
             text = _line("evaluated", event, f"step epoch:.2f n loss:.4f {scores} seconds:.2f weights")
             return f"{text} best=yes" if best else text
+        case Tested():
+            scores = "top1:.4f top5:.4f" if event.mean_ap is None else "mean_ap:.4f exact_match=top1:.4f"
+            return _line("tested", event, f"step epoch:.2f n loss:.4f {scores} seconds:.2f weights before")
         case Started():
             data, machine = event.data, event.machine
             values = {"attempt": event.attempt, "model": event.model.get("name", "?")}
@@ -144,6 +149,9 @@ def describe_event(
                 parts += [f"top5 {event.top5:.4f}"] if event.top5 is not None and tells_top5(num_classes) else []
             parts += [f"loss {event.loss:.4f}", *([] if event.weights == "model" else [f"({clean(event.weights)})"])]
             return [*parts, "best"] if best else parts
+        case Tested():
+            name, figures = score_name(event.mean_ap is not None), RunScore.of(event).words
+            return [f"{event.words}: {name} {figures}", count(event.n, "image")]
         case Ceilings():
             feed, compute, both = _rates(event)
             limit, other = (

@@ -588,7 +588,8 @@ def open_draft(
         raise InputError("name the data to train on: a folder of classes, a .rec, or whatever else steady pack takes")
     require_there(train)
     _require_possible(options, finetune=finetune)
-    files = {"--val": "data.val", "--weights": "model.weights", "--classes": "data.classes", "--labels": "data.labels"}
+    files = {"--val": "data.val", "--test": "data.test", "--classes": "data.classes", "--labels": "data.labels"}
+    files["--weights"] = "model.weights"
     for flag, key in files.items():
         file = options.value(key)
         if isinstance(file, str) and not Path(local_name(file)).exists() and not is_pattern(file) and not is_uri(file):

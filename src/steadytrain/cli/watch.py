@@ -262,7 +262,6 @@ def state_line(now: RunSnapshot) -> str:
 
 def final_lines(now: RunSnapshot, width: int) -> list[str]:
     """Return the figures of a run, those that matter most first, in lines of ``width`` columns but for the verdict."""
-    from steadytrain.reports.tables import interval_text
     from steadytrain.reports.time_spent import largest_buckets
     from steadytrain.reports.verdict import verdict_sentences
 
@@ -277,7 +276,7 @@ def final_lines(now: RunSnapshot, width: int) -> list[str]:
         lines.append(f"{newest}{overall}, {rate(rates.steady)} in the steady state")
     if now.best is not None:
         name, best = score_name(now.is_multi_label), now.best
-        interval = f" ({interval_text(best.interval)})" if best.interval else ""
+        interval = f" ({best.interval.words})" if best.interval else ""
         lines.append(f"best {name} {percent(best.value, 2)}{interval} {best.when}")
     if now.logged is not None:
         right = "exact match" if now.is_multi_label else "top-1"

@@ -131,6 +131,14 @@ class Data:
         usual="X-val.rec beside X-train.rec, val/ beside train/, else 10 % of each class",
         flag=Flag(DATA, "Validation data.", names="--val --data-val"),
     )
+    test: str | Path | None = setting(
+        None,
+        "Test data, in any of these forms, on which the best weights are evaluated once, at the end. No choice"
+        " depends on them, so the digest leaves them out.",
+        example="test.rec",
+        usual="X-test.rec beside X-train.rec, test/ beside train/, else none",
+        flag=Flag(DATA, "Test data, evaluated once, at the end of the run.", names="--test --data-test --test-data"),
+    )
     holdout: float = setting(
         0.1,
         "Share of each class that is held out where there are no validation data, at least 0, below 1; 0: none.",
@@ -317,6 +325,7 @@ class Data:
         check(self, "data")
         refuse_secrets("data.train", self.train)
         refuse_secrets("data.val", self.val)
+        refuse_secrets("data.test", self.test)
         sizes = tuple(f"{size}@{epoch:g}" for size, epoch in parse_sizes(self.grow_size))
         object.__setattr__(self, "grow_size", sizes)
         object.__setattr__(self, "transforms", tuple(map(str, parse_transforms(self.transforms))))

@@ -202,9 +202,10 @@ class Recipe:
     def digest(self) -> str:
         """Twelve hex digits that name what is trained.
 
-        ``parallel`` and ``every`` are left out, but for the evaluations that ``plateau`` waits for.
+        ``parallel`` and ``every`` are left out, but for the evaluations that ``plateau`` waits for, and ``data.test``.
         """
         values = {name: part for name, part in self.to_dict().items() if name not in ("parallel", "every")}
+        del values["data"]["test"]
         for part, names in FIRST_KEYS.items():
             first, usual = names.split(), _defaults(part)
             values[part] = {name: v for name, v in values[part].items() if name in first or v != usual[name]}

@@ -47,6 +47,8 @@ class DataKeys(TypedDict):
     class_counts: NotRequired[Sequence[Whole]]
     channels: NotRequired[Whole]
     largest_side: NotRequired[Whole]
+    num_test: NotRequired[Whole]
+    class_ratio: NotRequired[Finite]
     restart_markers: NotRequired[bool]
     num_rejected: NotRequired[Whole]
     rejected: NotRequired[Sequence[tuple[str, str]]]
@@ -207,7 +209,8 @@ class Started(Event, frozen=True, kw_only=True):
     hour of each machine costs: ``per_hour``, ``currency``, ``name`` and ``date`` of the price; ``spent``: what the
     attempts before have cost; None where no price is known.
 
-    ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, ``classes`` (names), ``held_out``,
+    ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, of ``test`` the same where there is
+    one, ``class_ratio`` (images of the largest class for one of the smallest, from ten on), ``classes``, ``held_out``,
     ``class_counts`` (training images of each), ``channels`` and ``largest_side`` (pixels) of the training images, and
     whether packing put ``restart_markers`` into them.
     ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels),
@@ -405,6 +408,36 @@ class Evaluated(Event, frozen=True, kw_only=True):
     def score(self) -> float:
         """The score that evaluations are ranked by: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
+
+
+class Tested(Event, frozen=True, kw_only=True):
+    """The evaluation of a run's best weights on the test images, which no choice has seen: once, at its end.
+
+    Fields as of :class:`Evaluated`; ``step`` and ``epoch`` are those of the weights. ``data``: the images' digest.
+    ``before``: how often a process of this run had evaluated others of its weights on test images before.
+    """
+
+    step: Whole
+    epoch: Finite
+    n: Whole
+    loss: float
+    top1: float
+    top5: float | None
+    seconds: Finite
+    weights: str = "model"
+    mean_ap: float | None = None
+    macro_recall: float | None = None
+    macro_f1: float | None = None
+    even_top1: float | None = None
+    even_macro_recall: float | None = None
+    data: str = ""
+    before: Whole = 0
+
+    @property
+    def words(self) -> str:
+        """Name the images by what the run has seen of them."""
+        seen = f"evaluated {self.before + 1} times in this run" if self.before else "which no choice has seen"
+        return f"test, {seen}"
 
 
 class Saved(Event, frozen=True, kw_only=True):

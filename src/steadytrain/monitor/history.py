@@ -41,9 +41,11 @@ from steadytrain.events import (
     Started,
     Step,
     StepMeasured,
+    Tested,
     Unreadable,
 )
 from steadytrain.format import epoch as epoch_words
+from steadytrain.format import percent
 from steadytrain.intervals import Interval, wilson
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.evidence import E, Evidence, RankShares, Stretch
@@ -83,6 +85,9 @@ class RunReach:
 class RunScore:
     """One evaluation; ``top1_95``: the 95 % confidence interval of ``top1`` over the ``n`` images.
 
+    ``macro_recall``: the mean of the classes' recall; None in logs of older versions. ``seen``: of a test, the words
+    for what the run has seen of its images.
+
     Where an image may have several labels, ``mean_ap`` is the main number, ``top1`` the images with every label right.
     """
 
@@ -96,11 +101,18 @@ class RunScore:
     seconds: float
     weights: str
     mean_ap: float | None = None
+    macro_recall: float | None = None
+    seen: str = ""
 
     @property
     def value(self) -> float:
         """The main number: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
+
+    @property
+    def words(self) -> str:
+        """The main number with its interval, in percent."""
+        return percent(self.value, 2) + (f" ({self.interval.words})" if self.interval else "")
 
     @property
     def when(self) -> str:
@@ -113,10 +125,11 @@ class RunScore:
         return self.top1_95 if self.mean_ap is None and math.isfinite(self.top1) and self.n > 0 else None
 
     @staticmethod
-    def of(event: Evaluated) -> RunScore:
+    def of(event: Evaluated | Tested) -> RunScore:
         """Return the score that an event holds."""
         values = {name: value for name, value in asdict(event).items() if name in RunScore.__dataclass_fields__}
-        return RunScore(**values, top1_95=wilson(event.top1, event.n))
+        seen = event.words if isinstance(event, Tested) else ""
+        return RunScore(**values, top1_95=wilson(event.top1, event.n), seen=seen)
 
 
 @dataclass(eq=False, repr=False)
@@ -136,6 +149,7 @@ class RunHistory:
         endings: how each attempt ended that did not die.
         lines: the log lines without those that a restart took back; so, too,
         evaluated: all evaluations, and
+        tested: that of the test images, None before the end, and
         trained: what each epoch came to, by its number.
         points: of the live charts, oldest first; of many the extremes of each stretch. ``redrawn`` counts up where
             points before no longer hold: a restart took steps back, or there were too many.
@@ -157,6 +171,7 @@ class RunHistory:
     endings: list[Ended | Failed] = field(default_factory=list)
     lines: LogLines = field(default_factory=LogLines)
     evaluated: list[Evaluated] = field(default_factory=list)
+    tested: Tested | None = None
     trained: dict[int, EpochTrained] = field(default_factory=dict)
     saved: list[Saved] = field(default_factory=list)
     noticed: list[Noticed] = field(default_factory=list)
@@ -248,6 +263,8 @@ class RunHistory:
                 self.trained[event.epoch] = event
             case Evaluated():
                 self.evaluated.append(event)
+            case Tested():
+                self.tested = event
             case Saved():
                 self.saved.append(event)
             case Noticed():
@@ -301,6 +318,7 @@ class RunHistory:
                     break
             self.lines.take_back(step)
             self.evaluated = [score for score in self.evaluated if score.step <= step]
+            self.tested = None if self.tested is None or self.tested.step > step else self.tested
             self.trained = {epoch: means for epoch, means in self.trained.items() if means.step <= step}
             self._show([p for p in self.points if p.series not in TAKEN_BACK or (p.row[2] or 0) <= step])
         if self.attempts:
@@ -390,6 +408,11 @@ class RunHistory:
     def last(self) -> RunScore | None:
         """The newest evaluation."""
         return RunScore.of(self.evaluated[-1]) if self.evaluated else None
+
+    @property
+    def test(self) -> RunScore | None:
+        """The score on the test images; None before the end, and without such."""
+        return None if self.tested is None else RunScore.of(self.tested)
 
     def elapsed(self, time: float | None = None) -> float:
         """Return the seconds that the run had taken at a moment (None: its newest event), without pauses in between.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -16,9 +14,6 @@ from steadytrain.config import Optim
 from steadytrain.config.factories import import_factory
 from steadytrain.config.losses import SOFTMAX, parse_loss
 from steadytrain.errors import RecipeError, first_line
-
-UNEVEN = 10
-"""The largest class has so many times the images of the smallest: figures with equal frequencies stand beside."""
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A function of logits float32 [B, K] and targets int64 [B] (a class each) or float32 [B, K] (shares of each class, or
@@ -104,36 +99,6 @@ def balanced_weights(counts: Tensor, num_images: int, *, is_multi_label: bool = 
     n = counts.double()
     weights = (num_images - n) / n if is_multi_label else num_images / (len(n) * n)
     return torch.where((n > 0) & (weights > 0), weights, 1.0).float()
-
-
-def log_ratio(counts: Sequence[int], prior: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """Return what is added to logits: log of the prior less log of the training frequencies, float64 [K].
-
-    Menon et al. 2021, "Long-tail learning via logit adjustment", section 4.1.
-
-    Args:
-        counts: training images of each class. One without any was never learned, and gains no more than any other.
-        prior: frequencies, which sum to 1; None: equal ones.
-
-    >>> np.exp(log_ratio([30, 10])).round(6).tolist()
-    [0.666667, 2.0]
-    """
-    n = np.asarray(counts, np.float64)
-    prior = np.full(len(n), 1 / len(n)) if prior is None else prior
-    is_known = n > 0
-    ratio = np.log(prior) - np.log(np.where(is_known, n, 1) / n.sum())
-    return np.where(is_known, ratio, ratio[is_known].min(initial=np.inf))
-
-
-def even_shift(counts: Sequence[int], weighted: str) -> NDArray[np.float64] | None:
-    """Return what equal frequencies add to logits; None where nothing calls for the comparison.
-
-    That is where the largest class has fewer than :data:`UNEVEN` times the images of the smallest that has any, or
-    training was ``weighted``.
-    """
-    known = [n for n in counts if n]
-    is_uneven = len(known) > 1 and max(known) >= UNEVEN * min(known)
-    return log_ratio(counts) if is_uneven and not weighted else None
 
 
 def make_loss(

@@ -10,6 +10,7 @@ import heapq
 import io
 import math
 import shlex
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -45,13 +46,14 @@ class Mistakes:
     """Counts of a run's predictions, and the wrong ones that are shown.
 
     ``classes``: in the data's order. ``examples``: the surest predictions of each of the most confused pairs.
-    ``worst``: wrong predictions with the highest loss.
+    ``worst``: wrong predictions with the highest loss. ``chance``: the calibration error, and what chance alone shows.
     """
 
     classes: tuple[str, ...]
     counts: PairCounts
     examples: Mapping[tuple[str, str], Sequence[ImageResult]]
     worst: Sequence[ImageResult]
+    chance: str = ""
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -69,8 +71,11 @@ def read_mistakes(account: Account) -> Mistakes:
 
     path = account.run.predictions
     counts: Counter[tuple[str, str]] = Counter()
+    p, right = array("d"), array("b")
     for row in read_predictions(path):
         counts[row.true, row.predicted] += 1
+        p.append(row.p_predicted)
+        right.append(row.true == row.predicted)
     named = account.history.started.data.get("classes") if account.history.started else None
     names = [str(name) for name in named] if isinstance(named, list) else []
     classes = dict.fromkeys([*names, *(name for pair in sorted(counts) for name in pair)])
@@ -88,7 +93,20 @@ def read_mistakes(account: Account) -> Mistakes:
             examples.append(row)
             examples.sort(key=lambda other: -other.p_predicted)
             del examples[PICTURES_PER_PAIR:]
-    return Mistakes(tuple(classes), counts, surest, [row for *_, row in sorted(worst, reverse=True)])
+    shown = [row for *_, row in sorted(worst, reverse=True)]
+    return Mistakes(tuple(classes), counts, surest, shown, _chance_words(p, right))
+
+
+def _chance_words(p: array[float], right: array[int]) -> str:
+    """Word the calibration error of predictions beside what chance alone shows; empty where it is not known."""
+    import numpy as np
+
+    from steadytrain.data.results.scores import calibration_of, chance_words
+
+    calibrated = calibration_of(np.array(p), np.array(right) > 0)
+    if math.isnan(calibrated.ece):
+        return ""
+    return f"ECE {percent(calibrated.ece, 1)}; {chance_words(calibrated.chance, calibrated.chance_high, len(p))}"
 
 
 def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[str, Any]:
@@ -158,12 +176,18 @@ def _open_pictures(account: Account) -> Records:
 
 
 def _intro(mistakes: Mistakes, account: Account) -> str:
+    from steadytrain.data.results.scores import UNEVEN, class_ratio
+
     images = sum(mistakes.counts.values())
     right = sum(n for (true, predicted), n in mistakes.counts.items() if true == predicted)
     interval = wilson(right / images, images)
     words = f"{right:,} of {count(images, 'validation image')} are right: {percent(right / images, 2)}"
     words += f" ({percent(interval.low, 2)} to {percent(interval.high, 2)})"
-    return f"{words}. From {account.run.predictions.name} in the run's folder, which lists every image."
+    figures = _class_figures(mistakes)
+    if class_ratio(row["n"] for row in figures) >= UNEVEN:
+        words += f"; macro recall {percent(sum(row['top1'] for row in figures) / len(figures), 2)}"
+    source = f"From {account.run.predictions.name} in the run's folder, which lists every image."
+    return ". ".join(filter(None, (words, mistakes.chance, source)))
 
 
 def class_figures(account: Account) -> list[dict[str, Any]]:

@@ -38,12 +38,11 @@ from steadytrain.monitor.history import RunScore
 from steadytrain.reports.charts import TEMPLATES, charts, has_line, style
 from steadytrain.reports.mistakes import sections
 from steadytrain.reports.status import milestones
-from steadytrain.reports.summary import Account, Repeats, find_repeats, reached
+from steadytrain.reports.summary import Account, Repeats, Summary, find_repeats, reached
 from steadytrain.reports.tables import (
     MARK,
     best_epoch,
     epoch_table,
-    interval_text,
     is_probe,
     known_facts,
     shown_epochs,
@@ -182,7 +181,7 @@ def _ranking(accounts: Sequence[Account], target: float | None = None) -> list[d
         recipes = [accounts[i].settings for i in members]
         settings = [{key: _value(value) for key, value in recipe.items()} for recipe in recipes]
         keys = [key for key in dict.fromkeys(key for values in settings for key in values) if _differs(key, settings)]
-        keys = [key for key in keys if key != "model.name" and not key.startswith(("data.train", "data.val"))]
+        keys = [key for key in keys if key not in ("model.name", "data.train", "data.val", "data.test")]
         of_repeats = {
             name: group for group in find_repeats([accounts[i].summary for i in members]) for name in group.runs
         }
@@ -250,7 +249,7 @@ def _ranked(index: int, account: Account, recipe: Mapping[str, Any], keys: Seque
         "status": summary.course.status,
         "model": summary.setup.model,
         "best": percent(best.value, 2) if best and is_known else NONE,
-        "interval": interval_text(best.interval) if best and best.interval else "",
+        "interval": best.interval.words if best and best.interval else "",
         "epochs": "probe" if is_probe(summary) else epoch(summary.progress.epoch) + of,
         "rate": rate(summary.speed.images_per_second),
         "seconds": duration(summary.speed.seconds),
@@ -274,7 +273,7 @@ def _spread_cells(group: Repeats) -> dict[str, Any]:
     """Format the cells of repeats in the row of the first; no accuracy unless two or more have finished."""
     cells: dict[str, Any] = {"repeats": group.title}
     if (best := group.best_mean_ap or group.best_top1) is not None:
-        interval = f"± {100 * best.std:.2f}, {interval_text(best.mean_95)}"
+        interval = f"± {100 * best.std:.2f}, {best.mean_95.words}"
         cells |= {"score": best.mean, "best": percent(best.mean, 2), "interval": interval}
     return cells | ({"seconds": duration(group.seconds.mean)} if group.seconds else {})
 
@@ -322,6 +321,20 @@ def best_hero(best: RunScore | None, is_multi_label: bool) -> tuple[str, str, st
     return label, percent(best.value, 2), interval + best.when.removeprefix("at ")
 
 
+def test_heroes(summary: Summary) -> list[tuple[str, str, str]]:
+    """Return the score on test images for the head of a page, and macro recall where classes are uneven."""
+    best, test = summary.quality.best, summary.quality.test
+    heroes = []
+    if test is not None:
+        interval = f"{test.interval.words} %, " if test.interval else ""
+        heroes.append((test.seen.capitalize(), percent(test.value, 2), f"{interval}{count(test.n, 'image')}"))
+    if summary.setup.class_ratio is not None and best is not None:
+        of_test = f"{percent(test.macro_recall, 2)} on the test images; " if test is not None else ""
+        more = f"{of_test}mean over classes, the largest {summary.setup.class_ratio:.3g} times the smallest"
+        heroes.append(("Macro recall", percent(best.macro_recall, 2), more))
+    return heroes
+
+
 def probe_heroes(probe: ProbeProgress) -> list[tuple[str, str, str]]:
     """Return the speed of a probe for the head of a page: of the features, and of the fit."""
     features = f"through the frozen network: {probe.images:,} of {count(probe.total, 'image')}"
@@ -339,12 +352,13 @@ def _heroes(account: Account) -> list[dict[str, str]]:
     overall = f"steady; {rate(speed.images_per_second_overall)} overall" if is_updated else "no updates"
     heroes = [
         best_hero(summary.quality.best, summary.quality.is_multi_label),
+        *test_heroes(summary),
         ("Images per second", rate(speed.images_per_second), overall),
         ("Wall time", duration(speed.seconds), per_epoch),
         ("Epochs", epoch(progress.epoch), f"of {epoch(progress.epochs)}"),
     ]
     if is_probe(summary):
-        heroes[1:] = probe_heroes(summary.probe) if summary.probe else []
+        heroes[1 + len(test_heroes(summary)) :] = probe_heroes(summary.probe) if summary.probe else []
         heroes.append(("Wall time", duration(speed.seconds), "a probe: no updates"))
     if (bill := summary.cost) is not None:
         at_end = "" if bill.at_end is None else f"about {money(bill.at_end)} at the end; "

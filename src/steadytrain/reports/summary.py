@@ -37,7 +37,8 @@ class RunSetup:
 
     ``repeats_digest``: of the recipe without its ``seed``. ``size``: pixels of an image's side. ``data_set``: tells the
     images that were trained and evaluated on apart from others, by their digests where known. ``device``: the name of
-    its ``devices``.
+    its ``devices``. ``class_ratio``: images of the largest class, to train or validate on, for one of the smallest;
+    None below ten.
     """
 
     digest: str
@@ -55,6 +56,7 @@ class RunSetup:
     machine: Mapping[str, Any]
     device: str
     devices: int | None
+    class_ratio: float | None = None
 
     @property
     def batch_per_device(self) -> float | None:
@@ -89,6 +91,7 @@ class RunQuality:
 
     ``best``: the evaluation with the highest top-1, or mAP (the first of equals); ``last``: the newest.
     ``is_multi_label``: an image may have several labels; then ``train_top1`` are the images with every label right.
+    ``test``: the score on test images, which no choice has seen.
     ``train_loss``, ``train_top1``: of the newest epoch, as in its row; of the newest log line while an epoch goes on.
     ``not_finite``: log lines whose loss is no finite number.
     """
@@ -99,6 +102,7 @@ class RunQuality:
     train_top1: float | None
     not_finite: int
     is_multi_label: bool
+    test: RunScore | None = None
 
 
 def device_use(history: RunHistory) -> dict[str, float] | None:
@@ -181,7 +185,8 @@ class Repeats:
     """Runs of one recipe on the same images that differ only in their seed; figures are of the finished ones.
 
     ``name``: the folder that holds them, where ``--repeats`` made it, else their own names. ``runs``: their names.
-    ``best_mean_ap``, ``last_mean_ap``: where an image may have several labels; top-1 is then exact match.
+    ``best_mean_ap``, ``last_mean_ap``: where an image may have several labels; top-1 is then exact match. ``test``: of
+    the test images, top-1 or mAP.
     """
 
     name: str
@@ -194,6 +199,7 @@ class Repeats:
     seconds: Spread | None
     best_mean_ap: Spread | None = None
     last_mean_ap: Spread | None = None
+    test: Spread | None = None
 
     @property
     def title(self) -> str:
@@ -224,6 +230,7 @@ def _repeats(group: Sequence[Summary]) -> Repeats:
     done = [run for run in group if run.course.status == "finished"]
     best = [score for run in done if (score := run.quality.best)]
     last = [score for run in done if (score := run.quality.last)]
+    tests = [run.quality.test.value for run in done if run.quality.test]
     return Repeats(
         name=parent if is_own else ", ".join(run.name for run in group),
         runs=tuple(run.name for run in group),
@@ -235,6 +242,7 @@ def _repeats(group: Sequence[Summary]) -> Repeats:
         seconds=spread(run.speed.seconds for run in done),
         best_mean_ap=spread((score.mean_ap for score in best if score.mean_ap is not None), are_shares=True),
         last_mean_ap=spread((score.mean_ap for score in last if score.mean_ap is not None), are_shares=True),
+        test=spread(tests, are_shares=True),
     )
 
 
@@ -407,6 +415,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             device=", ".join(dict.fromkeys(gpu.name for gpu in history.devices.values()))
             or str(started.machine.get("device", "")),
             devices=parts_of(history)[-1].devices,
+            class_ratio=started.data.get("class_ratio"),
         ),
         course=RunCourse(
             status=status,
@@ -428,6 +437,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             train_top1=newest.top1 if newest else None,
             not_finite=history.lines.not_finite,
             is_multi_label=history.is_multi_label,
+            test=history.test,
         ),
         speed=RunSpeed(
             seconds_per_epoch=step_seconds / history.epoch(sum(span.steps for span in spans)) if step_seconds else None,

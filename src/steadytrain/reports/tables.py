@@ -29,7 +29,7 @@ from steadytrain.format import (
     tells_top5,
     text_table,
 )
-from steadytrain.intervals import Interval, Spread
+from steadytrain.intervals import Spread
 from steadytrain.monitor.history import RunScore
 from steadytrain.reports.mistakes import class_figures, class_rows, label_rows
 from steadytrain.reports.summary import Account, Epoch, Repeats, Summary, find_repeats, median_known
@@ -50,8 +50,10 @@ def facts(summary: Summary) -> dict[str, str]:
     scores: dict[str, str] = {}
     makes_updates, probe = not is_probe(summary), summary.probe
     batch = f" ({per_rank(shares)})" if shares else ""
-    for when, score in (("best", best), ("last", last if makes_updates else None)):
-        scores[f"{when} {name}"] = _score(score)
+    for when, score in (("best", best), ("last", last if makes_updates else None), ("test", quality.test)):
+        scores[f"{when} {name}"] = f"{score.words}, {score.seen}" if score and score.seen else _score(score)
+        if setup.class_ratio is not None:
+            scores[f"{when} macro recall"] = percent(score.macro_recall if score else None, 2)
         if quality.is_multi_label:
             scores[f"{when} exact match"] = percent(score.top1 if score else None, 2)
         elif tells_top5(setup.num_classes):
@@ -64,6 +66,7 @@ def facts(summary: Summary) -> dict[str, str]:
         "probe": probe.words if probe and (probe.fit_seconds is not None or not progress.step) else NONE,
         **scores,
         "validation images": number((last.n or None) if last else setup.num_val),
+        "test images": number(quality.test.n if quality.test else None),
         f"train {'exact match' if quality.is_multi_label else name}": percent(quality.train_top1, 2),
         "train loss": number(quality.train_loss, 4),
         "time per epoch": duration(speed.seconds_per_epoch),
@@ -150,6 +153,7 @@ SPREADS: dict[str, Callable[[Repeats], str]] = {
     "last top-1": lambda group: spread_text(None if group.last_mean_ap else group.last_top1, percents=True),
     "best mAP": lambda group: spread_text(group.best_mean_ap, percents=True),
     "last mAP": lambda group: spread_text(group.last_mean_ap, percents=True),
+    "test": lambda group: spread_text(group.test, percents=True),
     "last loss": lambda group: spread_text(group.last_loss),
     "wall time": lambda group: duration(group.seconds.mean if group.seconds else None),
 }
@@ -161,6 +165,7 @@ def spread_rows(groups: Sequence[Repeats]) -> list[list[str]]:
     has_map = [group.best_mean_ap is not None for group in groups]
     heads = [head for head in SPREADS if any(has_map) or not head.endswith("mAP")]
     heads = [head for head in heads if not all(has_map) or not head.endswith("top-1")]
+    heads = [head for head in heads if head != "test" or any(group.test for group in groups)]
     return [["repeats", *heads], *([group.title, *(SPREADS[head](group) for head in heads)] for group in groups)]
 
 
@@ -370,7 +375,8 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     if len(runs) == 1:
         run, (words,) = runs[0], known_facts(runs)
         name = score_name(run.quality.is_multi_label)
-        keys = ("epochs", "probe", f"best {name}", f"last {name}", "images/s, steady", "wall time")
+        scores = (f"{when} {score}" for when in ("best", "last", "test") for score in (name, "macro recall"))
+        keys = ("epochs", "probe", *scores, "images/s, steady", "wall time")
         lines = [["run", clean(run.name)], ["status", run.course.status]]
         lines += [[key, words[key]] for key in keys if key in words]
         lines += [] if run.cost is None else [["cost", str(run.cost)]]
@@ -402,10 +408,4 @@ def _score(score: RunScore | None) -> str:
 
 
 def _interval(score: RunScore | None) -> str:
-    value = percent(score.value if score else None, 2)
-    return value if score is None or score.interval is None else f"{value} ({interval_text(score.interval)})"
-
-
-def interval_text(interval: Interval) -> str:
-    """Format a confidence interval, in percent."""
-    return f"{100 * interval.low:.2f} to {100 * interval.high:.2f}"
+    return NONE if score is None else score.words

@@ -28,6 +28,7 @@ from steadytrain.data.loader import (
     crop_for,
     default_threads,
 )
+from steadytrain.data.recordio.reader import Records
 from steadytrain.data.transforms import Augmentation, make_own
 from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.asynchronous.engine import AsyncEngine
@@ -442,10 +443,10 @@ def feeds(
     on_choice: Callable[[Placement], None],
     *,
     sharing: int = 1,
-) -> tuple[ImageLoader, ImageLoader | None]:
-    """Open the loader of the training stream, from where the run stands, and the one of the validation data.
+) -> tuple[ImageLoader, ImageLoader | None, ImageLoader | None]:
+    """Open the loader of the training stream, from where the run stands, and those of the validation and test data.
 
-    Of both this rank's part; ``sharing``: ranks that use the same cores.
+    Of each this rank's part; ``sharing``: ranks that use the same cores.
     """
     device, world, engine = state.engine.device, state.engine.world, state.engine
     queue = engine if isinstance(engine, AsyncEngine) else None
@@ -469,20 +470,18 @@ def feeds(
         on_placed=on_choice,
         queue=queue,
     )
-    if data.val is None or not engine.takes_part:
-        return feed, None
-    val_feed = ImageLoader(
-        data.val,
-        evaluation_crop(input),
-        batch_size=max(1, recipe.batch_size // world.size),
-        ids=data.val_ids,
-        train=False,
-        shard=(world.rank, world.size),
-        threads=threads,
-        pin=on_gpu,
-        device=device if on_gpu else None,
-    )
-    return feed, val_feed
+
+    def evaluation_feed(records: Records | None, **options: Any) -> ImageLoader | None:
+        if records is None or not engine.takes_part:
+            return None
+        size, shard = max(1, recipe.batch_size // world.size), (world.rank, world.size)
+        crop = evaluation_crop(input)
+        return ImageLoader(
+            records, crop, batch_size=size, train=False, shard=shard, threads=threads, pin=on_gpu, **options
+        )
+
+    val_feed = evaluation_feed(data.val, ids=data.val_ids, device=device if on_gpu else None)
+    return feed, val_feed, evaluation_feed(data.test, keep_bytes=0)  # each of which is read once
 
 
 def training_feed(

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
 from steadytrain.data.recordio.card import RunClasses, card_for, read_classes, record_files
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.results.scores import UNEVEN, class_ratio
 from steadytrain.data.sources.labels import require_zero_or_one, say_doubt
 from steadytrain.data.sources.layout import TABLES
 from steadytrain.data.sources.listing import Labels
@@ -44,10 +45,10 @@ MOST_REJECTED = 100
 
 @dataclass(frozen=True)
 class DataSets:
-    """The data of a run, for training and validation.
+    """The data of a run, for training and validation, and for the test at its end.
 
     Args:
-        train, val: opened record files; ``val`` is None without validation.
+        train, val, test: opened record files; ``val`` is None without validation, ``test`` without a test.
         train_ids, val_ids: int64 record numbers to use; None uses all.
         classes: names, in the order of the labels; of images with several labels, the names of these.
         held_out: whether ``val_ids`` were held out of the training file.
@@ -62,6 +63,7 @@ class DataSets:
     classes: tuple[str, ...]
     held_out: bool
     groups: NDArray[np.int64] | None = None
+    test: Records | None = None
 
     @cached_property
     def num_train(self) -> int:
@@ -72,6 +74,10 @@ class DataSets:
         if self.val is None:
             return 0
         return len(self.val) if self.val_ids is None else len(self.val_ids)
+
+    @property
+    def num_test(self) -> int:
+        return 0 if self.test is None else len(self.test)
 
     @property
     def num_labels(self) -> int | None:
@@ -86,7 +92,16 @@ class DataSets:
     @property
     def class_counts(self) -> NDArray[np.int64]:
         """Training images of each class, or with each label: int64[K]."""
-        labels = self.train.labels if self.train_ids is None else self.train.labels[self.train_ids]
+        return self._count(self.train, self.train_ids)
+
+    @property
+    def class_ratio(self) -> float:
+        """The ratio of the largest class to the smallest, of training or validation images; 1 of several labels."""
+        parts = [(self.train, self.train_ids), (self.val, self.val_ids)] if self.num_labels is None else []
+        return max((class_ratio(self._count(part, ids).tolist()) for part, ids in parts if part is not None), default=1)
+
+    def _count(self, records: Records, ids: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        labels = records.labels if ids is None else records.labels[ids]
         if labels.ndim > 1:
             return np.asarray((labels > 0).sum(0), np.int64)
         return np.bincount(np.asarray(labels, np.int64), minlength=len(self.classes)).astype(np.int64)
@@ -108,6 +123,8 @@ class DataSets:
             "val": None if self.val is None else self.val.name,
             "val_digest": None if self.val is None else self.val.digest,
             "num_val": self.num_val,
+            **({} if self.test is None else self._about_test(self.test)),
+            **({"class_ratio": self.class_ratio} if self.class_ratio >= UNEVEN else {}),
             "held_out": self.held_out,
             "classes": list(self.classes),
             "class_counts": self.class_counts.tolist(),
@@ -119,10 +136,14 @@ class DataSets:
             "rejected": [list(file) for file in rejected[:MOST_REJECTED]],
         }
 
+    @staticmethod
+    def _about_test(test: Records) -> dict[str, Any]:
+        return {"test": test.name, "test_digest": test.digest, "num_test": len(test)}
+
     def close(self) -> None:
-        self.train.close()
-        if self.val is not None and self.val is not self.train:
-            self.val.close()
+        for records in (self.train, self.val, self.test):
+            if records is not None:
+                records.close()  # twice, where images were held out, which is fine
 
 
 @dataclass(frozen=True)
@@ -131,7 +152,7 @@ class OpenedData:
 
     Args:
         named: what the recipe says of the data.
-        train, val: the open records; ``val`` is None where nothing but training images is named.
+        train, val, test: the open records; ``val`` and ``test`` are None where there are no such images.
         remarks: lines about the source that a user should know.
         cost: the part of a start that finding, packing and opening them took.
     """
@@ -141,6 +162,7 @@ class OpenedData:
     val: Records | None
     remarks: tuple[str, ...]
     cost: StartPart
+    test: Records | None = None
 
     def suits(self, data: Data) -> bool:
         """Return whether another recipe's data would be these."""
@@ -148,13 +170,13 @@ class OpenedData:
 
     def close(self) -> None:
         """Let go of the files; closing twice is fine."""
-        for records in (self.train, self.val):
+        for records in (self.train, self.val, self.test):
             if records is not None:
                 records.close()
 
 
 def _what_is_opened(data: Data) -> tuple[object, ...]:
-    paths = (data.train, data.val, data.root, data.labels, data.classes)
+    paths = (data.train, data.val, data.test, data.root, data.labels, data.classes)
     columns = (data.path_column, data.label_column, data.split_column, data.zip_names)
     return *(None if path is None else str(path) for path in paths), *columns, packed_side(data.size)
 
@@ -187,8 +209,22 @@ def open_named(
     )
     open_as = partial(_open_as, say=say, remark=remark, say_reused=say_reused, progress=progress)
     if begun is None or data.classes is not None or Path(data.train).suffix == ".rec":
-        return open_as(data)
+        return validate_as_begun(open_as(data), begun)
     return _open_as_begun(data, begun, open_as)
+
+
+def _began_with_split(data: Data, begun: Started | None) -> bool:
+    """Return whether a run began on a source with a part that validates."""
+    has_val = begun is not None and begun.data.get("val_digest") is not None and not begun.data.get("held_out")
+    return data.val is None and has_val
+
+
+def validate_as_begun(opened: OpenedData, begun: Started | None) -> OpenedData:
+    """Return data whose test images validate where a run of 0.2 began so: its split stays."""
+    if opened.val is not None or opened.test is None or not _began_with_split(opened.named, begun):
+        return opened
+    line = f"the test images of {opened.named.train} validate, as when this run began: no test is left for its end"
+    return replace(opened, val=opened.test, test=None, remarks=(*opened.remarks, line))
 
 
 def _open_as_begun(data: Data, begun: Started, open_as: Callable[..., OpenedData]) -> OpenedData:
@@ -198,7 +234,7 @@ def _open_as_begun(data: Data, begun: Started, open_as: Callable[..., OpenedData
     same is for the caller to compare, by their digests.
     """
     classes = RunClasses(() if begun.is_multi_label else begun.data.get("classes", ()))
-    is_split = data.val is None and begun.data.get("val_digest") is not None and not begun.data.get("held_out")
+    is_split = _began_with_split(data, begun)
 
     def is_same(opened: OpenedData) -> bool:
         has_splits = data.val is None and opened.val is not None
@@ -207,14 +243,14 @@ def _open_as_begun(data: Data, begun: Started, open_as: Callable[..., OpenedData
     opened: OpenedData | None = None
     refusal: DataError | None = None
     try:
-        opened = open_as(data)
+        opened = validate_as_begun(open_as(data), begun)
         if is_same(opened):
             return opened
     except DataError as error:
         refusal = error
     for split in ("none", None) if data.split_column is None and not is_split else (data.split_column,):
         with suppress(DataError):
-            again = open_as(replace(data, split_column=split), classes=classes or None)
+            again = validate_as_begun(open_as(replace(data, split_column=split), classes=classes or None), begun)
             if is_same(again):
                 if opened is not None:
                     opened.close()
@@ -241,12 +277,17 @@ def _open_as(data: Data, *, classes: RunClasses | None = None, remark: Say, **op
         prepared = _prepare_train(data, classes, prepare)
         train = opened.enter_context(open_records(prepared.train, remarks.append))
         _require_classes(train, str(data.train))
-        val_path = prepared.val
-        if data.val is not None:
-            val_path = _prepare_val(data, data.val, train, prepare).only("val")
-        val = None if val_path is None else opened.enter_context(open_records(val_path, remarks.append))
+
+        def open_part(named: str | Path | None, part: Path | None, split: Literal["val", "test"]) -> Records | None:
+            if named is not None:
+                part = _prepare_other(data, named, split, train, prepare).only(split)
+            return None if part is None else opened.enter_context(open_records(part, remarks.append))
+
+        val, test = open_part(data.val, prepared.val, "val"), open_part(data.test, prepared.test, "test")
+        if val is not None and test is not None and len(val) == len(test) and val.digest == test.digest:
+            test = None  # the user validates with them
         opened.pop_all()
-        return OpenedData(data, train, val, tuple(remarks), timer.part())
+        return OpenedData(data, train, val, tuple(remarks), timer.part(), test)
 
 
 def open_data(data: Data, *, seed: int, begun: Started | None = None, say: Say = lambda message: None) -> DataSets:
@@ -279,13 +320,19 @@ def data_sets(opened: OpenedData, data: Data, *, seed: int, say: Say = lambda me
             f"each image has exactly one of the {len(classes):,} labels, which are learned one by one all the same: a"
             " table with one column 'label' makes them classes, of which one is chosen"
         )
+    for part, named, records in (("validation", data.val, val), ("test", data.test, opened.test)):
+        if records is not None:
+            source = records.name if named is None else str(named)
+            _require_same_classes(train, records, classes, source, say, part=part)
+            require_outputs(records, len(classes), of=str(train.path))
+    if opened.test is not None:
+        images = count(len(opened.test), "test image is", "test images are")
+        say(f"{images} left alone until the end of the run, where the best weights are evaluated on them once")
     if val is not None:
-        _require_same_classes(train, val, classes, val.name if data.val is None else str(data.val), say)
-        require_outputs(val, len(classes), of=str(train.path))
         _say_unmeasured(val.labels, counts, classes, say)
-        return DataSets(train, val, None, None, classes, held_out=False)
+        return DataSets(train, val, None, None, classes, held_out=False, test=opened.test)
     if data.holdout == 0:
-        return DataSets(train, None, None, None, classes, held_out=False)
+        return DataSets(train, None, None, None, classes, held_out=False, test=opened.test)
     train_ids, val_ids = split_by_fraction(train.labels, fraction=data.holdout, seed=seed)
     if not len(val_ids):
         raise DataError(f"{train.path} has one image of each class: none can be held out; give --val DATA")
@@ -295,7 +342,7 @@ def data_sets(opened: OpenedData, data: Data, *, seed: int, say: Say = lambda me
         " choose your own)"
     )
     _say_unmeasured(train.labels[val_ids], counts, classes, say)
-    return DataSets(train, train, train_ids, val_ids, classes, held_out=True)
+    return DataSets(train, train, train_ids, val_ids, classes, held_out=True, test=opened.test)
 
 
 def _class_list(data: Data, train: Records, say: Callable[[str], None]) -> tuple[str, ...]:
@@ -350,20 +397,22 @@ def _is_table(source: str | Path | None) -> bool:
     return source is not None and Path(source).suffix.lower() in (*TABLES, ".txt")
 
 
-def _prepare_val(data: Data, val: str | Path, train: Records, prepare: Callable[..., Prepared]) -> Prepared:
-    """Prepare the validation data, with the classes that were named, else those of the training data."""
+def _prepare_other(
+    data: Data, place: str | Path, split: Literal["val", "test"], train: Records, prepare: Callable[..., Prepared]
+) -> Prepared:
+    """Prepare validation or test data, with the classes that were named, else those of the training data."""
     card = record_files(train.path)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
-    options: dict[str, Any] = {"only": "val", "zip_names": data.zip_names}
-    if _is_table(val):  # its paths start where the training data's do, and its columns are called alike
+    options: dict[str, Any] = {"only": split, "zip_names": data.zip_names}
+    if _is_table(place):  # its paths start where the training data's do, and its columns are called alike
         options |= {"root": data.root, "path_column": data.path_column, "label_column": data.label_column}
         if _is_val_alone_a_table(data) or data.split_column == "none":
             options["split_column"] = data.split_column
         options |= {"trained_column": "" if train.card is None else train.card.label_column}
     named = train.named_classes or None  # by the list beside records that have no card
-    prepared = prepare(val, classes=card if card.exists() else named, **options)
-    val_card = None if named or card.exists() else card_for(prepared.only("val"))
-    if val_card is not None and Path(val).suffix != ".rec" and are_values(val_card.classes, len(train.classes), val):
-        return prepare(val, classes=train.classes, **options)
+    prepared = prepare(place, classes=card if card.exists() else named, **options)
+    other = None if named or card.exists() else card_for(prepared.only(split))
+    if other is not None and Path(place).suffix != ".rec" and are_values(other.classes, len(train.classes), place):
+        return prepare(place, classes=train.classes, **options)
     return prepared
 
 
@@ -408,7 +457,7 @@ def require_outputs(opened: Records, num_classes: int, *, of: str) -> None:
 
 
 def _require_same_classes(
-    train: Records, val: Records, classes: tuple[str, ...], source: str, say: Callable[[str], None]
+    train: Records, val: Records, classes: tuple[str, ...], source: str, say: Callable[[str], None], *, part: str
 ) -> None:
     kinds = [
         "several labels for each image" if opened.labels.ndim > 1 else "one class for each image"
@@ -430,14 +479,14 @@ def _require_same_classes(
         return
     only_train, only_val = sorted(set(classes) - set(names)), sorted(set(names) - set(classes))
     differences = [f"only in training: {few(only_train)}"] if only_train else []
-    differences += [f"only in validation: {few(only_val)}"] if only_val else []
+    differences += [f"only in {part}: {few(only_val)}"] if only_val else []
     card = "CARD, that of the packed training images"
     if train.card is not None:
         card = str(record_files(train.path)[0].with_suffix(".json"))
     raise DataError(
         f"{train.path} and {val.path} have different class lists"
         f" ({'; '.join(differences) or 'the same names in another order'}):"
-        f" pack the validation images again with --classes {card}"
+        f" pack the {part} images again with --classes {card}"
     )
 
 

@@ -31,7 +31,7 @@ from steadytrain.format import NONE, duration, epoch, fit_table, money, percent,
 from steadytrain.intervals import Interval, Spread, spread
 from steadytrain.reports import report
 from steadytrain.reports.summary import Account, reached
-from steadytrain.reports.tables import finite, interval_text, spread_text
+from steadytrain.reports.tables import finite, spread_text
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
 MOST_RUNS = 10_000
@@ -458,7 +458,7 @@ def to_text(table: Sequence[CaseRow], *, target: float | None = None, width: int
     lines = [[*heads, "status"]]
     for row in table:
         best = spread_text(row.best_spread, percents=True) if row.best_spread else percent(row.best, 2)
-        best += f" ({interval_text(row.interval)})" if row.interval and not row.best_spread else ""
+        best += f" ({row.interval.words})" if row.interval and not row.best_spread else ""
         last = f"{percent(row.last, 2)}{f' ± {100 * row.last_spread.std:.2f}' if row.last_spread else ''}"
         cells = [row.name, best, last, NONE if row.epochs is None else epoch(row.epochs), duration(row.seconds)]
         if target is not None:

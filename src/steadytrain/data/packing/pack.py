@@ -514,8 +514,6 @@ def remark_on_split(shards: Sequence[Listing], say: Say) -> None:
     """Say what is odd about one split, whose first shard names the files passed over."""
     listing = shards[0]
     where = f"{listing.split}: " if listing.split else ""
-    if listing.split == "val" and listing.names[0].casefold().startswith("test"):
-        say("val: there is no val folder; the test folder is used for validation")
     folders = [printable(name) for name in listing.passed_over if name.endswith("/")]
     if beside := [name for name in folders if listing.split and name.count("/") == 1]:
         say(f"{where}{', '.join(beside)} beside the folders for training and validation: not read")

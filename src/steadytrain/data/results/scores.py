@@ -1,13 +1,15 @@
-"""Precision, recall, F1 and average precision, from exact counts and from the scores of whole data sets."""
+"""Precision, recall and F1, average precision and calibration, from exact counts and scores of whole data sets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from steadytrain.format import count, percent
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,20 @@ def macro(scores: Sequence[ClassScore]) -> ClassScore:
         return ClassScore(None, None, None)
     columns = zip(*((score.precision or 0.0, score.recall or 0.0, score.f1 or 0.0) for score in present), strict=True)
     return ClassScore(*(sum(column) / len(present) for column in columns))
+
+
+UNEVEN = 10.0
+"""The ratio of the images of the largest class to those of the smallest from which on macro recall stands by top-1."""
+
+
+def class_ratio(counts: Iterable[int]) -> float:
+    """Return how many times as many images the largest class has as the smallest that has any.
+
+    >>> class_ratio([761, 23, 0]), class_ratio([])
+    (33.08695652173913, 1.0)
+    """
+    present = [images for images in counts if images > 0]
+    return max(present) / min(present) if present else 1.0
 
 
 @dataclass(frozen=True)
@@ -96,3 +112,84 @@ def average_precisions(scores: NDArray[Any], labels: NDArray[Any]) -> tuple[floa
         gains = np.diff(right, prepend=0)
         precisions.append(float((gains * (right / (ends + 1))).sum() / positives))
     return tuple(precisions)
+
+
+BINS = 15
+"""Equal-width bins of the top-1 probability (Guo et al. 2017, "On Calibration of Modern Neural Networks")."""
+
+_DRAWS, _PARTS = 500, 32  # of chance; and of a bin, whose images count as equally sure in it
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Images whose top-1 probability is above ``low`` and at most ``high``: how many, its mean, and how many right."""
+
+    low: float
+    high: float
+    n: int
+    confidence: float | None
+    top1: float | None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The calibration of top-1 probabilities; of several labels, of those of each label for each image.
+
+    ``ece``: the expected calibration error, the mean over images of the difference between probability and accuracy in
+    their bin; of several labels, over images and labels, between probability and the share that has the label.
+    ``confidence``: the mean probability. ``chance``, ``chance_high``: the ECE that a perfectly calibrated model shows
+    with these probabilities on as many images, in the mean and in 95 % of cases at most. All are NaN where a
+    probability is not finite.
+    """
+
+    ece: float
+    confidence: float
+    chance: float
+    chance_high: float
+    bins: tuple[Bin, ...]
+
+
+def chance_words(chance: float, high: float, n: int) -> str:
+    """Say what ECE a perfectly calibrated model shows on ``n`` images.
+
+    >>> chance_words(0.058, 0.089, 240)
+    'a perfectly calibrated model shows 5.8 % (up to 8.9 %) on 240 images'
+    """
+    return f"a perfectly calibrated model shows {percent(chance, 1)} (up to {percent(high, 1)}) on {count(n, 'image')}"
+
+
+def calibration_of(p: NDArray[np.float64], right: NDArray[np.bool_], bins: int = BINS) -> Calibration:
+    """Compute the expected calibration error of probabilities float64[n] of what is ``right``, bool[n], or not."""
+    is_finite = bool(np.isfinite(p).all()) and len(p) > 0
+    p = p if is_finite else np.zeros(0)
+    at = np.clip(np.ceil(p * bins) - 1, 0, bins - 1).astype(np.int64)
+    counts = np.bincount(at, minlength=bins)
+    sums, rights = (np.bincount(at, values, bins) if is_finite else np.zeros(bins) for values in (p, right))
+    rows = tuple(
+        Bin(k / bins, (k + 1) / bins, n, total / n if n else None, r / n if n else None)
+        for k, (n, total, r) in enumerate(zip(counts.tolist(), sums.tolist(), rights.tolist(), strict=True))
+    )
+    if not is_finite:
+        nan = float("nan")
+        return Calibration(nan, nan, nan, nan, rows)
+    ece, confidence, chance = np.abs(sums - rights).sum() / len(p), sums.sum() / len(p), _draw_eces(p, at, bins)
+    return Calibration(float(ece), float(confidence), float(chance.mean()), float(np.quantile(chance, 0.95)), rows)
+
+
+def _draw_eces(p: NDArray[np.float64], at: NDArray[np.int64], bins: int) -> NDArray[np.float64]:
+    """Draw ECEs of a perfectly calibrated model: each prediction is right with its own probability, and by chance.
+
+    The consistency bars of Broecker and Smith 2007, "Increasing the Reliability of Reliability Diagrams", for the
+    probabilities at hand. The same each time; images of a bin that are nearly equally sure are drawn together.
+
+    Args:
+        p: float64[n], the probabilities.
+        at: int64[n], the bin of each.
+    """
+    part = np.clip(np.ceil((p * bins - at) * _PARTS) - 1, 0, _PARTS - 1).astype(np.int64)
+    cells, inverse, sizes = np.unique(at * _PARTS + part, return_inverse=True, return_counts=True)
+    expected = np.bincount(inverse, p)
+    drawn = np.random.default_rng(0).binomial(sizes, np.clip(expected / sizes, 0, 1), (_DRAWS, len(cells)))
+    starts = np.flatnonzero(np.diff(cells // _PARTS, prepend=-1))
+    eces: NDArray[np.float64] = np.abs(np.add.reduceat(drawn - expected, starts, axis=1)).sum(1) / len(p)
+    return eces

@@ -60,6 +60,7 @@ class Selection:
         train_per_class: instead, how many images of each class to train with.
         seed: chooses which.
         identical: what images have to share to stay on one side of the split.
+        test_validates: a source without a validation part validates with its test part, as published figures do.
     """
 
     only: Sequence[str] = ()
@@ -68,6 +69,7 @@ class Selection:
     train_per_class: int | None = None
     seed: int = 0
     identical: Identical = "bytes"
+    test_validates: bool = False
 
     def of(self, listings: Sequence[Listing], say: Say, read: ReadImages | None = None) -> list[Listing]:
         """Apply it. Raises DataError for values that do not fit the source.
@@ -81,6 +83,8 @@ class Selection:
             raise DataError(f"--seed is {self.seed}; it must be from 0 to 2**64 - 1")
         chosen = choose(without_loose(listings, say), only=self.only, exclude=self.exclude)
         remark(chosen, say)
+        if self.test_validates and "val" not in {listing.split for listing in chosen}:
+            chosen = [replace(part, split="val") if part.split == "test" else part for part in chosen]
         if self.val_fraction is None and self.train_per_class is None:
             return chosen
         if splits := ", ".join(listing.split for listing in chosen if listing.split):

@@ -174,7 +174,7 @@ def plan_finetune(
     options = choose(
         rates,
         minutes=minutes,
-        spent=time.perf_counter() - began,
+        spent=time.perf_counter() - began + data.num_test / rates.features,  # the test at the end comes off as well
         num_train=data.num_train,
         num_val=data.num_val,
         epochs=MOST_EPOCHS,

@@ -41,7 +41,7 @@ class Fit:
 
     ``score``: top-1; of several labels, mAP: it stays. ``nll_before``, ``ece_before``: with a temperature of 1.
     ``nll``, ``ece``: of each half of the images (every other one) with the temperature fitted on the other half, which
-    ``halves`` has: none judges itself.
+    ``halves`` has: none judges itself. ``ece_by_chance``: what a perfectly calibrated model shows on so many images.
     """
 
     temperature: float
@@ -52,6 +52,8 @@ class Fit:
     nll: float
     ece_before: float
     ece: float
+    ece_by_chance_before: float
+    ece_by_chance: float
 
 
 def fit_temperature(logits: NDArray[np.float32], labels: NDArray[Any]) -> float:
@@ -151,6 +153,7 @@ def fit(evaluation: Evaluation) -> Fit:
     loss, shares, rights = _likelihoods(logits, labels, 1.0)
     judged = [_likelihoods(logits[rows], labels[rows], halves[1 - half]) for half, rows in enumerate((even, odd))]
     losses, p, right = (np.concatenate(parts) for parts in zip(*judged, strict=True))
+    before, after = calibration_of(shares, rights), calibration_of(p, right)
     return Fit(
         temperature=temperature,
         halves=halves,
@@ -158,8 +161,10 @@ def fit(evaluation: Evaluation) -> Fit:
         score=evaluation.score,
         nll_before=float(loss.mean()),
         nll=float(losses.mean()),
-        ece_before=calibration_of(shares, rights).ece,
-        ece=calibration_of(p, right).ece,
+        ece_before=before.ece,
+        ece=after.ece,
+        ece_by_chance_before=before.chance,
+        ece_by_chance=after.chance,
     )
 
 

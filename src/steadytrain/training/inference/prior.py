@@ -30,11 +30,11 @@ from steadytrain.config.words import number
 from steadytrain.errors import DataError, InputError, ModelError, RunError
 from steadytrain.files import read_text
 from steadytrain.format import Say, few, print_note
-from steadytrain.optim.losses import log_ratio
 from steadytrain.run import Run
-from steadytrain.training.data import open_data, random_batch
-from steadytrain.training.inference.feature_vectors import find_classifier
+from steadytrain.training.data import open_data
+from steadytrain.training.inference.classifier import classifier_of
 from steadytrain.training.inference.trained import Trained
+from steadytrain.training.metrics import log_ratio
 
 Prior = str | Path | Mapping[str, float]
 """``uniform``, ``training``, a file of classes and frequencies, or a frequency (or count) for each class."""
@@ -183,11 +183,8 @@ def with_prior(trained: Trained, prior: Prior, *, say: Say = print_note) -> Trai
 
 def _shifted(trained: Trained, shift: torch.Tensor) -> nn.Module:
     """Return the network with ``shift`` added to its logits: in the bias of its classifier, where it has one."""
-    size = trained.input.size or 224
-    images = random_batch(2, (size, size, trained.input.channels), trained.policy.device).images
     try:
-        with torch.no_grad():
-            head = find_classifier(trained, images)
+        head = classifier_of(trained)
     except ModelError:
         return _Shifted(trained.module, shift)
     if head.bias is None:

@@ -29,10 +29,10 @@ from steadytrain.machine.process import keep_memory
 from steadytrain.models import Input, exported
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
 from steadytrain.models.registry import HUB, ModelSource, licence_note
-from steadytrain.optim.losses import even_shift
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.device import choose_device, require_usable
+from steadytrain.training.metrics import even_shift
 from steadytrain.training.precision import Policy, set_products
 from steadytrain.training.remarks import scaling_remark
 from steadytrain.training.state import describe_nonfinite

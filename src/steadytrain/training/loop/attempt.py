@@ -291,7 +291,7 @@ def _start_monitors(
     clock, cursor, minutes = session.clock, session.state.cursor, session.recipe.every.stall_minutes
     patience = StallLimits(end=60 * minutes if minutes else None)
     dog = Watchdog(clock, log=log, folder=session.run.directory, patience=patience)
-    feeds = [session.feed] if session.validation is None else [session.feed, session.validation.feed]
+    feeds = [session.feed, *(part.feed for part in (session.validation, session.test) if part is not None)]
 
     def doing() -> dict[str, str]:
         records = {name: words for feed in feeds for name, words in feed.doing().items()}

@@ -29,10 +29,10 @@ from steadytrain.config.factories import is_own_model
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves
 from steadytrain.data.fetching.catalogue import find_data_set
-from steadytrain.data.filenames import find_validation_records
+from steadytrain.data.filenames import find_records_beside
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import require_there, source_name
-from steadytrain.data.storage.object_cache import find_validation_object
+from steadytrain.data.storage.object_cache import find_object_beside
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, InputError, RecipeError
 from steadytrain.events import Started
@@ -207,10 +207,12 @@ def choose_recipe(
     _require_data(data)
     chosen = {**dict(leaves(file_values)), **changes}
     changes = {**changes, "data.train": data}
-    find_val = find_validation_object if is_uri(data) else find_validation_records
-    if chosen.get("data.val") is None and "data.holdout" not in chosen and (val := find_val(data)):
+    find_beside = find_object_beside if is_uri(data) else find_records_beside
+    if chosen.get("data.val") is None and "data.holdout" not in chosen and (val := find_beside(data, "val")):
         say(f"validation data: {val}, found beside {data} (--holdout 0.1 holds out a part of {data} instead)")
         changes["data.val"] = str(val)
+    if chosen.get("data.test") is None and (test := find_beside(data, "test")):
+        changes["data.test"] = str(test)
     model, weights = chosen.get("model.name"), chosen.get("model.weights")
     if weights is not None:
         changes.setdefault("model.pretrained", False)
@@ -308,8 +310,8 @@ def _advice(recipe: Recipe, facts: _Facts) -> str:
         return ""
     data = recipe.data
     words = ["steady", "finetune", str(data.train)]
-    for flag, value in (("val", data.val), ("root", data.root), ("labels", data.labels), ("classes", data.classes)):
-        words += [] if value is None else [f"--{flag}", str(value)]
+    for flag in ("val", "test", "root", "labels", "classes"):
+        words += [] if (value := getattr(data, flag)) is None else [f"--{flag}", str(value)]
     columns = ColumnNames.of(data.path_column, data.label_column, data.split_column, data.zip_names)
     words += [word for option in columns.options() for word in option]
     few = f"{per_class:,.0f} images a class are few to train from scratch"

@@ -14,7 +14,7 @@ from steadytrain.training.clock import Clock, Waits
 from steadytrain.training.consensus import Wish
 from steadytrain.training.data import DeviceBatch, join_batches, load
 from steadytrain.training.loop.beginning import begin
-from steadytrain.training.loop.evaluating import is_due, maybe_evaluate, settle_average
+from steadytrain.training.loop.evaluating import evaluate_test, is_due, maybe_evaluate, settle_average
 from steadytrain.training.loop.reporting import accounts, end_epoch, epochs, log_line, pending_notices
 from steadytrain.training.loop.saving import export, finish_writing, require_finite, save, written
 from steadytrain.training.profile.step_cost import StepMeasuring, measure_step
@@ -83,8 +83,7 @@ def run_updates(
         if is_last:
             break
     signal = wish.stop or (NUMBERS if session.changes_numbers else None)
-    yield from _finish(session, signal)
-    return signal
+    return (yield from _finish(session, stop, signal))
 
 
 def _batches(session: Session) -> Iterator[DeviceBatch]:
@@ -142,7 +141,7 @@ def _wish(session: Session, stop: Callable[[], str | None], *, is_measuring_due:
     saver = session.saver  # to save by the clock is the first rank's, and to save before its machine goes any rank's
     is_save_due = saver.is_due() if session.is_first else saver.is_hurried
     # An evaluation and a checkpoint may be all that the run has time for.
-    at_end = saver.seconds + (0.0 if session.validation is None else session.validation.seconds)
+    at_end = saver.seconds + session.closing_seconds
     is_late = session.is_first and time.perf_counter() + at_end >= session.ending.deadline
     return Wish(signal, is_save_due, is_measuring_due, is_late, saver.seconds if session.is_first else 0.0)
 
@@ -196,8 +195,12 @@ def _save(session: Session, before: int, *, is_last: bool) -> Iterator[Event]:
     save(session)
 
 
-def _finish(session: Session, signal: str | None) -> Iterator[Event]:
-    """End the attempt: all is written, and at the end of the run the weights are exported."""
+def _finish(session: Session, stop: Callable[[], str | None], signal: str | None) -> Events:
+    """End the attempt: all is written, and at the end of the run the weights are exported and tested.
+
+    Returns:
+        The signal, also where one comes meanwhile.
+    """
     state = session.state
     if state.probe is not None and not signal:
         session.notice(_probe_notice(session, state.probe))
@@ -213,8 +216,11 @@ def _finish(session: Session, signal: str | None) -> Iterator[Event]:
         with state.engine.settled(session.evaluated_module):
             export(session, "model.safetensors")
     yield from finish_writing(session)
+    if not signal and not (yield from evaluate_test(session, stop)):
+        signal = session.consensus.ask_now(Wish(stop())).stop
     session.clock.settle()
     yield from accounts(session)
+    return signal
 
 
 class _Garbage:

@@ -34,7 +34,7 @@ from steadytrain.training.compute.compile import RecordedWork, compile_update, r
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import pass_of, use_fastest_threads
 from steadytrain.training.consensus import Alone, Together
-from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named
+from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named, validate_as_begun
 from steadytrain.training.device import gpus_of_ranks, notice_change, prepare_device, set_up_machine
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.remarks import remarks
@@ -127,6 +127,7 @@ class _Work:
 
     feed: ImageLoader
     validation: Validation | None
+    test: Validation | None
     update: Update
     compiled: Compiled | None
     clock: Clock
@@ -194,6 +195,7 @@ def open_session(
             consensus=Alone() if attempt.group is None else Together(attempt.group),
             feed=work.feed,
             validation=work.validation,
+            test=work.test,
             saver=Saver(run, work.writer, msgspec.structs.replace(started, attempt=log.attempt), earlier, began),
             clock=work.clock,
             laps=Laps(),
@@ -255,7 +257,7 @@ def _open_images(attempt: _Attempt, place: _Place) -> _Images:
     if world.size > 1 and is_together:
         place.machine["images_per_rank"] = images_per_rank(share, world.size)
     build.require_schedule(recipe, data.num_train)
-    for records in filter(None, (data.train, data.val)):
+    for records in filter(None, (data.train, data.val, data.test)):
         records.digest  # noqa: B018 - it is kept; a file without a card is read whole for it
     attempt.start.passed_data(None if attempt.opened is None else attempt.opened.cost)
     return _Images(data, share)
@@ -307,10 +309,9 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
     """Open the loaders, make the update, and choose how it is computed: recomputing, threads, compiling, a graph."""
     recipe, group, notice, start = attempt.recipe, attempt.group, attempt.notice, attempt.start
     data, state, share, input = images.data, progress.state, images.share, network.input
-    feed, val_feed = build.feeds(recipe, data, input, state, share, notice, attempt.place, sharing=place.sharing)
-    attempt.stack.callback(feed.close)
-    if val_feed is not None:
-        attempt.stack.callback(val_feed.close)
+    feed, *others = build.feeds(recipe, data, input, state, share, notice, attempt.place, sharing=place.sharing)
+    for loader in filter(None, (feed, *others)):
+        attempt.stack.callback(loader.close)
     place.machine["feed_threads"] = feed.task.num_threads
     writer: Writer[Saved | None] = Writer(place.device)
     attempt.stack.callback(writer.close)
@@ -351,8 +352,9 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
     if isinstance(update.work, RecordedWork):
         attempt.stack.callback(update.work.close)
     notice_change(place.before, place.machine, "compile", notice)
-    validation = None if val_feed is None else Validation(val_feed, PassLimit("evaluation", attempt.outbox.append))
-    return _Work(feed, validation, update, compiled, clock, writer)
+    limit = PassLimit("evaluation", attempt.outbox.append)
+    validation, test = (None if loader is None else Validation(loader, limit) for loader in others)
+    return _Work(feed, validation, test, update, compiled, clock, writer)
 
 
 def _price_and_spent(price: Price, earlier: Sequence[BillPart]) -> dict[str, Any]:
@@ -496,20 +498,20 @@ def _open_data(attempt: _Attempt) -> DataSets:
 
     Of several ranks the first of each machine comes first, since it may have to pack them.
     """
-    named, notice, group = attempt.run.data, attempt.notice, attempt.group
+    named, notice, group, begun = attempt.run.data, attempt.notice, attempt.group, attempt.run.progress().started
 
     def open_here() -> DataSets:
         opened = attempt.opened
         if opened is None or not opened.suits(named):
-            opened = open_named(named, begun=attempt.run.progress().started, say=notice)
+            opened = open_named(named, begun=begun, say=notice)
             attempt.stack.callback(opened.close)
-        return data_sets(opened, named, seed=attempt.recipe.seed, say=notice)
+        return data_sets(validate_as_begun(opened, begun), named, seed=attempt.recipe.seed, say=notice)
 
     if group is None:
         return open_here()
     data = group.run_first_then_rest(open_here, is_first=group.world.is_local_first)
     about = data.about()
-    group.require_same("other images", [about["train_digest"], about["val_digest"]])
+    group.require_same("other images", [about.get(f"{part}_digest") for part in ("train", "val", "test")])
     return data
 
 

@@ -87,7 +87,7 @@ class StartLedger:
 
 @dataclass
 class Validation:
-    """The images that are validated on, how many at a time, and the ``seconds`` of the last evaluation."""
+    """The images that are validated, or tested, on, how many at a time, and the ``seconds`` of the last evaluation."""
 
     feed: ImageLoader
     limit: PassLimit
@@ -115,7 +115,7 @@ class Session:
         compiled: what compiling came to; None: nothing is compiled.
         consensus: the decisions that ranks share.
         feed: batches to train on.
-        validation: None: there is nothing to evaluate on.
+        validation, test: None: there is nothing to evaluate on.
         saver: of checkpoints and weights.
         clock, laps: where the time goes; since the last log line.
         started: the attempt's first event.
@@ -136,6 +136,7 @@ class Session:
     consensus: Alone
     feed: ImageLoader
     validation: Validation | None
+    test: Validation | None
     saver: Saver
     clock: Clock
     laps: Laps
@@ -159,6 +160,13 @@ class Session:
         """Return whether the run has come to its end, the planned one or an earlier one."""
         last, planned = self.ending.last_step, self.timeline.steps
         return self.state.cursor.step >= (planned if last is None else last)
+
+    @property
+    def closing_seconds(self) -> float:
+        """Seconds that an evaluation and the test may take at the end of the run."""
+        last = 0.0 if self.validation is None else self.validation.seconds
+        each = last / self.data.num_val if last else self.laps.epoch_seconds / max(1, self.laps.epoch_images)
+        return last + (0.0 if self.test is None else each * self.data.num_test)
 
     @property
     def changes_numbers(self) -> bool:
