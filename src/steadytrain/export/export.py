@@ -23,12 +23,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from steadytrain.data.arrays import Ints
 from steadytrain.data.loader import Batch
 from steadytrain.data.sources.find import require_there, source_name
+from steadytrain.data.sources.select import draw_evenly
 from steadytrain.data.storage.scratch import temporary_scratch
 from steadytrain.errors import DataError, FailedError, InputError, ModelError, RunError, storage_error
 from steadytrain.export.formats import installed_versions, write_module
@@ -485,24 +485,6 @@ def open_samples(
         chosen = draw_evenly(np.arange(len(source)) if numbers is None else numbers, source.labels, most)
         checked = list(read(draw_evenly(chosen, source.labels, CHECKED)))
         yield CheckedSamples(checked, partial(read, chosen), len(chosen), f"{len(chosen):,} {what}", opened is not None)
-
-
-def draw_evenly(numbers: Ints, labels: NDArray[Any], most: int | None) -> Ints:
-    """Return at most so many numbers: the same share of each class, evenly spread; the order is kept.
-
-    Args:
-        numbers: int64[n] of images.
-        labels: of all images; of several labels each no class is looked at.
-        most: None: all.
-
-    >>> draw_evenly(np.arange(6), np.array([0, 1, 0, 1, 0, 1]), 2)
-    array([0, 5])
-    """
-    if most is None or len(numbers) <= most:
-        return numbers
-    by_class = numbers[labels[numbers].argsort(kind="stable")] if labels.ndim == 1 else numbers
-    chosen: Ints = np.sort(by_class[np.linspace(0, len(numbers) - 1, most).astype(np.int64)])
-    return chosen
 
 
 def is_unlabelled(data: str | Path) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.arrays import Ints
 from steadytrain.data.results.scores import (
     BINS,
     UNEVEN,
@@ -139,3 +140,17 @@ def calibration(evaluation: Evaluation, bins: int = BINS, *, temperature: float 
         )
     assert evaluation.outputs is not None
     return calibration_of(evaluation.outputs[:, 1].astype(np.float64), evaluation.outputs[:, 3] == 1, bins)
+
+
+def standard_error(values: NDArray[np.float64], groups: Ints | None = None) -> float:
+    """Return the standard error of a mean; values of one group may depend on each other (Liang & Zeger 1986).
+
+    >>> pairs = np.array([0.0, 0.0, 1.0, 1.0])
+    >>> round(standard_error(pairs), 4), round(standard_error(pairs, np.array([0, 0, 1, 1])), 4)
+    (0.2887, 0.5)
+    """
+    deviations = values - values.mean()
+    if groups is not None:
+        deviations = np.bincount(np.unique(groups, return_inverse=True)[1], deviations)
+    n = len(deviations)
+    return float(np.sqrt((deviations**2).sum() * n / max(1, n - 1)) / len(values))

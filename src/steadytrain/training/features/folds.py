@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from steadytrain.data.arrays import Ints
+from steadytrain.training.metrics import standard_error as standard_error
 
 PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 """Candidates for the weight of half the squared norm, of features whose mean square is 1; the strongest first."""
@@ -113,20 +114,6 @@ def out_of_fold(
         float(is_right.mean()),
         tuple(float(is_right[fold_of == fold].mean()) for fold in folds),
     )
-
-
-def standard_error(values: NDArray[np.float64], groups: Ints | None = None) -> float:
-    """Return the standard error of a mean; values of one group may depend on each other (Liang & Zeger 1986).
-
-    >>> pairs = np.array([0.0, 0.0, 1.0, 1.0])
-    >>> round(standard_error(pairs), 4), round(standard_error(pairs, np.array([0, 0, 1, 1])), 4)
-    (0.2887, 0.5)
-    """
-    deviations = values - values.mean()
-    if groups is not None:
-        deviations = np.bincount(np.unique(groups, return_inverse=True)[1], deviations)
-    n = len(deviations)
-    return float(np.sqrt((deviations**2).sum() * n / max(1, n - 1)) / len(values))
 
 
 def standardize(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,6 +18,7 @@ from torch import nn
 from steadytrain import config as recipes
 from steadytrain import models
 from steadytrain.config.factories import OBJECT, checkpoint_format
+from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
@@ -61,6 +62,7 @@ class Trained:
         symbol: as of :class:`steadytrain.models.Built`.
         is_unnamed: its classes are called by numbers, their places in records that name none.
         class_counts, weighting, prior, prior_shift: as of :class:`steadytrain.models.exported.Description`.
+        is_probe: its classifier was fitted to the features of a network that saw none of its run's images.
     """
 
     module: nn.Module = field(repr=False)
@@ -82,6 +84,7 @@ class Trained:
     weighting: str = ""
     prior: str = ""
     prior_shift: tuple[float, ...] = ()
+    is_probe: bool = False
 
     @property
     def title(self) -> str:
@@ -235,6 +238,7 @@ def restore(
         weighting=str(about.get("weighting", "")),
         prior=str(about.get("prior", "")),
         prior_shift=tuple(about.get("prior_shift", ())),
+        is_probe=run is not None and about.get("step") == 0 and bool(parse_train(run.recipe.model.train).probe_passes),
     )
     return rename_classes(trained, names)
 
