@@ -16,6 +16,7 @@ from cyclopts.validators import Number
 
 from steadytrain.cli.console import note
 from steadytrain.cli.evaluate import (
+    AbstainAt,
     AcceptLicence,
     ModelName,
     PriorFlag,
@@ -57,6 +58,7 @@ def serve(
     allow_private: bool = False,
     allow_origin: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     json_log: bool = False,
+    abstain_at: AbstainAt = None,
     prior: PriorFlag = None,
     weights: WhichFlag = "best",
     model: ModelName = None,
@@ -125,6 +127,7 @@ def serve(
         allow_private=allow_private,
         allow_origins=tuple(origin.rstrip("/").lower() for origin in allow_origin),
         json_log=json_log,
+        abstain_at=abstain_at,
     )
     pretrained = find_pretrained(place)
     if pretrained is not None:  # asked here: the model is loaded on another thread

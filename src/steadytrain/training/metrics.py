@@ -59,7 +59,8 @@ def log_ratio(counts: Sequence[int], prior: NDArray[np.float64] | None = None) -
     prior = np.full(len(n), 1 / len(n)) if prior is None else prior
     is_known = n > 0
     ratio = np.log(prior) - np.log(np.where(is_known, n, 1) / n.sum())
-    return np.where(is_known, ratio, ratio[is_known].min(initial=np.inf))
+    shift: NDArray[np.float64] = np.where(is_known, ratio, ratio[is_known].min(initial=np.inf))
+    return shift
 
 
 def even_shift(counts: Sequence[int], weighted: str) -> NDArray[np.float64] | None:

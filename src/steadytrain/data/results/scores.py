@@ -262,10 +262,12 @@ def promise(p: NDArray[Any], right: NDArray[np.bool_], target: float, images: st
     if not enough:
         best = max(range(len(intervals)), key=lambda row: intervals[row].low, default=None)
         can = (
-            "nothing can" if best is None else f"{percent(intervals[best].low, 1)} can, of {percent(n[best] / len(p))}"
+            "nothing"
+            if best is None
+            else f"{percent(intervals[best].low, 1)} of the surest {percent(n[best] / len(p))}"
         )
         raise DataError(
-            f"--abstain-at {target:g} cannot be promised on {images}: {can}; more held-out images may allow more"
+            f"--abstain-at {target:g} cannot be promised on {images}: {can} can; more images may allow more"
         )
     row = enough[-1]
     return Promise(

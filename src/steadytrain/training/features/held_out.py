@@ -24,6 +24,7 @@ from steadytrain.data.recordio.reader import Records
 from steadytrain.data.results.predictions import read_predictions
 from steadytrain.data.sources.select import draw_evenly, fold_numbers
 from steadytrain.errors import DataError, RunError
+from steadytrain.events import ProbeProgress
 from steadytrain.format import OnProgress, Say, count, print_note
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
@@ -55,6 +56,9 @@ MOST_BYTES = 64 * 2**20
 
 MOST_JUDGED, MOST_OUTPUTS = 5_000, 2**23
 """Held-out images whose figures are kept, and their logits in all."""
+
+CHEAP_SECONDS, CHEAP_SHARE = 10.0, 0.1
+"""Seconds, or share of a run's, that limits may take to be measured at its end without being asked for."""
 
 MOST_MISTAKES, SHOWN = 500, 3
 """Validation images taken wrongly for which the nearest training images are kept, and how many of these."""
@@ -101,6 +105,22 @@ def _run_of(trained: Trained) -> Run:
 
 def _open_sets(run: Run) -> DataSets:
     return open_data(run.data, seed=run.recipe.seed, begun=run.progress().started)
+
+
+def is_cheap(run: Run) -> bool:
+    """Return whether :func:`make_limits` takes little beside what a finished run took, at the pace of its evaluation.
+
+    It sends the training images through the network once; a probe has their features already, and fits five more
+    classifiers to them.
+    """
+    progress = run.progress()
+    started, evaluated, ended = progress.started, progress.evaluated, progress.ended
+    if started is None or evaluated is None or ended is None or evaluated.seconds <= 0:
+        return False
+    images = int(started.data.get("num_train") or 0) + evaluated.n
+    fits = [event.fit_seconds or 0.0 for event in run.events() if isinstance(event, ProbeProgress)]
+    seconds = images * evaluated.seconds / max(1, evaluated.n) + FOLDS * max(fits, default=0.0)
+    return seconds <= max(CHEAP_SECONDS, CHEAP_SHARE * ended.seconds)
 
 
 def make_limits(

@@ -39,9 +39,10 @@ class Fit:
     """A temperature and what it does to the ``n`` images that it was fitted on.
 
     ``score``: top-1; of several labels, mAP: it stays. ``nll_before``, ``ece_before``: with a temperature of 1.
-    ``nll``, ``ece``: of each half of the images (every other one, or every other group) with the temperature fitted on the other half, which
-    ``halves`` has: none judges itself. ``ece_by_chance``: what a perfectly calibrated model shows on so many images.
-    ``gain``, ``gain_error``: by how much the NLL falls so, and its standard error. ``left``: why no temperature was kept.
+    ``nll``, ``ece``: of each half of the images (every other one, or every other group) with the temperature fitted on
+    the other half, which ``halves`` has: none judges itself. ``ece_by_chance``: what a perfectly calibrated model shows
+    on so many images. ``gain``, ``gain_error``: by how much the NLL falls so, and its standard error. ``left``: why no
+    temperature is kept.
     """
 
     temperature: float
@@ -153,15 +154,12 @@ def fit(evaluation: Evaluation, groups: Ints | None = None) -> Fit:
     assert logits is not None and labels is not None
     temperature = fit_temperature(logits, labels)
     half_of = (np.arange(len(logits)) if groups is None else np.unique(groups, return_inverse=True)[1]) % 2
-    halves = (
-        fit_temperature(logits[half_of == 0], labels[half_of == 0]),
-        fit_temperature(logits[half_of == 1], labels[half_of == 1]),
-    )
+    even, odd = half_of == 0, half_of == 1
+    halves = fit_temperature(logits[even], labels[even]), fit_temperature(logits[odd], labels[odd])
     loss, shares, rights = _likelihoods(logits, labels, 1.0)
     losses, p, right = np.empty_like(loss), np.empty_like(shares), np.empty_like(rights)
     width = len(shares) // len(loss)  # of several labels each has a probability
-    for half in (0, 1):
-        rows = half_of == half
+    for half, rows in enumerate((even, odd)):
         wide = np.repeat(rows, width)
         losses[rows], p[wide], right[wide] = _likelihoods(logits[rows], labels[rows], halves[1 - half])
     before, after = calibration_of(shares, rights), calibration_of(p, right)

@@ -29,6 +29,7 @@ from steadytrain.format import Say, percent, print_note
 from steadytrain.intervals import wilson
 from steadytrain.models import exported
 from steadytrain.training import checkpoints
+from steadytrain.training.evaluation import logits_of
 from steadytrain.training.inference.classifier import classifier_of, features_and_logits
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.memory import PassLimit
@@ -49,14 +50,39 @@ class Judgement:
     Args:
         distance: to the tenth nearest training image, 0 to 2; None where the network gives no features.
         energy: log of the sum of exponentials of its logits: the lower, the less the network has seen of the kind.
-        is_unlike: the training images.
+        distance_limit, energy_limit: the largest distance and the least energy of images like the training images.
         is_sure: enough for the answers kept to be right as often as was asked; None where nothing was.
     """
 
     distance: float | None
     energy: float
-    is_unlike: bool
+    distance_limit: float | None
+    energy_limit: float
     is_sure: bool | None = None
+
+    @property
+    def is_far(self) -> bool:
+        """Return whether no training images are near."""
+        return self.distance is not None and self.distance_limit is not None and self.distance > self.distance_limit
+
+    @property
+    def is_unlike(self) -> bool:
+        """Return whether the image is unlike the training images, by its distance or its energy."""
+        return self.is_far or self.energy < self.energy_limit
+
+    @property
+    def document(self) -> dict[str, float | bool]:
+        """Return it as the answers of programs hold it, without what is not known."""
+        values = {"unlike": self.is_unlike, **vars(self), "sure": self.is_sure}
+        return {name: value for name, value in values.items() if value is not None and name != "is_sure"}
+
+    @property
+    def words(self) -> str:
+        """Say what to keep in mind; empty where there is nothing."""
+        by = f"energy {self.energy:.3g}, least {self.energy_limit:.3g}"
+        by = f"distance {self.distance:.3g}, most {self.distance_limit:.3g}" if self.is_far else by
+        remarks = ["not sure"] * (self.is_sure is False) + [f"unlike the training images ({by})"] * self.is_unlike
+        return ", ".join(remarks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +126,17 @@ class Limits:
             f" {percent(interval.high, 1)}): distance up to {distance:.3g}, energy from {energy:.3g} on"
         )
 
+    @property
+    def document(self) -> dict[str, float | str]:
+        """Return the limits as programs read them: a larger distance, or a lower energy, is unlike."""
+        distance, energy = self.thresholds
+        held_out = str(self.about["held_out"])
+        return {"distance": distance, "energy": energy, "kept": KEPT, "neighbour": NEIGHBOUR, "held_out": held_out}
+
     def promise(self, trained: Trained, target: float) -> Promise:
         """Return the probability from which on answers are right in a share of ``target``. Raises DataError."""
         if trained.is_multi_label:
-            raise DataError(
-                f"an image may have several of {trained.title}'s labels: give --threshold, not --abstain-at"
-            )
+            raise DataError(f"an image may have several of {trained.title}'s labels: --threshold is for these")
         if trained.prior:
             raise DataError(
                 f"held-out images have the class frequencies of the training images, and answers are by the prior"
@@ -234,33 +265,33 @@ class Judge:
         self._known = limits.features.to(device)
         self._shift = torch.tensor(trained.prior_shift or 0.0, device=device)
         energy = float(np.quantile(limits.energies, 1 - KEPT))
-        self.distance_limit, self.energy_limit = (None, energy) if head is None else limits.thresholds
+        self.distance_limit: float | None = None
+        self.energy_limit = energy
+        if head is not None:
+            self.distance_limit, self.energy_limit = limits.thresholds
 
-    def answer(self, images_BHWC: Tensor, limit: PassLimit, forward: Any) -> tuple[Tensor, list[Judgement]]:
-        """Return logits [B, K] of images, uint8 [B, H, W, C], and a judgement of each.
+    @property
+    def document(self) -> dict[str, float | str | None]:
+        """Return what it judges by, as programs read it."""
+        own = {"distance": self.distance_limit, "energy": self.energy_limit, "sure": self.threshold}
+        return {**self.limits.document, **own}
 
-        Args:
-            images_BHWC: on the model's device.
-            limit: of memory.
-            forward: computes the logits of a network that gives no features.
-        """
+    def answer(self, images_BHWC: Tensor, limit: PassLimit) -> tuple[Tensor, list[Judgement]]:
+        """Return logits [B, K] of images, uint8 [B, H, W, C] on the model's device, and a judgement of each."""
         trained, distances = self._trained, None
         if self._head is None:
-            logits = forward()
+            logits = logits_of(trained.module, images_BHWC, trained.policy, trained.input, limit)
         else:
             features, logits = features_and_logits(self._head, trained, images_BHWC, limit)
             k = min(NEIGHBOUR, len(self._known))
             distances = nearest(self._known, unit_rows(features), k)[0][:, -1].tolist()
         energies = energy_of(logits - self._shift, is_multi_label=trained.is_multi_label).tolist()
         p = trained.probabilities(logits).amax(1).tolist()
-        return logits, [
-            self._judge(None if distances is None else distances[row], energies[row], p[row]) for row in range(len(p))
-        ]
-
-    def _judge(self, distance: float | None, energy: float, p: float) -> Judgement:
-        is_far = distance is not None and self.distance_limit is not None and distance > self.distance_limit
-        is_sure = None if self.threshold is None else p >= self.threshold
-        return Judgement(distance, energy, is_far or energy < self.energy_limit, is_sure)
+        far = [None] * len(p) if distances is None else distances
+        limits = self.distance_limit, self.energy_limit
+        is_sure = [None if self.threshold is None else value >= self.threshold for value in p]
+        rows = zip(far, energies, is_sure, strict=True)
+        return logits, [Judgement(distance, energy, *limits, sure) for distance, energy, sure in rows]
 
 
 def open_judge(trained: Trained, abstain_at: float | None = None, *, say: Say = print_note) -> Judge | None:
