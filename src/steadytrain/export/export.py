@@ -51,6 +51,7 @@ from steadytrain.training import checkpoints
 from steadytrain.training.data import open_data
 from steadytrain.training.evaluation import evaluate_module
 from steadytrain.training.inference.inference import Files, open_evaluation_data
+from steadytrain.training.inference.limits import Limits, limits_path, open_judge, write_limits
 from steadytrain.training.inference.prior import Prior, with_prior
 from steadytrain.training.inference.trained import Trained, Which, restore
 from steadytrain.training.state import describe_nonfinite
@@ -58,6 +59,8 @@ from steadytrain.training.state import describe_nonfinite
 WeightsKind = Literal["safetensors", "folder"]
 """Exports without an engine: the weights alone, for steadytrain, or for timm and the Hugging Face hub."""
 
+WEIGHTS = "model.safetensors"
+"""The weights in a folder as timm and the hub have them."""
 CHECKED = 64
 """Images by which a file is compared with its checkpoint."""
 CALIBRATED = 256
@@ -227,12 +230,21 @@ def export_model(
             " take .onnx, .pt2 or .safetensors"
         )
     with open_samples(trained, data, CHECKED if numbers == "fp32" else images, say=say) as samples:
-        job = _Job(trained, _plain(trained.module), samples, data)
+        judge = open_judge(trained, say=say)
+        job = _Job(trained, _plain(trained.module), samples, data, None if judge is None else judge.limits)
         if not isinstance(kind, EngineFormat):
-            return _export_weights(job, path, kind)
-        if numbers == "fp32":
-            return _export_exactly(job, path, kind)
-        return _export_faster(job, path, kind, numbers, max_loss, say)
+            outcome = _export_weights(job, path, kind)
+        elif numbers == "fp32":
+            outcome = _export_exactly(job, path, kind)
+        else:
+            outcome = _export_faster(job, path, kind, numbers, max_loss, say)
+        place = limits_path(path / WEIGHTS if kind == "folder" else path)
+        if outcome.is_kept and job.limits is not None:
+            write_limits(place, job.limits)
+            say(f"wrote {place}: which images are unlike the training images")
+        elif outcome.is_kept:
+            place.unlink(missing_ok=True)  # of a file that was replaced
+        return outcome
 
 
 def kind_of(output: str | Path, *, aot: bool = False) -> EngineFormat | WeightsKind:
@@ -263,6 +275,7 @@ class _Job:
     module: nn.Module
     samples: CheckedSamples
     data: str | Path | None
+    limits: Limits | None
 
     def write(self, path: Path, engine: EngineFormat, numbers: StoredPrecision) -> None:
         """Write the network, without a description."""
@@ -300,6 +313,7 @@ class _Job:
             weighting=trained.weighting,
             prior=trained.prior,
             prior_shift=trained.prior_shift,
+            limits={} if self.limits is None else self.limits.document,
         )
 
     def outcome(self, path: Path, tolerance: float, *rows: ParityRow, reason: str = "") -> Exportation:
@@ -404,13 +418,13 @@ def _export_weights(job: _Job, path: Path, kind: WeightsKind) -> Exportation:
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir()
-        checkpoints.write_weights(part / "model.safetensors", checkpoints.stage(module.state_dict()), about)
+        checkpoints.write_weights(part / WEIGHTS, checkpoints.stage(module.state_dict()), about)
         config = timm_config(job.describe(0.0), module, about["model"]["options"])
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         import timm
 
         loaded = timm.create_model(f"local-dir:{part}", pretrained=True).eval()
-        row = ParityRow("folder fp32", "timm", (part / "model.safetensors").stat().st_size)
+        row = ParityRow("folder fp32", "timm", (part / WEIGHTS).stat().st_size)
         row, tolerance = _compare(job, loaded, row, same=path)
         described = job.describe(row.difference or 0.0)
         (part / "README.md").write_text(model_card(described, _measured(trained), name=path.name), encoding="utf-8")
@@ -428,7 +442,7 @@ def _require_free(path: Path) -> None:
     if not path.exists():
         return
     files = {each.name for each in path.iterdir()} if path.is_dir() else {path.name}
-    if files and files != {"config.json", "model.safetensors", "README.md"}:
+    if files and files - {limits_path(path / WEIGHTS).name} != {"config.json", WEIGHTS, "README.md"}:
         raise InputError(
             f"{path} exists, and is no exported folder, or has more in it, which would be lost: choose another name"
         )

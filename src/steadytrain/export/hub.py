@@ -75,6 +75,13 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
     remarks = remarks if described.temperature != 1 else []
     if described.prior:
         remarks.append(f"The logits are those of class frequencies `{described.prior}`, not the training images'.")
+    if described.limits:
+        remarks.append(
+            f"An image is unlike the training images where the tenth nearest of them is farther than"
+            f" {described.limits['distance']:.3g} (features of length 1, in `model.limits.safetensors`), or the log of"
+            f" the sum of exponentials of its logits is below {described.limits['energy']:.3g}: that keeps 95 % of"
+            f" {described.limits['held_out']}."
+        )
     text = (Path(__file__).parent / "texts" / "model_card.md").read_text(encoding="utf-8")
     return Template(text).substitute(
         vars(input),
