@@ -118,8 +118,10 @@ def is_cheap(run: Run) -> bool:
     if started is None or evaluated is None or ended is None or evaluated.seconds <= 0:
         return False
     images = int(started.data.get("num_train") or 0) + evaluated.n
-    fits = [event.fit_seconds or 0.0 for event in run.events() if isinstance(event, ProbeProgress)]
-    seconds = images * evaluated.seconds / max(1, evaluated.n) + FOLDS * max(fits, default=0.0)
+    seconds = images * evaluated.seconds / max(1, evaluated.n)
+    if progress.best is not None and progress.best.step == 0:
+        fits = [event.fit_seconds or 0.0 for event in run.events() if isinstance(event, ProbeProgress)]
+        seconds += FOLDS * max(fits, default=0.0)
     return seconds <= max(CHEAP_SECONDS, CHEAP_SHARE * ended.seconds)
 
 
