@@ -254,7 +254,7 @@ def promise(p: NDArray[Any], right: NDArray[np.bool_], target: float, images: st
 
     >>> found = promise(np.linspace(1, 0, 200), np.arange(200) < 150, 0.9, "200 images")
     >>> found.coverage, round(found.low, 3)
-    (0.785, 0.913)
+    (0.79, 0.903)
     """
     values, n, num_right = coverage_curve(p, right)
     intervals = [wilson(r / k, k) for r, k in zip(num_right.tolist(), n.tolist(), strict=True)]

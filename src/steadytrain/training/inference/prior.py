@@ -43,7 +43,8 @@ Prior = str | Path | Mapping[str, float]
 def weighting(recipe: Recipe) -> str:
     """Return the setting by which training did not see classes as frequent as they are; empty where none did.
 
-    >>> weighting(Recipe.from_dict({"data": {"train": "a.rec"}, "optim": {"class_weights": "balanced"}}))
+    >>> from steadytrain.config import Data, Model, Optim
+    >>> weighting(Recipe(data=Data(train="a.rec"), model=Model("digits"), optim=Optim(class_weights="balanced")))
     "optim.class_weights='balanced'"
     """
     loss = parse_loss(recipe.optim.loss)
