@@ -92,6 +92,7 @@ OTHER: dict[str, object] = {
 }
 # For every value that does not: where the work is done, and how often something is written.
 ELSEWHERE: dict[str, object] = {
+    "data.test": "test.rec",
     "parallel.device": "cpu",
     "parallel.threads": 3,
     "parallel.compute_threads": 4,
@@ -225,7 +226,8 @@ def test_json_is_readable_anywhere(recipe: Recipe) -> None:
 
 @given(recipes, recipes)
 def test_the_digest_is_the_same_only_for_the_same_training(recipe: Recipe, other: Recipe) -> None:
-    same = dataclasses.replace(other, parallel=recipe.parallel, every=recipe.every)
+    data = dataclasses.replace(other.data, test=recipe.data.test)
+    same = dataclasses.replace(other, data=data, parallel=recipe.parallel, every=recipe.every)
     assert recipe.digest != other.digest or recipe == same
 
 

@@ -620,10 +620,8 @@ def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes
     interval = f"{100 * document['top1_low']:.2f} to {percent(document['top1_high'], 2)}"
     yield f"top-1  {percent(document['top1'], 2)}  (95 % interval {interval}, {count(document['n'], 'image')})"
     if document["class_ratio"] >= UNEVEN:
-        yield (
-            f"recall {percent(document['macro_recall'], 2)}  (macro: the mean over classes, the largest of which has"
-            f" {document['class_ratio']:.3g} times the images of the smallest)"
-        )
+        differ = f"of sizes that differ {document['class_ratio']:.3g}-fold"
+        yield f"recall {percent(document['macro_recall'], 2)}  (macro: the mean over classes, {differ})"
     if num_found < num_classes and document["restricted"]:
         yield f"       chosen among the data's {count(num_found, 'class', 'classes')}"
     elif num_found < num_classes:

@@ -151,7 +151,7 @@ def describe_event(
             return [*parts, "best"] if best else parts
         case Tested():
             name, figures = score_name(event.mean_ap is not None), RunScore.of(event).words
-            return [f"{event.words}: {name} {figures}", count(event.n, "image")]
+            return [f"test, {event.seen}: {name} {figures}", count(event.n, "image")]
         case Ceilings():
             feed, compute, both = _rates(event)
             limit, other = (

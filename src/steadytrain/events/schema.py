@@ -434,10 +434,9 @@ class Tested(Event, frozen=True, kw_only=True):
     before: Whole = 0
 
     @property
-    def words(self) -> str:
-        """Name the images by what the run has seen of them."""
-        seen = f"evaluated {self.before + 1} times in this run" if self.before else "which no choice has seen"
-        return f"test, {seen}"
+    def seen(self) -> str:
+        """Say what the run has seen of the images."""
+        return f"evaluated {self.before + 1} times in this run" if self.before else "which no choice has seen"
 
 
 class Saved(Event, frozen=True, kw_only=True):

@@ -85,8 +85,7 @@ class RunReach:
 class RunScore:
     """One evaluation; ``top1_95``: the 95 % confidence interval of ``top1`` over the ``n`` images.
 
-    ``macro_recall``: the mean of the classes' recall; None in logs of older versions. ``seen``: of a test, the words
-    for what the run has seen of its images.
+    ``macro_recall``: the mean of the classes' recall; None in logs of older versions.
 
     Where an image may have several labels, ``mean_ap`` is the main number, ``top1`` the images with every label right.
     """
@@ -102,7 +101,6 @@ class RunScore:
     weights: str
     mean_ap: float | None = None
     macro_recall: float | None = None
-    seen: str = ""
 
     @property
     def value(self) -> float:
@@ -128,8 +126,14 @@ class RunScore:
     def of(event: Evaluated | Tested) -> RunScore:
         """Return the score that an event holds."""
         values = {name: value for name, value in asdict(event).items() if name in RunScore.__dataclass_fields__}
-        seen = event.words if isinstance(event, Tested) else ""
-        return RunScore(**values, top1_95=wilson(event.top1, event.n), seen=seen)
+        return RunScore(**values, top1_95=wilson(event.top1, event.n))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnseenScore(RunScore):
+    """The score on test images; ``seen``: the words for what the run has seen of them."""
+
+    seen: str
 
 
 @dataclass(eq=False, repr=False)
@@ -410,9 +414,9 @@ class RunHistory:
         return RunScore.of(self.evaluated[-1]) if self.evaluated else None
 
     @property
-    def test(self) -> RunScore | None:
+    def test(self) -> UnseenScore | None:
         """The score on the test images; None before the end, and without such."""
-        return None if self.tested is None else RunScore.of(self.tested)
+        return None if self.tested is None else UnseenScore(**vars(RunScore.of(self.tested)), seen=self.tested.seen)
 
     def elapsed(self, time: float | None = None) -> float:
         """Return the seconds that the run had taken at a moment (None: its newest event), without pauses in between.

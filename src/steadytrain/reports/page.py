@@ -331,7 +331,7 @@ def test_heroes(summary: Summary) -> list[tuple[str, str, str]]:
     heroes = []
     if test is not None:
         interval = f"{test.interval.words} %, " if test.interval else ""
-        heroes.append((test.seen.capitalize(), percent(test.value, 2), f"{interval}{count(test.n, 'image')}"))
+        heroes.append((f"Test, {test.seen}", percent(test.value, 2), f"{interval}{count(test.n, 'image')}"))
     if summary.setup.class_ratio is not None and best is not None:
         of_test = f"{percent(test.macro_recall, 2)} on the test images; " if test is not None else ""
         more = f"{of_test}mean over classes, the largest {summary.setup.class_ratio:.3g} times the smallest"
@@ -377,7 +377,9 @@ def _places(account: Account) -> dict[str, str]:
     words = {f"data: {key}": _counted(key, value) for key, value in started.data.items() if key != "rejected"}
     data = account.run.recipe.data
     if not account.summary.log and started.data.get("train") not in (None, str(data.train)):  # a copy in the cache
-        words |= {"data: train": str(data.train), "data: val": str(data.val or f"those of {data.train}")}
+        parts = [part for part in ("val", "test") if started.data.get(part)]
+        words |= {f"data: {part}": str(getattr(data, part) or f"those of {data.train}") for part in parts}
+        words |= {"data: train": str(data.train)}
         if started.data.get("held_out"):
             words["data: val"] = "held out"
     words |= {f"model: {key}": _counted(key, value) for key, value in started.model.items()}

@@ -20,7 +20,7 @@ from steadytrain.errors import InputError
 from steadytrain.events import EpochTrained, Logged, ProbeProgress, Started
 from steadytrain.intervals import Spread, spread
 from steadytrain.monitor import Interruption, Ledger, RunHistory, goodput, read_history
-from steadytrain.monitor.history import RunReach, RunScore
+from steadytrain.monitor.history import RunReach, RunScore, UnseenScore
 from steadytrain.monitor.lines import MOST_EPOCHS
 from steadytrain.monitor.samples import FIRST, LATER, START
 from steadytrain.reports.logs import ForeignRun
@@ -102,7 +102,7 @@ class RunQuality:
     train_top1: float | None
     not_finite: int
     is_multi_label: bool
-    test: RunScore | None = None
+    test: UnseenScore | None = None
 
 
 def device_use(history: RunHistory) -> dict[str, float] | None:

@@ -30,7 +30,7 @@ from steadytrain.format import (
     text_table,
 )
 from steadytrain.intervals import Spread
-from steadytrain.monitor.history import RunScore
+from steadytrain.monitor.history import RunScore, UnseenScore
 from steadytrain.reports.mistakes import class_figures, class_rows, label_rows
 from steadytrain.reports.summary import Account, Epoch, Repeats, Summary, find_repeats, median_known
 from steadytrain.reports.time_spent import rows, to_dict
@@ -51,7 +51,7 @@ def facts(summary: Summary) -> dict[str, str]:
     makes_updates, probe = not is_probe(summary), summary.probe
     batch = f" ({per_rank(shares)})" if shares else ""
     for when, score in (("best", best), ("last", last if makes_updates else None), ("test", quality.test)):
-        scores[f"{when} {name}"] = f"{score.words}, {score.seen}" if score and score.seen else _score(score)
+        scores[f"{when} {name}"] = f"{score.words}, {score.seen}" if isinstance(score, UnseenScore) else _score(score)
         if setup.class_ratio is not None:
             scores[f"{when} macro recall"] = percent(score.macro_recall if score else None, 2)
         if quality.is_multi_label:

@@ -237,7 +237,8 @@ def _open_as_begun(data: Data, begun: Started, open_as: Callable[..., OpenedData
     is_split = _began_with_split(data, begun)
 
     def is_same(opened: OpenedData) -> bool:
-        has_splits = data.val is None and opened.val is not None
+        is_new = data.test is None and opened.test is not None and "test_digest" not in begun.data
+        has_splits = data.val is None and (opened.val is not None or is_new)
         return classes in ((), opened.train.class_list) and has_splits == is_split
 
     opened: OpenedData | None = None

@@ -62,7 +62,8 @@ def show_progress(events: Iterable[Event], recipe: Recipe, out: TextIO) -> Itera
             parts += [f"validation loss {event.loss:.4f}", f"{name} {percent(event.score, 2)}"]
             write("  ".join(parts), stays=True)
         elif isinstance(event, Tested):
-            write(f"{event.words}: {score_name(event.mean_ap is not None)} {RunScore.of(event).words}", stays=True)
+            name, figures = score_name(event.mean_ap is not None), RunScore.of(event).words
+            write(f"test, {event.seen}: {name} {figures}", stays=True)
         elif isinstance(event, Noticed):
             write(event.message, stays=True)
         elif isinstance(event, Ended):

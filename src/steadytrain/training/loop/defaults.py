@@ -211,7 +211,8 @@ def choose_recipe(
     if chosen.get("data.val") is None and "data.holdout" not in chosen and (val := find_beside(data, "val")):
         say(f"validation data: {val}, found beside {data} (--holdout 0.1 holds out a part of {data} instead)")
         changes["data.val"] = str(val)
-    if chosen.get("data.test") is None and (test := find_beside(data, "test")):
+    is_free = chosen.get("data.test") is None
+    if is_free and (test := find_beside(data, "test")) and str(test) != str(chosen.get("data.val")):
         changes["data.test"] = str(test)
     model, weights = chosen.get("model.name"), chosen.get("model.weights")
     if weights is not None:
