@@ -27,7 +27,7 @@ def draw(seed: int, n: int, k: int, rate: float, sharp: float) -> tuple[Ints, Fl
 @pytest.mark.parametrize("case", json.loads(GOLDEN.read_text())["cases"], ids=lambda case: str(case["draw"]))
 def test_the_ranking_is_that_of_cleanlab(case: dict[str, list[int]]) -> None:
     """How the rankings were made stands in the file."""
-    assert rank_suspects(*draw(*case["draw"])).tolist() == case["rows"]  # type: ignore[arg-type]
+    assert rank_suspects(*draw(*case["draw"])).tolist() == case["rows"]
 
 
 def _photographs(flips: float, spread: float = 5.0) -> tuple[np.ndarray, Ints, Ints]:

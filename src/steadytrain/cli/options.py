@@ -99,6 +99,37 @@ else:
     RecipeFlags = TypedDict("RecipeFlags", {name: _flag_type(*known) for name, known in FLAGS.items()}, total=False)
 
 
+NETWORK = Parameter(group=Group("The network whose features are compared", sort_key=1))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """The flags of a frozen network and its images.
+
+    Args:
+        model: Name of the model [default: that of steady finetune].
+        weights: A file of its weights, or the folder of a run, whose own network is then used [default: the model's
+            pretrained weights, fetched once].
+        accept_licence: Use weights whose licence forbids commercial use, without confirmation.
+        set: Set another value of finetune's recipe: --set data.crop=1.
+    """
+
+    model: Annotated[str | None, NETWORK] = None
+    weights: Annotated[str | None, NETWORK] = None
+    size: Annotated[SizeFlag, NETWORK, Parameter(help="Side of the images, in pixels [default: the network's].")] = None
+    device: Annotated[DeviceFlag, NETWORK] = "auto"
+    accept_licence: Annotated[bool, NETWORK] = False
+    set: Annotated[RepeatedFlag, NETWORK] = ()
+
+    def changes(self, **places: Any) -> dict[str, Any]:
+        """Return the values of a recipe that are given, with those of ``places`` under ``data``. Raises RecipeError."""
+        values: dict[str, Any] = {"model.name": self.model, "model.weights": self.weights, "data.size": self.size}
+        values |= {"parallel.device": self.device, **{f"data.{name}": value for name, value in places.items()}}
+        given = {key: value for key, value in values.items() if value not in (None, ())}
+        return given | dict(parse_setting(text) for text in self.set)
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:

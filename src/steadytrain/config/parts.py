@@ -379,6 +379,14 @@ class Model:
         ),
         example="head:1+full",
     )
+    folds: int = setting(
+        0,
+        "Of a probe (model.train=probe), so many folds: each is answered by a classifier fitted to the others, groups "
+        "together, which says how good the probe is on images that it has not seen, and how much that varies. 0: none.",
+        limit=ValueLimit(lambda folds: folds == 0 or 2 <= folds <= 100, "0, or from 2 to 100"),
+        flag=Flag(MODEL, "Of a probe: answer each of so many folds by a classifier fitted to the others."),
+        example=5,
+    )
     freeze: tuple[str, ...] = setting(
         (),
         'Parameters or modules that are not trained, by name, such as ["conv_stem", "blocks.[01].*"], with the '

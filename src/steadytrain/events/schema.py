@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from statistics import stdev
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta
 
 from steadytrain.config.batches import Batches, BatchStage
-from steadytrain.format import clock, count, duration, number
+from steadytrain.format import clock, count, duration, number, percent
 
 VERSION = 1
 
@@ -284,6 +285,9 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
     gone through the network in ``seconds``, of which the loop waited ``wait_seconds`` for batches. ``feed``: figures of
     :class:`FeedStats`, of the newest pass. The fit that follows took ``fit_seconds``, None until it has ended: to
     ``features`` of each image, with a ``penalty`` that gives ``top1`` on images that were left out.
+
+    Of ``model.folds``: ``by_fold``, the top-1 of each by a classifier that was fitted to the others, ``fold_top1`` and
+    ``fold_loss`` of all their images, and the standard error of that loss.
     """
 
     step: Whole
@@ -297,6 +301,10 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
     features: Whole | None = None
     penalty: Finite | None = None
     top1: float | None = None
+    by_fold: Sequence[float] = []
+    fold_top1: float | None = None
+    fold_loss: Finite | None = None
+    fold_loss_error: Finite | None = None
 
     @property
     def images_per_second(self) -> float | None:
@@ -322,11 +330,24 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
         if self.fit_seconds is not None:
             fitted = f"classifier fitted in {duration(self.fit_seconds)}"
             cached = f" ({self.reused:,} from the cache)" if self.reused else ""
-            return f"features of {count(self.total, 'image')}{cached} in {duration(self.seconds)}, {fitted}"
+            folds = f"; {self.fold_words}" if self.by_fold else ""
+            return f"features of {count(self.total, 'image')}{cached} in {duration(self.seconds)}, {fitted}{folds}"
         if self.images >= self.total:
             return "fitting the classifier"
         speed = f", {number(self.images_per_second)} images/s" if self.images else ""
         return f"features: {self.images:,} of {count(self.total, 'image')}{speed}"
+
+    @property
+    def fold_words(self) -> str:
+        """Describe the answers of all folds: their mean, and how much the folds differ.
+
+        >>> words = ProbeProgress(step=0, images=9, total=9, by_fold=[0.8, 0.9], fold_top1=0.85, fold_loss=0.5)
+        >>> words.fold_words
+        '2 folds: top-1 85.00 %, by fold 80.00 to 90.00 % (deviation 7.07)'
+        """
+        low, high = (percent(share, 2) for share in (min(self.by_fold), max(self.by_fold)))
+        spread = f"by fold {low.removesuffix(' %')} to {high} (deviation {100 * stdev(self.by_fold):.2f})"
+        return f"{len(self.by_fold)} folds: top-1 {percent(self.fold_top1, 2)}, {spread}"
 
     @property
     def bar(self) -> tuple[float, str]:

@@ -386,7 +386,7 @@ def _thumbnail(row: ImageResult, records: Records) -> str:
     """Return a small JPEG as a data URI; nothing where the record is not the one that was evaluated, or unreadable."""
     try:
         at = records.number(row.shard, row.record)
-        return "" if records.classes[int(records.labels[at])] != row.true else _small(records, at, THUMBNAIL_PIXELS)
+        return thumbnail(records, at) if records.classes[int(records.labels[at])] == row.true else ""
     except (IndexError, SteadyError):
         return ""
 
@@ -398,26 +398,58 @@ def _near_thumbnails(row: ImageResult, records: Records, near: _Nearest) -> list
         if near.records is None:
             return []
         names = [near.records.classes[int(near.records.labels[at])] for at in numbers]
-        sources = [_small(near.records, at, THUMBNAIL_PIXELS // 2) for at in numbers]
+        sources = [thumbnail(near.records, at, THUMBNAIL_PIXELS // 2) for at in numbers]
     except (IndexError, SteadyError):
         return []
     return [{"name": name, "source": source} for name, source in zip(names, sources, strict=True) if source]
 
 
-def _small(records: Records, at: int, side: int) -> str:
-    """Return a record's image as a small JPEG in a data URI; empty where it cannot be decoded."""
+def thumbnail(records: Records, number: int, side: int = THUMBNAIL_PIXELS) -> str:
+    """Return a small JPEG of an image as a data URI; nothing where it cannot be read."""
     from PIL import Image
 
     from steadytrain.data.images.decode import BadImageError, decode
 
     try:
-        image = decode(records.image(at))
-    except BadImageError:
+        image = decode(records.image(number))
+    except (BadImageError, SteadyError):
         return ""
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+@dataclass(frozen=True)
+class SuspectImage:
+    """An image whose label may be wrong, and the nearest images that have its label and the suggested one.
+
+    ``picture``, ``near_label``, ``near_suggested``: records and a number in them; None where there is none.
+    """
+
+    path: str
+    label: str
+    suggested: str
+    p_label: float
+    p_suggested: float
+    picture: tuple[Records, int]
+    near_label: tuple[Records, int] | None
+    near_suggested: tuple[Records, int] | None
+
+
+def suspect_rows(images: Iterable[SuspectImage]) -> list[dict[str, Any]]:
+    """Format images whose label may be wrong, with the nearest images of both classes beside each."""
+    rows = []
+    for image in images:
+        places = [
+            (f"labelled {image.label}", image.picture),
+            (f"nearest {image.label}", image.near_label),
+            (f"nearest {image.suggested}", image.near_suggested),
+        ]
+        figures = [(words, "" if place is None else thumbnail(*place)) for words, place in places]
+        chances = {"label": _probability(image.p_label), "suggested": _probability(image.p_suggested)}
+        rows.append({"image": image, "figures": figures, **chances})
+    return rows
 
 
 def sections(accounts: Iterable[Account]) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ from steadytrain.format import (
 )
 from steadytrain.monitor.history import RunScore
 from steadytrain.reports.charts import TEMPLATES, charts, coverage_chart, has_line, style
-from steadytrain.reports.mistakes import sections
+from steadytrain.reports.mistakes import SuspectImage, sections, suspect_rows
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account, Repeats, Summary, find_repeats, reached
 from steadytrain.reports.tables import (
@@ -97,6 +97,15 @@ def packed_plotly() -> bytes:
 def script(name: str) -> str:
     """Return a page's script: what all curves have in common, then its own."""
     return "".join((TEMPLATES / part).read_text(encoding="utf-8") for part in ("curves.js", name))
+
+
+def suspects_page(title: str, lede: str, images: Sequence[SuspectImage], pairs: Sequence[tuple[str, str, int]]) -> str:
+    """Return a page of images whose label may be wrong; ``pairs``: label, suggested class and number of images."""
+    from markupsafe import Markup
+
+    style = Markup((TEMPLATES / "page.css").read_text(encoding="utf-8"))
+    words = {"title": title, "lede": lede, "rows": suspect_rows(images), "pairs": pairs}
+    return render("suspects.html.j2", None, **words, mark=MARK, style=style)
 
 
 def page(accounts: Sequence[Account], *, now: float | None = None, target: float | None = None) -> str:
@@ -343,7 +352,11 @@ def probe_heroes(probe: ProbeProgress) -> list[tuple[str, str, str]]:
     """Return the speed of a probe for the head of a page: of the features, and of the fit."""
     features = f"through the frozen network: {probe.images:,} of {count(probe.total, 'image')}"
     fit = [("Classifier fitted in", duration(probe.fit_seconds), "")] if probe.fit_seconds else []
-    return [("Images per second", rate(probe.images_per_second), features), *fit]
+    folds = []
+    if probe.by_fold:
+        between = f"{percent(min(probe.by_fold), 2)} to {percent(max(probe.by_fold), 2)} by fold"
+        folds = [(f"Top-1 of {len(probe.by_fold)} folds", percent(probe.fold_top1, 2), between)]
+    return [*folds, ("Images per second", rate(probe.images_per_second), features), *fit]
 
 
 def _heroes(account: Account) -> list[dict[str, str]]:

@@ -169,7 +169,7 @@ def evaluate_module(
                 if shift_K is not None:
                     other_right.index_add_(0, labels, ((logits + shift_K).argmax(1) == labels).long())
                 if num_outputs is not None:
-                    parts = [_outputs(scaled, likely[:, 0], labels)]
+                    parts = [image_outputs(scaled, likely[:, 0], labels)]
                     parts += [logits, labels[:, None].float()] if keep_logits else []
                     outputs.append(torch.cat(parts, 1))
     finally:
@@ -208,7 +208,7 @@ def evaluate_module(
     return evaluation
 
 
-def _outputs(logits: torch.Tensor, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def image_outputs(logits: torch.Tensor, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return float32[B, 4]: predicted class, its probability, loss, rank of the true class; nothing waits for it."""
     log_p, true = logits.log_softmax(1), labels[:, None]
     rank = 1 + (logits > logits.gather(1, true)).sum(1)

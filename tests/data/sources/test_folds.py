@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from steadytrain.data.sources.select import fold_numbers
 from steadytrain.errors import DataError
 
-
 FOLDS = [1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1]
 
 

@@ -97,6 +97,11 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
     "conflicting-labels": ("warning", "the same image in several classes", "no model can be right on all of them"),
     "leak": ("warning", "validation images that are also in the training set", "the measured accuracy is too high"),
     "duplicate": ("note", "duplicate images", "they weigh more than others"),
+    "suspect-label": (
+        "warning",
+        "labels that may be wrong, the likeliest first",
+        "a classifier that has not seen the image gives its label and another class these probabilities: look at each",
+    ),
     "near-conflict": ("warning", "images of several classes that look the same", "look at them: which class is right?"),
     "near-leak": ("warning", "validation images that look like training images", "the measured accuracy is too high"),
     "near-duplicate": ("note", "images that look like another", "they weigh more than others"),

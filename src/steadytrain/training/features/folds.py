@@ -59,6 +59,7 @@ def out_of_fold(
     num_classes: int,
     *,
     groups: Ints | None = None,
+    trusted: NDArray[np.bool_] | None = None,
     device: torch.device | str = "cpu",
 ) -> OutOfFold:
     """Answer about each image by multinomial logistic regression on the images of all other folds.
@@ -72,6 +73,8 @@ def out_of_fold(
         fold_of: int64 [N]; images that belong together are in one fold (:func:`.fold_numbers`).
         num_classes: outputs.
         groups: int64 [N], for ``loss_error``: images of one group are alike. None: each stands alone.
+        trusted: bool [N], the images that classifiers are fitted to, and the penalty is chosen on; None: all. All are
+            answered.
         device: that computes.
 
     Raises:
@@ -92,14 +95,16 @@ def out_of_fold(
     x, _, _ = standardize(torch.tensor(values, device=device))
     y = torch.tensor(labels, dtype=torch.int64, device=device)
     rows = [torch.from_numpy(fold_of == fold).to(device) for fold in folds]
+    is_fitted = torch.from_numpy(np.ones(len(y), np.bool_) if trusted is None else trusted).to(device)
     fitted: list[tuple[Tensor, Tensor] | None] = [None] * len(folds)
     best, chosen, penalty = float("inf"), x.new_zeros(len(x), num_classes), PENALTIES[0]
     for candidate in PENALTIES:
         logits = torch.empty_like(chosen)
         for fold, held in enumerate(rows):
-            fitted[fold] = minimize(x[~held], y[~held], num_classes, candidate, fitted[fold])
-            logits[held] = functional.linear(x[held], *fitted[fold])
-        loss = float(functional.cross_entropy(logits, y))
+            others = ~held & is_fitted
+            classifier = minimize(x[others], y[others], num_classes, candidate, fitted[fold])
+            fitted[fold], logits[held] = classifier, functional.linear(x[held], *classifier)
+        loss = float(functional.cross_entropy(logits[is_fitted], y[is_fitted]))
         if loss >= best:
             break
         best, chosen, penalty = loss, logits, candidate
@@ -109,7 +114,7 @@ def out_of_fold(
         chosen.cpu().numpy(),
         np.asarray(fold_of, np.int64),
         penalty,
-        best,
+        float(losses.mean()),
         standard_error(losses, groups),
         float(is_right.mean()),
         tuple(float(is_right[fold_of == fold].mean()) for fold in folds),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,13 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from steadytrain.data.loader import Batch
-from steadytrain.data.sources.select import split_by_fraction
+from steadytrain.data.results.predictions import write_predictions
+from steadytrain.data.sources.select import fold_numbers, split_by_fraction
 from steadytrain.errors import ModelError, StorageError
 from steadytrain.events import ProbeProgress
 from steadytrain.models import Built
 from steadytrain.training import build
 from steadytrain.training.data import load
-from steadytrain.training.features.folds import fit_classifier
+from steadytrain.training.evaluation import image_outputs
+from steadytrain.training.features.folds import fit_classifier, out_of_fold
 from steadytrain.training.features.table import FEATURE_BATCH, TableWriter, open_table, table_folder
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.session.session import Session
@@ -65,6 +68,7 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
     _, held_out = split_by_fraction(labels, fraction=HELD_OUT, seed=recipe.seed)
     is_held = torch.isin(ids, torch.from_numpy(records[held_out]).to(ids.device))
     weight, bias, penalty, top1 = fit_classifier(values, classes, is_held, len(data.classes))
+    folded = _answer_folds(session, parts[0]) if recipe.model.folds else {}
     copies = [head] if state.ema is None else [head, state.ema.module.get_submodule(session.built.head[0])]
     with torch.no_grad():
         for name, value in (("weight", weight), ("bias", bias)):
@@ -74,7 +78,29 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
             for parameter in (*parameters, *masters):
                 parameter.copy_(value.view_as(parameter))
     seconds = time.perf_counter() - began
-    yield msgspec.structs.replace(progress, fit_seconds=seconds, features=values.shape[1], penalty=penalty, top1=top1)
+    fitted: dict[str, Any] = {"fit_seconds": seconds, "features": values.shape[1], "penalty": penalty, "top1": top1}
+    yield msgspec.structs.replace(progress, **fitted, **folded)
+
+
+def _answer_folds(session: Session, part: tuple[Tensor, Tensor, Tensor]) -> dict[str, Any]:
+    """Answer about each training image by a classifier that has not seen it; write the answers beside the run.
+
+    ``part``: features, labels and record numbers. Returns fields of :class:`ProbeProgress`.
+    """
+    data, recipe, world = session.data, session.recipe, session.state.engine.world
+    values, labels, ids = (table.cpu().numpy() for table in part)
+    order = np.argsort(ids)
+    values, labels, ids = values[order], labels[order], ids[order]
+    groups = None if data.groups is None else data.groups[ids]
+    fold_of = fold_numbers(labels, folds=recipe.model.folds, seed=recipe.seed, groups=groups)
+    device = session.state.engine.device
+    answers = out_of_fold(values, labels, fold_of, len(data.classes), groups=groups, device=device)
+    if world.rank == 0:
+        logits = torch.from_numpy(answers.logits)
+        outputs = image_outputs(logits, logits.argmax(1), torch.from_numpy(labels)).numpy()
+        write_predictions(session.run.directory / "folds.csv", data.train, ids, data.classes, outputs)
+    figures = {"fold_top1": answers.top1, "fold_loss": answers.loss, "fold_loss_error": answers.loss_error}
+    return {"by_fold": list(answers.by_fold), **figures}
 
 
 def find_linear(built: Built) -> nn.Linear | nn.Conv2d:

@@ -32,6 +32,7 @@ from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
 from steadytrain.models.registry import HUB, ModelSource, licence_note
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
+from steadytrain.training.data import DataSets
 from steadytrain.training.device import choose_device, require_usable
 from steadytrain.training.metrics import even_shift
 from steadytrain.training.precision import Policy, set_products
@@ -241,6 +242,22 @@ def restore(
         is_probe=run is not None and about.get("step") == 0 and bool(parse_train(run.recipe.model.train).probe_passes),
     )
     return rename_classes(trained, names)
+
+
+def frozen_network(recipe: recipes.Recipe, data: DataSets, *, allow_import: bool = False) -> Trained:
+    """Build the network that a run would start from, in evaluation mode: its pretrained weights, for its features.
+
+    Its classifier is a new one.
+
+    Args:
+        recipe: of the run: its model, size, normalisation, precision and device.
+        data: the images that it would be trained on; stay open.
+        allow_import: import a ``pkg.mod:factory``.
+    """
+    built, input = build.model(recipe, data, allow_import=allow_import)
+    policy = _set_policy(recipe.precision, choose_device(recipe.parallel.device))
+    module, name = policy.prepare(built.module).eval(), built.name
+    return Trained(module, policy, input, data.classes, name, Path(built.weights or name), licence=built.licence)
 
 
 def _restore_exported(

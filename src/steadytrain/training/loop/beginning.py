@@ -90,6 +90,10 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
             f" (top-1 {probe.top1:.4f} there)",
             step=0,
         )
+        if probe.by_fold:
+            loss = f"loss {probe.fold_loss:.4f} (standard error {probe.fold_loss_error:.4f})"
+            words = f"{probe.fold_words}, {loss}; folds.csv has each image"
+            yield Noticed(message=words, step=0)
         session.state.evaluated = -1.0  # the classifier is evaluated as it is
     session.laps.restart()
 

@@ -1,0 +1,185 @@
+"""Images beside a frozen network: their features, and the labels that these do not believe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.config import Data, Recipe
+from steadytrain.data.arrays import Ints
+from steadytrain.data.loader import packed_side
+from steadytrain.data.packing.prepare import prepare
+from steadytrain.data.recordio.reader import Records
+from steadytrain.errors import DataError
+from steadytrain.format import OnProgress, Say, print_note
+from steadytrain.machine.process import StartTimer
+from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named
+from steadytrain.training.features.suspects import Suspects, find_suspects
+from steadytrain.training.features.table import feature_table
+from steadytrain.training.inference.trained import Trained, frozen_network, restore
+from steadytrain.training.loop.defaults import choose_recipe
+
+
+@dataclass(frozen=True)
+class FrozenImages:
+    """Images and a frozen network.
+
+    Args:
+        trained: the network.
+        data: the images; their training images come first, then those that validate.
+        progress, say: as of :func:`~steadytrain.training.features.table.feature_table`.
+    """
+
+    trained: Trained
+    data: DataSets
+    progress: OnProgress | None
+    say: Say
+
+    @property
+    def parts(self) -> tuple[Records, ...]:
+        """The record files, open."""
+        return tuple(part for part in (self.data.train, self.data.val) if part is not None)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def tables(self) -> Iterator[NDArray[np.float32]]:
+        """Yield the features of each part, float32 [N, D], mapped from the cache, or computed now."""
+        for part in self.parts:
+            yield feature_table(self.trained, part, progress=self.progress, say=self.say).values
+
+    @cached_property
+    def values(self) -> NDArray[np.float32]:
+        """Features of all images, float32 [N, D]."""
+        tables = list(self.tables())
+        return tables[0] if len(tables) == 1 else np.concatenate(tables)
+
+    @cached_property
+    def labels(self) -> NDArray[Any]:
+        """Labels of all images: int64 [N], or float32 [N, L]."""
+        return np.concatenate([part.labels for part in self.parts])
+
+    @property
+    def groups(self) -> Ints | None:
+        """The group of each image; those that validate stand alone."""
+        groups = self.data.groups
+        if groups is None:
+            return None
+        others = len(self) - len(groups)
+        return np.concatenate([groups, groups.max(initial=0) + 1 + np.arange(others)])
+
+    def names(self) -> Iterator[str]:
+        """Yield the file that each image was made of."""
+        for part in self.parts:
+            yield from part.names()
+
+    def place(self, row: int) -> tuple[Records, int]:
+        """Return the records that hold an image, and its number there."""
+        first = len(self.parts[0])
+        return (self.parts[0], row) if row < first else (self.parts[1], row - first)
+
+    def find_suspects(self, *, folds: int = 5, seed: int = 0) -> Suspects:
+        """Find labels that may be wrong (:func:`~steadytrain.training.features.suspects.find_suspects`).
+
+        Raises:
+            DataError: an image may have several labels, or there are fewer groups of images than folds.
+        """
+        if self.labels.ndim > 1:
+            raise DataError("these images may have several labels, and suspects are found where each has one class")
+        labels, num_classes = np.asarray(self.labels, np.int64), len(self.data.classes)
+        return find_suspects(self.values, labels, num_classes, groups=self.groups, folds=folds, seed=seed)
+
+
+@contextmanager
+def open_frozen(
+    source: str,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    needs_labels: bool = True,
+    require_licence: Callable[[Recipe], None] = lambda recipe: None,
+    say: Say = print_note,
+    packing: OnProgress | None = None,
+    progress: OnProgress | None = None,
+) -> Iterator[FrozenImages]:
+    """Open images, packed into the cache if need be, and a network for their features: by default finetune's.
+
+    Args:
+        source: a ``.rec`` file, a folder of classes, or whatever else ``steady pack`` takes.
+        changes: values of the recipe of ``steady finetune`` by their keys, such as ``model.name``, ``data.size`` or
+            ``parallel.device``. ``model.weights`` may be a run's folder: the network is then that run's, as it
+            evaluates.
+        needs_labels: refuse images of fewer than two classes.
+        require_licence: is called with the recipe before weights are fetched.
+        say: takes lines for the user.
+        packing, progress: called with the images that are packed, and with those whose features are there, and all.
+
+    Raises:
+        DataError: the images cannot be used.
+        ModelError: no such network, or weights that cannot be had.
+
+    >>> import tempfile, timm, torch
+    >>> from PIL import Image
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("a", "b"):
+    ...     (folder / "data" / name).mkdir(parents=True)
+    ...     Image.new("RGB", (64, 64)).save(folder / "data" / name / "1.png")
+    >>> torch.save(timm.create_model("test_resnet").state_dict(), folder / "stock.pth")
+    >>> model = {"model.name": "timm/test_resnet", "model.weights": str(folder / "stock.pth")}
+    >>> with open_frozen(str(folder / "data"), model, say=lambda line: None) as images:
+    ...     images.values.shape
+    (2, 96)
+    """
+    changes = {"data.holdout": 0.0, **(changes or {})}
+    opener = open_named if needs_labels else _open_unlabelled
+    weights = changes.get("model.weights")
+    if weights is not None and "model.name" not in changes and (Path(str(weights)) / "recipe.json").exists():
+        trained = restore(str(weights), device=changes.get("parallel.device", "auto"), say=say)
+        named = {key.removeprefix("data."): value for key, value in changes.items() if key.startswith("data.")}
+        data = Data(train=source, **{"size": trained.input.size, **named})
+        opened = opener(data, say=say, remark=say, progress=packing)
+        with closing(opened):
+            say(f"features by the {trained.chosen or 'last'} weights of {weights}")
+            yield FrozenImages(trained, _sets(opened, needs_labels, say), progress, say)
+        return
+    options: dict[str, Any] = {"require_licence": require_licence, "say": say, "progress": packing, "opener": opener}
+    choice = choose_recipe(source, {}, changes, finetune=True, **options)
+    with closing(choice.opened):
+        recipe, sets = choice.recipe(), _sets(choice.opened, needs_labels, say)
+        trained = frozen_network(recipe, sets, allow_import="model.name" in changes)
+        yield FrozenImages(trained, sets, progress, say)
+
+
+def _sets(opened: OpenedData, needs_labels: bool, say: Say) -> DataSets:
+    if needs_labels:
+        return data_sets(opened, replace(opened.named, holdout=0.0), seed=0, say=say)
+    names = opened.train.class_list
+    return DataSets(opened.train, opened.val, None, None, names if len(names) > 1 else ("0", "1"), held_out=False)
+
+
+def _open_unlabelled(data: Data, *, say: Say, remark: Say, progress: OnProgress | None, **_: Any) -> OpenedData:
+    """Open images whose labels do not matter, of one class too, as :func:`.open_named` opens others."""
+    timer = StartTimer()
+    columns = {name: getattr(data, name) for name in ("path_column", "label_column", "split_column", "zip_names")}
+    prepared = prepare(
+        data.train,
+        root=data.root,
+        labels=data.labels,
+        **columns,
+        shorter_side=packed_side(data.size),
+        say=say,
+        remark=remark,
+        progress=progress,
+    )
+    parts = [None if path is None else Records.open(path) for path in (prepared.train, prepared.val)]
+    for part in parts:
+        if part is not None:
+            part.require_images(say)
+    assert parts[0] is not None
+    return OpenedData(data, parts[0], parts[1], (), timer.part())
