@@ -130,13 +130,13 @@ def draw_rows(labels: np.ndarray, per_class: int, seed: int) -> tuple[np.ndarray
     return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
 
 
-def probe(values: np.ndarray, labels: np.ndarray, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Fit the classifier as ``--train probe`` does."""
+def probe(values: np.ndarray, labels: np.ndarray, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Fit the classifier as ``--train probe`` does: weights, biases and the penalty."""
     held = fold_numbers(labels, folds=5, seed=seed) == 0
-    weight, bias, *_ = fit_classifier(
+    weight, bias, penalty, _ = fit_classifier(
         torch.from_numpy(values), torch.from_numpy(labels), torch.from_numpy(held), classes
     )
-    return weight, bias
+    return weight, bias, penalty
 
 
 def recalls(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -153,7 +153,7 @@ def prior(values: np.ndarray, labels: np.ndarray, per_class: int, seed: int) -> 
     kept = [rows[labels[rows] == k][: max(2, per_class // CUT) if k in rare else None] for k in range(classes)]
     rows = np.concatenate(kept)
     x, y = values[rows], labels[rows]
-    weight, bias = probe(x, y, classes, seed)
+    weight, bias, _ = probe(x, y, classes, seed)
     logits = functional.linear(torch.from_numpy(values[test]), weight, bias).numpy()
     counts = np.bincount(y, minlength=classes).tolist()
     scale = x.std()
@@ -178,12 +178,13 @@ def knowing(sets: dict[str, tuple[np.ndarray, np.ndarray]], name: str, per_class
     values, labels = sets[name]
     rows, test = draw_rows(labels, per_class, seed)
     x, y, classes = values[rows], labels[rows], int(labels.max()) + 1
-    weight, bias = probe(x, y, classes, seed)
+    weight, bias, penalty = probe(x, y, classes, seed)
 
     def answers(table: np.ndarray) -> np.ndarray:
         return functional.linear(torch.from_numpy(table), weight, bias).numpy()
 
-    logits, answered = out_of_fold(x, y, fold_numbers(y, folds=5, seed=seed), classes).logits, answers(values[test])
+    folds = fold_numbers(y, folds=5, seed=seed)
+    logits, answered = out_of_fold(x, y, folds, classes, penalties=[penalty]).logits, answers(values[test])
     figures = Evaluation(len(y), 0.0, float((logits.argmax(1) == y).mean()), None, (), (), logits=logits, labels=y)
     before = loss_of(answered, labels[test], 1.0)
     document: dict[str, Any] = {"images": len(y), "test": len(test), "loss_before": before}
@@ -234,7 +235,7 @@ def knowing(sets: dict[str, tuple[np.ndarray, np.ndarray]], name: str, per_class
 def by_a_tenth(x: np.ndarray, y: np.ndarray, test: np.ndarray, labels: np.ndarray, seed: int) -> float | None:
     """Return the log loss after a temperature from a tenth of the images, without which the probe was fitted."""
     held = fold_numbers(y, folds=10, seed=seed) == 0
-    weight, bias = probe(x[~held], y[~held], int(y.max()) + 1, seed)
+    weight, bias, _ = probe(x[~held], y[~held], int(y.max()) + 1, seed)
     z = functional.linear(torch.from_numpy(x[held]), weight, bias).numpy()
     figures = Evaluation(len(z), 0.0, 0.0, None, (), (), logits=z, labels=y[held])
     try:

@@ -6,6 +6,7 @@ probabilities and of accuracy holds for images that have not been seen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +61,7 @@ def out_of_fold(
     *,
     groups: Ints | None = None,
     trusted: NDArray[np.bool_] | None = None,
+    penalties: Sequence[float] = PENALTIES,
     device: torch.device | str = "cpu",
 ) -> OutOfFold:
     """Answer about each image by multinomial logistic regression on the images of all other folds.
@@ -75,6 +77,7 @@ def out_of_fold(
         groups: int64 [N], for ``loss_error``: images of one group are alike. None: each stands alone.
         trusted: bool [N], the images that classifiers are fitted to, and the penalty is chosen on; None: all. All are
             answered.
+        penalties: to choose from, the strongest first; that of a classifier alone gives answers that are like its own.
         device: that computes.
 
     Raises:
@@ -97,8 +100,8 @@ def out_of_fold(
     rows = [torch.from_numpy(fold_of == fold).to(device) for fold in folds]
     is_fitted = torch.from_numpy(np.ones(len(y), np.bool_) if trusted is None else trusted).to(device)
     fitted: list[tuple[Tensor, Tensor] | None] = [None] * len(folds)
-    best, chosen, penalty = float("inf"), x.new_zeros(len(x), num_classes), PENALTIES[0]
-    for candidate in PENALTIES:
+    best, chosen, penalty = float("inf"), x.new_zeros(len(x), num_classes), penalties[0]
+    for candidate in penalties:
         logits = torch.empty_like(chosen)
         for fold, held in enumerate(rows):
             others = ~held & is_fitted

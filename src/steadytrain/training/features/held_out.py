@@ -30,7 +30,7 @@ from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import DataSets, open_data
 from steadytrain.training.evaluation import Evaluation
-from steadytrain.training.features.folds import out_of_fold
+from steadytrain.training.features.folds import PENALTIES, out_of_fold
 from steadytrain.training.features.table import feature_table
 from steadytrain.training.inference.calibration import Fit, fit, require_own_weights
 from steadytrain.training.inference.classifier import classifier_of
@@ -73,11 +73,13 @@ class _Known:
     groups: Ints | None
     values: NDArray[np.float32]
 
-    def folds(self, seed: int, num_classes: int) -> NDArray[np.float32]:
-        """Return the logits of each image by a classifier that was not fitted to its fold."""
-        labels = np.asarray(self.labels, np.int64)
-        fold_of = fold_numbers(labels, folds=FOLDS, seed=seed, groups=self.groups)
-        return out_of_fold(self.values, labels, fold_of, num_classes, groups=self.groups).logits
+    def folds(self, run: Run, num_classes: int) -> NDArray[np.float32]:
+        """Return the logits of each image by a classifier, as strong as the run's, that was not fitted to its fold."""
+        labels, fitted = np.asarray(self.labels, np.int64), [e for e in run.events() if isinstance(e, ProbeProgress)]
+        penalties = [event.penalty for event in fitted if event.penalty is not None][-1:] or PENALTIES
+        fold_of = fold_numbers(labels, folds=FOLDS, seed=run.recipe.seed, groups=self.groups)
+        answers = out_of_fold(self.values, labels, fold_of, num_classes, groups=self.groups, penalties=penalties)
+        return answers.logits
 
 
 def _known_images(
@@ -159,7 +161,7 @@ def make_limits(
         features, groups = unit_rows(torch.from_numpy(known.values)).half(), known.groups
         most = min(MOST_JUDGED, max(1, MOST_OUTPUTS // len(trained.classes)))
         if trained.is_probe:
-            logits, labels = known.folds(run.recipe.seed, len(trained.classes)), known.labels
+            logits, labels = known.folds(run, len(trained.classes)), known.labels
             rows = draw_evenly(np.arange(len(labels)), labels, most)
             logits, labels, values = logits[rows], labels[rows], known.values[rows]
             groups = np.arange(len(known.ids)) if groups is None else groups
@@ -277,7 +279,7 @@ def _answers_out_of_fold(
     with closing(_open_sets(run)) as sets:
         known = _known_images(trained, sets, threads=threads, progress=progress, say=say)
         digest = hashlib.sha256(sets.train.digest.encode() + known.ids.tobytes()).hexdigest()
-    logits, labels = known.folds(run.recipe.seed, len(trained.classes)), np.asarray(known.labels, np.int64)
+    logits, labels = known.folds(run, len(trained.classes)), np.asarray(known.labels, np.int64)
     right = logits.argmax(1) == labels
     loss = float(functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)))
     figures = Evaluation(len(labels), loss, float(right.mean()), None, (), (), logits=logits, labels=labels)
