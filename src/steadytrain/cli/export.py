@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, status
-from steadytrain.cli.evaluate import AcceptLicence, ModelName, WeightsFlag
+from steadytrain.cli.evaluate import AcceptLicence, ModelName, PriorFlag, WeightsFlag
 from steadytrain.cli.options import DeviceFlag, Json, WhichFlag, require_range
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
@@ -36,6 +36,7 @@ def export(
     aot: bool = False,
     with_preprocessing: bool = False,
     device: DeviceFlag = "auto",
+    prior: PriorFlag = None,
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -98,6 +99,7 @@ def export(
             data=data,
             max_loss=max_loss,
             images=images,
+            prior=prior,
             say=note,
         )
     if json:

@@ -224,7 +224,26 @@ def _train_alone(drafted: DraftRun, options: TrainingOptions, *, until: float | 
     if plan is not None:
         with runs[0].log_beside() as log:
             log.append(Noticed(message=plan.words))
-    return _train_all(runs, options, opened=drafted.opened, until=until)
+    code = _train_all(runs, options, opened=drafted.opened, until=until)
+    if not code and (recipe.model.pretrained or recipe.model.weights):
+        for run in runs:
+            _measure_limits(run)
+    return code
+
+
+def _measure_limits(run: Run) -> None:
+    """Measure which images are unlike the training images, where that costs little beside the run."""
+    from steadytrain.training.features.held_out import is_cheap, make_limits
+
+    if not is_cheap(run):
+        return
+    try:
+        with progress_once_known("features", resumes=True) as advance:
+            limits = make_limits(run, progress=advance, say=note)
+    except SteadyError as error:  # the run is whole without
+        note(f"it is not known which images are unlike the training images: {error}")
+    else:
+        note(f"images unlike the training images are told by predict and serve: {limits.words}")
 
 
 def _require_device(options: TrainingOptions, world: World = World()) -> None:  # noqa: B008 - frozen

@@ -47,6 +47,7 @@ class DataKeys(TypedDict):
     num_train: NotRequired[Whole]
     num_val: NotRequired[Whole | None]
     classes: NotRequired[Sequence[str]]
+    class_counts: NotRequired[Sequence[Whole]]
     channels: NotRequired[Whole]
     largest_side: NotRequired[Whole]
     num_test: NotRequired[Whole]
@@ -215,7 +216,8 @@ class Started(Event, frozen=True, kw_only=True):
 
     ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, of ``test`` the same where there is
     one, ``class_ratio`` (images of the largest class for one of the smallest, from ten on), ``classes``, ``held_out``,
-    ``channels`` and ``largest_side`` (pixels) of the training images, the ``shorter_side`` they were packed at, and
+    ``class_counts`` (training images of each), ``channels`` and ``largest_side`` (pixels) of the training images, the
+    ``shorter_side`` they were packed at, and
     whether packing put ``restart_markers`` into them.
     ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels),
     ``input`` (size, channels, normalisation, fit, crop and interpolation of what it sees), ``unseen`` (share of the
@@ -411,8 +413,10 @@ class Evaluated(Event, frozen=True, kw_only=True):
 
     ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
     which every label is right, and ``top5`` is None. ``macro_recall`` and ``macro_f1``: means over the classes, or
-    labels, that have images. ``figure``: by which the best weights are chosen (:data:`~.figures.FIGURES`), with what it
-    came to, and ``is_best`` whether they were kept as the best so far. None in older logs: by top-1, or mAP.
+    labels, that have images; None in logs of versions that had none. ``even_top1``, ``even_macro_recall``: of the same
+    logits, answered as if all classes were equally frequent, where the sizes of classes differ tenfold; else None.
+    ``figure``: by which the best weights are chosen (:data:`~.figures.FIGURES`), with what it came to, and ``is_best``
+    whether they were kept as the best so far; None in older logs: by top-1, or mAP.
     """
 
     step: Whole
@@ -429,6 +433,8 @@ class Evaluated(Event, frozen=True, kw_only=True):
     figure: str | None = None
     figure_value: float | None = None
     is_best: bool | None = None
+    even_top1: float | None = None
+    even_macro_recall: float | None = None
 
     @property
     def score(self) -> float:
@@ -465,6 +471,8 @@ class Tested(Event, frozen=True, kw_only=True):
     mean_ap: float | None = None
     macro_recall: float | None = None
     macro_f1: float | None = None
+    even_top1: float | None = None
+    even_macro_recall: float | None = None
     data: str = ""
     before: Whole = 0
 

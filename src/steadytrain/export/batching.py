@@ -43,6 +43,7 @@ from steadytrain.machine.process import return_free_memory
 from steadytrain.training import Trained
 from steadytrain.training.build import evaluation_crop
 from steadytrain.training.evaluation import logits_of
+from steadytrain.training.inference.limits import Judge, Judgement, open_judge
 from steadytrain.training.memory import PassLimit
 
 MOST_IMAGES = 32
@@ -60,11 +61,15 @@ _NEWEST = 0.1  # weight of the newest pass in the rate
 
 
 class Answer(NamedTuple):
-    """Outputs for one image, on the host: logits float32 [K], probabilities float64 [K]; what of its file is unused."""
+    """Outputs for one image, on the host: logits float32 [K], probabilities float64 [K].
+
+    ``lost``: what of its file is unused; ``judgement``: what limits say of it.
+    """
 
     logits: torch.Tensor
     probabilities: torch.Tensor
     lost: tuple[str, ...] = ()
+    judgement: Judgement | None = None
 
 
 class BusyError(Exception):
@@ -135,9 +140,11 @@ class Batcher:
         threads: that decode small images, and as many large ones.
         observe: called with what took how long: ``queue``, ``decode`` (seconds of an image), ``network`` (seconds of a
             pass) and ``batch`` (images of a pass); from several threads.
+        abstain_at: the share of answers that are to be right: the others are not sure.
 
     Attributes:
         trained: the model, once ``is_ready``.
+        judge: of its limits, where they lie beside its weights.
         failure: what ``load`` or the first pass raised.
         rates: images per second by batch, as measured before the first request.
         queued: images before the network.
@@ -153,9 +160,12 @@ class Batcher:
         max_pixels: int,
         threads: int,
         observe: Callable[[str, float], None],
+        abstain_at: float | None = None,
     ) -> None:
         self.max_batch, self.max_wait, self.max_queue, self.max_pixels = max_batch, max_wait, max_queue, max_pixels
         self.trained: Trained | None = None
+        self.judge: Judge | None = None
+        self._abstain_at = abstain_at
         self.failure: BaseException | None = None
         self.is_ready = False
         self.rates: dict[int, float] = {}
@@ -270,6 +280,7 @@ class Batcher:
     def _work(self) -> None:
         try:
             self.trained = self._load()
+            self.judge = open_judge(self.trained, self._abstain_at)
             self._crop = evaluation_crop(self.trained.input)
             self._warm()
             gc.collect()
@@ -349,10 +360,14 @@ class Batcher:
         """Compute the first ``count`` images in memory, as ``predict`` does."""
         trained, pixels = self.trained, torch.from_numpy(self._memory[:count])
         assert trained is not None
+        judged: Sequence[Judgement | None] = [None] * count
         with torch.no_grad():
-            logits = logits_of(trained.module, pixels, trained.policy, trained.input, self._limit)
-            pairs = zip(logits.cpu(), trained.probabilities(logits).cpu(), strict=True)
-            return [Answer(*pair) for pair in pairs]
+            if self.judge is None:
+                logits = logits_of(trained.module, pixels, trained.policy, trained.input, self._limit)
+            else:
+                logits, judged = self.judge.answer(pixels.to(trained.policy.device), self._limit)
+            rows = zip(logits.cpu(), trained.probabilities(logits).cpu(), judged, strict=True)
+            return [Answer(*row) for row in rows]
 
     def _deliver(self, batch: list[_Item], answers: Sequence[Answer | Exception]) -> None:
         def settle() -> None:

@@ -23,12 +23,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from steadytrain.data.arrays import Ints
 from steadytrain.data.loader import Batch
 from steadytrain.data.sources.find import require_there, source_name
+from steadytrain.data.sources.select import draw_evenly
 from steadytrain.data.storage.scratch import temporary_scratch
 from steadytrain.errors import DataError, FailedError, InputError, ModelError, RunError, storage_error
 from steadytrain.export.formats import installed_versions, write_module
@@ -53,12 +53,16 @@ from steadytrain.training.build import evaluation_crop
 from steadytrain.training.data import open_data
 from steadytrain.training.evaluation import evaluate_module
 from steadytrain.training.inference.inference import Files, open_evaluation_data
+from steadytrain.training.inference.limits import Limits, limits_path, open_judge, write_limits
+from steadytrain.training.inference.prior import Prior, with_prior
 from steadytrain.training.inference.trained import Trained, Which, restore
 from steadytrain.training.state import describe_nonfinite
 
 WeightsKind = Literal["safetensors", "folder"]
 """Exports without an engine: the weights alone, for steadytrain, or for timm and the Hugging Face hub."""
 
+WEIGHTS = "model.safetensors"
+"""The weights in a folder as timm and the hub have them."""
 CHECKED = 64
 """Images by which a file is compared with its checkpoint."""
 CALIBRATED = 256
@@ -160,6 +164,7 @@ def export_model(
     data: str | Path | None = None,
     max_loss: float = 0.5,
     images: int | None = None,
+    prior: Prior | None = None,
     say: Say = print_note,
 ) -> Exportation:
     """Export a run, a weights file or a pretrained model of timm.
@@ -178,6 +183,8 @@ def export_model(
             validation data, else noise.
         max_loss: points of top-1 (or mAP) that other numbers may cost.
         images: by which other numbers are judged, drawn evenly from every class; None: all.
+        prior: class frequencies that the file answers by, as of
+            :func:`~steadytrain.training.inference.prior.with_prior`; None: as they are.
         say: takes a line each for what the user should know.
 
     Returns:
@@ -219,6 +226,7 @@ def export_model(
         if device == "auto":
             device = devices[0] if devices else "cpu"
         trained = restore(place, which=which, model=model, classes=classes, precision="fp32", device=device, say=say)
+    trained = trained if prior is None else with_prior(trained, prior, say=say)
     if fault := describe_nonfinite(trained.module):
         raise ModelError(
             f"{source} cannot be exported: {fault}; export other weights of the run (--weights last), or train it again"
@@ -232,12 +240,21 @@ def export_model(
             " take .onnx, .pt2 or .safetensors"
         )
     with open_samples(trained, data, CHECKED if numbers == "fp32" else images, say=say) as samples:
-        job = _Job(trained, _plain(trained.module), samples, data)
+        judge = open_judge(trained, say=say)
+        job = _Job(trained, _plain(trained.module), samples, data, None if judge is None else judge.limits)
         if not isinstance(kind, EngineFormat):
-            return _export_weights(job, path, kind)
-        if numbers == "fp32":
-            return _export_exactly(job, path, kind, with_preprocessing=with_preprocessing)
-        return _export_faster(job, path, kind, numbers, max_loss, say)
+            outcome = _export_weights(job, path, kind)
+        elif numbers == "fp32":
+            outcome = _export_exactly(job, path, kind, with_preprocessing=with_preprocessing)
+        else:
+            outcome = _export_faster(job, path, kind, numbers, max_loss, say)
+        place = limits_path(path / WEIGHTS if kind == "folder" else path)
+        if outcome.is_kept and job.limits is not None:
+            write_limits(place, job.limits)
+            say(f"wrote {place}: which images are unlike the training images")
+        elif outcome.is_kept:
+            place.unlink(missing_ok=True)  # of a file that was replaced
+        return outcome
 
 
 def kind_of(output: str | Path, *, aot: bool = False) -> EngineFormat | WeightsKind:
@@ -268,6 +285,7 @@ class _Job:
     module: nn.Module
     samples: CheckedSamples
     data: str | Path | None
+    limits: Limits | None
 
     def write(self, path: Path, engine: EngineFormat, numbers: StoredPrecision) -> None:
         """Write the network, without a description."""
@@ -301,6 +319,11 @@ class _Job:
             difference=difference,
             provenance=provenance(trained, packages),
             is_unnamed=trained.is_unnamed,
+            class_counts=trained.class_counts,
+            weighting=trained.weighting,
+            prior=trained.prior,
+            prior_shift=trained.prior_shift,
+            limits={} if self.limits is None else self.limits.document,
         )
 
     def outcome(self, path: Path, tolerance: float, *rows: ParityRow, reason: str = "") -> Exportation:
@@ -406,6 +429,8 @@ def _export_weights(job: _Job, path: Path, kind: WeightsKind) -> Exportation:
         about["symbol"] = trained.symbol
     if trained.temperature != 1:
         about["calibration"] = {"temperature": trained.temperature, "data": trained.calibrated_on}
+    if trained.prior:
+        about |= {"prior": trained.prior, "prior_shift": list(trained.prior_shift)}
     if kind == "safetensors":
         named = trained.name if ":" in trained.name and not trained.symbol else None  # a factory is imported by name
         with replacing(path) as part:
@@ -419,13 +444,13 @@ def _export_weights(job: _Job, path: Path, kind: WeightsKind) -> Exportation:
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir()
-        checkpoints.write_weights(part / "model.safetensors", checkpoints.stage(module.state_dict()), about)
+        checkpoints.write_weights(part / WEIGHTS, checkpoints.stage(module.state_dict()), about)
         config = timm_config(job.describe(0.0), module, about["model"]["options"])
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         import timm
 
         loaded = timm.create_model(f"local-dir:{part}", pretrained=True).eval()
-        row = ParityRow("folder fp32", "timm", (part / "model.safetensors").stat().st_size)
+        row = ParityRow("folder fp32", "timm", (part / WEIGHTS).stat().st_size)
         row, tolerance = _compare(job, loaded, row, same=path)
         described = job.describe(row.difference or 0.0)
         (part / "README.md").write_text(model_card(described, _measured(trained), name=path.name), encoding="utf-8")
@@ -443,7 +468,7 @@ def _require_free(path: Path) -> None:
     if not path.exists():
         return
     files = {each.name for each in path.iterdir()} if path.is_dir() else {path.name}
-    if files and files != {"config.json", "model.safetensors", "README.md"}:
+    if files and files - {limits_path(path / WEIGHTS).name} != {"config.json", WEIGHTS, "README.md"}:
         raise InputError(
             f"{path} exists, and is no exported folder, or has more in it, which would be lost: choose another name"
         )
@@ -500,24 +525,6 @@ def open_samples(
         chosen = draw_evenly(np.arange(len(source)) if numbers is None else numbers, source.labels, most)
         checked = list(read(draw_evenly(chosen, source.labels, CHECKED)))
         yield CheckedSamples(checked, partial(read, chosen), len(chosen), f"{len(chosen):,} {what}", opened is not None)
-
-
-def draw_evenly(numbers: Ints, labels: NDArray[Any], most: int | None) -> Ints:
-    """Return at most so many numbers: the same share of each class, evenly spread; the order is kept.
-
-    Args:
-        numbers: int64[n] of images.
-        labels: of all images; of several labels each no class is looked at.
-        most: None: all.
-
-    >>> draw_evenly(np.arange(6), np.array([0, 1, 0, 1, 0, 1]), 2)
-    array([0, 5])
-    """
-    if most is None or len(numbers) <= most:
-        return numbers
-    by_class = numbers[labels[numbers].argsort(kind="stable")] if labels.ndim == 1 else numbers
-    chosen: Ints = np.sort(by_class[np.linspace(0, len(numbers) - 1, most).astype(np.int64)])
-    return chosen
 
 
 def is_unlabelled(data: str | Path) -> bool:

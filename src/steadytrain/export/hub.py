@@ -76,7 +76,17 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
     note = licence_note(licence) if licence else None
     origin = f"Of its weights, or of those that it was trained from: {licence}."
     listed, num_more = ", ".join(f"`{each}`" for each in classes[:_SHOWN]), len(classes) - _SHOWN
-    calibration = f"Probabilities are calibrated: divide the logits by {described.temperature:.4g}.\n\n"
+    remarks = [f"Probabilities are calibrated: divide the logits by {described.temperature:.4g}."]
+    remarks = remarks if described.temperature != 1 else []
+    if described.prior:
+        remarks.append(f"The logits are those of class frequencies `{described.prior}`, not the training images'.")
+    if described.limits:
+        remarks.append(
+            f"An image is unlike the training images where the tenth nearest of them is farther than"
+            f" {described.limits['distance']:.3g} (features of length 1, in `model.limits.safetensors`), or the log of"
+            f" the sum of exponentials of its logits is below {described.limits['energy']:.3g}: that keeps 95 % of"
+            f" {described.limits['held_out']}."
+        )
     text = (Path(__file__).parent / "texts" / "model_card.md").read_text(encoding="utf-8")
     return Template(text).substitute(
         vars(input),
@@ -93,7 +103,7 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
         crop=number(input.crop, 3),
         mean=list(input.mean or ()),
         std=list(input.std or ()),
-        calibration=calibration if described.temperature != 1 else "",
+        remarks="".join(f"{remark}\n\n" for remark in remarks),
         classes=f"{listed} and {num_more:,} more (`label_names` in `config.json`)" if num_more > 0 else listed,
         provenance="\n".join(f"- {key}: `{value}`" for key, value in described.provenance.items()),
     )

@@ -35,7 +35,7 @@ from steadytrain.format import (
     when,
 )
 from steadytrain.monitor.history import RunScore
-from steadytrain.reports.charts import TEMPLATES, charts, has_line, style
+from steadytrain.reports.charts import TEMPLATES, charts, coverage_chart, has_line, style
 from steadytrain.reports.mistakes import SuspectImage, sections, suspect_rows
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account, Repeats, Summary, find_repeats, reached
@@ -119,7 +119,10 @@ def page(accounts: Sequence[Account], *, now: float | None = None, target: float
     from markupsafe import Markup
 
     drawn, library = charts([account.history for account in accounts]), ""
-    figures = [figure for figure in drawn if len(accounts) > 1 or has_line(figure)]
+    words = _words(accounts, target)
+    coverage = coverage_chart([part.get("coverage", ((), ())) for part in words["mistakes"]])
+    figures = [figure for figure in [*drawn, coverage] if len(accounts) > 1 or has_line(figure)]
+    figures = [figure for figure in figures if figure["traces"]]
     if figures:
         from plotly.offline import get_plotlyjs
 
@@ -131,10 +134,11 @@ def page(accounts: Sequence[Account], *, now: float | None = None, target: float
     return render(
         "page.html.j2",
         {"runs": runs, "figures": figures},
-        **_words(accounts, target),
+        **words,
         mark=MARK,
         made=when(time.time() if now is None else now),
-        figures=[figure for figure in figures if figure["id"] not in TIME_FIGURES],
+        figures=[figure for figure in figures if figure["id"] not in (*TIME_FIGURES, "coverage")],
+        coverage=[figure for figure in figures if figure["id"] == "coverage"],
         time_figures=[figure for figure in figures if figure["id"] in TIME_FIGURES],
         policy=(
             f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:;"

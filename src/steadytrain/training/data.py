@@ -141,6 +141,7 @@ class DataSets:
             "held_out": self.held_out,
             "split": "" if self.split is None else self.split.digest,
             "classes": list(self.classes),
+            "class_counts": self.class_counts.tolist(),
             "multi_label": self.num_labels is not None,
             "channels": self.train.channels,
             "largest_side": self.train.largest_side,

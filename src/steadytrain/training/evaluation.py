@@ -37,6 +37,8 @@ class Evaluation:
     predicted; ``mean_ap``: the mean over the labels that any image has of their average precisions
     (:mod:`steadytrain.data.results.scores`).
 
+    ``other_right``: as ``right``, by the logits of other class frequencies, if these were asked for.
+
     ``logits`` float32[n, K], and ``labels`` int64[n] or float32[n, K], by position: of several labels, or if they were
     asked for.
     """
@@ -48,6 +50,7 @@ class Evaluation:
     right: tuple[int, ...]
     total: tuple[int, ...]
     predicted: tuple[int, ...] = ()
+    other_right: tuple[int, ...] = ()
     outputs: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     mean_ap: float | None = None
     logits: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
@@ -62,6 +65,14 @@ class Evaluation:
     def macro(self) -> ClassScore:
         """Precision, recall and F1, averaged over the classes, or labels, that have images."""
         return macro([score_of(*counts) for counts in zip(self.right, self.total, self.predicted, strict=True)])
+
+    @property
+    def other(self) -> tuple[float, float] | None:
+        """Top-1 and macro recall by other class frequencies; None where these were not asked for."""
+        if not (self.other_right and self.n):
+            return None
+        recalls = [right / n for right, n in zip(self.other_right, self.total, strict=True) if n]
+        return sum(self.other_right) / self.n, sum(recalls) / len(recalls)
 
 
 def logits_of(
@@ -92,6 +103,7 @@ def evaluate_module(
     is_multi_label: bool = False,
     keep_logits: bool = False,
     temperature: float = 1.0,
+    shift: NDArray[np.float64] | None = None,
     limit: PassLimit | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Evaluation:
@@ -108,6 +120,7 @@ def evaluate_module(
         is_multi_label: an image may have several labels; needs ``num_outputs``.
         keep_logits: return the logits and labels of each image, too; needs ``num_outputs``.
         temperature: logits are divided by it before probabilities and losses are computed of them.
+        shift: float64 [K], added to logits where the images right by other class frequencies are counted, too.
         limit: how many images of a batch go through the network at a time; None: all, and fewer where memory runs out.
         say: takes a line where that happens, and no ``limit`` was given.
     """
@@ -117,8 +130,9 @@ def evaluate_module(
     assert num_outputs is not None or not keep_logits
     loss = torch.zeros((), dtype=torch.float64, device=device)
     top5 = torch.zeros((), dtype=torch.int64, device=device)
-    by_class = torch.zeros(3, num_classes, dtype=torch.int64, device=device)
-    right, total, predicted = by_class
+    by_class = torch.zeros(4, num_classes, dtype=torch.int64, device=device)
+    right, total, predicted, other_right = by_class
+    shift_K = None if shift is None else torch.from_numpy(shift).float().to(device)
     counts = torch.zeros(2, dtype=torch.int64, device=device)  # images, and those with every label right
     outputs: list[torch.Tensor] = []
     positions: list[NDArray[np.int64]] = []
@@ -141,7 +155,7 @@ def evaluate_module(
                     loss += losses.double().mean(1).sum()
                     above, has_label = logits > 0, labels > 0.5
                     counts[1] += (above == has_label).all(1).sum()
-                    by_class += torch.stack([above & has_label, has_label, above]).sum(1)
+                    by_class[:3] += torch.stack([above & has_label, has_label, above]).sum(1)
                     outputs.append(torch.cat([logits, labels], 1))
                     continue
                 loss += functional.cross_entropy(scaled, labels, reduction="sum").double()
@@ -152,6 +166,8 @@ def evaluate_module(
                 right.index_add_(0, labels, best[:, 0].long())  # bincount would wait for the device, at every batch
                 total.index_add_(0, labels, torch.ones_like(labels))
                 predicted.index_add_(0, likely[:, 0], torch.ones_like(labels))
+                if shift_K is not None:
+                    other_right.index_add_(0, labels, ((logits + shift_K).argmax(1) == labels).long())
                 if num_outputs is not None:
                     parts = [image_outputs(scaled, likely[:, 0], labels)]
                     parts += [logits, labels[:, None].float()] if keep_logits else []
@@ -178,6 +194,7 @@ def evaluate_module(
         right=tuple(counted[0]),
         total=tuple(counted[1]),
         predicted=tuple(counted[2]),
+        other_right=() if shift is None else tuple(counted[3]),
     )
     if is_multi_label:
         assert table is not None

@@ -6,17 +6,21 @@ They are computed from exact counts over the whole data set, never as a mean ove
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.config.figures import NEED_OUTPUTS
+from steadytrain.data.arrays import Ints
 from steadytrain.data.results.scores import (
     BINS,
+    UNEVEN,
     Calibration,
     ClassScore,
     LabelScore,
+    class_ratio,
     label_scores,
     mean_over_classes,
     score_of,
@@ -47,6 +51,35 @@ def class_scores(evaluation: Evaluation) -> tuple[ClassScore, ...]:
     ClassScore(precision=0.6666666666666666, recall=1.0, f1=0.8)
     """
     return tuple(map(score_of, evaluation.right, evaluation.total, evaluation.predicted))
+
+
+def log_ratio(counts: Sequence[int], prior: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """Return what is added to logits: log of the prior less log of the training frequencies, float64 [K].
+
+    Menon et al. 2021, "Long-tail learning via logit adjustment", section 4.1.
+
+    Args:
+        counts: training images of each class. One without any was never learned, and gains no more than any other.
+        prior: frequencies, which sum to 1; None: equal ones.
+
+    >>> np.exp(log_ratio([30, 10])).round(6).tolist()
+    [0.666667, 2.0]
+    """
+    n = np.asarray(counts, np.float64)
+    prior = np.full(len(n), 1 / len(n)) if prior is None else prior
+    is_known = n > 0
+    ratio = np.log(prior) - np.log(np.where(is_known, n, 1) / n.sum())
+    shift: NDArray[np.float64] = np.where(is_known, ratio, ratio[is_known].min(initial=np.inf))
+    return shift
+
+
+def even_shift(counts: Sequence[int], weighted: str) -> NDArray[np.float64] | None:
+    """Return what equal frequencies add to logits; None where nothing calls for the comparison.
+
+    That is where the largest class has fewer than :data:`UNEVEN` times the images of the smallest that has any, or
+    training was ``weighted``.
+    """
+    return log_ratio(counts) if class_ratio(counts) >= UNEVEN and not weighted else None
 
 
 @dataclass(frozen=True)
@@ -118,3 +151,17 @@ def calibration(evaluation: Evaluation, bins: int = BINS, *, temperature: float 
         )
     assert evaluation.outputs is not None
     return calibration_of(evaluation.outputs[:, 1].astype(np.float64), evaluation.outputs[:, 3] == 1, bins)
+
+
+def standard_error(values: NDArray[np.float64], groups: Ints | None = None) -> float:
+    """Return the standard error of a mean; values of one group may depend on each other (Liang & Zeger 1986).
+
+    >>> pairs = np.array([0.0, 0.0, 1.0, 1.0])
+    >>> round(standard_error(pairs), 4), round(standard_error(pairs, np.array([0, 0, 1, 1])), 4)
+    (0.2887, 0.5)
+    """
+    deviations = values - values.mean()
+    if groups is not None:
+        deviations = np.bincount(np.unique(groups, return_inverse=True)[1], deviations)
+    n = len(deviations)
+    return float(np.sqrt((deviations**2).sum() * n / max(1, n - 1)) / len(values))

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.errors import DataError
 from steadytrain.format import count, percent
+from steadytrain.intervals import wilson
 
 
 @dataclass(frozen=True)
@@ -222,3 +224,87 @@ def _draw_eces(p: NDArray[np.float64], at: NDArray[np.int64], bins: int) -> NDAr
     starts = np.flatnonzero(np.diff(cells // _PARTS, prepend=-1))
     eces: NDArray[np.float64] = np.abs(np.add.reduceat(drawn - expected, starts, axis=1)).sum(1) / len(p)
     return eces
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The probability from which on answers are right as often as was asked, on images that were held out.
+
+    ``threshold``: the probability. ``coverage``: the share of images with such an answer. ``top1``, ``low``, ``high``:
+    the share of them that is right, and its 95 % interval. ``images``: what these are, in words.
+    """
+
+    target: float
+    threshold: float
+    coverage: float
+    top1: float
+    low: float
+    high: float
+    images: str
+
+    @property
+    def words(self) -> str:
+        """Say from which probability on, of how many answers, and what was seen."""
+        return (
+            f"sure from a probability of {percent(self.threshold, 1)} on: {percent(self.coverage, 1)} of {self.images},"
+            f" of which {percent(self.top1, 1)} are right ({100 * self.low:.1f} to {percent(self.high, 1)})"
+        )
+
+
+def coverage_curve(p: NDArray[Any], right: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int64], Any]:
+    """Rank answers by their probability, the surest first.
+
+    Returns:
+        float64 [m] distinct probabilities, falling; int64 [m] answers with at least that; and int64 [m] right ones.
+
+    >>> p, n, num_right = coverage_curve(np.array([0.9, 0.6, 0.6]), np.array([True, True, False]))
+    >>> p.tolist(), n.tolist(), num_right.tolist()
+    ([0.9, 0.6], [1, 3], [1, 2])
+    """
+    order = np.argsort(-p, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(p[order])), len(order) - 1) if len(order) else np.zeros(0, np.int64)
+    return p[order][ends].astype(np.float64), ends + 1, np.cumsum(right[order])[ends]
+
+
+def promise(p: NDArray[Any], right: NDArray[np.bool_], target: float, images: str) -> Promise:
+    """Find the least probability from which on so large a share of answers is right, beyond doubt.
+
+    That is where the lower end of its 95 % interval (Wilson) is the ``target`` at least: on few images even answers
+    that are all right promise less.
+
+    Args:
+        p: float [n], of each answer.
+        right: bool [n].
+        target: the share that is to be right.
+        images: what they are, in words.
+
+    Raises:
+        DataError: it cannot be promised; the message says what can.
+
+    >>> found = promise(np.linspace(1, 0, 200), np.arange(200) < 150, 0.9, "200 images")
+    >>> found.coverage, round(found.low, 3)
+    (0.79, 0.903)
+    """
+    values, n, num_right = coverage_curve(p, right)
+    intervals = [wilson(r / k, k) for r, k in zip(num_right.tolist(), n.tolist(), strict=True)]
+    enough = [row for row, interval in enumerate(intervals) if interval.low >= target]
+    if not enough:
+        best = max(range(len(intervals)), key=lambda row: intervals[row].low, default=None)
+        can = (
+            "nothing"
+            if best is None
+            else f"{percent(intervals[best].low, 1)} of the surest {percent(n[best] / len(p))}"
+        )
+        raise DataError(
+            f"--abstain-at {target:g} cannot be promised on {images}: {can} can; more images may allow more"
+        )
+    row = enough[-1]
+    return Promise(
+        target,
+        float(values[row]),
+        float(n[row]) / len(p),
+        float(num_right[row]) / float(n[row]),
+        intervals[row].low,
+        intervals[row].high,
+        images,
+    )

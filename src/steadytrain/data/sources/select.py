@@ -293,6 +293,24 @@ def _draw_exactly(labels: Ints, per_class: int, seed: int, sets: Ints | None) ->
     return np.flatnonzero(is_drawn), np.flatnonzero(~is_drawn & ~is_left)
 
 
+def draw_evenly(numbers: Ints, labels: Labels, most: int | None) -> Ints:
+    """Return at most so many numbers: the same share of each class, evenly spread; the order is kept.
+
+    Args:
+        numbers: int64[n] of images.
+        labels: of all images; of several labels each no class is looked at.
+        most: None: all.
+
+    >>> draw_evenly(np.arange(6), np.array([0, 1, 0, 1, 0, 1]), 2)
+    array([0, 5])
+    """
+    if most is None or len(numbers) <= most:
+        return numbers
+    by_class = numbers[labels[numbers].argsort(kind="stable")] if labels.ndim == 1 else numbers
+    chosen: Ints = np.sort(by_class[np.linspace(0, len(numbers) - 1, most).astype(np.int64)])
+    return chosen
+
+
 def _draw(labels: Ints, wanted: Ints, most: Ints, seed: int, sets: Ints | None) -> NDArray[np.bool_]:
     """Draw images at random.
 

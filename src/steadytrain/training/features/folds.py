@@ -6,6 +6,7 @@ probabilities and of accuracy holds for images that have not been seen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from steadytrain.data.arrays import Ints
+from steadytrain.training.metrics import standard_error as standard_error
 
 PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 """Candidates for the weight of half the squared norm, of features whose mean square is 1; the strongest first."""
@@ -59,6 +61,7 @@ def out_of_fold(
     *,
     groups: Ints | None = None,
     trusted: NDArray[np.bool_] | None = None,
+    penalties: Sequence[float] = PENALTIES,
     device: torch.device | str = "cpu",
 ) -> OutOfFold:
     """Answer about each image by multinomial logistic regression on the images of all other folds.
@@ -74,6 +77,7 @@ def out_of_fold(
         groups: int64 [N], for ``loss_error``: images of one group are alike. None: each stands alone.
         trusted: bool [N], the images that classifiers are fitted to, and the penalty is chosen on; None: all. All are
             answered.
+        penalties: to choose from, the strongest first; that of a classifier alone gives answers that are like its own.
         device: that computes.
 
     Raises:
@@ -96,8 +100,8 @@ def out_of_fold(
     rows = [torch.from_numpy(fold_of == fold).to(device) for fold in folds]
     is_fitted = torch.from_numpy(np.ones(len(y), np.bool_) if trusted is None else trusted).to(device)
     fitted: list[tuple[Tensor, Tensor] | None] = [None] * len(folds)
-    best, chosen, penalty = float("inf"), x.new_zeros(len(x), num_classes), PENALTIES[0]
-    for candidate in PENALTIES:
+    best, chosen, penalty = float("inf"), x.new_zeros(len(x), num_classes), penalties[0]
+    for candidate in penalties:
         logits = torch.empty_like(chosen)
         for fold, held in enumerate(rows):
             others = ~held & is_fitted
@@ -118,20 +122,6 @@ def out_of_fold(
         float(is_right.mean()),
         tuple(float(is_right[fold_of == fold].mean()) for fold in folds),
     )
-
-
-def standard_error(values: NDArray[np.float64], groups: Ints | None = None) -> float:
-    """Return the standard error of a mean; values of one group may depend on each other (Liang & Zeger 1986).
-
-    >>> pairs = np.array([0.0, 0.0, 1.0, 1.0])
-    >>> round(standard_error(pairs), 4), round(standard_error(pairs, np.array([0, 0, 1, 1])), 4)
-    (0.2887, 0.5)
-    """
-    deviations = values - values.mean()
-    if groups is not None:
-        deviations = np.bincount(np.unique(groups, return_inverse=True)[1], deviations)
-    n = len(deviations)
-    return float(np.sqrt((deviations**2).sum() * n / max(1, n - 1)) / len(values))
 
 
 def standardize(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:

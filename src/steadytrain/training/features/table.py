@@ -26,7 +26,7 @@ from steadytrain.format import OnProgress, Say, count, print_note
 from steadytrain.machine import facts
 from steadytrain.training import build
 from steadytrain.training.data import load
-from steadytrain.training.inference.feature_vectors import classifier_inputs, find_classifier
+from steadytrain.training.inference.classifier import classifier_inputs, classifier_of
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.memory import PassLimit
 
@@ -148,15 +148,6 @@ def _compute(
             first += n
             if progress is not None:
                 progress(done + first, total)
-
-
-def classifier_of(trained: Trained) -> nn.Module:
-    """Find the linear layer that ends a network, by a pass of random images. Raises ModelError."""
-    side, channels = trained.input.size, trained.input.channels
-    draw = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (2, side or 224, side or 224, channels), generator=draw, dtype=torch.uint8)
-    with torch.no_grad():
-        return find_classifier(trained, images.to(trained.policy.device))
 
 
 def table_folder(

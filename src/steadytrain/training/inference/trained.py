@@ -19,6 +19,7 @@ from steadytrain import config as recipes
 from steadytrain import models
 from steadytrain.config.factories import OBJECT, checkpoint_format
 from steadytrain.config.figures import FIGURES
+from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
@@ -34,6 +35,7 @@ from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.data import DataSets
 from steadytrain.training.device import choose_device, require_usable
+from steadytrain.training.metrics import even_shift
 from steadytrain.training.precision import Policy, set_products
 from steadytrain.training.remarks import scaling_remark
 from steadytrain.training.state import describe_nonfinite
@@ -61,6 +63,8 @@ class Trained:
         licence: of the weights, or of those that they were trained from; empty where there are none.
         symbol: as of :class:`steadytrain.models.Built`.
         is_unnamed: its classes are called by numbers, their places in records that name none.
+        class_counts, weighting, prior, prior_shift: as of :class:`steadytrain.models.exported.Description`.
+        is_probe: its classifier was fitted to the features of a network that saw none of its run's images.
     """
 
     module: nn.Module = field(repr=False)
@@ -78,12 +82,25 @@ class Trained:
     licence: str = ""
     symbol: str = ""
     is_unnamed: bool = False
+    class_counts: tuple[int, ...] = ()
+    weighting: str = ""
+    prior: str = ""
+    prior_shift: tuple[float, ...] = ()
+    is_probe: bool = False
 
     @property
     def title(self) -> str:
         """The model's name for others to read: that of a foreign checkpoint without its folder."""
         prefix = checkpoint_format(self.name)
         return f"{prefix}:{Path(self.name.removeprefix(f'{prefix}:')).name}" if prefix else self.name
+
+    @property
+    def other_shift(self) -> NDArray[np.float64] | None:
+        """What turns logits into those of the frequencies to compare with, [K]: those learned, or else equal ones."""
+        if self.prior:
+            return -np.array(self.prior_shift)
+        shift = None if self.is_multi_label else even_shift(self.class_counts, self.weighting)
+        return None if shift is None else shift * self.temperature
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Turn logits [B, K] into probabilities: of each label by itself where an image may have several."""
@@ -219,6 +236,11 @@ def restore(
         licence=str(about.get("licence", "")),
         symbol=built.symbol,
         is_unnamed=bool(about.get("unnamed")),
+        class_counts=tuple(about.get("class_counts", ())),
+        weighting=str(about.get("weighting", "")),
+        prior=str(about.get("prior", "")),
+        prior_shift=tuple(about.get("prior_shift", ())),
+        is_probe=run is not None and about.get("step") == 0 and bool(parse_train(run.recipe.model.train).probe_passes),
     )
     return rename_classes(trained, names)
 
@@ -267,6 +289,10 @@ def _restore_exported(
         calibrated_on=described.calibrated_on,
         licence=described.licence,
         is_unnamed=described.is_unnamed,
+        class_counts=described.class_counts,
+        weighting=described.weighting,
+        prior=described.prior,
+        prior_shift=described.prior_shift,
     )
     return rename_classes(trained, names)
 

@@ -19,6 +19,7 @@ from steadytrain.training.checkpoints import read_weights
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.ema import Ema
 from steadytrain.training.evaluation import Evaluation, evaluate_module, write_per_image
+from steadytrain.training.inference.prior import weighting
 from steadytrain.training.loop.saving import (
     export,
     finish_writing,
@@ -26,6 +27,7 @@ from steadytrain.training.loop.saving import (
     settled_loss,
     write_checkpoint,
 )
+from steadytrain.training.metrics import even_shift
 from steadytrain.training.metrics import figure as figure_of
 from steadytrain.training.session.session import Session, Validation
 
@@ -164,16 +166,18 @@ def _evaluate_on(
                 return
             yield batch
 
+    data, counts = session.data, session.data.class_counts.tolist()
     evaluation = evaluate_module(
         session.evaluated_module,
         until_stopped(),
         state.policy,
         session.input,
-        len(session.data.classes),
+        len(data.classes),
         sum_ranks=engine.sum,
         num_outputs=num_images,
-        is_multi_label=session.data.num_labels is not None,
+        is_multi_label=data.num_labels is not None,
         keep_logits=state.figure in NEED_OUTPUTS,
+        shift=None if data.num_labels else even_shift(counts, weighting(session.recipe)),
         limit=part.limit,
     )
     stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
@@ -184,6 +188,7 @@ def _figures(session: Session, evaluation: Evaluation) -> dict[str, Any]:
     """Return the figures of an evaluation that its event holds."""
     ema, macro = session.state.ema, evaluation.macro
     figures = {name: getattr(evaluation, name) for name in ("n", "loss", "top1", "top5", "mean_ap")}
+    figures["even_top1"], figures["even_macro_recall"] = evaluation.other or (None, None)
     weights = "model" if ema is None else "ema" if ema.decay is not None else "swa"
     return {**figures, "macro_recall": macro.recall, "macro_f1": macro.f1, "weights": weights}
 
