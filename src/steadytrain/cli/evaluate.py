@@ -205,8 +205,8 @@ def evaluate(
         with progress_once_known(f"packing {data}", resumes=True) as advance:
             options = {"root": root, "labels": labels, "classes": mapping, "progress": advance}
             opened = open_evaluation_data(trained, data, say=note, **options, **columns)
-    if seen := None if data is None or opened is None else count_trained_on(trained.path.parent, opened.records):
-        note(f"{seen:,} of these {len(opened.records):,} images were trained on (the same file or bytes)")
+            if data is not None and (seen := count_trained_on(trained.path.parent, opened.records)):
+                note(f"{seen:,} of these {len(opened.records):,} images were trained on (the same file or bytes)")
     options = {"restrict": restrict, "batch_size": batch_size, "threads": threads, "per_image": per_image}
     if calibrate:
         from steadytrain.training import calibrate as calibrate_on

@@ -117,6 +117,7 @@ class RunScore:
         is_score = self.figure in ((None, USUAL, "top1") if self.mean_ap is None else (None, "map"))
         return f"best {name}" if is_score else f"{name}, best weights"
 
+    @property
     def words(self) -> str:
         """The main number with its interval, in percent."""
         return percent(self.value, 2) + (f" ({self.interval.words})" if self.interval else "")

@@ -214,7 +214,7 @@ def side_to_pack(data: Data, model: Model | None, begun: Started | None) -> int:
     That of a run that ``begun`` stays; one of version 0.2, which names none, was packed without a look at its network.
     """
     if begun is not None and (side := begun.data.get("shorter_side")):
-        return side
+        return int(side)
     return packed_side(data.size or (None if model is None or begun is not None else usual_size(model)))
 
 

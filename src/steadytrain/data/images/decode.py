@@ -159,7 +159,7 @@ def _unused_bands(image: Image.Image, tags: Any) -> int:
     if image.mode in ("RGBA", "LA") and not has_alpha:
         image.info["opaque"] = True  # Pillow takes a band that is not declared for transparency
     num_colours = {0: 1, 1: 1, 3: 1, 5: 4}.get(tags.get(_PHOTOMETRIC), 3)
-    return max(0, tags.get(_BANDS, 1) - num_colours - has_alpha)
+    return max(0, int(tags.get(_BANDS, 1)) - num_colours - has_alpha)
 
 
 def _is_for_print(tags: Any) -> bool:
@@ -172,7 +172,7 @@ def _stored_bits(image: Image.Image, data: bytes | memoryview) -> int:
     if image.format == "PNG":
         return int(data[24])
     if image.format == "TIFF":
-        return max(getattr(image, "tag_v2", {}).get(258, (8,)))
+        return int(max(getattr(image, "tag_v2", {}).get(258, (8,))))
     start = bytes(data[:_LOOK_FOR_BITS])
     if image.format == "PPM":  # its third number is the largest value
         numbers = re.sub(rb"#[^\n]*", b"", start[:_LOOK_FOR_NUMBERS]).split()[1:4]

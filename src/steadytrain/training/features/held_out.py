@@ -106,7 +106,7 @@ def _run_of(trained: Trained) -> Run:
 
 
 def _open_sets(run: Run) -> DataSets:
-    return open_data(run.data, seed=run.recipe.seed, begun=run.progress().started)
+    return open_data(run.data, run.recipe.model, seed=run.recipe.seed, run=run)
 
 
 def is_cheap(run: Run) -> bool:

@@ -146,7 +146,7 @@ def training_counts(trained: Trained, say: Say = print_note) -> tuple[int, ...]:
             " --prior, or name the run"
         )
     try:
-        sets = open_data(run.data, seed=run.recipe.seed, begun=run.progress().started)
+        sets = open_data(run.data, run.recipe.model, seed=run.recipe.seed, run=run)
     except DataError as error:
         raise DataError(
             f"{run.directory} is of an older version, which did not keep how many images each class had, and its"

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.config import Data, Recipe
+from steadytrain.config import Data, Model, Recipe
 from steadytrain.data.arrays import Ints
-from steadytrain.data.loader import packed_side
 from steadytrain.data.packing.prepare import prepare
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import DataError
 from steadytrain.format import OnProgress, Say, print_note
 from steadytrain.machine.process import StartTimer
-from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named
+from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named, side_to_pack
 from steadytrain.training.features.suspects import Suspects, find_suspects
 from steadytrain.training.features.table import feature_table
 from steadytrain.training.inference.trained import Trained, frozen_network, restore
@@ -163,16 +162,18 @@ def _sets(opened: OpenedData, needs_labels: bool, say: Say) -> DataSets:
     return DataSets(opened.train, opened.val, None, None, names if len(names) > 1 else ("0", "1"), held_out=False)
 
 
-def _open_unlabelled(data: Data, *, say: Say, remark: Say, progress: OnProgress | None, **_: Any) -> OpenedData:
+def _open_unlabelled(
+    data: Data, model: Model | None = None, *, say: Say, remark: Say, progress: OnProgress | None, **_: Any
+) -> OpenedData:
     """Open images whose labels do not matter, of one class too, as :func:`.open_named` opens others."""
-    timer = StartTimer()
+    timer, side = StartTimer(), side_to_pack(data, model, None)
     columns = {name: getattr(data, name) for name in ("path_column", "label_column", "split_column", "zip_names")}
     prepared = prepare(
         data.train,
         root=data.root,
         labels=data.labels,
         **columns,
-        shorter_side=packed_side(data.size),
+        shorter_side=side,
         say=say,
         remark=remark,
         progress=progress,
@@ -182,4 +183,4 @@ def _open_unlabelled(data: Data, *, say: Say, remark: Say, progress: OnProgress 
         if part is not None:
             part.require_images(say)
     assert parts[0] is not None
-    return OpenedData(data, parts[0], parts[1], (), timer.part())
+    return OpenedData(data, side, parts[0], parts[1], (), timer.part())
