@@ -367,7 +367,7 @@ class Batcher:
             else:
                 logits, judged = self.judge.answer(pixels.to(trained.policy.device), self._limit)
             rows = zip(logits.cpu(), trained.probabilities(logits).cpu(), judged, strict=True)
-            return [Answer(*row, judgement=judgement) for *row, judgement in rows]
+            return [Answer(row, likely, judgement=judgement) for row, likely, judgement in rows]
 
     def _deliver(self, batch: list[_Item], answers: Sequence[Answer | Exception]) -> None:
         def settle() -> None:
