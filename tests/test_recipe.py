@@ -367,7 +367,8 @@ def test_what_cannot_be_compiled_is_refused() -> None:
 
 
 def test_runs_from_before_there_was_compiled_code_keep_their_digest() -> None:
-    assert BASE.with_({"optim.nesterov": True, "data.holdout": 0.1}).digest == "85232729ec1c"  # as every recipe of sgd was then
+    then = {"optim.nesterov": True, "data.holdout": 0.1}  # as every recipe of sgd was
+    assert BASE.with_(then).digest == "85232729ec1c"
 
 
 def test_16_bit_gradients_are_not_compressed() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 import steadytrain as st
@@ -51,7 +52,7 @@ def stop_after(run: st.Run, step: int) -> None:
             break
 
 
-def pairs_of(records: Records, ids: np.ndarray | None) -> set[str]:  # type: ignore[type-arg]
+def pairs_of(records: Records, ids: NDArray[np.int64] | None) -> set[str]:
     names = list(records.names())
     return {Path(names[row]).name[:3] for row in (range(len(names)) if ids is None else ids)}
 

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -192,16 +192,6 @@ class OpenedData:
                 records.close()
 
 
-@contextmanager
-def closing_on_error(opened: OpenedData) -> Iterator[None]:
-    """Close record files where the block fails."""
-    try:
-        yield
-    except BaseException:
-        opened.close()
-        raise
-
-
 def _what_is_opened(data: Data) -> tuple[object, ...]:
     paths = (data.train, data.val, data.test, data.root, data.labels, data.classes)
     columns = (data.path_column, data.label_column, data.split_column, data.zip_names)
@@ -248,11 +238,7 @@ def open_named(
     side = side_to_pack(data, model, begun)
     open_as = partial(_open_as, side=side, say=say, remark=remark, say_reused=say_reused, progress=progress)
     if begun is None:
-        opened = open_as(data)
-        if opened.val is None and data.holdout != 0:
-            with closing_on_error(opened):
-                make_hashes(opened.train, progress)
-        return opened
+        return open_as(data, is_new=True)
     if data.classes is not None or Path(data.train).suffix == ".rec":
         return validate_as_begun(open_as(data), begun)
     return _open_as_begun(data, begun, open_as)
@@ -309,7 +295,9 @@ def _open_as_begun(data: Data, begun: Started, open_as: Callable[..., OpenedData
     return opened
 
 
-def _open_as(data: Data, *, side: int, classes: RunClasses | None = None, remark: Say, **options: Any) -> OpenedData:
+def _open_as(
+    data: Data, *, side: int, classes: RunClasses | None = None, is_new: bool = False, remark: Say, **options: Any
+) -> OpenedData:
     """Open what a recipe names, with a class list where it names none; options as of :func:`open_named`."""
     timer = StartTimer()
     remarks: list[str] = []
@@ -332,6 +320,8 @@ def _open_as(data: Data, *, side: int, classes: RunClasses | None = None, remark
         val, test = open_part(data.val, prepared.val, "val"), open_part(data.test, prepared.test, "test")
         if val is not None and test is not None and len(val) == len(test) and val.digest == test.digest:
             test = None  # the user validates with them
+        if is_new and val is None and data.holdout != 0:
+            make_hashes(train, options["progress"])
         opened.pop_all()
         return OpenedData(data, side, train, val, tuple(remarks), timer.part(), test)
 
@@ -344,8 +334,11 @@ def open_data(
     ``run``: that they were, or are to be, the data of.
     """
     opened = open_named(data, model, begun=None if run is None else run.progress().started, say=say)
-    with closing_on_error(opened):
+    try:
         return data_sets(opened, data, seed=seed, run=run, say=say)
+    except BaseException:
+        opened.close()
+        raise
 
 
 def data_sets(

@@ -269,7 +269,9 @@ def test_a_wished_number_of_training_images_is_exact_though_groups_do_not_fit() 
         train, val = hold_out(_listing(labels.tolist()), per_class=per_class, sets=sets)
         assert train.counts()[:2] == (per_class, per_class)
         split_of = {int(Path(name).stem): part.split for part in (train, val) for name in part.names}
-        assert all(len({split_of.get(row) for row in np.flatnonzero(sets == one)} - {None}) == 1 for one in set(sets))
+        assert all(
+            len({split_of.get(int(row)) for row in np.flatnonzero(sets == one)} - {None}) == 1 for one in set(sets)
+        )
         assert len(train) + len(val) >= 41 - 3 - 2
 
 

@@ -142,11 +142,11 @@ def group_images(
     Args:
         hashes: of N images; None: not known.
         labels: [N] or [N, L].
-        keys: what each image belongs to, as of :func:`group_keys`.
+        keys: as of :func:`group_keys`.
         name: returns the name of an image.
 
     Returns:
-        int64[N], the number of each image's group, which is that of its first image; None where each stands alone.
+        int64[N], the first image of each image's group; None where each stands alone.
     """
     n = len(labels)
     hashes = np.zeros(n, HASHES) if hashes is None else hashes
@@ -172,11 +172,7 @@ def group_images(
 
 
 def _join(edges: Ints, n: int) -> tuple[Ints, Ints]:
-    """Join images by edges (image, image, bits), [M, 3], by Kruskal: those of least bits first.
-
-    Returns:
-        The edges of a minimum spanning forest, and the first image of each image's group, int64[n].
-    """
+    """Return a minimum spanning forest of edges (image, image, bits), by Kruskal, and the first image of each tree."""
     edges = edges[np.argsort(edges[:, 2], kind="stable")]
     parent, kept = list(range(n)), []
 
@@ -194,7 +190,7 @@ def _join(edges: Ints, n: int) -> tuple[Ints, Ints]:
 
 
 def _cut_chains(edges: Ints, numbers: Ints, near: Hashes, labels: Labels, name: Callable[[int], str], say: Say) -> Ints:
-    """Cut giant groups in which images are alike only one by one; return the group of each image."""
+    """Cut groups that are too large, and alike only one by one; return the group of each image."""
     n = len(labels)
     classes = np.unique(labels, return_inverse=True)[1] if labels.ndim == 1 else np.zeros(n, np.int64)
     limits = np.maximum(GIANT_IMAGES, GIANT_SHARE * np.bincount(classes)[classes])  # of each image's class

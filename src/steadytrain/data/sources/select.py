@@ -219,23 +219,16 @@ def split_by_fraction(labels: Labels, *, fraction: float, seed: int, sets: Ints 
 
 
 def fold_numbers(labels: Labels, *, folds: int, seed: int, groups: Ints | None = None) -> Ints:
-    """Deal images to folds that are alike in size and in their share of each class, groups whole.
+    """Deal images to folds that are alike in size and in their share of each class: int64[N], 0 to ``folds`` - 1.
 
     Groups that have several classes come first, the largest ahead, each to the fold that has least of these; then those
-    of each class from the largest to single images, which even out what is left. A pure function of its arguments.
-    Label vectors are dealt without regard to them.
+    of each class from the largest to single images, which even out what is left.
 
     Args:
-        labels: [N], the class of each image, or [N, L].
-        folds: how many, from 2 to the number of groups.
+        labels: [N], the class of each image; vectors, [N, L], count for nothing.
+        folds: how many; DataError for fewer than two, or more than there are groups.
         seed: 0 to 2**64 - 1; chooses which images.
-        groups: int64[N], the number of each image's group; None: each stands alone.
-
-    Returns:
-        int64[N], the fold of each image, 0 to ``folds`` - 1.
-
-    Raises:
-        DataError: fewer than two folds, or more than there are groups.
+        groups: int64[N], the number of each image's group, which stays whole; None: each stands alone.
 
     >>> fold_of = fold_numbers(np.array([0, 0, 0, 1, 1, 1]), folds=2, seed=1, groups=np.array([7, 7, 5, 8, 6, 6]))
     >>> np.bincount(fold_of).tolist(), bool(fold_of[0] == fold_of[1]), bool(fold_of[4] == fold_of[5])
@@ -273,7 +266,7 @@ def fold_numbers(labels: Labels, *, folds: int, seed: int, groups: Ints | None =
 
 
 def _draw_exactly(labels: Ints, per_class: int, seed: int, sets: Ints | None) -> tuple[Ints, Ints]:
-    """Draw so many images of each class, or all that it has, by whole sets as far as that goes; return the others, too.
+    """Draw so many images of each class, or all that it has; return their numbers and those of the others.
 
     Where no set fits into what is missing, the smallest that is large enough gives a part; its rest is in neither.
     """
