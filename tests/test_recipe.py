@@ -118,6 +118,7 @@ ELSEWHERE: dict[str, object] = {
     "every.save_steps": 10,
     "every.save_minutes": 1.0,
     "every.keep": 3,
+    "every.best": "auc",
     "every.stall_minutes": 5.0,
     "every.upload": "s3://bucket/runs/a",
     "every.notices": "file:/run/preempted",

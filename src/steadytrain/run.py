@@ -143,8 +143,8 @@ class RunProgress:
 
     ``attempt``: number of the newest; ``started``: how it began; ``ended``: how it ended well, None while it goes on
     and where it was killed; ``finished``: the end of the whole run, if it came to it. ``position``: samples that the
-    newest attempt came to; ``time``: of the newest event. ``evaluated``: the newest evaluation; ``best``: the first of
-    those with the highest top-1, or mAP. ``unreadable``: lines of the log that are no events. ``is_open``: the
+    newest attempt came to; ``time``: of the newest event. ``evaluated``: the newest evaluation; ``best``: the one
+    whose weights were kept as the best. ``unreadable``: lines of the log that are no events. ``is_open``: the
     newest attempt has not said how it ended: it goes on, or was killed. ``machine``: its newest sample. ``spans``:
     number of each attempt -> how it began, and the time of its newest event.
     ``tested``: the evaluation on the test images of weights that the run still has; ``num_tested``: of all.
@@ -194,9 +194,9 @@ class RunProgress:
                 self.position = position
             case Accounted(images=int(images)) if self.started is not None:
                 self.position = int(self.started.batches.position(self.started.step)) + images
-            case Evaluated(score=float(score)):
+            case Evaluated():
                 self.evaluated = event
-                if score > (self.best.score if self.best else -1.0):  # never true of a NaN
+                if event.replaces(self.best):
                     self.best = event
             case Tested():
                 self.tested, self.num_tested = event, self.num_tested + 1
@@ -257,10 +257,10 @@ class Run:
                     remedy = f"it is finished; to train on from its weights, as another run, add {more} to this command"
                 raise RunError(f"{path} holds a run of another recipe ({'; '.join(changes)}): {remedy}")
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            if before is not None and not is_another:  # what the run did about numbers that were not finite stays
+            if before is not None and not is_another:  # what it did about numbers that were not finite stays
                 kept = {
                     f"every.{name}": getattr(before.recipe.every, name)
-                    for name in ("skip", "slower", "fp32")
+                    for name in ("skip", "slower", "fp32", "best")
                     if not getattr(recipe.every, name)
                 }
                 recipe = recipe.with_(kept) if any(kept.values()) else recipe

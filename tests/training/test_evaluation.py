@@ -95,9 +95,9 @@ def test_the_output_for_each_image_adds_up_to_what_is_counted() -> None:
     predicted, p_predicted, loss, rank = evaluation.outputs.T
     softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     assert (predicted == labels).mean() == (rank == 1).mean() == evaluation.top1
-    macro, present = evaluation.macro, np.unique(labels)
-    assert macro.recall == pytest.approx(balanced_accuracy_score(labels, predicted), abs=1e-12)
-    assert macro.f1 == pytest.approx(f1_score(labels, predicted, labels=present, average="macro"), abs=1e-12)
+    average, present = evaluation.macro, np.unique(labels)
+    assert average.recall == pytest.approx(balanced_accuracy_score(labels, predicted), abs=1e-12)
+    assert average.f1 == pytest.approx(f1_score(labels, predicted, labels=present, average="macro"), abs=1e-12)
     assert p_predicted == pytest.approx(softmax.max(1), rel=1e-5)
     assert np.exp(-loss) == pytest.approx(softmax[np.arange(50), labels], rel=1e-5)
     assert loss.mean(dtype=np.float64) == pytest.approx(evaluation.loss, rel=1e-6)
@@ -202,7 +202,7 @@ def test_a_finished_run_evaluates_as_it_said(recipe: Recipe, tmp_path: Path) -> 
 def test_the_best_and_the_last_weights_can_be_asked_for(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe)
     train(run)
-    best = max((e for e in run.events() if isinstance(e, Evaluated)), key=lambda e: e.top1)
+    best = [e for e in run.events() if isinstance(e, Evaluated) and e.is_best][-1]
     last = [e for e in run.events() if isinstance(e, Evaluated)][-1]
     assert evaluate(run.directory).top1 == evaluate(run.directory, which="best").top1 == best.top1
     assert evaluate(run.directory, which="last").top1 == last.top1

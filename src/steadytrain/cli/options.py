@@ -41,7 +41,7 @@ ZipNames = Annotated[str | None, Parameter(help=flag_help("data.zip_names"))]
 DeviceFlag = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")]
 WhichFlag = Annotated[
     Literal["best", "last"],
-    Parameter(help="Which of a run's weights: the best by validation top-1, or the last."),
+    Parameter(help="Which of a run's weights: the best on the validation images, or the last."),
 ]
 RepeatedFlag = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
 """``--set KEY=VALUE`` and its kin, which may be given several times."""

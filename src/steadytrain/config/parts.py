@@ -737,8 +737,8 @@ class Budget:
     )
     patience: int | None = setting(
         None,
-        "End the run early when validation top-1 has not improved in this many evaluations, 1 or more. The learning "
-        "rate falls as planned for the whole run.",
+        "End the run early when validation (every.best) has not improved in this many evaluations, 1 or more. The "
+        "learning rate falls as planned for the whole run.",
         limit=ValueLimit(FROM_1.holds, "1 or more evaluations"),
         example=3,
         usual="never",
@@ -964,6 +964,15 @@ class Every:
         limit=FROM_1,
         words="checkpoint-hist",
         example=5,
+    )
+    best: Literal["top1-loss", "top1", "top5", "loss", "macro-recall", "f1", "auc", "map"] | None = setting(
+        None,
+        "The figure of the validation images by which the best weights are chosen; top1-loss: the highest top-1, and "
+        "within its standard error the lowest loss (docs: metrics). budget.patience, plateau and sweeps follow it.",
+        example="macro-recall",
+        usual="top1-loss; map where an image may have several labels",
+        words="metric eval-metric monitor metric-for-best-model early-stopping-metric",
+        flag=Flag(OPTIMIZER),
     )
     stall_minutes: float | None = setting(
         15.0,

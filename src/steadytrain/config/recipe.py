@@ -211,6 +211,7 @@ class Recipe:
             values[part] = {name: v for name, v in values[part].items() if name in first or v != usual[name]}
         if self.waits_for_evaluations:
             values["every"] = {"evaluate_epochs": self.every.evaluate_epochs}
+            values["every"] |= {"best": self.every.best} if self.every.best else {}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
     def after(self, step: int) -> Recipe:

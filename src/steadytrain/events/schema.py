@@ -7,6 +7,7 @@ computed and printed with, and a table has its keys.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -15,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from steadytrain.config.batches import Batches, BatchStage
+from steadytrain.config.figures import SIGN
 from steadytrain.format import clock, count, duration, number
 
 VERSION = 1
@@ -382,7 +384,8 @@ class Evaluated(Event, frozen=True, kw_only=True):
 
     ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
     which every label is right, and ``top5`` is None. ``macro_recall`` and ``macro_f1``: means over the classes, or
-    labels, that have images; None in logs of versions that had none.
+    labels, that have images. ``figure``: by which the best weights are chosen (:data:`~.figures.FIGURES`), with what it
+    came to, and ``is_best`` whether they were kept as the best so far. None in older logs: by top-1, or mAP.
     """
 
     step: Whole
@@ -396,11 +399,25 @@ class Evaluated(Event, frozen=True, kw_only=True):
     mean_ap: float | None = None
     macro_recall: float | None = None
     macro_f1: float | None = None
+    figure: str | None = None
+    figure_value: float | None = None
+    is_best: bool | None = None
 
     @property
     def score(self) -> float:
-        """The score that evaluations are ranked by: top-1; of several labels, mAP."""
+        """The main number: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
+
+    @property
+    def goodness(self) -> float:
+        """The number by which evaluations compare, by the figure that chooses: the highest is the best."""
+        if self.figure not in SIGN:
+            return self.score
+        return math.nan if self.figure_value is None else SIGN[self.figure] * self.figure_value
+
+    def replaces(self, best: Evaluated | None) -> bool:
+        """Return whether this evaluation is the best so far, where ``best`` was before it; never true of a NaN."""
+        return self.score > (best.score if best else -1.0) if self.is_best is None else self.is_best
 
 
 class Tested(Event, frozen=True, kw_only=True):

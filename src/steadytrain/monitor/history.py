@@ -21,6 +21,7 @@ from typing import cast
 from msgspec.structs import asdict, replace
 
 from steadytrain.config import Recipe
+from steadytrain.config.figures import USUAL
 from steadytrain.errors import RunError
 from steadytrain.events import (
     Accounted,
@@ -45,7 +46,7 @@ from steadytrain.events import (
     Unreadable,
 )
 from steadytrain.format import epoch as epoch_words
-from steadytrain.format import percent
+from steadytrain.format import percent, score_name
 from steadytrain.intervals import Interval, wilson
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.evidence import E, Evidence, RankShares, Stretch
@@ -101,6 +102,8 @@ class RunScore:
     weights: str
     mean_ap: float | None = None
     macro_recall: float | None = None
+    figure: str | None = None
+    figure_value: float | None = None
 
     @property
     def value(self) -> float:
@@ -111,6 +114,13 @@ class RunScore:
     def words(self) -> str:
         """The main number with its interval, in percent."""
         return percent(self.value, 2) + (f" ({self.interval.words})" if self.interval else "")
+
+    @property
+    def best_label(self) -> str:
+        """The name of the main number of the best weights, where another figure may have chosen them."""
+        name = score_name(self.mean_ap is not None)
+        is_score = self.figure in ((None, USUAL, "top1") if self.mean_ap is None else (None, "map"))
+        return f"best {name}" if is_score else f"{name}, best weights"
 
     @property
     def when(self) -> str:
@@ -404,9 +414,11 @@ class RunHistory:
 
     @property
     def best(self) -> RunScore | None:
-        """The evaluation with the highest top-1, or mAP (the first of equals)."""
-        known = [event.score if math.isfinite(event.score) else -1.0 for event in self.evaluated]
-        return RunScore.of(self.evaluated[known.index(max(known))]) if known else None
+        """The evaluation whose weights were kept as the best; the first, where none is known to be."""
+        best: Evaluated | None = None
+        for event in self.evaluated:
+            best = event if event.replaces(best) else best
+        return RunScore.of(best or self.evaluated[0]) if self.evaluated else None
 
     @property
     def last(self) -> RunScore | None:

@@ -195,7 +195,8 @@ def _ranking(accounts: Sequence[Account], target: float | None = None) -> list[d
                 to_target = _to_target([by_name[name] for name in group.runs], target)
                 rows.append(_ranked(i, accounts[i], recipe, others) | _spread_cells(group) | to_target)
         rows.sort(key=lambda row: -row["score"])
-        name = score_name(accounts[members[0]].summary.quality.is_multi_label)
+        quality = accounts[members[0]].summary.quality
+        name = quality.best.best_label if quality.best else f"best {score_name(quality.is_multi_label)}"
         first = next((i for i in members if not accounts[i].summary.log), members[0])
         has_log = any(accounts[i].summary.log for i in members)
         tables.append({"title": _data_words(accounts[first]), "rows": rows, "score": name, "has_log": has_log})
@@ -317,6 +318,7 @@ def best_hero(best: RunScore | None, is_multi_label: bool) -> tuple[str, str, st
     label = "Best mAP" if is_multi_label else "Best top-1 accuracy"
     if best is None:
         return label, NONE, "no evaluation yet"
+    label = label if best.best_label.startswith("best") else f"{best.best_label[:1].upper()}{best.best_label[1:]}"
     interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
     return label, percent(best.value, 2), interval + best.when.removeprefix("at ")
 

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from steadytrain.config.figures import figure_words
 from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.errors import InputError, RunError, SteadyError, did_you_mean, first_line
@@ -47,8 +48,9 @@ class RunRow:
     """A run in a list. Scores are fractions, durations seconds, moments seconds since 1970; None where unknown.
 
     ``status``: as of :class:`~steadytrain.reports.status.Signs`, or ``damaged``. ``why``: for those that did not
-    finish. ``best``: the highest top-1, or mAP where images may have several labels, with its 95 % interval.
-    ``host``: the other machine that its newest attempt was on; ``process``: that held the run last.
+    finish. ``best``: top-1 of the best weights, or mAP where images may have several labels, and its 95 % interval;
+    ``chosen``: another figure that chose them. ``host``: the other machine that its newest attempt was on;
+    ``process``: that held the run last.
     """
 
     name: str
@@ -59,6 +61,7 @@ class RunRow:
     model: str = ""
     metric: Literal["top1", "mean_ap"] = "top1"
     best: float | None = None
+    chosen: str = ""
     low: float | None = None
     high: float | None = None
     macro_recall: float | None = None
@@ -201,6 +204,7 @@ def _summarised(path: Path, name: str) -> RunRow:
         model=summary.setup.model,
         metric="mean_ap" if summary.quality.is_multi_label else "top1",
         best=_finite(best.value) if best else None,
+        chosen=figure_words(best.figure, best.figure_value, best.mean_ap) if best else "",
         low=interval.low if interval else None,
         high=interval.high if interval else None,
         macro_recall=best.macro_recall if best else None,
@@ -243,7 +247,7 @@ def row_cells(row: RunRow, now: float) -> dict[str, str]:
         "data": row.data,
         "model": row.model,
         "epochs": f"{epoch(row.epochs_done or 0)} of {epoch(row.epochs)}" if row.epochs else "",
-        "best": _score_words(metric, row.best, row.low, row.high),
+        "best": " ".join(filter(None, [_score_words(metric, row.best, row.low, row.high), row.chosen])),
         "macro recall": "" if row.macro_recall is None or not row.class_ratio else percent(row.macro_recall, 2),
         "test": _score_words(metric, row.test, row.test_low, row.test_high),
         "images/s": "" if row.images_per_second is None else rate(row.images_per_second),

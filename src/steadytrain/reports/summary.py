@@ -89,7 +89,7 @@ class RunCourse:
 class RunQuality:
     """Scores and losses of a run. Accuracies are fractions, None where nothing was recorded.
 
-    ``best``: the evaluation with the highest top-1, or mAP (the first of equals); ``last``: the newest.
+    ``best``: the evaluation whose weights were kept as the best; ``last``: the newest.
     ``is_multi_label``: an image may have several labels; then ``train_top1`` are the images with every label right.
     ``test``: the score on test images, which no choice has seen.
     ``train_loss``, ``train_top1``: of the newest epoch, as in its row; of the newest log line while an epoch goes on.

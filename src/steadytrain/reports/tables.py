@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from steadytrain.config.figures import figure_words
 from steadytrain.config.plain import plain
 from steadytrain.format import (
     NONE,
@@ -51,7 +52,8 @@ def facts(summary: Summary) -> dict[str, str]:
     makes_updates, probe = not is_probe(summary), summary.probe
     batch = f" ({per_rank(shares)})" if shares else ""
     for when, score in (("best", best), ("last", last if makes_updates else None), ("test", quality.test)):
-        scores[f"{when} {name}"] = f"{score.words}, {score.seen}" if isinstance(score, UnseenScore) else _score(score)
+        label = best.best_label if best and score is best else f"{when} {name}"
+        scores[label] = f"{score.words}, {score.seen}" if isinstance(score, UnseenScore) else _score(score)
         if setup.class_ratio is not None:
             scores[f"{when} macro recall"] = percent(score.macro_recall if score else None, 2)
         if quality.is_multi_label:
@@ -262,10 +264,10 @@ def shown_epochs(account: Account) -> tuple[Sequence[Epoch], str]:
 
 
 def best_epoch(account: Account) -> int | None:
-    """Return the index of the row with the highest score; None where no row has one."""
-    values = [row.val_mean_ap if account.summary.quality.is_multi_label else row.val_top1 for row in account.epochs]
-    scores = [-1 if value is None or not math.isfinite(value) else value for value in values]
-    return scores.index(max(scores)) if scores and max(scores) >= 0 else None
+    """Return the index of the row with the evaluation of the best weights; None where there is none."""
+    best = account.summary.quality.best
+    rows = enumerate(account.epochs) if best is not None and math.isfinite(best.value) else ()
+    return next((at for at, row in rows if row.val_top1 is not None and best and row.step >= best.step), None)
 
 
 def epoch_table(account: Account) -> tuple[list[str], list[list[str]]]:
@@ -374,8 +376,9 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     """
     if len(runs) == 1:
         run, (words,) = runs[0], known_facts(runs)
-        name = score_name(run.quality.is_multi_label)
-        scores = (f"{when} {score}" for when in ("best", "last", "test") for score in (name, "macro recall"))
+        name, score = score_name(run.quality.is_multi_label), run.quality.best
+        labels = {"best": score.best_label if score else f"best {name}", "last": f"last {name}", "test": f"test {name}"}
+        scores = (key for when, label in labels.items() for key in (label, f"{when} macro recall"))
         keys = ("epochs", "probe", *scores, "images/s, steady", "wall time")
         lines = [["run", clean(run.name)], ["status", run.course.status]]
         lines += [[key, words[key]] for key in keys if key in words]
@@ -404,7 +407,8 @@ def _score(score: RunScore | None) -> str:
     if score is None or math.isnan(score.value):
         return NONE
     weights = "" if score.weights == "model" else f", {score.weights}"
-    return f"{_interval(score)} {score.when}{weights}"
+    chosen = figure_words(score.figure, score.figure_value, score.mean_ap)
+    return ", ".join(filter(None, (f"{_interval(score)} {score.when}{weights}", chosen)))
 
 
 def _interval(score: RunScore | None) -> str:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from steadytrain.data.loader import Batch
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.results.predictions import write_label_predictions, write_predictions
-from steadytrain.data.results.scores import ClassScore, average_precisions, macro, score_of
+from steadytrain.data.results.scores import ClassScore, macro, mean_over_classes, score_of
 from steadytrain.models import Input
 from steadytrain.training.data import load
 from steadytrain.training.memory import PassLimit
@@ -181,8 +181,7 @@ def evaluate_module(
     )
     if is_multi_label:
         assert table is not None
-        values = [ap for ap in average_precisions(table[:, :num_classes], table[:, num_classes:]) if ap is not None]
-        mean_ap = sum(values) / len(values) if values else float("nan")
+        mean_ap = mean_over_classes("map", table[:, :num_classes], table[:, num_classes:])
         return replace(evaluation, mean_ap=mean_ap, logits=table[:, :num_classes], labels=table[:, num_classes:])
     if table is not None:
         evaluation = replace(evaluation, outputs=table[:, :4])

@@ -11,19 +11,36 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.results.scores import BINS, Calibration, ClassScore, LabelScore, label_scores, score_of
+from steadytrain.config.figures import NEED_OUTPUTS
+from steadytrain.data.results.scores import (
+    BINS,
+    Calibration,
+    ClassScore,
+    LabelScore,
+    label_scores,
+    mean_over_classes,
+    score_of,
+)
 from steadytrain.data.results.scores import calibration_of as calibration_of
 from steadytrain.data.results.scores import macro as macro
 from steadytrain.training.evaluation import Evaluation
+
+
+def figure(evaluation: Evaluation, name: str) -> float:
+    """Return a figure of :data:`~steadytrain.config.figures.FIGURES`; NaN where there is none: the AUC of one class."""
+    if name in NEED_OUTPUTS and (name == "auc" or evaluation.mean_ap is None):
+        assert evaluation.logits is not None and evaluation.labels is not None
+        return mean_over_classes(name, evaluation.logits, evaluation.labels)
+    known = {"map": evaluation.mean_ap, "loss": evaluation.loss, "top5": evaluation.top5}
+    known |= {"macro-recall": evaluation.macro.recall, "f1": evaluation.macro.f1}
+    value = known.get(name, evaluation.top1)
+    return float("nan") if value is None else value
 
 
 def class_scores(evaluation: Evaluation) -> tuple[ClassScore, ...]:
     """Compute precision, recall and F1 of each class, in the order of the outputs.
 
     A class that has no images has neither recall nor F1; one that is never predicted has no precision, and an F1 of 0.
-
-    Args:
-        evaluation: of a whole data set.
 
     >>> evaluation = Evaluation(n=3, loss=0.4, top1=2 / 3, top5=1.0, right=(2, 0), total=(2, 1), predicted=(3, 0))
     >>> class_scores(evaluation)[0]

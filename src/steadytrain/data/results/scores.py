@@ -86,6 +86,35 @@ def label_scores(
     )
 
 
+def mean_over_classes(figure: str, logits: NDArray[np.float32], labels: NDArray[Any]) -> float:
+    """Average over classes, each against the rest by its probabilities, their ``auc`` or average precision (``map``).
+
+    Classes of which there is none are left out; NaN without any. ``labels``: int64[n], or [n, K] of several an image.
+    """
+    scores = logits.astype(np.float64)
+    if labels.ndim == 1:  # of several labels a logit ranks as its probability does
+        scores = np.exp(scores - np.logaddexp.reduce(scores, 1, keepdims=True))
+        labels = labels[:, None] == np.arange(scores.shape[1])
+    by_class = (areas_under_roc if figure == "auc" else average_precisions)(scores, labels)
+    values = [value for value in by_class if value is not None]
+    return sum(values) / len(values) if values else float("nan")
+
+
+def areas_under_roc(scores: NDArray[Any], labels: NDArray[Any]) -> tuple[float | None, ...]:
+    """Compute the area under the ROC curve of each label: how often an image that has it scores above one that has not.
+
+    Of equal scores half count, as by scikit-learn's ``roc_auc_score``. A label that all images have, or none, has none.
+    """
+    areas = list[float | None]()
+    for score, has_label in zip(scores.T, labels.T > 0, strict=True):
+        _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
+        ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # from 1; equal scores share their mean
+        positives, negatives = int(has_label.sum()), int((~has_label).sum())
+        above = ranks[has_label].sum() - positives * (positives + 1) / 2
+        areas.append(float(above / (positives * negatives)) if positives and negatives else None)
+    return tuple(areas)
+
+
 def average_precisions(scores: NDArray[Any], labels: NDArray[Any]) -> tuple[float | None, ...]:
     """Compute the average precision of each label, over all images at once.
 

@@ -18,6 +18,7 @@ from torch import nn
 from steadytrain import config as recipes
 from steadytrain import models
 from steadytrain.config.factories import OBJECT, checkpoint_format
+from steadytrain.config.figures import FIGURES
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
@@ -116,7 +117,7 @@ def restore(
             (:mod:`steadytrain.export`), whatever engine runs it; or the name of a pretrained model of timm, such as
             ``timm/resnet18.a1_in1k``: its weights are fetched once, and ``Trained.notes`` says what their licence
             restricts.
-        which: of a run, the ``best`` weights by validation top-1 (of several labels: mAP), whose figures the run
+        which: of a run, the ``best`` weights on the validation images (``every.best``), whose figures the run
             reports as its result, or the ``last``. Without validation there are only the last; while a run goes on,
             only the best so far.
         model: name of the model. Needed for files that do not say it, and for a ``pkg.mod:factory``, which
@@ -345,7 +346,8 @@ def _chosen(run: Run, path: Path) -> str:
     """Describe which of a run's weights a file holds."""
     best = run.progress().best
     if path.name == "best.safetensors" and best is not None:
-        return f"best by validation {score_name(best.mean_ap is not None)}, epoch {epoch(best.epoch)}"
+        name = FIGURES.get(best.figure or "", score_name(best.mean_ap is not None))
+        return f"best by validation {name}, epoch {epoch(best.epoch)}"
     if path.name == run.weights.name:
         return "last" if best is not None else "last: nothing was validated"
     return ""

@@ -96,4 +96,4 @@ def _evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator[Even
     for event in maybe_evaluate(session, stop):
         yield event
         if isinstance(event, Evaluated) and not event.step and session.timeline.steps:
-            session.state.probe = event.score
+            session.state.probe = event.goodness

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from steadytrain.config.figures import NEED_OUTPUTS, SIGN, is_better
 from steadytrain.data.loader import Batch
-from steadytrain.errors import CheckpointError, ModelError, SteadyError
+from steadytrain.errors import CheckpointError, DivergedError, ModelError, SteadyError
 from steadytrain.events import Evaluated, Event, Tested
+from steadytrain.format import few
 from steadytrain.training.checkpoints import read_weights
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.ema import Ema
@@ -24,6 +26,7 @@ from steadytrain.training.loop.saving import (
     settled_loss,
     write_checkpoint,
 )
+from steadytrain.training.metrics import figure as figure_of
 from steadytrain.training.session.session import Session, Validation
 
 STATISTICS_BATCHES = 8
@@ -106,23 +109,37 @@ def _evaluate(
                 yield from finish_writing(session)
         raise
     if evaluation is not None:
+        value = figure_of(evaluation, state.figure)
+        now = SIGN[state.figure] * value, evaluation.loss
+        is_best = is_better(state.figure, now, (state.best, state.best_loss), evaluation.n)
         state.evaluated, validation.seconds = session.epoch, time.perf_counter() - began
         seconds, figures = validation.seconds, _figures(session, evaluation)
+        figures |= {"figure": state.figure, "figure_value": value, "is_best": is_best}
         yield Evaluated(step=state.cursor.step, epoch=session.epoch, seconds=seconds, **figures)
         progress = session.timeline.batches.progress(state.cursor.step)
         if (span := session.timeline.plateau) is not None and progress > span.begin:
-            state.plateau = state.plateau.after(span.stage, top1=evaluation.score, loss=evaluation.loss)
-        is_finite = math.isfinite(evaluation.loss)
+            watched = {"top1": evaluation.score, "loss": -evaluation.loss}
+            state.plateau = state.plateau.after(span.stage, watched.get(span.stage.on, now[0]))
+        totals = zip(session.data.classes, evaluation.total, strict=True)
+        left_out = [name for name, n in totals if n in (0, evaluation.n) and state.figure == "auc"]
+        if left_out and not math.isfinite(state.best):
+            session.notice(f"AUC leaves out the classes of no validation image, or of each: {few(left_out)}")
         state.misses += 1
-        if evaluation.score > state.best and is_finite:
+        if is_best:
             require_finite_weights(session, module)  # padding hides those that see nothing else from the loss
-            state.best, state.misses = evaluation.score, 0
+            (state.best, state.best_loss), state.misses = now, 0
             export(session, "best.safetensors")
             if session.is_first:
                 with session.clock.within("checkpoint"):  # it is the disk's time, as that of the weights
                     write_per_image(session.run.predictions, *session.data.validated, evaluation)
-        if is_last and not is_finite:
-            raise session.diverged(f"the loss on the validation images is {evaluation.loss}")
+        if is_last and not math.isfinite(evaluation.loss):
+            kept = "" if math.isfinite(state.best) else "; no evaluation was finite, and there are no best weights"
+            with contextlib.suppress(DivergedError):
+                require_finite_weights(session, module)
+                export(session, "model.safetensors")
+                yield from finish_writing(session)
+                kept += "; model.safetensors has the last weights, which are finite"
+            raise DivergedError(f"{session.diverged(f'the loss on the validation images is {evaluation.loss}')}{kept}")
 
 
 def _evaluate_on(
@@ -150,6 +167,7 @@ def _evaluate_on(
         sum_ranks=engine.sum,
         num_outputs=num_images,
         is_multi_label=session.data.num_labels is not None,
+        keep_logits=state.figure in NEED_OUTPUTS and part is session.validation,
         limit=part.limit,
     )
     stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
+from steadytrain.config.figures import FIGURES, SIGN
 from steadytrain.events import Event, Step
-from steadytrain.format import score_name
 from steadytrain.run import RunProgress
 from steadytrain.training.clock import Clock, Waits
 from steadytrain.training.consensus import Wish
@@ -264,16 +264,19 @@ def _has_passed(every: int | None, before: int, now: int) -> bool:
 def _patience_notice(session: Session) -> str:
     state = session.state
     times = "the last evaluation" if state.misses == 1 else f"{state.misses} evaluations"
-    name = score_name(session.data.num_labels is not None)
-    return f"validation {name} has not risen above {state.best:.4f} in {times}; the best weights are kept"
+    best = f"{'risen above' if SIGN[state.figure] > 0 else 'fallen below'} {SIGN[state.figure] * state.best:.4f}"
+    return f"validation {FIGURES[state.figure]} has not {best} in {times}; the best weights are kept"
 
 
 def _probe_notice(session: Session, probe: float) -> str:
     """Say at the end of a run whether updates made its probe better, and so which of them is kept."""
-    best, name = session.state.best, score_name(session.data.num_labels is not None)
-    if best > probe:
-        return f"fine-tuning raised validation {name} from {probe:.4f}, the probe's, to {best:.4f} (best.safetensors)"
+    state, event = session.state, session.run.progress().best
+    name, sign = f"validation {FIGURES[state.figure]}", SIGN[state.figure]
+    before, best = sign * probe, sign * state.best
+    if state.best > probe or (event is not None and event.step):
+        verb = "lowered" if sign < 0 else "raised" if best > before else "lowered the loss; within a standard error,"
+        return f"fine-tuning {verb} {name} from {before:.4f}, the probe's, to {best:.4f} (best.safetensors)"
     return (
-        f"no epoch was better than the probe, which is kept: best.safetensors holds it (validation {name} {probe:.4f});"
+        f"no epoch was better than the probe, which is kept: best.safetensors holds it ({name} {before:.4f});"
         " --train probe reaches it without updates"
     )

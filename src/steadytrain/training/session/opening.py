@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from steadytrain.config import Recipe, schedules
+from steadytrain.config.figures import USUAL
 from steadytrain.config.plain import build as build_part
 from steadytrain.config.timeline import Timeline
 from steadytrain.cost.bill import BillPart, make_bill, merge_parts, part_of, parts_from
@@ -24,8 +25,9 @@ from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.process_group import Group, ranks_of
 from steadytrain.distributed.world import World
-from steadytrain.errors import CheckpointError, RunError, SteadyError
+from steadytrain.errors import CheckpointError, RecipeError, RunError, SteadyError
 from steadytrain.events import Compiled, Event, EventLog, FeedPlaced, Halved, Noticed, Saved
+from steadytrain.format import Say
 from steadytrain.models import Built, Input, first_epochs
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
@@ -295,6 +297,7 @@ def _begin_or_resume(attempt: _Attempt, place: _Place, images: _Images, network:
             attempt.notice(note)
     else:
         _resume(state, place.saved, attempt.run, data, attempt.notice)
+    _set_figure(state, recipe, place.saved or {}, data, attempt.notice)
     if (step := engine.joined_step) is not None:  # the others have trained on
         state.cursor = Cursor(step, step * recipe.batch_size)
         if step < recipe.batches(num_train).steps:  # its own running statistics are to settle first
@@ -490,7 +493,7 @@ def _require_best(run: Run, saved: dict[str, Any], notice: Callable[[str], None]
             checkpoints.read_weights(path)
     except SteadyError:
         notice(f"{path} is damaged: the best weights are chosen again, from here on")
-        saved["best"] = -1.0
+        saved["best"] = -math.inf
 
 
 def _open_data(attempt: _Attempt) -> DataSets:
@@ -534,4 +537,24 @@ def _resume(state: State, saved: dict[str, Any], run: Run, data: DataSets, notic
     state.load_state_dict(saved)
     if about.get("val_digest") != data.about()["val_digest"]:
         notice("the validation data have changed since this run began: the best weights are chosen again")
-        state.best, state.plateau, state.probe = -1.0, schedules.Plateau(drops=state.plateau.drops), None
+        _choose_again(state)
+
+
+def _choose_again(state: State) -> None:
+    """Forget what earlier evaluations came to: those to come are not compared with them."""
+    state.best, state.best_loss, state.misses, state.probe = -math.inf, math.inf, 0, None
+    state.plateau = schedules.Plateau(drops=state.plateau.drops)
+
+
+def _set_figure(state: State, recipe: Recipe, saved: Mapping[str, Any], data: DataSets, notice: Say) -> None:
+    """Set the figure that chooses the best weights: that which a run began with, unless another is asked for."""
+    asked, is_multi_label = recipe.every.best or USUAL, data.num_labels is not None
+    if asked == "top5" and (is_multi_label or len(data.classes) <= 5):
+        raise RecipeError("every.best is 'top5', which says nothing of five classes, or several labels: take top1")
+    state.figure = chosen = "map" if is_multi_label and asked in (USUAL, "top1") else asked
+    if saved:  # by an older version, if it does not say
+        state.figure = saved.get("figure") or ("map" if is_multi_label else "top1")
+    if recipe.every.best and state.figure != chosen:
+        notice(f"the best weights are chosen by {chosen} from here on, no longer by {state.figure}")
+        state.figure = chosen
+        _choose_again(state)
