@@ -176,18 +176,13 @@ def _open_pictures(account: Account) -> Records:
 
 
 def _intro(mistakes: Mistakes, account: Account) -> str:
-    from steadytrain.data.results.scores import UNEVEN, class_ratio
-
     images = sum(mistakes.counts.values())
     right = sum(n for (true, predicted), n in mistakes.counts.items() if true == predicted)
     interval = wilson(right / images, images)
     words = f"{right:,} of {count(images, 'validation image')} are right: {percent(right / images, 2)}"
     words += f" ({percent(interval.low, 2)} to {percent(interval.high, 2)})"
-    figures = _class_figures(mistakes)
-    if class_ratio(row["n"] for row in figures) >= UNEVEN:
-        words += f"; macro recall {percent(sum(row['top1'] for row in figures) / len(figures), 2)}"
-    source = f"From {account.run.predictions.name} in the run's folder, which lists every image."
-    return ". ".join(filter(None, (words, mistakes.chance, source)))
+    words += f". {mistakes.chance}" if mistakes.chance else ""
+    return f"{words}. From {account.run.predictions.name} in the run's folder, which lists every image."
 
 
 def class_figures(account: Account) -> list[dict[str, Any]]:

@@ -68,7 +68,6 @@ class RunRow:
     test: float | None = None
     test_low: float | None = None
     test_high: float | None = None
-    test_macro_recall: float | None = None
     class_ratio: float | None = None
     loss: float | None = None
     images_per_second: float | None = None
@@ -211,7 +210,6 @@ def _summarised(path: Path, name: str) -> RunRow:
         test=_finite(test.value) if test else None,
         test_low=of_test.low if of_test else None,
         test_high=of_test.high if of_test else None,
-        test_macro_recall=test.macro_recall if test else None,
         class_ratio=summary.setup.class_ratio,
         loss=_finite(best.loss) if best else None,
         images_per_second=_finite(summary.speed.images_per_second),

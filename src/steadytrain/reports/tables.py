@@ -155,7 +155,6 @@ SPREADS: dict[str, Callable[[Repeats], str]] = {
     "last top-1": lambda group: spread_text(None if group.last_mean_ap else group.last_top1, percents=True),
     "best mAP": lambda group: spread_text(group.best_mean_ap, percents=True),
     "last mAP": lambda group: spread_text(group.last_mean_ap, percents=True),
-    "test": lambda group: spread_text(group.test, percents=True),
     "last loss": lambda group: spread_text(group.last_loss),
     "wall time": lambda group: duration(group.seconds.mean if group.seconds else None),
 }
@@ -167,7 +166,6 @@ def spread_rows(groups: Sequence[Repeats]) -> list[list[str]]:
     has_map = [group.best_mean_ap is not None for group in groups]
     heads = [head for head in SPREADS if any(has_map) or not head.endswith("mAP")]
     heads = [head for head in heads if not all(has_map) or not head.endswith("top-1")]
-    heads = [head for head in heads if head != "test" or any(group.test for group in groups)]
     return [["repeats", *heads], *([group.title, *(SPREADS[head](group) for head in heads)] for group in groups)]
 
 
