@@ -33,11 +33,7 @@ class Interval:
 
     @property
     def words(self) -> str:
-        """Both ends, in percent.
-
-        >>> Interval(0.653, 0.786).words
-        '65.30 to 78.60'
-        """
+        """Both ends, in percent: 65.30 to 78.60."""
         return f"{100 * self.low:.2f} to {100 * self.high:.2f}"
 
 

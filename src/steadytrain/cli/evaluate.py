@@ -36,7 +36,6 @@ from steadytrain.files import near_name, replacing
 from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5, text_table
 
 if TYPE_CHECKING:
-    from steadytrain.data.results.scores import Calibration
     from steadytrain.training import Evaluation, Trained
     from steadytrain.training.inference.views import Tta
 
@@ -284,7 +283,7 @@ def _class_figures(trained: Trained, result: Evaluation, sure_from: float | None
         "loss": result.loss,
         **{f"macro_{name}": value for name, value in vars(macro(scores)).items()},
         "class_ratio": class_ratio(result.total),
-        **_calibration_figures(calibrated),
+        **calibrated.figures,
         "calibration": [vars(row) for row in calibrated.bins],
         "priors": _prior_rows(trained, result),
         **_coverage_figures(result, sure_from),
@@ -332,12 +331,6 @@ def _prior_rows(trained: Trained, result: Evaluation) -> list[dict[str, Any]]:
     ]
 
 
-def _calibration_figures(calibrated: Calibration) -> dict[str, float]:
-    """Return the error of probabilities, what a perfectly calibrated model would show, and their mean."""
-    chance = {"ece_by_chance": calibrated.chance, "ece_by_chance_high": calibrated.chance_high}
-    return {"ece": calibrated.ece, **chance, "confidence": calibrated.confidence}
-
-
 def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> dict[str, Any]:
     """Return the figures of an evaluation where an image may have several labels."""
     from steadytrain.training.metrics import calibration, label_metrics
@@ -353,7 +346,7 @@ def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> di
         "exact_match": metrics.exact_match,
         "hamming_loss": metrics.hamming_loss,
         "loss": result.loss,
-        **_calibration_figures(calibrated),
+        **calibrated.figures,
         "calibration": [
             {("share" if key == "top1" else key): value for key, value in vars(row).items()} for row in calibrated.bins
         ],

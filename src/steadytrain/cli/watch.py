@@ -275,8 +275,7 @@ def final_lines(now: RunSnapshot, width: int) -> list[str]:
         lines.append(f"{newest}{overall}, {rate(rates.steady)} in the steady state")
     if now.best is not None:
         best = now.best
-        interval = f" ({best.interval.words})" if best.interval else ""
-        lines.append(f"{best.best_label} {percent(best.value, 2)}{interval} {best.when}")
+        lines.append(f"{best.best_label} {best.words} {best.when}")
     if now.logged is not None:
         right = "exact match" if now.is_multi_label else "top-1"
         lines.append(f"train loss {number(now.logged.loss, 4)}, train {right} {percent(now.logged.top1, 2)}")

@@ -111,16 +111,16 @@ class RunScore:
         return self.top1 if self.mean_ap is None else self.mean_ap
 
     @property
+    def words(self) -> str:
+        """The main number with its interval, in percent."""
+        return percent(self.value, 2) + (f" ({self.interval.words})" if self.interval else "")
+
+    @property
     def best_label(self) -> str:
         """The name of the main number of the best weights, where another figure may have chosen them."""
         name = score_name(self.mean_ap is not None)
         is_score = self.figure in ((None, USUAL, "top1") if self.mean_ap is None else (None, "map"))
         return f"best {name}" if is_score else f"{name}, best weights"
-
-    @property
-    def words(self) -> str:
-        """The main number with its interval, in percent."""
-        return percent(self.value, 2) + (f" ({self.interval.words})" if self.interval else "")
 
     @property
     def when(self) -> str:

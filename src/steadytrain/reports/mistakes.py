@@ -214,16 +214,11 @@ def _open_pictures(account: Account, part: Literal["train", "val"]) -> Records:
 
 
 def _intro(mistakes: Mistakes, account: Account) -> str:
-    from steadytrain.data.results.scores import UNEVEN, class_ratio
-
     images = sum(mistakes.counts.values())
     right = sum(n for (true, predicted), n in mistakes.counts.items() if true == predicted)
     interval = wilson(right / images, images)
     words = f"{right:,} of {count(images, 'validation image')} are right: {percent(right / images, 2)}"
     words += f" ({percent(interval.low, 2)} to {percent(interval.high, 2)})"
-    figures = _class_figures(mistakes)
-    if class_ratio(row["n"] for row in figures) >= UNEVEN:
-        words += f"; macro recall {percent(sum(row['top1'] for row in figures) / len(figures), 2)}"
     best = account.run.progress().best if account.run.log_path().exists() else None
     if best is not None and best.even_top1 is not None:
         words += f". Answered as if classes were equally frequent (--prior uniform): {percent(best.even_top1, 2)}"

@@ -68,7 +68,6 @@ class RunRow:
     test: float | None = None
     test_low: float | None = None
     test_high: float | None = None
-    test_macro_recall: float | None = None
     class_ratio: float | None = None
     loss: float | None = None
     images_per_second: float | None = None
@@ -211,7 +210,6 @@ def _summarised(path: Path, name: str) -> RunRow:
         test=_finite(test.value) if test else None,
         test_low=of_test.low if of_test else None,
         test_high=of_test.high if of_test else None,
-        test_macro_recall=test.macro_recall if test else None,
         class_ratio=summary.setup.class_ratio,
         loss=_finite(best.loss) if best else None,
         images_per_second=_finite(summary.speed.images_per_second),
@@ -247,7 +245,7 @@ def row_cells(row: RunRow, now: float) -> dict[str, str]:
         "data": row.data,
         "model": row.model,
         "epochs": f"{epoch(row.epochs_done or 0)} of {epoch(row.epochs)}" if row.epochs else "",
-        "best": f"{_score_words(metric, row.best, row.low, row.high)} {row.chosen}".strip(),
+        "best": " ".join(filter(None, [_score_words(metric, row.best, row.low, row.high), row.chosen])),
         "macro recall": "" if row.macro_recall is None or not row.class_ratio else percent(row.macro_recall, 2),
         "test": _score_words(metric, row.test, row.test_low, row.test_high),
         "images/s": "" if row.images_per_second is None else rate(row.images_per_second),

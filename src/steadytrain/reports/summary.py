@@ -185,8 +185,7 @@ class Repeats:
     """Runs of one recipe on the same images that differ only in their seed; figures are of the finished ones.
 
     ``name``: the folder that holds them, where ``--repeats`` made it, else their own names. ``runs``: their names.
-    ``best_mean_ap``, ``last_mean_ap``: where an image may have several labels; top-1 is then exact match. ``test``: of
-    the test images, top-1 or mAP.
+    ``best_mean_ap``, ``last_mean_ap``: where an image may have several labels; top-1 is then exact match.
     """
 
     name: str
@@ -199,7 +198,6 @@ class Repeats:
     seconds: Spread | None
     best_mean_ap: Spread | None = None
     last_mean_ap: Spread | None = None
-    test: Spread | None = None
 
     @property
     def title(self) -> str:
@@ -230,7 +228,6 @@ def _repeats(group: Sequence[Summary]) -> Repeats:
     done = [run for run in group if run.course.status == "finished"]
     best = [score for run in done if (score := run.quality.best)]
     last = [score for run in done if (score := run.quality.last)]
-    tests = [run.quality.test.value for run in done if run.quality.test]
     return Repeats(
         name=parent if is_own else ", ".join(run.name for run in group),
         runs=tuple(run.name for run in group),
@@ -242,7 +239,6 @@ def _repeats(group: Sequence[Summary]) -> Repeats:
         seconds=spread(run.speed.seconds for run in done),
         best_mean_ap=spread((score.mean_ap for score in best if score.mean_ap is not None), are_shares=True),
         last_mean_ap=spread((score.mean_ap for score in last if score.mean_ap is not None), are_shares=True),
-        test=spread(tests, are_shares=True),
     )
 
 

@@ -155,7 +155,6 @@ SPREADS: dict[str, Callable[[Repeats], str]] = {
     "last top-1": lambda group: spread_text(None if group.last_mean_ap else group.last_top1, percents=True),
     "best mAP": lambda group: spread_text(group.best_mean_ap, percents=True),
     "last mAP": lambda group: spread_text(group.last_mean_ap, percents=True),
-    "test": lambda group: spread_text(group.test, percents=True),
     "last loss": lambda group: spread_text(group.last_loss),
     "wall time": lambda group: duration(group.seconds.mean if group.seconds else None),
 }
@@ -167,7 +166,6 @@ def spread_rows(groups: Sequence[Repeats]) -> list[list[str]]:
     has_map = [group.best_mean_ap is not None for group in groups]
     heads = [head for head in SPREADS if any(has_map) or not head.endswith("mAP")]
     heads = [head for head in heads if not all(has_map) or not head.endswith("top-1")]
-    heads = [head for head in heads if head != "test" or any(group.test for group in groups)]
     return [["repeats", *heads], *([group.title, *(SPREADS[head](group) for head in heads)] for group in groups)]
 
 
@@ -376,10 +374,10 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     """
     if len(runs) == 1:
         run, (words,) = runs[0], known_facts(runs)
-        name, chosen = score_name(run.quality.is_multi_label), run.quality.best
-        best = chosen.best_label if chosen else f"best {name}"
-        scores = (f"{when} {score}" for when in ("last", "test") for score in (name, "macro recall"))
-        keys = ("epochs", "probe", best, "best macro recall", *scores, "images/s, steady", "wall time")
+        name, score = score_name(run.quality.is_multi_label), run.quality.best
+        labels = {"best": score.best_label if score else f"best {name}", "last": f"last {name}", "test": f"test {name}"}
+        scores = (key for when, label in labels.items() for key in (label, f"{when} macro recall"))
+        keys = ("epochs", "probe", *scores, "images/s, steady", "wall time")
         lines = [["run", clean(run.name)], ["status", run.course.status]]
         lines += [[key, words[key]] for key in keys if key in words]
         lines += [] if run.cost is None else [["cost", str(run.cost)]]

@@ -127,7 +127,7 @@ class DataSets:
 
     def about(self) -> dict[str, Any]:
         """Describe the data for a run's first event."""
-        card = self.train.card
+        card, test = self.train.card, self.test
         rejected, settings = ((), {}) if card is None else (card.rejected, card.settings)
         return {
             "train": self.train.name,
@@ -136,7 +136,7 @@ class DataSets:
             "val": None if self.val is None else self.val.name,
             "val_digest": None if self.val is None else self.val.digest,
             "num_val": self.num_val,
-            **({} if self.test is None else self._about_test(self.test)),
+            **({} if test is None else {"test": test.name, "test_digest": test.digest, "num_test": len(test)}),
             **({"class_ratio": self.class_ratio} if self.class_ratio >= UNEVEN else {}),
             "held_out": self.held_out,
             "split": "" if self.split is None else self.split.digest,
@@ -150,10 +150,6 @@ class DataSets:
             "num_rejected": len(rejected),
             "rejected": [list(file) for file in rejected[:MOST_REJECTED]],
         }
-
-    @staticmethod
-    def _about_test(test: Records) -> dict[str, Any]:
-        return {"test": test.name, "test_digest": test.digest, "num_test": len(test)}
 
     def close(self) -> None:
         for records in (self.train, self.val, self.test):

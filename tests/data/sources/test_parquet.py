@@ -109,8 +109,8 @@ def test_names_of_files_and_folders_say_the_split(tmp_path: Path, names: list[st
         (split, 5, ("zebra", "ant", "cow")),
     ]
     assert train.labels.tolist() == [0, 1, 2, 0]
-    assert list(val.names) == ["0010.png", "0011.png", "0012.png", "0013.png", "0014.png"]
-    assert [content(val, number) for number in range(5)] == [encoded(10 + number) for number in range(5)]
+    assert list(other.names) == ["0010.png", "0011.png", "0012.png", "0013.png", "0014.png"]
+    assert [content(other, number) for number in range(5)] == [encoded(10 + number) for number in range(5)]
     [alone] = found(hub / names[0], tmp_path / "other")
     assert (alone.split, alone.labels.tolist()) == ("", train.labels.tolist())
 

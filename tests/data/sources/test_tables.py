@@ -197,7 +197,10 @@ def test_a_column_of_splits_is_honoured(read: Read) -> None:
     train, val = read(text)
     assert (train.split, train.names, train.labels.tolist()) == ("train", ["b.jpg", "c.jpg"], [1, 0])
     assert (val.split, val.names, val.classes) == ("val", ["a.jpg"], ("cat", "dog"))
-    assert [listing.split for listing in read("a.jpg,cat,train\nb.jpg,dog,test\nc.jpg,dog,train\n")] == ["train", "test"]
+    assert [listing.split for listing in read("a.jpg,cat,train\nb.jpg,dog,test\nc.jpg,dog,train\n")] == [
+        "train",
+        "test",
+    ]
     assert [listing.split for listing in read("path,label,split\na.jpg,cat,test\nb.jpg,dog,test\n")] == [""]
 
 

@@ -179,13 +179,15 @@ class Calibration:
     chance_high: float
     bins: tuple[Bin, ...]
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """The figures by their keys in JSON."""
+        chance = {"ece_by_chance": self.chance, "ece_by_chance_high": self.chance_high}
+        return {"ece": self.ece, **chance, "confidence": self.confidence}
+
 
 def chance_words(chance: float, high: float, n: int) -> str:
-    """Say what ECE a perfectly calibrated model shows on ``n`` images.
-
-    >>> chance_words(0.058, 0.089, 240)
-    'a perfectly calibrated model shows 5.8 % (up to 8.9 %) on 240 images'
-    """
+    """Say what ECE a perfectly calibrated model shows on ``n`` images, in the mean and in 95 % of cases at most."""
     return f"a perfectly calibrated model shows {percent(chance, 1)} (up to {percent(high, 1)}) on {count(n, 'image')}"
 
 

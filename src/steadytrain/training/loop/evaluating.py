@@ -115,15 +115,9 @@ def _evaluate(
         now = SIGN[state.figure] * value, evaluation.loss
         is_best = is_better(state.figure, now, (state.best, state.best_loss), evaluation.n)
         state.evaluated, validation.seconds = session.epoch, time.perf_counter() - began
-        yield Evaluated(
-            step=state.cursor.step,
-            epoch=session.epoch,
-            seconds=validation.seconds,
-            figure=state.figure,
-            figure_value=value,
-            is_best=is_best,
-            **_figures(session, evaluation),
-        )
+        seconds, figures = validation.seconds, _figures(session, evaluation)
+        figures |= {"figure": state.figure, "figure_value": value, "is_best": is_best}
+        yield Evaluated(step=state.cursor.step, epoch=session.epoch, seconds=seconds, **figures)
         progress = session.timeline.batches.progress(state.cursor.step)
         if (span := session.timeline.plateau) is not None and progress > span.begin:
             watched = {"top1": evaluation.score, "loss": -evaluation.loss}
@@ -176,7 +170,7 @@ def _evaluate_on(
         sum_ranks=engine.sum,
         num_outputs=num_images,
         is_multi_label=data.num_labels is not None,
-        keep_logits=state.figure in NEED_OUTPUTS,
+        keep_logits=state.figure in NEED_OUTPUTS and part is session.validation,
         shift=None if data.num_labels else even_shift(counts, weighting(session.recipe)),
         limit=part.limit,
     )
