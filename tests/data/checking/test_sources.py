@@ -54,6 +54,25 @@ def test_clean_folder_is_fine_and_described(folder: Path) -> None:
     assert report.bytes == sum(path.stat().st_size for path in folder.glob("*/*"))
 
 
+@pytest.mark.parametrize(
+    ("size", "kind", "share"),
+    [((60, 60), "", "0 %"), ((90, 60), "", "33 %"), ((112, 63), "cropped", "44 %"), ((40, 160), "wide", "75 %")],
+    ids=str,
+)
+def test_the_share_outside_of_centre_squares_is_a_note_where_it_is_large(
+    tmp_path: Path, size: tuple[int, int], kind: str, share: str
+) -> None:
+    for number in range(24):
+        place = tmp_path / "photos" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, (number, 90, 10 * number)).save(place / f"{number}.png")
+    report = _examine(tmp_path / "photos")
+    assert report.facts == (f"{share} of the pixels lie outside of the images' centre squares",)
+    assert report.is_fine and list(report.findings.counts) == [kind] * bool(kind)
+    if kind:
+        assert share in _only(report, kind).detail
+
+
 def test_unusable_files_are_reported_with_their_reason(folder: Path) -> None:
     whole = (folder / "cat" / "0000.png").read_bytes()
     (folder / "cat" / "cut.png").write_bytes(whole[:-90])

@@ -13,14 +13,14 @@ from tests.data.loader.pictures import Pictures, encode, scene
 from timm.data.transforms_factory import create_transform
 
 from steadytrain.config import Data
-from steadytrain.config.parts import Fit
+from steadytrain.config.parts import ImageFit
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.loader.crop import NEVER_SHRUNK, Crop, CropPlan, crop_for
 from steadytrain.data.loader.decode import cut_from
 from steadytrain.data.loader.sampler import uniforms
 from steadytrain.errors import InputError
 
-FITS: list[Fit] = ["crop", "squash", "pad"]
+FITS: list[ImageFit] = ["crop", "squash", "pad"]
 sizes = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 3000)), min_size=1, max_size=8).map(np.array)
 
 
@@ -120,7 +120,7 @@ def test_evaluation_at_a_pretrained_crop_is_that_of_timm() -> None:
 @pytest.mark.parametrize(("fit", "mode"), [("squash", "squash"), ("pad", "border")])
 @pytest.mark.parametrize("shape", [(60, 401), (300, 75), (224, 224), (7, 300)], ids=str)
 @pytest.mark.parametrize("crop", [1.0, 0.875])
-def test_whole_images_are_evaluated_as_timm_does(fit: Fit, mode: str, shape: tuple[int, int], crop: float) -> None:
+def test_whole_images_are_evaluated_as_timm_does(fit: ImageFit, mode: str, shape: tuple[int, int], crop: float) -> None:
     mean = (0.2, 0.4, 0.6)
     options: dict[str, Any] = {"crop_pct": crop, "interpolation": "bilinear", "crop_mode": mode, "mean": mean}
     resize, centre = create_transform((3, 96, 96), **options).transforms[:2]
@@ -132,7 +132,7 @@ def test_whole_images_are_evaluated_as_timm_does(fit: Fit, mode: str, shape: tup
 
 
 @pytest.mark.parametrize("fit", ["squash", "pad"])
-def test_random_boxes_of_whole_images_have_the_ratio_of_the_image_and_reach_its_ends(fit: Fit) -> None:
+def test_random_boxes_of_whole_images_have_the_ratio_of_the_image_and_reach_its_ends(fit: ImageFit) -> None:
     sizes = np.tile([[1000, 200], [150, 900]], (2_000, 1))
     plan = plan_of(Crop(kind="resized-crop", size=50, area=(0.2, 1.0), fit=fit), sizes)
     (left, top, right, bottom), (height, width) = plan.boxes.T, sizes.T
@@ -184,7 +184,7 @@ def plans(draw: st.DrawFn) -> tuple[Crop, CropPlan, tuple[int, int]]:
     size, kind = draw(st.integers(1, 40)), draw(st.sampled_from(kinds))
     interpolation = draw(st.sampled_from(interpolations))
     crop, pad = draw(st.sampled_from([1.0, 0.95, 0.875, 0.5, 0.1])), draw(st.integers(0, 12))
-    fit: Fit = draw(st.sampled_from(FITS))
+    fit: ImageFit = draw(st.sampled_from(FITS))
     flip = draw(st.booleans())
     cut = Crop(kind=kind, size=size, crop=crop, pad=pad, flip=flip, interpolation=interpolation, fit=fit)
     shape = draw(st.integers(1, NEVER_SHRUNK)), draw(st.integers(1, NEVER_SHRUNK))

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from steadytrain.config import Data
 from steadytrain.config.defaults import SMALL as SMALL
-from steadytrain.config.parts import Fit
+from steadytrain.config.parts import ImageFit
 from steadytrain.config.plain import check_types
 from steadytrain.data.arrays import Floats, Ints
 from steadytrain.errors import InputError
@@ -119,7 +119,7 @@ class Crop:
     crop: float = 1.0
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     channels: Literal[1, 3] = 3
-    fit: Fit = "crop"
+    fit: ImageFit = "crop"
     fill: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -254,7 +254,7 @@ def crop_for(
     largest: int,
     crop: float | None = None,
     interpolation: Literal["bilinear", "bicubic"] | None = None,
-    fit: Fit | None = None,
+    fit: ImageFit | None = None,
     fill: tuple[int, ...] = (),
 ) -> Crop:
     """Make the crop that a recipe's ``data`` asks for, its open choices settled by the images and the model.
