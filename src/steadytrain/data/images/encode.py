@@ -140,8 +140,7 @@ class PackSettings:
 class PackedImage(NamedTuple):
     """An image ready to be stored; ``height`` and ``width`` are those of the upright picture.
 
-    ``peak``: the largest value of an image of 16 bits whose range is not known; -1 for any other. ``lost``: what of the
-    file is not kept, in words.
+    ``peak``: the largest value of 16 bits whose range is not known, else -1; ``lost``: what is not kept, in words.
     """
 
     data: bytes
