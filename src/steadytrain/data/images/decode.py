@@ -124,8 +124,7 @@ def read_header(data: bytes | memoryview) -> Image.Image:
     if tags and (unused := _unused_bands(image, tags)):
         kept = tags[_BANDS] - unused
         lost["bands"] = f"{tags[_BANDS]} bands, of which the first {'is' if kept == 1 else f'{kept} are'} kept"
-    if lost:
-        image.info["lost"] = lost
+    image.info["lost"] = lost
     return image
 
 
