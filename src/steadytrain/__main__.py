@@ -11,8 +11,7 @@ def run() -> int:
     """The command line of this process; Ctrl-C while it is still being loaded ends it in one line too."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # where Ctrl-C is not ignored
         signal.signal(signal.SIGINT, _interrupt)
-        # The last of what runs at the end: Python then takes its modules apart, for up to a second, without handlers.
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Python takes itself apart without handlers
     try:
         from steadytrain.cli import main
 
@@ -22,15 +21,8 @@ def run() -> int:
         return 130
     finally:
         if signal.getsignal(signal.SIGINT) is _interrupt:  # the work is done: what Python ends by needs no traceback
-            signal.signal(signal.SIGINT, _leave)
-        # An interrupt within exec(), by which dataclasses are made, leaves a mark although it is caught: ``python -m``
-        # would end by the signal, not by our code. Python clears the mark where it next runs a text.
-        exec("")
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End at once, as the system would, but by the code that an interrupted command has."""
-    os._exit(128 + number)
+            signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
+        exec("")  # clears the mark of an interrupt within one, as of a dataclass: ``python -m`` would end by the signal
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

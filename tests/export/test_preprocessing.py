@@ -52,10 +52,9 @@ def test_the_network_sees_what_the_loader_makes_of_images_of_any_size(rule: dict
     network = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * crop.channels, 3)).eval()
     write_module(network, torch.zeros(2, crop.channels, 32, 32), path)
     input = Input(size=32, mean=mean, std=std, channels=crop.channels)
-    alone = preprocessing.prepend(path, crop, input, temperature=2.0, is_multi_label=False)
+    preprocessing.add_preprocessing(path, crop, input, temperature=2.0, is_multi_label=False)
     assert {node.domain for node in onnx.load(path).graph.node} == {""}, "standard operators alone"
-    seen = onnxruntime.InferenceSession(alone.SerializeToString())
-    whole = onnxruntime.InferenceSession(path)
+    session = onnxruntime.InferenceSession(path)
     for height, width in SIZES:
         images = np.stack([photo(height, width, seed) for seed in range(3)])
         squares = np.empty((3, 32, 32, crop.channels), np.uint8)
@@ -64,11 +63,10 @@ def test_the_network_sees_what_the_loader_makes_of_images_of_any_size(rule: dict
             plain = image if crop.channels == 3 else np.asarray(Image.fromarray(image).convert("L"))[..., None]
             cut_from(square, np.ascontiguousarray(plain), crop, plan, 0)
         expected = ((squares / 255 - np.array(mean)) / np.array(std)).transpose(0, 3, 1, 2)
-        [actual] = seen.run(None, {"pixels": images})
+        logits, probabilities, actual = session.run(["logits", "probabilities", "images"], {"pixels": images})
         levels = np.abs(actual - expected) * 255 * np.array(std).reshape(-1, 1, 1)
         assert levels.max() < 2.01, (height, width)
         assert levels.mean() < 0.15, (height, width)
-        logits, probabilities = whole.run(["logits", "probabilities"], {"pixels": images})
         with torch.no_grad():
             np.testing.assert_allclose(logits, network(torch.from_numpy(actual)).numpy(), atol=1e-5)
         np.testing.assert_allclose(probabilities, torch.from_numpy(logits / 2).softmax(1).numpy(), atol=1e-6)
@@ -92,7 +90,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_exported_run_answers_as_predict_does(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(run), "-o", str(tmp_path / "a.onnx"), "--with-preprocessing"]) == 0
     words = capsys.readouterr().out
-    assert "preprocessing checked against the loader on images of 1 x 1, 500 x 37, 3000 x 200, 200 x 3000" in words
+    assert "images of 1 x 1 to 3000 x 200: pixels differ from predict's by" in words
     session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
     about = json.loads(session.get_modelmeta().custom_metadata_map["steadytrain-pixels"])
     for height, width in SIZES:
@@ -101,25 +99,22 @@ def test_an_exported_run_answers_as_predict_does(run: Path, tmp_path: Path, caps
         [theirs] = session.run(["probabilities"], {"pixels": photo(height, width)[None]})[0]
         by_class = dict(zip(about["classes"], theirs.tolist(), strict=True))
         assert by_class == pytest.approx(dict(zip(ours.classes, ours.probabilities, strict=True)), abs=0.01)
-    with pytest.raises(ModelError, match="resizes and normalises images itself, for other programs"):
+    with pytest.raises(ModelError, match="or has its preprocessing in it: export it"):
         st.restore(tmp_path / "a.onnx")
 
 
 def test_a_file_whose_preprocessing_is_wrong_is_not_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    placed = preprocessing._placed
-    monkeypatch.setattr(
-        preprocessing,
-        "_placed",
-        lambda add, sides, crop: (placed(add, sides, crop)[0], add("Identity", np.array([0, 0]))),
-    )
-    with pytest.raises(FailedError, match=r"differs from the loader's by .* of 256 levels"):
+    monkeypatch.setattr(preprocessing, "MOST_LEVELS", -1)
+    with pytest.raises(FailedError, match=r"pixels differ from the loader's by .* of 256 levels"):
         st.export_model(run, tmp_path / "a.onnx", with_preprocessing=True, say=lambda line: None)
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("more", "named"), [(["-o", "a.pt2"], "-o a.pt2"), (["-o", "a.onnx", "--int8"], "--int8")])
+@pytest.mark.parametrize(
+    ("more", "named"), [(["-o", "a.pt2"], "a.pt2 in fp32"), (["-o", "a.onnx", "--int8"], "a.onnx in int8")]
+)
 def test_other_files_are_refused(run: Path, more: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(run), "--with-preprocessing", *more]) == 2
-    assert f".onnx files in fp32, and not for {named}: drop one of them" in capsys.readouterr().err
+    assert f".onnx files in fp32, not for {named}: leave it out" in capsys.readouterr().err

@@ -68,7 +68,6 @@ def export(
     Examples:
         steady export runs/a -o model.onnx
         steady export runs/a -o model.onnx --int8
-        steady export runs/a -o browser.onnx --with-preprocessing
         steady export runs/a -o hub/my-model
         steady export timm/resnet18.a1_in1k -o resnet18.pt2 --data photos/
     """
@@ -135,11 +134,9 @@ def _text(result: Exportation) -> str:
             f" ({result.tolerance:.2g} is allowed), the same five likeliest classes for"
             f" {percent(last.top5_agreement, 1)}"
         )
-    if (checked := result.preprocessing) is not None:
-        sizes = ", ".join(f"{width} x {height}" for height, width in checked.sizes)
+    if result.levels is not None:
         lines.append(
-            f"preprocessing checked against the loader on images of {sizes}: pixels differ by at most"
-            f" {checked.levels:.2g} of 256 levels, logits by {checked.difference:.2g}"
+            f"images of 1 x 1 to 3000 x 200: pixels differ from predict's by {result.levels:.2g} of 256 levels"
         )
     if result.is_kept:
         lines.append(f"wrote {clean(str(result.path))} ({last.bytes / 1e6:.1f} MB, runs on {last.engine})")

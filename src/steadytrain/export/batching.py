@@ -113,10 +113,7 @@ class PixelRoom:
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """An image on its way.
-
-    ``waited``: seconds before its decoding began; ``ready``: when it was decoded; ``lost``: what of it was not used.
-    """
+    """An image on its way. ``waited``: seconds before its decoding began; ``ready``: when it was decoded."""
 
     data: bytes
     answer: asyncio.Future[Answer]

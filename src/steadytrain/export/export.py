@@ -33,7 +33,7 @@ from steadytrain.data.storage.scratch import temporary_scratch
 from steadytrain.errors import DataError, FailedError, InputError, ModelError, RunError, storage_error
 from steadytrain.export.formats import installed_versions, write_module
 from steadytrain.export.hub import model_card, timm_config
-from steadytrain.export.preprocessing import PreprocessingCheck, check, prepend
+from steadytrain.export.preprocessing import add_preprocessing, check_preprocessing
 from steadytrain.files import replacing
 from steadytrain.format import Say, print_note
 from steadytrain.models.engines.engine import KEY, KEY_OF_PIXELS, EngineFormat, StoredPrecision
@@ -114,7 +114,7 @@ class Exportation:
         tolerance: the largest difference of logits that was allowed; None for other numbers than fp32.
         rows: of the table; the last one is the file.
         reason: why it was not kept.
-        preprocessing: how what the file makes of images of odd sizes was checked, where it preprocesses them.
+        levels: by which pixels may differ from the loader's, of 256, where the file preprocesses images.
     """
 
     path: Path
@@ -124,7 +124,7 @@ class Exportation:
     tolerance: float | None
     rows: tuple[ParityRow, ...]
     reason: str = ""
-    preprocessing: PreprocessingCheck | None = None
+    levels: float | None = None
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,7 @@ def export_model(
     path, kind = Path(output), kind_of(output, aot=aot)
     _require_numbers(path, kind, numbers)
     if with_preprocessing and (path.suffix != ".onnx" or numbers != "fp32"):
-        other = f"-o {output}" if path.suffix != ".onnx" else f"--{numbers}"
-        raise InputError(f"--with-preprocessing is for .onnx files in fp32, and not for {other}: drop one of them")
+        raise InputError(f"--with-preprocessing is for .onnx files in fp32, not for {path} in {numbers}: leave it out")
     devices = kind.devices if isinstance(kind, EngineFormat) else ()
     if devices and device != "auto" and device.partition(":")[0] not in devices:
         raise InputError(
@@ -241,11 +240,12 @@ def export_model(
         )
     with open_samples(trained, data, CHECKED if numbers == "fp32" else images, say=say) as samples:
         judge = open_judge(trained, say=say)
-        job = _Job(trained, _plain(trained.module), samples, data, None if judge is None else judge.limits)
+        key, limits = KEY_OF_PIXELS if with_preprocessing else KEY, None if judge is None else judge.limits
+        job = _Job(trained, _plain(trained.module), samples, data, limits, key)
         if not isinstance(kind, EngineFormat):
             outcome = _export_weights(job, path, kind)
         elif numbers == "fp32":
-            outcome = _export_exactly(job, path, kind, with_preprocessing=with_preprocessing)
+            outcome = _export_exactly(job, path, kind)
         else:
             outcome = _export_faster(job, path, kind, numbers, max_loss, say)
         place = limits_path(path / WEIGHTS if kind == "folder" else path)
@@ -279,13 +279,14 @@ def kind_of(output: str | Path, *, aot: bool = False) -> EngineFormat | WeightsK
 
 @dataclass(frozen=True)
 class _Job:
-    """An export under way: the model, a plain copy of its network, the images to check by, and their source."""
+    """An export under way: model, plain copy of its network, images to check by, their source, name of its text."""
 
     trained: Trained
     module: nn.Module
     samples: CheckedSamples
     data: str | Path | None
     limits: Limits | None
+    key: str
 
     def write(self, path: Path, engine: EngineFormat, numbers: StoredPrecision) -> None:
         """Write the network, without a description."""
@@ -331,28 +332,20 @@ class _Job:
         return Exportation(path, not reason, self.samples.what, self.samples.num_checked, tolerance, rows, reason)
 
 
-def _export_exactly(job: _Job, path: Path, engine: EngineFormat, *, with_preprocessing: bool) -> Exportation:
-    """Write a file in fp32; keep it if its logits are the checkpoint's, and its preprocessing the loader's."""
-    checked = None
+def _export_exactly(job: _Job, path: Path, engine: EngineFormat) -> Exportation:
+    """Write a file in fp32; keep it if its logits are the checkpoint's, and its preprocessing, if any, the loader's."""
+    trained, crop, levels = job.trained, evaluation_crop(job.trained.input), None
     with replacing(path) as part:
         job.write(part, engine, "fp32")
         row, tolerance = _compare(job, *job.open(part, engine, "fp32"), same=path)
-        if with_preprocessing:
-            checked = _add_preprocessing(job, part, tolerance)
-            row = replace(row, bytes=part.stat().st_size)
-        _describe(job, part, engine, "fp32", row, key=KEY_OF_PIXELS if checked else KEY)
-        if not checked:
-            open_exported(part, device=str(job.trained.policy.device))  # as it will be opened: description and all
-    return replace(job.outcome(path, tolerance, row), preprocessing=checked)
-
-
-def _add_preprocessing(job: _Job, path: Path, tolerance: float) -> PreprocessingCheck:
-    """Put preprocessing into a file that was compared with its checkpoint, and compare that."""
-    trained, crop = job.trained, evaluation_crop(job.trained.input)
-    alone = prepend(path, crop, trained.input, temperature=trained.temperature, is_multi_label=trained.is_multi_label)
-    squares = np.concatenate([batch.images for batch in job.samples.checked])
-    normalise, std = partial(_normalised, trained), trained.input.std or (1.0,) * crop.channels
-    return check(path, alone, squares, crop, normalise=normalise, network=job.module, std=std, tolerance=tolerance)
+        if job.key == KEY_OF_PIXELS:
+            add_preprocessing(part, crop, trained.input, trained.temperature, is_multi_label=trained.is_multi_label)
+            squares = np.concatenate([batch.images for batch in job.samples.checked])
+            levels = check_preprocessing(part, trained, crop, job.module, squares, tolerance)
+        _describe(job, part, engine, "fp32", row)
+        if levels is None:
+            open_exported(part, device=str(trained.policy.device))  # as it will be opened: description and all
+    return replace(job.outcome(path, tolerance, row), levels=levels)
 
 
 def _export_faster(
@@ -388,12 +381,10 @@ def _export_faster(
     return job.outcome(path, tolerance, checkpoint, *rows, reason=reason)
 
 
-def _describe(
-    job: _Job, path: Path, engine: EngineFormat, numbers: StoredPrecision, row: ParityRow, *, key: str = KEY
-) -> None:
+def _describe(job: _Job, path: Path, engine: EngineFormat, numbers: StoredPrecision, row: ParityRow) -> None:
     """Put the model's description into a file that was checked."""
     assert row.difference is not None
-    engine.add_metadata(path, {key: job.describe(row.difference, numbers, engine.packages).to_json()})
+    engine.add_metadata(path, {job.key: job.describe(row.difference, numbers, engine.packages).to_json()})
 
 
 def _why_not(job: _Job, exact: ParityRow, other: ParityRow, ratio: float, max_loss: float) -> str:

@@ -21,14 +21,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from steadytrain.config import Model, Scalar
-from steadytrain.config.factories import (
-    CHECKPOINTS,
-    OBJECT,
-    checkpoint_format,
-    find_row,
-    import_factory,
-    is_own_model,
-)
+from steadytrain.config.factories import CHECKPOINTS, OBJECT, checkpoint_format, find_row, import_factory
 from steadytrain.errors import ModelError, did_you_mean, first_line
 from steadytrain.machine.web import client
 from steadytrain.models.class_names import imagenet_names
@@ -211,33 +204,22 @@ def num_outputs(model: Model, *, allow_import: bool = False) -> int:
 
 
 def usual_size(model: Model) -> int | None:
-    """Return the side of the images that a model sees where the recipe names none; nothing is built or fetched.
+    """Return the side that a model sees where the recipe names none, without building it; None of a user's own."""
+    is_ours = str(model.weights).endswith(".safetensors")  # others do not say it
+    if is_ours and (stated := read_weights(Path(str(model.weights))).input) is not None and stated.size:
+        return stated.size
+    source = find(model.name, allow_import=True)  # which imports nothing
+    if source.kind == "timm":
+        import timm
 
-    None for a user's own network: only its maker knows.
-
-    Raises:
-        ModelError: no such model, or weights that cannot be read.
-
-    >>> usual_size(Model("timm/vit_small_patch14_dinov2.lvd142m")), usual_size(Model("torchvision/inception_v3"))
-    (518, 299)
-    """
-    if Path(model.weights or "").suffix == ".safetensors":  # others do not say it
-        stated = read_weights(Path(str(model.weights))).input
-        if stated is not None and stated.size:
-            return stated.size
-    if is_own_model(model.name):
-        return None
-    if foreign_format(model.name) is not None:
-        return inspect_checkpoint(model.name).size
-    source = find(model.name)
+        config: Any = timm.models.get_pretrained_cfg(source.inner) or timm.models.PretrainedCfg()
+        return int(config.input_size[-1])
     if source.kind == "torchvision":
-        return _torchvision_side(source.inner)
-    if source.kind == "built-in":
-        return SIZES[source.inner]
-    import timm
+        import torchvision
 
-    config: Any = timm.models.get_pretrained_cfg(source.inner) or timm.models.PretrainedCfg()
-    return int(config.input_size[-1])
+        preset: Any = torchvision.models.get_model_weights(source.inner)
+        return int(next(iter(preset)).transforms.keywords["crop_size"])
+    return inspect_checkpoint(model.name).size if source.kind == "checkpoint" else SIZES.get(source.inner)
 
 
 def parameter_shapes(
@@ -385,15 +367,8 @@ def _make_torchvision(source: ModelSource, model: Model, *, num_classes: int, ch
     shape = {"num_classes": num_classes} | ({"aux_logits": False, "init_weights": True} if has_two else {})
     factory = torchvision.models.get_model_builder(source.inner)
     module: nn.Module = _call_factory(source.name, factory, model.options, shape, refused=_FETCHED)
-    input = Input(size=_torchvision_side(source.inner), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    input = Input(size=usual_size(Model(source.name)), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     return Built(module, source.name, input, find_head(module, num_classes))
-
-
-def _torchvision_side(inner: str) -> int:
-    import torchvision
-
-    preset: Any = torchvision.models.get_model_weights(inner)
-    return int(next(iter(preset)).transforms.keywords["crop_size"])
 
 
 def make_network(

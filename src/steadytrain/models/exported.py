@@ -30,7 +30,6 @@ from steadytrain.errors import InputError, ModelError, did_you_mean, first_line
 from steadytrain.machine import facts
 from steadytrain.models.engines.engine import (
     KEY,
-    KEY_OF_PIXELS,
     EngineFormat,
     OpenedModule,
     StoredPrecision,
@@ -224,14 +223,10 @@ def open_exported(path: str | Path, *, device: str = "cpu") -> Exported:
 
 def _describe(metadata: Mapping[str, str], path: Path) -> Description:
     """Return the description in a file's metadata. Raises ModelError where there is none."""
-    if KEY_OF_PIXELS in metadata:
-        raise ModelError(
-            f"{path} resizes and normalises images itself, for other programs: name the run, or a file exported without"
-            " --with-preprocessing"
-        )
     if KEY not in metadata:
         raise ModelError(
-            f"{path} does not describe its images and classes: export it with steady export, which puts them into it"
+            f"{path} does not describe its images and classes, or has its preprocessing in it: export it with steady"
+            " export, without --with-preprocessing"
         )
     return Description.from_json(metadata[KEY], where=str(path))
 

@@ -195,10 +195,8 @@ def _what_is_opened(data: Data) -> tuple[object, ...]:
 
 
 def side_to_pack(data: Data, model: Model | None, begun: Started | None) -> int:
-    """Return the shorter side, in pixels, at which images are packed: what the network asks for, 256 or more.
-
-    That of a run that ``begun`` stays; one of version 0.2, which names none, was packed without a look at its network.
-    """
+    """Return the shorter side at which images are packed: what the network asks for, or that of a run that began."""
+    # Runs of version 0.2, which name no side, were packed without a look at the network.
     if begun is not None and (side := begun.data.get("shorter_side")):
         return int(side)
     return packed_side(data.size or (None if model is None or begun is not None else usual_size(model)))

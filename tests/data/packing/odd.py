@@ -101,7 +101,7 @@ GROUPS: dict[str, list[Odd]] = {
             "TIFF of eight bands",
             bytes_of(banded(8, 0, 0, 0, 0, 0)),
             "",
-            "left out: a TIFF of 8 bands of 8 bits, which is not read here: convert it to RGB or grey of 8 or 16 bits",
+            f"left out: a TIFF of a kind that is not read here, or damaged: {CONVERT.partition(': ')[2]}",
         ),
         Odd("TIFF, Lab", bytes_of(encoded(LAB, "TIFF")), "", RGB),
         Odd("TIFF, YCbCr", image("TIFF", "YCbCr"), "", RGB),
@@ -143,8 +143,7 @@ GROUPS: dict[str, list[Odd]] = {
             "TIFF, RGB of float",
             bytes_of(tiff({339: (3, [3, 3, 3])}, bits=32, pixels=bytes(96 * 80 * 12))),
             "",
-            "left out: a TIFF of 3 bands of 32 bits (float), which is not read here: convert it to RGB or grey of 8 or"
-            " 16 bits",
+            f"left out: a TIFF of a kind that is not read here, or damaged: {CONVERT.partition(': ')[2]}",
         ),
     ],
     "Kinds of JPEG": [

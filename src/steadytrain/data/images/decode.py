@@ -13,8 +13,8 @@ grey of 9 to 15 bits              grey, scaled from that range, where the file s
 palette                           RGB
 transparency of any kind          laid over white; grey stays grey
 CMYK, YCCK, YCbCr, Lab, HSV       RGB, colour profiles ignored
-CMYK TIFF                         the same where the file says that its bands are inks (below), else refused
-TIFF with more bands              those beyond grey or colour, and declared transparency, are dropped
+CMYK TIFF without a word of inks  refused (below)
+TIFF with further bands           dropped, but for declared transparency
 32-bit float                      refused: its range is not known
 EXIF or XMP orientation 2 to 8    turned upright
 more than 100 million pixels      refused, by the header, before anything is decoded
@@ -27,10 +27,8 @@ by the bits a sample or the largest value of a TIFF, or by OME's ``SignificantBi
 are taken for those of 16 bits: a guess by an image's own values would make dark ones bright. ``info["peak"]`` of a
 decoded image is then its largest value, and whoever sees all images of a set can tell.
 
-Four bands of a sensor are stored as CMYK too. Inks are meant where the TIFF has an ink set of CMYK, a colour profile of
-CMYK, or data of Photoshop, as those have that programs for printing write; a JPEG of four colours is always of inks.
-
-``info["lost"]`` says what of a file is not used: by kind of finding, what it has and what is kept of that.
+Four bands of a sensor are stored as CMYK too. Inks are meant where a TIFF has an ink set or a colour profile of CMYK,
+or data of Photoshop; a JPEG of four colours has inks. ``info["lost"]`` words what is not used, by kind of finding.
 """
 
 from __future__ import annotations
@@ -50,11 +48,10 @@ from typing import Any
 import numpy as np
 import PIL
 import simplejpeg
-from PIL import Image, PngImagePlugin, TiffImagePlugin
+from PIL import Image, PngImagePlugin
 
 from steadytrain.data.arrays import Pixels
-from steadytrain.data.images.file_types import STRANGE_TIFF, Frame, frame_of, has_all_scans, why_damaged, why_no_image
-from steadytrain.format import count
+from steadytrain.data.images.file_types import Frame, frame_of, has_all_scans, why_damaged, why_no_image
 
 MAX_PIXELS = 100_000_000
 
@@ -71,7 +68,7 @@ the coefficients of all its scans, 4 for the image. Other files take at most 10 
 STRIP_PIXELS = 4_000_000
 """Pixels of a larger image that are made plain at a time."""
 
-_LOOK_FOR_BITS, _LOOK_FOR_NUMBERS = 2**16, 200  # bytes; sBIT stands before the palette and the pixels
+_LOOK_FOR_BITS = 2**16  # bytes; sBIT stands before the palette and the pixels
 _PHOTOMETRIC, _BANDS, _EXTRA, _INK_SET, _PHOTOSHOP, _PROFILE = 262, 277, 338, 332, 34377, 34675  # tags of TIFF
 _DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 _PNG_HEAD = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
@@ -103,8 +100,7 @@ def read_header(data: bytes | memoryview) -> Image.Image:
         number = re.search(r"\d{9,}", str(error))
         raise BadImageError(_too_many(int(number[0]) if number else 2 * MAX_PIXELS)) from None
     except Exception as error:  # noqa: BLE001 - decoders of strangers' files raise whatever they like
-        reason = why_no_image(data, error)
-        raise BadImageError(_why_no_tiff(data) if reason.startswith(STRANGE_TIFF) else reason) from None
+        raise BadImageError(why_no_image(data, error)) from None
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise BadImageError(_too_many(width * height))
@@ -128,43 +124,33 @@ def read_header(data: bytes | memoryview) -> Image.Image:
     if tags and (unused := _unused_bands(image, tags)):
         kept = tags[_BANDS] - unused
         lost["bands"] = f"{tags[_BANDS]} bands, of which the first {'is' if kept == 1 else f'{kept} are'} kept"
-    if lost:
-        image.info["lost"] = lost
+    image.info["lost"] = lost
     return image
 
 
 def lost_in(data: bytes) -> Mapping[str, str]:
     """Return ``info["lost"]`` of an image file; nothing of one that cannot be read, and at once of most."""
-    if data[:2] == b"\xff\xd8" or (data[:8] == _PNG_START and data[24:25] != b"\x10"):
-        return {}
-    try:
-        lost: Mapping[str, str] = read_header(data).info.get("lost", {})
-    except BadImageError:
-        return {}
+    lost: Mapping[str, str] = {}
+    if data[:2] != b"\xff\xd8" and (data[:8] != _PNG_START or data[24:25] == b"\x10"):
+        with contextlib.suppress(BadImageError):
+            lost = read_header(data).info.get("lost", {})
     return lost
 
 
 def _unused_bands(image: Image.Image, tags: Any) -> int:
-    """Return how many of a TIFF's bands are neither colour nor declared to be transparency; the last ones.
-
-    Raises:
-        BadImageError: four bands of which nothing says that they are inks.
-    """
-    if image.mode == "CMYK" and not (_PHOTOSHOP in tags or tags.get(_INK_SET) == 1 or _is_for_print(tags)):
+    """Count the last bands of a TIFF that are no colour or declared transparency; BadImageError where nothing tells."""
+    profile = tags.get(_PROFILE, b"")
+    is_for_print = _PHOTOSHOP in tags or (isinstance(profile, bytes) and profile[16:20] == b"CMYK")
+    if image.mode == "CMYK" and not is_for_print and tags.get(_INK_SET) != 1:
         raise BadImageError(
             "four bands stored as CMYK, which are not read here unless an ink set of CMYK (tag 332) or a profile says"
             " that they are inks: convert it to RGB"
         )
-    has_alpha = tags.get(_EXTRA, (0,))[0] in (1, 2)
+    has_alpha = (tags.get(_EXTRA) or (0,))[0] in (1, 2)
     if image.mode in ("RGBA", "LA") and not has_alpha:
         image.info["opaque"] = True  # Pillow takes a band that is not declared for transparency
     num_colours = {0: 1, 1: 1, 3: 1, 5: 4}.get(tags.get(_PHOTOMETRIC), 3)
     return max(0, int(tags.get(_BANDS, 1)) - num_colours - has_alpha)
-
-
-def _is_for_print(tags: Any) -> bool:
-    """Return whether a TIFF's colour profile is one of CMYK."""
-    return bytes(tags.get(_PROFILE, b""))[16:20] == b"CMYK"
 
 
 def _stored_bits(image: Image.Image, data: bytes | memoryview) -> int:
@@ -173,28 +159,12 @@ def _stored_bits(image: Image.Image, data: bytes | memoryview) -> int:
         return int(data[24])
     if image.format == "TIFF":
         return int(max(getattr(image, "tag_v2", {}).get(258, (8,))))
-    start = bytes(data[:_LOOK_FOR_BITS])
-    if image.format == "PPM":  # its third number is the largest value
-        numbers = re.sub(rb"#[^\n]*", b"", start[:_LOOK_FOR_NUMBERS]).split()[1:4]
-        return 16 if len(numbers) == 3 and numbers[2].isdigit() and int(numbers[2]) > 255 else 8
-    if image.format == "AVIF" and (at := start.find(b"av1C")) >= 0:
-        return {0x40: 10, 0x60: 12}.get(start[at + 6] & 0x60, 8)
-    return 8
-
-
-def _why_no_tiff(data: bytes | memoryview) -> str:
-    """Say of which bands a TIFF is that Pillow does not take."""
-    file = io.BytesIO(data)
-    with contextlib.suppress(Exception):  # a stranger's
-        tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(8))
-        file.seek(tags.next)
-        tags.load(file)
-        num_bands, bits, is_float = tags.get(_BANDS, 1), max(tags.get(258, (1,))), 3 in tags.get(339, ())
-        return (
-            f"a TIFF of {count(num_bands, 'band')} of {bits} bits{' (float)' * is_float}, which is not read here:"
-            " convert it to RGB or grey of 8 or 16 bits"
-        )
-    return f"{STRANGE_TIFF}, or damaged: convert it to JPEG or PNG"
+    if image.format == "AVIF":
+        found = re.search(rb"av1C..(.)", bytes(data[:_LOOK_FOR_BITS]), re.DOTALL)
+        return 8 if found is None else {0x40: 10, 0x60: 12}.get(found[1][0] & 0x60, 8)
+    is_ppm = image.format == "PPM" and image.mode != "1"
+    words = re.sub(rb"#[^\n]*", b"", bytes(data[:200])).split()[3:4] if is_ppm else []  # the largest value
+    return 16 if words and int(words[0]) > 255 else 8
 
 
 def _significant_bits(image: Image.Image, data: bytes | memoryview) -> int | None:

@@ -141,9 +141,8 @@ class PackSettings:
 class PackedImage(NamedTuple):
     """An image ready to be stored; ``height`` and ``width`` are those of the upright picture.
 
-    ``peak``: the largest value of an image of 16 bits whose range is not known; -1 for any other. ``hashes``: as of
-    :func:`~steadytrain.data.images.near.end_hashes`, or what these are made of; empty where there are none. ``lost``:
-    what of the file is not kept, in words.
+    ``peak``: the largest value of 16 bits whose range is not known, else -1; ``lost``: what is not kept, in words.
+    ``hashes``: as of :func:`~steadytrain.data.images.near.end_hashes`, or what these are made of; empty: none.
     """
 
     data: bytes

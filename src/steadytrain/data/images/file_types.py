@@ -22,7 +22,6 @@ LOOK_AT = 4096
 CUT_SHORT = "cut short"
 UNKNOWN = "not an image of a known format"
 NO_IMAGE = ", not an image"
-STRANGE_TIFF = "a TIFF of a kind that is not read here"
 PACK_IMAGES = "pack the images themselves: steady pack FOLDER OUT"  # instead of records of something else
 
 
@@ -173,7 +172,7 @@ def why_no_image(data: bytes | memoryview, error: Exception | None = None) -> st
     if _ends_early(data):
         return CUT_SHORT
     if name == "a TIFF image" and (error is None or "cannot identify" in str(error)):
-        return f"{STRANGE_TIFF}, or damaged: {_CONVERT}"
+        return f"a TIFF of a kind that is not read here, or damaged: {_CONVERT}"
     return "damaged header" if error is None or "decoder object" in str(error) else why_damaged(error)
 
 

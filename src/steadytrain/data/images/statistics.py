@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from steadytrain.data.arrays import Ints, Pixels
+from steadytrain.format import count
 
 SMALL = 128 * 128  # pixels up to which all are counted, many images at a time: a call costs as much as so many pixels
 EVERY = 8  # rows of a larger one
@@ -80,16 +81,13 @@ def mean_and_std(totals: Ints, *, channels: int) -> tuple[tuple[float, ...], tup
 
 
 class DeepImages:
-    """The number of images of 16 bits whose range is not known, and the largest of their values.
-
-    ``lost``: images by what is not kept of them, in words.
-    """
+    """Images of 16 bits whose range is not known, their largest value, and images by what of them is not kept."""
 
     def __init__(self, count: int = 0, peak: int = 0, lost: Mapping[str, int] | None = None) -> None:
         self.count, self.peak, self.lost = count, peak, Counter(lost)
 
     def add(self, peak: int, lost: Iterable[str] = ()) -> None:
-        """Count in an image by its ``info["peak"]``, -1 for any other, and the words of its ``info["lost"]``."""
+        """Count in an image by its ``info["peak"]`` (-1: none) and the words of its ``info["lost"]``."""
         self.lost.update(lost)
         if peak >= 0:
             self.count, self.peak = self.count + 1, max(self.peak, peak)
@@ -98,12 +96,8 @@ class DeepImages:
         return DeepImages(self.count + other.count, max(self.peak, other.peak), self.lost + other.lost)
 
     def remarks(self) -> list[str]:
-        """Say what is not kept, and how many images have it; last what :meth:`remark` does.
-
-        >>> DeepImages(lost={"5 bands, of which the first 3 are kept": 12}).remarks()
-        ['12 images have 5 bands, of which the first 3 are kept']
-        """
-        lost = [f"{number:,} image{' has' if number == 1 else 's have'} {words}" for words, number in self.lost.items()]
+        """Say what is not kept, and how many images have it; last what :meth:`remark` says."""
+        lost = (f"{count(number, 'image has', 'images have')} {words}" for words, number in self.lost.items())
         return [*lost, *filter(None, [self.remark()])]
 
     def remark(self) -> str:
