@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -111,10 +112,11 @@ def _write(out: Path, images: FrozenImages) -> tuple[int, int]:
 
 
 def _blocks(tables: Iterable[Any]) -> Iterator[Any]:
-    """Yield tables some rows at a time: memory does not grow with them."""
+    """Yield mapped tables some rows at a time: what was read is let go of."""
     for table in tables:
         for first in range(0, len(table), ROWS):
             yield table[first : first + ROWS]
+            table._mmap.madvise(mmap.MADV_DONTNEED)
 
 
 def _labels(images: FrozenImages) -> Iterator[str]:

@@ -20,6 +20,7 @@ from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import DataError
 from steadytrain.format import OnProgress, Say, print_note
 from steadytrain.machine.process import StartTimer
+from steadytrain.run import Run
 from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named
 from steadytrain.training.features.suspects import Suspects, find_suspects
 from steadytrain.training.features.table import feature_table
@@ -145,7 +146,9 @@ def open_frozen(
         data = Data(train=source, **{"size": trained.input.size, **named})
         opened = opener(data, say=say, remark=say, progress=packing)
         with closing(opened):
-            say(f"features by the {trained.chosen or 'last'} weights of {weights}")
+            say(f"features by the network of {weights} ({trained.chosen})")
+            if _was_trained_on(Run.open(str(weights)), opened.train):
+                say(f"{weights} was trained on these images: it may have learnt labels that are wrong")
             yield FrozenImages(trained, _sets(opened, needs_labels, say), progress, say)
         return
     options: dict[str, Any] = {"require_licence": require_licence, "say": say, "progress": packing, "opener": opener}
@@ -154,6 +157,12 @@ def open_frozen(
         recipe, sets = choice.recipe(), _sets(choice.opened, needs_labels, say)
         trained = frozen_network(recipe, sets, allow_import="model.name" in changes)
         yield FrozenImages(trained, sets, progress, say)
+
+
+def _was_trained_on(run: Run, records: Records) -> bool:
+    """Return whether a run has changed a network's features by the labels of these images."""
+    started = run.progress().started
+    return started is not None and started.steps > 0 and started.data.get("train_digest") == records.digest
 
 
 def _sets(opened: OpenedData, needs_labels: bool, say: Say) -> DataSets:
