@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_json, progress_once_known
+from steadytrain.cli.console import note, print_json
 from steadytrain.cli.options import (
     Json,
     LabelColumn,
@@ -64,8 +64,7 @@ def embed(
         steady embed photos.rec --model timm/vit_small_patch14_dinov2.lvd142m -o photos.parquet
         steady embed photos/ --weights runs/a -o photos.npy
     """
-    from steadytrain.cli.train import require_licence
-    from steadytrain.training.loop.frozen import open_frozen
+    from steadytrain.cli.check import open_images
 
     if out.suffix.lower() not in ENDINGS:
         raise InputError(f"-o {out} ends in {out.suffix or 'nothing'}: name it {' or '.join(ENDINGS)}")
@@ -74,15 +73,7 @@ def embed(
     places: dict[str, Any] = {"root": root, "labels": labels, "path_column": path_column}
     places |= {"label_column": label_column, "split_column": split_column, "zip_names": zip_names}
 
-    def licensed(recipe: Any) -> None:
-        require_licence(recipe.model, accepted=network.accept_licence)
-
-    options: dict[str, Any] = {"needs_labels": False, "require_licence": licensed, "say": note}
-    with (
-        progress_once_known("packing images") as packing,
-        progress_once_known("features") as advance,
-        open_frozen(data, network.changes(**places), packing=packing, progress=advance, **options) as images,
-    ):
+    with open_images(data, network, places) as images:
         n, columns = _write(out, images)
         model, path = images.trained.title, str(out)
     note(f"wrote {out}: {n:,} x {columns:,}, by {model}")
