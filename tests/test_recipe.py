@@ -235,7 +235,7 @@ def test_the_digest_is_the_same_only_for_the_same_training(recipe: Recipe, other
 
 def test_the_tables_above_name_every_value() -> None:
     values = dict(leaves(BASE.to_dict()))
-    assert values.keys() - {"budget.steps"} == OTHER.keys() | ELSEWHERE.keys()
+    assert values.keys() - {"budget.steps", "model.folds"} == OTHER.keys() | ELSEWHERE.keys()
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -244,6 +244,11 @@ def test_the_digest_changes_with_what_is_trained(name: str) -> None:
     assert changed != BASE
     assert changed.digest != BASE.digest
     assert all(line.startswith(name) for line in BASE.differences(changed))
+
+
+def test_the_digest_changes_with_the_folds_of_a_probe() -> None:
+    probe = BASE.with_({"model.train": "probe", "budget.epochs": 0})
+    assert probe.with_({"model.folds": 5}).digest != probe.digest
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)

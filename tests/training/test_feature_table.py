@@ -19,6 +19,7 @@ from PIL import Image
 import steadytrain as st
 from steadytrain.data.packing.prepare import prepare
 from steadytrain.data.recordio.reader import Records
+from steadytrain.machine.facts import resident_bytes
 from steadytrain.training.features import table as tables
 from steadytrain.training.features.table import FeatureTable, TableWriter, feature_table, open_table, table_folder
 from steadytrain.training.inference.trained import Trained
@@ -145,6 +146,19 @@ def test_two_processes_compute_a_table_once(records: Records, tmp_path: Path) ->
         writer.write(np.arange(70), values)
     other.join()
     assert "waiting" in said[0] and found[0].num_computed == 0 and np.array_equal(found[0].values, values)
+
+
+def test_memory_does_not_grow_with_the_rows_that_are_written(tmp_path: Path) -> None:
+    rows, columns = 40_000, 640  # 102 MB
+    block = np.ones((1000, columns), np.float32)
+    with TableWriter.open(tmp_path / "features" / "x", rows) as writer:
+        writer.write(np.arange(1000), block)
+        before = resident_bytes()
+        for first in range(1000, rows, 1000):
+            writer.write(np.arange(first, first + 1000), block)
+        assert resident_bytes() - before < 20e6
+    table = open_table(tmp_path / "features" / "x", rows, np.arange(rows))
+    assert table is not None and table.values.shape == (rows, columns) and bool(table.values[-1].all())
 
 
 def test_tables_that_nobody_uses_are_removed_when_another_is_made(records: Records, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -198,24 +199,28 @@ def _reports(
         yield report, None
 
 
-def _with_suspects(
-    report: Report, source: str, places: dict[str, Any], network: NetworkOptions, out: Path | None
-) -> tuple[Report, dict[str, Any]]:
-    """Add labels that may be wrong to a report; return it and what it says of them as a document."""
+@contextmanager
+def open_images(source: str, network: NetworkOptions, places: Mapping[str, Any]) -> Iterator[FrozenImages]:
+    """Open images and a frozen network, with progress; ``places``: where paths and labels are."""
     from steadytrain.cli.train import require_licence
-    from steadytrain.reports.page import suspects_page
     from steadytrain.training.loop.frozen import open_frozen
-
-    changes = network.changes(**places)
 
     def licensed(recipe: Any) -> None:
         require_licence(recipe.model, accepted=network.accept_licence)
 
-    with (
-        progress_once_known("packing images") as packing,
-        progress_once_known("features") as advance,
-        open_frozen(source, changes, require_licence=licensed, say=note, packing=packing, progress=advance) as images,
-    ):
+    with progress_once_known("packing images") as packing, progress_once_known("features") as advance:
+        options: dict[str, Any] = {"require_licence": licensed, "say": note, "packing": packing, "progress": advance}
+        with open_frozen(source, network.changes(**places), **options) as images:
+            yield images
+
+
+def _with_suspects(
+    report: Report, source: str, places: dict[str, Any], network: NetworkOptions, out: Path | None
+) -> tuple[Report, dict[str, Any]]:
+    """Add labels that may be wrong to a report; return it and what it says of them as a document."""
+    from steadytrain.reports.page import suspects_page
+
+    with open_images(source, network, places) as images:
         found = images.find_suspects()
         names, classes = list(images.names()), images.data.classes
         rows = [

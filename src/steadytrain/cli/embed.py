@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_json, progress_once_known
+from steadytrain.cli.console import note, print_json
 from steadytrain.cli.options import (
     Json,
     LabelColumn,
@@ -63,8 +64,7 @@ def embed(
         steady embed photos.rec --model timm/vit_small_patch14_dinov2.lvd142m -o photos.parquet
         steady embed photos/ --weights runs/a -o photos.npy
     """
-    from steadytrain.cli.train import require_licence
-    from steadytrain.training.loop.frozen import open_frozen
+    from steadytrain.cli.check import open_images
 
     if out.suffix.lower() not in ENDINGS:
         raise InputError(f"-o {out} ends in {out.suffix or 'nothing'}: name it {' or '.join(ENDINGS)}")
@@ -73,15 +73,7 @@ def embed(
     places: dict[str, Any] = {"root": root, "labels": labels, "path_column": path_column}
     places |= {"label_column": label_column, "split_column": split_column, "zip_names": zip_names}
 
-    def licensed(recipe: Any) -> None:
-        require_licence(recipe.model, accepted=network.accept_licence)
-
-    options: dict[str, Any] = {"needs_labels": False, "require_licence": licensed, "say": note}
-    with (
-        progress_once_known("packing images") as packing,
-        progress_once_known("features") as advance,
-        open_frozen(data, network.changes(**places), packing=packing, progress=advance, **options) as images,
-    ):
+    with open_images(data, network, places) as images:
         n, columns = _write(out, images)
         model, path = images.trained.title, str(out)
     note(f"wrote {out}: {n:,} x {columns:,}, by {model}")
@@ -111,10 +103,11 @@ def _write(out: Path, images: FrozenImages) -> tuple[int, int]:
 
 
 def _blocks(tables: Iterable[Any]) -> Iterator[Any]:
-    """Yield tables some rows at a time: memory does not grow with them."""
+    """Yield mapped tables some rows at a time: what was read is let go of."""
     for table in tables:
         for first in range(0, len(table), ROWS):
             yield table[first : first + ROWS]
+            table._mmap.madvise(mmap.MADV_DONTNEED)
 
 
 def _labels(images: FrozenImages) -> Iterator[str]:

@@ -419,9 +419,9 @@ class Model:
         0,
         "Of a probe (model.train=probe), so many folds: each is answered by a classifier fitted to the others, groups "
         "together, which says how good the probe is on images that it has not seen, and how much that varies. 0: none.",
+        words="fold k-fold kfold n-folds num-folds cv",
         limit=ValueLimit(lambda folds: folds == 0 or 2 <= folds <= 100, "0, or from 2 to 100"),
         flag=Flag(MODEL, "Of a probe: answer each of so many folds by a classifier fitted to the others."),
-        example=5,
     )
     freeze: tuple[str, ...] = setting(
         (),

@@ -103,7 +103,7 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
     "suspect-label": (
         "warning",
         "labels that may be wrong, the likeliest first",
-        "a classifier that has not seen the image gives its label and another class these probabilities: look at each",
+        "another class is likelier, with these probabilities: look at each",
     ),
     "near-conflict": ("warning", "images of several classes that look the same", "look at them: which class is right?"),
     "near-leak": ("warning", "validation images that look like training images", "the measured accuracy is too high"),

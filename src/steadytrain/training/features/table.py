@@ -90,20 +90,6 @@ def feature_table(
         ModelError: the network does not end in one linear layer.
         DataError: an image cannot be read.
         StorageError: the cache cannot be written.
-
-    >>> import tempfile, timm
-    >>> from PIL import Image
-    >>> from steadytrain.data.packing.prepare import prepare
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for name in ("a", "b"):
-    ...     (folder / "data" / name).mkdir(parents=True)
-    ...     Image.new("RGB", (64, 64)).save(folder / "data" / name / "1.png")
-    >>> torch.save(timm.create_model("test_resnet").state_dict(), folder / "stock.pth")
-    >>> from steadytrain.training import restore
-    >>> trained = restore(folder / "stock.pth", model="timm/test_resnet")
-    >>> with Records.open(prepare(folder / "data").train) as records:
-    ...     feature_table(trained, records).values.shape
-    (2, 96)
     """
     needed = np.arange(len(records)) if ids is None else np.asarray(ids, np.int64)
     size = batch_size or FEATURE_BATCH

@@ -189,7 +189,6 @@ def choose_recipe(
     require_licence: Callable[[Recipe], None] = lambda recipe: None,
     say: Say,
     progress: Callable[[int, int], None] | None = None,
-    opener: Callable[..., OpenedData] = open_named,
 ) -> ChosenRecipe:
     """Make the recipe of a user's choices, with defaults that suit the data; they are packed and opened for that.
 
@@ -203,7 +202,6 @@ def choose_recipe(
         require_licence: is called with a first recipe, before anything is fetched or packed.
         say: is called with each line for the user.
         progress: as of :func:`~steadytrain.data.packing.pack.pack`.
-        opener: opens the data, as :func:`~steadytrain.training.data.open_named`.
     """
     data = (
         data if is_uri(data) else str(Path(local_name(data)))
@@ -257,7 +255,7 @@ def choose_recipe(
         models.require_fit(source, draft.model, size=draft.data.size)
     if draft.model.pretrained and source.kind == "timm":
         models.require_weights(source)
-    opened = opener(draft.data, draft.model, begun=begun, say=say, remark=say, say_reused=True, progress=progress)
+    opened = open_named(draft.data, draft.model, begun=begun, say=say, remark=say, say_reused=True, progress=progress)
     train = opened.train
     fit = "crop" if begun is not None and "fit" not in begun.model.get("input", {}) else train.usual_fit
     facts = _Facts(len(train), len(train.class_list), train.largest_side, train.labels.ndim > 1, fit)

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.config import Data, Model, Recipe
+from steadytrain.config import Data, Recipe
 from steadytrain.data.arrays import Ints
-from steadytrain.data.packing.prepare import prepare
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import DataError
 from steadytrain.format import OnProgress, Say, print_note
-from steadytrain.machine.process import StartTimer
-from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named, side_to_pack
+from steadytrain.run import Run
+from steadytrain.training.data import DataSets, data_sets, open_named
 from steadytrain.training.features.suspects import Suspects, find_suspects
 from steadytrain.training.features.table import feature_table
 from steadytrain.training.inference.trained import Trained, frozen_network, restore
@@ -101,7 +100,6 @@ def open_frozen(
     source: str,
     changes: Mapping[str, Any] | None = None,
     *,
-    needs_labels: bool = True,
     require_licence: Callable[[Recipe], None] = lambda recipe: None,
     say: Say = print_note,
     packing: OnProgress | None = None,
@@ -114,7 +112,6 @@ def open_frozen(
         changes: values of the recipe of ``steady finetune`` by their keys, such as ``model.name``, ``data.size`` or
             ``parallel.device``. ``model.weights`` may be a run's folder: the network is then that run's, as it
             evaluates.
-        needs_labels: refuse images of fewer than two classes.
         require_licence: is called with the recipe before weights are fetched.
         say: takes lines for the user.
         packing, progress: called with the images that are packed, and with those whose features are there, and all.
@@ -122,65 +119,30 @@ def open_frozen(
     Raises:
         DataError: the images cannot be used.
         ModelError: no such network, or weights that cannot be had.
-
-    >>> import tempfile, timm, torch
-    >>> from PIL import Image
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for name in ("a", "b"):
-    ...     (folder / "data" / name).mkdir(parents=True)
-    ...     Image.new("RGB", (64, 64)).save(folder / "data" / name / "1.png")
-    >>> torch.save(timm.create_model("test_resnet").state_dict(), folder / "stock.pth")
-    >>> model = {"model.name": "timm/test_resnet", "model.weights": str(folder / "stock.pth")}
-    >>> with open_frozen(str(folder / "data"), model, say=lambda line: None) as images:
-    ...     images.values.shape
-    (2, 96)
     """
     changes = {"data.holdout": 0.0, **(changes or {})}
-    opener = open_named if needs_labels else _open_unlabelled
     weights = changes.get("model.weights")
     if weights is not None and "model.name" not in changes and (Path(str(weights)) / "recipe.json").exists():
         trained = restore(str(weights), device=changes.get("parallel.device", "auto"), say=say)
         named = {key.removeprefix("data."): value for key, value in changes.items() if key.startswith("data.")}
         data = Data(train=source, **{"size": trained.input.size, **named})
-        opened = opener(data, say=say, remark=say, progress=packing)
+        opened = open_named(data, say=say, remark=say, progress=packing)
         with closing(opened):
-            say(f"features by the {trained.chosen or 'last'} weights of {weights}")
-            yield FrozenImages(trained, _sets(opened, needs_labels, say), progress, say)
+            say(f"features by the network of {weights} ({trained.chosen})")
+            if _was_trained_on(Run.open(str(weights)), opened.train):
+                say(f"{weights} was trained on these images: it may have learnt labels that are wrong")
+            yield FrozenImages(trained, data_sets(opened, replace(data, holdout=0.0), seed=0, say=say), progress, say)
         return
-    options: dict[str, Any] = {"require_licence": require_licence, "say": say, "progress": packing, "opener": opener}
+    options: dict[str, Any] = {"require_licence": require_licence, "say": say, "progress": packing}
     choice = choose_recipe(source, {}, changes, finetune=True, **options)
     with closing(choice.opened):
-        recipe, sets = choice.recipe(), _sets(choice.opened, needs_labels, say)
+        recipe = choice.recipe()
+        sets = data_sets(choice.opened, replace(recipe.data, holdout=0.0), seed=0, say=say)
         trained = frozen_network(recipe, sets, allow_import="model.name" in changes)
         yield FrozenImages(trained, sets, progress, say)
 
 
-def _sets(opened: OpenedData, needs_labels: bool, say: Say) -> DataSets:
-    if needs_labels:
-        return data_sets(opened, replace(opened.named, holdout=0.0), seed=0, say=say)
-    names = opened.train.class_list
-    return DataSets(opened.train, opened.val, None, None, names if len(names) > 1 else ("0", "1"), held_out=False)
-
-
-def _open_unlabelled(
-    data: Data, model: Model | None = None, *, say: Say, remark: Say, progress: OnProgress | None, **_: Any
-) -> OpenedData:
-    """Open images whose labels do not matter, of one class too, as :func:`.open_named` opens others."""
-    timer, side = StartTimer(), side_to_pack(data, model, None)
-    columns = {name: getattr(data, name) for name in ("path_column", "label_column", "split_column", "zip_names")}
-    prepared = prepare(
-        data.train,
-        root=data.root,
-        labels=data.labels,
-        **columns,
-        shorter_side=side,
-        say=say,
-        remark=remark,
-        progress=progress,
-    )
-    parts = [None if path is None else Records.open(path) for path in (prepared.train, prepared.val)]
-    for part in parts:
-        if part is not None:
-            part.require_images(say)
-    assert parts[0] is not None
-    return OpenedData(data, side, parts[0], parts[1], (), timer.part())
+def _was_trained_on(run: Run, records: Records) -> bool:
+    """Return whether a run has changed a network's features by the labels of these images."""
+    started = run.progress().started
+    return started is not None and started.steps > 0 and started.data.get("train_digest") == records.digest
