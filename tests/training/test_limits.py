@@ -99,8 +99,7 @@ def test_both_limits_together_keep_the_share_that_is_asked_for(seed: int) -> Non
     most, least = joint_limits(distances, energies)
     kept = float(((distances <= most) & (energies >= least)).mean())
     assert 0.95 <= kept <= 0.9575
-    alone = float((distances <= most).mean()), float((energies >= least).mean())
-    assert alone[0] == pytest.approx(alone[1], abs=0.003), "neither is stricter than the other"
+    assert float((energies >= least).mean()) == 0.99, "a fifth of what does not pass"
 
 
 def test_images_that_were_held_out_pass_and_noise_does_not(run: Run, digits_folder: Path, foreign: Path) -> None:
