@@ -210,6 +210,6 @@ def test_a_temperature_stays_at_1_where_it_does_not_pay(run: Run, monkeypatch: p
     left = calibrate(run, say=lambda line: None)
     assert left.temperature == 1 == restore(run).temperature
     if restore(run).is_probe:
-        assert left.n == 320 and "its standard error is" in left.left
+        assert left.n == 320 and "standard errors of" in left.left
     else:
         assert left.n == 80 and left.left.startswith("80 images are fewer than 500")
