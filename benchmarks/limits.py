@@ -45,6 +45,7 @@ from steadytrain.intervals import wilson
 from steadytrain.training import restore
 from steadytrain.training.evaluation import Evaluation
 from steadytrain.training.features.folds import fit_classifier, out_of_fold
+from steadytrain.training.features.held_out import SURE_ERRORS
 from steadytrain.training.features.table import feature_table
 from steadytrain.training.inference.calibration import fit
 from steadytrain.training.inference.limits import energy_of, joint_limits, nearest, unit_rows
@@ -190,7 +191,7 @@ def knowing(sets: dict[str, tuple[np.ndarray, np.ndarray]], name: str, per_class
     document: dict[str, Any] = {"images": len(y), "test": len(test), "loss_before": before}
     try:
         fitted = fit(figures)
-        kept = fitted.temperature if fitted.gain > fitted.gain_error else 1.0
+        kept = fitted.temperature if fitted.gain > SURE_ERRORS * fitted.gain_error else 1.0
     except DataError:
         kept = 1.0
     document["temperature"], document["loss_after"] = kept, loss_of(answered, labels[test], kept)

@@ -99,8 +99,7 @@ def test_both_limits_together_keep_the_share_that_is_asked_for(seed: int) -> Non
     most, least = joint_limits(distances, energies)
     kept = float(((distances <= most) & (energies >= least)).mean())
     assert 0.95 <= kept <= 0.9575
-    alone = float((distances <= most).mean()), float((energies >= least).mean())
-    assert alone[0] == pytest.approx(alone[1], abs=0.003), "neither is stricter than the other"
+    assert float((energies >= least).mean()) == 0.99, "a fifth of what does not pass"
 
 
 def test_images_that_were_held_out_pass_and_noise_does_not(run: Run, digits_folder: Path, foreign: Path) -> None:
@@ -211,6 +210,6 @@ def test_a_temperature_stays_at_1_where_it_does_not_pay(run: Run, monkeypatch: p
     left = calibrate(run, say=lambda line: None)
     assert left.temperature == 1 == restore(run).temperature
     if restore(run).is_probe:
-        assert left.n == 320 and "its standard error is" in left.left
+        assert left.n == 320 and "standard errors of" in left.left
     else:
         assert left.n == 80 and left.left.startswith("80 images are fewer than 500")
