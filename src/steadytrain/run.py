@@ -50,6 +50,7 @@ from steadytrain.events import (
     MachineStats,
     Started,
     Step,
+    Tried,
     Unreadable,
     count_names,
     read,
@@ -146,7 +147,8 @@ class RunProgress:
     those with the highest top-1, or mAP. ``unreadable``: lines of the log that are no events. ``is_open``: the
     newest attempt has not said how it ended: it goes on, or was killed. ``machine``: its newest sample. ``spans``:
     number of each attempt -> how it began, and the time of its newest event.
-    ``failed``: how the newest attempt failed, if it did. ``images_at_once``: that memory had room for in an update;
+    ``evaluations``: all that count, ``probe``: that of a fitted classifier before any update, ``tried``: what the run has
+    tried. ``failed``: how the newest attempt failed, if it did. ``images_at_once``: that memory had room for in an update;
     None: it never ran out.
     """
 
@@ -164,6 +166,12 @@ class RunProgress:
     spans: dict[int, tuple[Started, float]] = field(default_factory=dict)
     failed: Failed | None = None
     images_at_once: int | None = None
+    evaluations: list[Evaluated] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
+
+    @property
+    def probe(self) -> Evaluated | None:
+        return next((event for event in self.evaluations if not event.step), None)
 
     def take(self, event: Event) -> None:
         """Take one event in."""
@@ -179,6 +187,7 @@ class RunProgress:
                 self.started, self.ended, self.failed = event, None, None
                 self.spans[event.attempt] = event, event.time
                 self.is_open, self.machine = True, None
+                self.evaluations = [before for before in self.evaluations if before.step <= event.step]
             case MachineStats():
                 self.machine = event
             case Failed():
@@ -191,8 +200,11 @@ class RunProgress:
                 self.position = int(self.started.batches.position(self.started.step)) + images
             case Evaluated(score=float(score)):
                 self.evaluated = event
+                self.evaluations.append(event)
                 if score > (self.best.score if self.best else -1.0):  # never true of a NaN
                     self.best = event
+            case Tried():
+                self.tried.append(event)
             case Ended():
                 self.ended, self.is_open = event, False
                 if event.status == "finished":
@@ -250,10 +262,10 @@ class Run:
                     remedy = f"it is finished; to train on from its weights, as another run, add {more} to this command"
                 raise RunError(f"{path} holds a run of another recipe ({'; '.join(changes)}): {remedy}")
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            if before is not None and not is_another:  # what the run did about numbers that were not finite stays
+            if before is not None and not is_another:  # what the run has decided stays
                 kept = {
                     f"every.{name}": getattr(before.recipe.every, name)
-                    for name in ("skip", "slower", "fp32")
+                    for name in ("skip", "slower", "fp32", "tries")
                     if not getattr(recipe.every, name)
                 }
                 recipe = recipe.with_(kept) if any(kept.values()) else recipe
@@ -310,6 +322,17 @@ class Run:
             Recipe.from_json(read_text(path, errors="replace"))
         except RecipeError as error:
             raise RunError(f"{path} cannot be used: {error}") from error
+
+    def as_decided(self) -> Run:
+        """Return the run with what it has decided since it was opened: where it began again from its probe."""
+        stored = Run.open(self.directory).recipe
+        decided = {"every.tries": stored.every.tries, "budget.epochs": stored.budget.epochs}
+        return replace(self, recipe=self.recipe.with_(decided)) if stored.every.tries else self
+
+    @property
+    def probe_weights(self) -> Path:
+        """The weights of a probe, from which updates may begin again; only while the run trains."""
+        return self.directory / "probe.safetensors"
 
     @property
     def name(self) -> str:

@@ -742,9 +742,17 @@ class Budget:
         limit=ABOVE_0,
         example=60,
     )
+    fill: bool = setting(
+        False,
+        "Use all of budget.minutes: while time is left, updates begin again from the probe, at another learning rate or "
+        "for longer, and the best weights are kept. finetune --budget-minutes sets it.",
+        example=True,
+    )
 
     def __post_init__(self) -> None:
         check(self, "budget")
+        if self.fill and self.minutes is None:
+            raise RecipeError("budget.fill uses the time that budget.minutes sets: give budget.minutes=10, or leave it out")
         if (self.epochs is None) == (self.steps is None):
             raise RecipeError(f"budget needs epochs or steps, not both: epochs={self.epochs} steps={self.steps}")
 
@@ -1008,6 +1016,21 @@ class Every:
         "precision.name.",
         limit=_UPDATES,
         example=[120],
+    )
+    undone: Literal["restart", "continue"] = setting(
+        "restart",
+        "What to do when updates undo the probe (by a standard error of the validation loss, in the first 3 epochs): "
+        "restart begins again from the probe at 0.3 of the learning rate, continue trains on.",
+        example="continue",
+    )
+    tries: tuple[tuple[int, float], ...] = setting(
+        (),
+        "Where updates began again from the probe: after how many updates, and at which learning rate. The run itself "
+        "writes it.",
+        limit=ValueLimit(
+            lambda tries: all(step >= 1 and ABOVE_0.holds(lr) for step, lr in tries), "pairs of updates and rates above 0"
+        ),
+        example=[[120, 0.0003]],
     )
     from_file: frozenset[str] = file_keys()
 

@@ -378,7 +378,8 @@ class Evaluated(Event, frozen=True, kw_only=True):
     """One pass over a whole data set: ``n`` is its exact size. ``weights``: ``model`` or ``ema``.
 
     ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
-    which every label is right, and ``top5`` is None.
+    which every label is right, and ``top5`` is None. ``loss_error``: standard error of ``loss``; None in logs of versions
+    that had none, and of several labels.
     """
 
     step: Whole
@@ -390,11 +391,33 @@ class Evaluated(Event, frozen=True, kw_only=True):
     seconds: Finite
     weights: str = "model"
     mean_ap: float | None = None
+    loss_error: float | None = None
 
     @property
     def score(self) -> float:
         """The score that evaluations are ranked by: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
+
+
+class Tried(Event, frozen=True, kw_only=True):
+    """One way to a better model that a run has tried, and what came of it.
+
+    ``what``: ``features``: a probe of the frozen network, by folds of the training images; ``updates``: from the probe
+    on, for ``epochs`` at the learning rate ``lr``. With ``model``, on images of ``size`` pixels a side. ``loss``, its
+    standard error and ``top1``: out of fold, or of the best evaluation. ``verdict``: what was decided, in words.
+    """
+
+    step: Whole
+    what: Literal["features", "updates"]
+    model: str
+    size: Whole
+    loss: float
+    top1: float
+    seconds: Finite
+    verdict: str
+    loss_error: float | None = None
+    lr: Finite | None = None
+    epochs: Finite | None = None
 
 
 class Saved(Event, frozen=True, kw_only=True):
