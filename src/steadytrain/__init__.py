@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from steadytrain.training import calibrate as calibrate
     from steadytrain.training import default_recipe as default_recipe
     from steadytrain.training import evaluate as evaluate
-    from steadytrain.training import features as features
     from steadytrain.training import finetune as finetune
     from steadytrain.training import predict as predict
     from steadytrain.training import repeat as repeat
     from steadytrain.training import restore as restore
     from steadytrain.training import steps as steps
     from steadytrain.training import train as train
+    from steadytrain.training.inference.feature_vectors import features as features
 
 _PLACES = {
     "BlockShuffle": "data.loader",
@@ -79,7 +79,7 @@ _PLACES = {
     "diagnose": "monitor",
     "evaluate": "training",
     "export_model": "export.export",
-    "features": "training",
+    "features": "training.inference.feature_vectors",
     "finetune": "training",
     "ledger": "monitor",
     "pack": "data.packing.pack",

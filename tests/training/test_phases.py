@@ -19,7 +19,7 @@ from steadytrain.monitor import diagnose, ledger
 from steadytrain.reports.verdict import verdict_text
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, evaluate, steps, train
-from steadytrain.training.finetuning.linear_probe import fit_classifier, minimize
+from steadytrain.training.features.folds import fit_classifier, minimize
 from steadytrain.training.loop.replay import replay
 
 Weights = Callable[[Path], bytes]

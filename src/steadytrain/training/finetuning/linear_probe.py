@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from steadytrain.data.loader import Batch
 from steadytrain.data.sources.select import split_by_fraction
@@ -24,22 +23,15 @@ from steadytrain.events import ProbeProgress
 from steadytrain.models import Built
 from steadytrain.training import build
 from steadytrain.training.data import load
+from steadytrain.training.features.folds import fit_classifier
+from steadytrain.training.features.table import FEATURE_BATCH
 from steadytrain.training.session.session import Session
-
-PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
-"""Candidates for the weight of half the squared norm, of features whose mean square is 1; the strongest first."""
 
 HELD_OUT = 0.2
 """Share of each class of the training images that the penalty is chosen on; the fit that is kept has them all."""
 
-FEATURE_BATCH = 32
-"""Images that are sent through the frozen network together."""
-
 TOLD_SECONDS = 1.0
 """Seconds between two events of the progress."""
-
-MOST_ITERATIONS = 300
-"""The most iterations of L-BFGS: with a line search it comes to its tolerance in a tenth of these."""
 
 
 def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> Iterator[ProbeProgress]:
@@ -190,71 +182,3 @@ def compute_features(
     # A row is one rank's, and 0 in the tables of the others: their sum is exact.
     values, labels, ids = (state.engine.sum(table.to(device)) for table in (values, labels, ids))
     return (values, labels, ids), reached
-
-
-def fit_classifier(
-    values: Tensor, labels: Tensor, is_held: Tensor, num_classes: int
-) -> tuple[Tensor, Tensor, float, float]:
-    """Choose the penalty on the held-out rows by their loss, then fit all rows.
-
-    Features are centred, and divided by one number so that their mean square is 1; the classifier that is returned
-    takes them as they are.
-
-    Args:
-        values: float32 [N, D]; ``labels`` int64 [N]; ``is_held`` bool [N]: rows to choose the penalty on.
-
-    Returns:
-        Weights [num_classes, D], biases [num_classes], the penalty, and top-1 of the held-out rows under it.
-    """
-    centre = values.mean(0)
-    scale = (values - centre).square().mean().sqrt().clamp(min=1e-12)
-    x = (values - centre) / scale
-    penalty, top1 = PENALTIES[2], 0.0
-    if 0 < int(is_held.sum()) < len(x):
-        best, fitted = float("inf"), None
-        for candidate in PENALTIES:
-            fitted = minimize(x[~is_held], labels[~is_held], num_classes, candidate, fitted)
-            logits = functional.linear(x[is_held], *fitted)
-            loss = float(functional.cross_entropy(logits, labels[is_held]))
-            if loss < best:
-                best, penalty = loss, candidate
-                top1 = float((logits.argmax(1) == labels[is_held]).float().mean())
-    weight, bias = minimize(x, labels, num_classes, penalty, None)
-    return weight / scale, bias - weight @ centre / scale, penalty, top1
-
-
-def minimize(
-    x: Tensor, labels: Tensor, num_classes: int, penalty: float, start: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor]:
-    """Minimise the mean cross-entropy plus ``penalty`` times half the squared norm of the weights, by L-BFGS.
-
-    Scikit-learn's ``LogisticRegression`` minimises the same with ``C = 1 / (N * penalty)``. (Liu & Nocedal 1989, "On
-    the Limited Memory BFGS Method for Large Scale Optimization".)
-
-    >>> x, labels = torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1])
-    >>> weight, bias = minimize(x, labels, 2, 0.1, None)
-    >>> bool(weight[1] > 0 > weight[0]), bool(bias.abs().max() < 1e-4)
-    (True, True)
-    """
-    weight = x.new_zeros(num_classes, x.shape[1]) if start is None else start[0].clone()
-    bias = x.new_zeros(num_classes) if start is None else start[1].clone()
-    parameters = [weight.requires_grad_(), bias.requires_grad_()]
-    lbfgs = torch.optim.LBFGS(
-        parameters,
-        max_iter=MOST_ITERATIONS,
-        tolerance_grad=1e-6,
-        tolerance_change=1e-9,
-        history_size=10,
-        line_search_fn="strong_wolfe",
-    )
-
-    def closure() -> Tensor:
-        lbfgs.zero_grad()
-        loss = functional.cross_entropy(functional.linear(x, weight, bias), labels)
-        loss = loss + penalty / 2 * weight.square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    with torch.enable_grad():
-        lbfgs.step(closure)  # type: ignore[no-untyped-call]
-    return weight.detach(), bias.detach()

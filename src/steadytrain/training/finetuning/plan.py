@@ -19,7 +19,8 @@ from steadytrain.training import build
 from steadytrain.training.compute.timing import timed, use_fastest_threads
 from steadytrain.training.data import DataSets, DeviceBatch, load, open_data
 from steadytrain.training.device import prepare_device, set_up_machine
-from steadytrain.training.finetuning.linear_probe import FEATURE_BATCH, find_linear
+from steadytrain.training.features.table import FEATURE_BATCH
+from steadytrain.training.finetuning.linear_probe import find_linear
 from steadytrain.training.state import preserve_process
 
 PLANNED = (

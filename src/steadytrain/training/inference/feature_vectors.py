@@ -66,8 +66,8 @@ def features(
                 if bad:
                     number, reason = min(bad.items())
                     raise DataError(f"{source.path(number)}: {reason}: leave it out")
-                head = head or _classifier(trained, batch.images[:1])
-                rows.append(_inputs_of(head, trained, batch.images, limit).cpu())
+                head = head or find_classifier(trained, batch.images[:1])
+                rows.append(classifier_inputs(head, trained, batch.images, limit).cpu())
     return torch.cat(rows).numpy()
 
 
@@ -77,7 +77,7 @@ def _forward(trained: Trained, images_BHWC: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def _classifier(trained: Trained, images_BHWC: torch.Tensor) -> nn.Module:
+def find_classifier(trained: Trained, images_BHWC: torch.Tensor) -> nn.Module:
     """Return the linear layer, or 1x1 convolution, whose output is the network's. Raises ModelError."""
     outputs: dict[nn.Module, torch.Tensor] = {}
     parts = trained.module.modules()
@@ -93,7 +93,7 @@ def _classifier(trained: Trained, images_BHWC: torch.Tensor) -> nn.Module:
     raise ModelError(f"{trained.title} does not end in one linear layer: what its features are is not known")
 
 
-def _inputs_of(head: nn.Module, trained: Trained, images_BHWC: torch.Tensor, limit: PassLimit) -> torch.Tensor:
+def classifier_inputs(head: nn.Module, trained: Trained, images_BHWC: torch.Tensor, limit: PassLimit) -> torch.Tensor:
     """Return what the classifier is given for each image, float32 [B, D]."""
     caught: list[torch.Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0].detach().float().flatten(1)))
