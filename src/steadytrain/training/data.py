@@ -51,6 +51,8 @@ class DataSets:
         train_ids, val_ids: int64 record numbers to use; None uses all.
         classes: names, in the order of the labels; of images with several labels, the names of these.
         held_out: whether ``val_ids`` were held out of the training file.
+        groups: int64 [N], the group of each record of ``train``, by its number: copies of an image, near copies and
+            what the user keeps together. Groups must not be parted; None: each image stands alone.
     """
 
     train: Records
@@ -59,6 +61,7 @@ class DataSets:
     val_ids: NDArray[np.int64] | None
     classes: tuple[str, ...]
     held_out: bool
+    groups: NDArray[np.int64] | None = None
 
     @cached_property
     def num_train(self) -> int:

@@ -213,6 +213,60 @@ def split_by_fraction(labels: Labels, *, fraction: float, seed: int, sets: Ints 
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
 
 
+def fold_numbers(labels: Labels, *, folds: int, seed: int, groups: Ints | None = None) -> Ints:
+    """Deal images to folds that are alike in size and in their share of each class, groups whole.
+
+    Groups that have several classes come first, the largest ahead, each to the fold that has least of these; then those
+    of each class from the largest to single images, which even out what is left. A pure function of its arguments.
+    Label vectors are dealt without regard to them.
+
+    Args:
+        labels: [N], the class of each image, or [N, L].
+        folds: how many, from 2 to the number of groups.
+        seed: 0 to 2**64 - 1; chooses which images.
+        groups: int64[N], the number of each image's group; None: each stands alone.
+
+    Returns:
+        int64[N], the fold of each image, 0 to ``folds`` - 1.
+
+    Raises:
+        DataError: fewer than two folds, or more than there are groups.
+
+    >>> fold_of = fold_numbers(np.array([0, 0, 0, 1, 1, 1]), folds=2, seed=1, groups=np.array([7, 7, 5, 8, 6, 6]))
+    >>> np.bincount(fold_of).tolist(), bool(fold_of[0] == fold_of[1]), bool(fold_of[4] == fold_of[5])
+    ([3, 3], True, True)
+    """
+    classes = np.unique(labels, return_inverse=True)[1] if labels.ndim == 1 else np.zeros(len(labels), np.int64)
+    _, first, numbers = np.unique(np.arange(len(labels)) if groups is None else groups, True, True)
+    sizes = np.bincount(numbers)
+    if not 2 <= folds <= len(sizes):
+        raise DataError(f"{folds} folds of {len(sizes):,} groups of images: it must be from 2 to {len(sizes):,}")
+    totals = np.bincount(classes)
+    counts = np.zeros((folds, len(totals)), np.int64)
+    keys, fold_of = _splitmix64(len(labels), seed)[first], np.zeros(len(sizes), np.int64)
+    is_mixed = np.zeros(len(sizes), np.bool_)
+    is_mixed[numbers[classes != classes[first][numbers]]] = True
+    mixed, by_group, ends = np.flatnonzero(is_mixed), np.argsort(numbers, kind="stable"), np.cumsum(sizes)
+    for group in mixed[np.lexsort((keys[mixed], -sizes[mixed]))].tolist():
+        rows = by_group[ends[group] - sizes[group] : ends[group]]
+        present, images = np.unique(classes[rows], return_counts=True)
+        crowding = ((2 * counts[:, present] + images) * images / totals[present] ** 2).sum(axis=1)
+        fold_of[group] = np.lexsort((counts.sum(axis=1), crowding))[0]
+        counts[fold_of[group], present] += images
+    pure = np.flatnonzero(~is_mixed)
+    pure = pure[np.lexsort((keys[pure], -sizes[pure], classes[first[pure]]))]
+    kinds = np.stack([classes[first[pure]], sizes[pure]], axis=1)
+    for same in np.split(pure, np.flatnonzero((np.diff(kinds, axis=0) != 0).any(axis=1)) + 1) if len(pure) else ():
+        label, size = classes[first[same[0]]], int(sizes[same[0]])
+        has, total = counts[:, label], counts.sum(axis=1)
+        most = -(-int(has.max() - has.min()) // size) - (-len(same) // folds)
+        heights = has[:, None] + size * np.arange(most)  # of a fold, each time that it takes one more group
+        order = np.lexsort((np.repeat(total, most), heights.ravel()))[: len(same)]
+        fold_of[same] = order // most
+        counts[:, label] += size * np.bincount(fold_of[same], minlength=folds)
+    return fold_of[numbers]
+
+
 def _draw(labels: Ints, wanted: Ints, most: Ints, seed: int, sets: Ints | None) -> NDArray[np.bool_]:
     """Draw images at random.
 
