@@ -147,9 +147,8 @@ class RunProgress:
     those with the highest top-1, or mAP. ``unreadable``: lines of the log that are no events. ``is_open``: the
     newest attempt has not said how it ended: it goes on, or was killed. ``machine``: its newest sample. ``spans``:
     number of each attempt -> how it began, and the time of its newest event.
-    ``evaluations``: all that count, ``probe``: that of a fitted classifier before any update, ``tried``: what the run has
-    tried. ``failed``: how the newest attempt failed, if it did. ``images_at_once``: that memory had room for in an update;
-    None: it never ran out.
+    ``failed``: how the newest attempt failed, if it did. ``images_at_once``: that memory had room for in an update;
+    None: it never ran out. ``evaluations``: all that count; ``tried``: what the run has tried.
     """
 
     attempt: int = 0
@@ -171,6 +170,7 @@ class RunProgress:
 
     @property
     def probe(self) -> Evaluated | None:
+        """The evaluation of a fitted classifier, before any update."""
         return next((event for event in self.evaluations if not event.step), None)
 
     def take(self, event: Event) -> None:

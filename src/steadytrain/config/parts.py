@@ -744,15 +744,17 @@ class Budget:
     )
     fill: bool = setting(
         False,
-        "Use all of budget.minutes: while time is left, updates begin again from the probe, at another learning rate or "
-        "for longer, and the best weights are kept. finetune --budget-minutes sets it.",
+        "Use all of budget.minutes: while time is left, updates begin again from the probe, at another learning rate "
+        "or for longer, and the best weights are kept. finetune --budget-minutes sets it.",
         example=True,
     )
 
     def __post_init__(self) -> None:
         check(self, "budget")
         if self.fill and self.minutes is None:
-            raise RecipeError("budget.fill uses the time that budget.minutes sets: give budget.minutes=10, or leave it out")
+            raise RecipeError(
+                "budget.fill uses the time that budget.minutes sets: give budget.minutes=10, or leave it out"
+            )
         if (self.epochs is None) == (self.steps is None):
             raise RecipeError(f"budget needs epochs or steps, not both: epochs={self.epochs} steps={self.steps}")
 
@@ -1028,7 +1030,8 @@ class Every:
         "Where updates began again from the probe: after how many updates, and at which learning rate. The run itself "
         "writes it.",
         limit=ValueLimit(
-            lambda tries: all(step >= 1 and ABOVE_0.holds(lr) for step, lr in tries), "pairs of updates and rates above 0"
+            lambda tries: all(step >= 1 and ABOVE_0.holds(lr) for step, lr in tries),
+            "pairs of updates and rates above 0",
         ),
         example=[[120, 0.0003]],
     )

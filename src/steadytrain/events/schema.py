@@ -378,8 +378,8 @@ class Evaluated(Event, frozen=True, kw_only=True):
     """One pass over a whole data set: ``n`` is its exact size. ``weights``: ``model`` or ``ema``.
 
     ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
-    which every label is right, and ``top5`` is None. ``loss_error``: standard error of ``loss``; None in logs of versions
-    that had none, and of several labels.
+    which every label is right, and ``top5`` is None. ``loss_error``: standard error of ``loss``; None in logs of
+    versions that had none, and of several labels.
     """
 
     step: Whole

@@ -56,6 +56,13 @@ class Evaluation:
         """The score that evaluations are ranked by: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
 
+    @property
+    def loss_error(self) -> float | None:
+        """The standard error of the loss; None without the outputs for each image."""
+        if self.outputs is None:
+            return None
+        return float(self.outputs[:, 2].std(dtype=np.float64) / max(1, self.n) ** 0.5)
+
 
 def logits_of(
     module: nn.Module, images_BHWC: torch.Tensor, policy: Policy, input: Input, limit: PassLimit

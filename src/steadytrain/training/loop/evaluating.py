@@ -136,7 +136,7 @@ def _evaluate(
             top1=evaluation.top1,
             top5=evaluation.top5,
             mean_ap=evaluation.mean_ap,
-            loss_error=None if evaluation.outputs is None else standard_error(evaluation.outputs[:, 2]),
+            loss_error=evaluation.loss_error,
             seconds=validation.seconds,
             weights="model" if state.ema is None else "ema" if state.ema.decay is not None else "swa",
         )
