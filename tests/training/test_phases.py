@@ -13,13 +13,15 @@ from safetensors.torch import load_file
 from steadytrain import events
 from steadytrain.config import Recipe
 from steadytrain.data.packing.pack import pack
+from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import ModelError, RecipeError, RunError
 from steadytrain.machine.process import StopRequest
 from steadytrain.monitor import diagnose, ledger
 from steadytrain.reports.verdict import verdict_text
 from steadytrain.run import Run
-from steadytrain.training import checkpoints, evaluate, steps, train
+from steadytrain.training import checkpoints, evaluate, restore, steps, train
 from steadytrain.training.features.folds import fit_classifier, minimize
+from steadytrain.training.features.table import feature_table
 from steadytrain.training.loop.replay import replay
 
 Weights = Callable[[Path], bytes]
@@ -159,6 +161,27 @@ def test_a_probe_tells_how_far_it_is_and_has_a_bucket_of_its_own(
     assert sum(held.seconds.values()) == pytest.approx(held.wall_seconds)
     assert held.seconds["probe"] == pytest.approx(told[-1].seconds + told[-1].fit_seconds, abs=0.5)
     assert torch.is_grad_enabled()
+
+
+def test_a_probe_of_features_in_the_cache_has_the_same_bits_and_says_where_they_are_from(
+    recipe: Recipe, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = recipe.with_({"model.weights": str(start), "model.train": "probe:2", "budget.epochs": 0, "seed": 5})
+    found = {}
+    for name in ("own", "own-again", "table"):
+        if name != "own-again":
+            monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path / f"cache-{name}"))
+        run = Run.create(tmp_path / name, probe)
+        if name == "table":  # made by another command
+            with Records.open(run.recipe.data.train) as records:
+                feature_table(restore(tmp_path / "own"), records)
+        seen = list(steps(run))
+        told = [event for event in seen if isinstance(event, events.ProbeProgress)][-1]
+        said = [event.message for event in seen if isinstance(event, events.Noticed) and "probe:" in event.message]
+        found[name] = told.reused, "320 of 640 from the cache" in said[0]
+    assert list(found.values()) == [(0, False), (320, True), (320, True)]
+    assert not changed(*(weights_of(tmp_path / name) for name in ("own", "own-again")))
+    assert not changed(*(weights_of(tmp_path / name) for name in ("own", "table")))
 
 
 def test_a_probe_has_no_update_to_replay(recipe: Recipe, start: Path, tmp_path: Path) -> None:

@@ -276,10 +276,10 @@ class Resumed(Event, frozen=True, kw_only=True):
 class ProbeProgress(Event, frozen=True, kw_only=True):
     """The progress of a probe, which fits the classifier to features of the frozen network before the first update.
 
-    ``images`` of ``total``, those of all passes, have gone through the network in ``seconds``, of which the loop waited
-    ``wait_seconds`` for batches. ``feed``: figures of :class:`FeedStats`, of the newest pass. The fit that follows took
-    ``fit_seconds``, None until it has ended: to ``features`` of each image, with a ``penalty`` that gives ``top1`` on
-    images that were left out.
+    ``images`` of ``total``, those of all passes, are done: features of ``reused`` were in the cache, the others have
+    gone through the network in ``seconds``, of which the loop waited ``wait_seconds`` for batches. ``feed``: figures of
+    :class:`FeedStats`, of the newest pass. The fit that follows took ``fit_seconds``, None until it has ended: to
+    ``features`` of each image, with a ``penalty`` that gives ``top1`` on images that were left out.
     """
 
     step: Whole
@@ -287,6 +287,7 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
     total: Whole
     seconds: Finite = 0.0
     wait_seconds: Finite = 0.0
+    reused: Whole = 0
     feed: Mapping[str, Finite | None] = {}
     fit_seconds: Finite | None = None
     features: Whole | None = None
@@ -296,7 +297,8 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
     @property
     def images_per_second(self) -> float | None:
         """The rate through the network; None before the first batch."""
-        return self.images / self.seconds if self.images > 0 and self.seconds > 0 else None
+        sent = self.images - self.reused
+        return sent / self.seconds if sent > 0 and self.seconds > 0 else None
 
     @property
     def seconds_left(self) -> float | None:
@@ -315,7 +317,8 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
         """
         if self.fit_seconds is not None:
             fitted = f"classifier fitted in {duration(self.fit_seconds)}"
-            return f"features of {count(self.total, 'image')} in {duration(self.seconds)}, {fitted}"
+            cached = f" ({self.reused:,} from the cache)" if self.reused else ""
+            return f"features of {count(self.total, 'image')}{cached} in {duration(self.seconds)}, {fitted}"
         if self.images >= self.total:
             return "fitting the classifier"
         speed = f", {number(self.images_per_second)} images/s" if self.images else ""

@@ -221,12 +221,17 @@ class TableWriter:
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path, num_records: int, say: Say = lambda message: None) -> Iterator[Self]:
-        """Lock a table and open it for writing; wait for another process that writes it. Raises StorageError."""
+    def open(cls, folder: Path, num_records: int, say: Say | None = None) -> Iterator[Self]:
+        """Lock a table and open it for writing. Raises StorageError.
+
+        ``say``: takes a line where another process has to be waited for; None: that raises StorageError.
+        """
         with storage_errors(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with open_lock(folder.with_name(f".{folder.name}.lock")) as file:
                 if not lock_at_once(file):
+                    if say is None:
+                        raise StorageError(f"another process writes {folder}")
                     say("another process computes features of these images: waiting for it")
                     lock(file)
                 remove_unused(folder.parent)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,13 +20,14 @@ from torch import Tensor, nn
 
 from steadytrain.data.loader import Batch
 from steadytrain.data.sources.select import split_by_fraction
-from steadytrain.errors import ModelError
+from steadytrain.errors import ModelError, StorageError
 from steadytrain.events import ProbeProgress
 from steadytrain.models import Built
 from steadytrain.training import build
 from steadytrain.training.data import load
 from steadytrain.training.features.folds import fit_classifier
-from steadytrain.training.features.table import FEATURE_BATCH
+from steadytrain.training.features.table import FEATURE_BATCH, TableWriter, open_table, table_folder
+from steadytrain.training.inference.trained import Trained
 from steadytrain.training.session.session import Session
 
 HELD_OUT = 0.2
@@ -38,7 +41,8 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
     """Fit the classifier of a session that has made no update, and yield how far it is; stopped, it is not fitted.
 
     The first pass sees each training image as evaluation does, the others as training does. Of several ranks each
-    computes the features of its batches, and all get the first rank's classifier.
+    computes the features of its batches, and all get the first rank's classifier. A process alone keeps the features of
+    the first pass in the cache (:mod:`~steadytrain.training.features.table`), or has them from there.
 
     Raises:
         ModelError: the classifier is not one linear layer.
@@ -88,6 +92,17 @@ def _refused(built: Built) -> ModelError:
     )
 
 
+def _table_folder(session: Session, head: nn.Module) -> Path | None:
+    """Return where the features of the first pass are kept; None: ranks share the pass, or there is no cache."""
+    state, name = session.state, session.built.name
+    if state.engine.world.size > 1:
+        return None
+    trained = Trained(state.module, state.policy, session.input, session.data.classes, name, Path(name))
+    with suppress(StorageError):
+        return table_folder(trained, session.data.train, head=head)
+    return None
+
+
 def compute_features(
     session: Session, head: nn.Linear | nn.Conv2d, number: int, stop: Callable[[], str | None], before: ProbeProgress
 ) -> Generator[ProbeProgress, None, tuple[tuple[Tensor, Tensor, Tensor] | None, ProbeProgress]]:
@@ -106,8 +121,10 @@ def compute_features(
     """
     state, data, world = session.state, session.data, session.state.engine.world
     n, is_stopped, rows = data.num_train, False, []
+    table = _table_folder(session, head) if number == 0 else None
     labels, ids = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
     caught: list[tuple[Tensor, Tensor]] = []
+    values: Tensor | None = None
     stride = FEATURE_BATCH * world.size
     began = last_report = time.perf_counter()
     waited, batches = before.wait_seconds, 0
@@ -123,6 +140,17 @@ def compute_features(
         shard=(world.rank, world.size),
         threads=session.feed.task.num_threads,
     )
+
+    if table is not None:
+        numbers = feed.ids_at(np.arange(n))
+        if (kept := open_table(table, len(data.train), numbers)) is not None:
+            feed.close()
+            if stop():
+                return None, before
+            arrays = kept.values[numbers], np.asarray(data.train.labels, np.int64)[numbers], numbers
+            values, labels, ids = (torch.from_numpy(array).to(state.engine.device) for array in arrays)
+            done, seconds = before.images + n, before.seconds + time.perf_counter() - began
+            return (values, labels, ids), msgspec.structs.replace(before, images=done, seconds=seconds, reused=n)
 
     def until_stopped() -> Iterator[Batch]:
         nonlocal is_stopped
@@ -152,7 +180,6 @@ def compute_features(
     hook = head.register_forward_hook(catch)
     modes = [(part, part.training) for part in state.module.modules()]
     state.module.eval()
-    values: Tensor | None = None
     try:
         with feed:
             for batch, (places, is_new) in zip(load(until_stopped(), state.engine.device), rows, strict=False):
@@ -179,6 +206,9 @@ def compute_features(
     if float(state.engine.sum(torch.tensor(float(is_stopped), device=device))):
         return None, reached
     assert values is not None, "a pass has a batch for each rank"
+    if table is not None:
+        with suppress(StorageError), TableWriter.open(table, len(data.train)) as writer:
+            writer.write(ids.numpy(), values.cpu().numpy())
     # A row is one rank's, and 0 in the tables of the others: their sum is exact.
     values, labels, ids = (state.engine.sum(table.to(device)) for table in (values, labels, ids))
     return (values, labels, ids), reached

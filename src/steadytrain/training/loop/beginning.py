@@ -83,10 +83,13 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
         yield Noticed(message=f"all parameters are trained at once, without a probe: {error}", step=0)
         return
     if probe is not None and probe.fit_seconds is not None:
+        speed = probe.images_per_second
+        how = "" if speed is None else f" ({speed:,.0f} images/s)"
+        how += f" ({probe.reused:,} of {probe.total:,} from the cache)" if probe.reused else ""
         yield Noticed(
-            message=f"probe: {probe.features:,} features of each image in {probe.seconds:.1f} s"
-            f" ({probe.images_per_second:,.0f} images/s); classifier fitted in {probe.fit_seconds:.1f} s, penalty"
-            f" {probe.penalty:g} chosen on {HELD_OUT:.0%} of the training images (top-1 {probe.top1:.4f} there)",
+            message=f"probe: {probe.features:,} features of each image in {probe.seconds:.1f} s{how}; classifier fitted"
+            f" in {probe.fit_seconds:.1f} s, penalty {probe.penalty:g} chosen on {HELD_OUT:.0%} of the training images"
+            f" (top-1 {probe.top1:.4f} there)",
             step=0,
         )
         session.state.evaluated = -1.0  # the classifier is evaluated as it is
