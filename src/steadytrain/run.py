@@ -327,6 +327,7 @@ class Run:
         """Return the run with what it has decided since it was opened: where it began again from its probe."""
         stored = Run.open(self.directory).recipe
         decided = {"every.tries": stored.every.tries, "budget.epochs": stored.budget.epochs}
+        decided |= {"optim.warmup_epochs": stored.optim.warmup_epochs}
         return replace(self, recipe=self.recipe.with_(decided)) if stored.every.tries else self
 
     @property

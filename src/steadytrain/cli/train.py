@@ -373,7 +373,7 @@ def _train_all(
                 until=until,
                 mxnet_log=options.mxnet_log,
             )
-            trained.append(run)
+            trained.append(run.as_decided() if group is None else run)
             if code:
                 break
     if world.is_first:

@@ -1021,7 +1021,7 @@ class Every:
     )
     undone: Literal["restart", "continue"] = setting(
         "restart",
-        "What to do when updates undo the probe (by a standard error of the validation loss, in the first 3 epochs): "
+        "What to do when updates undo the probe (by 3 standard errors of validation top-1, in the first 3 epochs): "
         "restart begins again from the probe at 0.3 of the learning rate, continue trains on.",
         example="continue",
     )

@@ -211,7 +211,7 @@ class Recipe:
         if self.waits_for_evaluations:
             values["every"] = {"evaluate_epochs": self.every.evaluate_epochs}
         if self.budget.fill:
-            del values["budget"]["epochs"]  # the run chooses them as it goes
+            del values["budget"]["epochs"], values["optim"]["warmup_epochs"]  # the run chooses them as it goes
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
     def after(self, step: int) -> Recipe:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from steadytrain.config.batches import Batches, BatchStage
-from steadytrain.format import clock, count, duration, number, percent
+from steadytrain.format import clock, count, duration, epoch, number, percent
 
 VERSION = 1
 
@@ -429,7 +429,7 @@ class Tried(Event, frozen=True, kw_only=True):
         >>> Tried(step=0, what="features", model="a", size=96, loss=0.5, top1=0.8, seconds=9, verdict="chosen").words
         'a at 96 pixels, a probe by folds: loss 0.5000, top-1 80.00 %, 9.00 s: chosen'
         """
-        how = "a probe by folds" if self.what == "features" else f"{count(self.epochs or 0.0, 'epoch')} at {self.lr:g}"
+        how = "a probe by folds" if self.what == "features" else f"{epoch(self.epochs or 0.0)} epochs at {self.lr:g}"
         error = "" if self.loss_error is None else f" ± {self.loss_error:.4f}"
         figures = f"loss {self.loss:.4f}{error}, top-1 {percent(self.top1, 2)}, {duration(self.seconds)}"
         return f"{self.model} at {self.size} pixels, {how}: {figures}{f': {self.verdict}' if self.verdict else ''}"

@@ -22,6 +22,9 @@ PLANNED = (
 )
 """Keys of the recipe that a plan may set."""
 
+LONG_EPOCH = 60.0
+"""Seconds of an epoch beyond which there are two evaluations in each."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -149,6 +152,8 @@ def plan_finetune(
     epochs = first_epochs(best.epochs) if fills else best.epochs
     changes: dict[str, object] = {"model.train": best.train, "budget.epochs": epochs, "budget.minutes": minutes}
     changes["budget.fill"] = fills
+    if best.epoch_seconds > LONG_EPOCH and "every.evaluate_epochs" not in chosen:
+        changes["every.evaluate_epochs"] = 0.5  # updates that undo the probe are noticed earlier
     usual = usual_recipe(str(recipe.data.train), finetune=True, small=False).optim
     warmup = {"optim.warmup": usual.warmup, "optim.warmup_epochs": usual.warmup_epochs}
     changes |= {key: value for key, value in warmup.items() if key not in chosen}  # not those of another method

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
+from steadytrain.config.defaults import GENTLE_EPOCHS, MAX_WARMUP_SHARE
 from steadytrain.config.phases import parse_train
 from steadytrain.errors import ModelError
 from steadytrain.events import Evaluated, Event, Noticed, ProbeProgress, Resumed, Tried
@@ -170,6 +171,9 @@ def begin_again(session: Session) -> Generator[Event, None, bool]:
     yield from pending_notices(session)
     if more:
         changes: dict[str, object] = {"every.tries": (*recipe.every.tries, (step, lr))}
-        changes |= {"budget.epochs": step / per_epoch + more} if recipe.budget.fill else {}
+        if recipe.budget.fill:
+            changes["budget.epochs"] = step / per_epoch + more
+            if recipe.optim.warmup_epochs < GENTLE_EPOCHS:  # it was short because the updates before were few
+                changes["optim.warmup_epochs"] = min(GENTLE_EPOCHS, MAX_WARMUP_SHARE * more)
         Run.create(run.directory, run.recipe.with_(changes))
     return bool(more)
