@@ -16,8 +16,8 @@ LOWER = 0.3
 LONGER = 1.5
 """Times the length of updates that helped, below which more at the same rate would bring little."""
 
-MOST_UNDONE = 3
-"""Times that updates may undo the probe until nothing more is tried: the rate is then 0.027 of the first."""
+MOST_UNDONE = 2
+"""Times that updates are ended because they undid the probe: after that, at 0.09 of the first rate, they go on."""
 
 UNDONE_ERRORS = 3.0
 """Standard errors of the probe's top-1 by which updates undid it: falls of up to two are often made good later."""
@@ -34,7 +34,9 @@ def is_below(newest: Evaluated, probe: Evaluated) -> bool:
     >>> is_below(worse, probe), is_below(probe, worse)
     (True, False)
     """
-    margin = UNDONE_ERRORS * (probe.top1 * (1 - probe.top1) / max(1, probe.n)) ** 0.5
+    n = probe.n + 4
+    top1 = (probe.top1 * probe.n + 2) / n  # whose error is not 0 where all are right (Agresti & Coull 1998)
+    margin = UNDONE_ERRORS * (top1 * (1 - top1) / n) ** 0.5
     return newest.loss > probe.loss + (probe.loss_error or 0.0) and newest.top1 < probe.top1 - margin
 
 
@@ -61,7 +63,7 @@ def next_try(tried: Sequence[Tried], probe: Evaluated, fitting: float, *, fills:
     if newest.verdict == UNDONE:
         worse = f"top-1 {percent(probe.top1, 2)}, then {percent(newest.top1, 2)}"
         why = f"updates at {compact(rate)} undid the probe (validation {worse})"
-        if len(tried) - len(complete) >= MOST_UNDONE or room < 1:
+        if room < 1:
             return 0.0, 0.0, f"{why}, and nothing more is tried"
         return chosen(rate * LOWER, first_epochs(room) if fills else room, why)
     losses = [probe.loss, *(each.loss for each in complete)]

@@ -14,7 +14,7 @@ from steadytrain.format import count, duration
 from steadytrain.monitor.samples import memory_text
 from steadytrain.run import Run, RunProgress
 from steadytrain.training.finetuning.linear_probe import HELD_OUT, fit_head
-from steadytrain.training.finetuning.tries import UNDONE, is_below, next_try
+from steadytrain.training.finetuning.tries import MOST_UNDONE, UNDONE, is_below, next_try
 from steadytrain.training.loop.evaluating import maybe_evaluate
 from steadytrain.training.loop.reporting import pending_notices
 from steadytrain.training.loop.saving import export
@@ -119,8 +119,10 @@ def is_undone(session: Session) -> bool:
     probe, newest = progress.probe, progress.evaluated
     if probe is None or newest is None or newest.step != cursor.step or cursor.step <= session.first_step:
         return False
-    epochs = (cursor.step - session.first_step) / session.timeline.steps_per_epoch
-    return epochs <= UNDONE_EPOCHS + 1e-9 and is_below(newest, probe)
+    num_undone = sum(event.verdict == UNDONE for event in progress.tried if event.step < cursor.step)
+    per_epoch, left = session.timeline.steps_per_epoch, session.timeline.steps - cursor.step
+    is_early = cursor.step - session.first_step <= UNDONE_EPOCHS * per_epoch + 1 and left >= per_epoch
+    return is_early and num_undone < MOST_UNDONE and is_below(newest, probe)
 
 
 def begin_again(session: Session) -> Generator[Event, None, bool]:
