@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from steadytrain import models
 from steadytrain.config import Recipe
-from steadytrain.config.defaults import LEAST_EPOCHS
+from steadytrain.config.defaults import FINETUNED_MODELS, LEAST_EPOCHS
 from steadytrain.config.phases import parse_train
 from steadytrain.data.arrays import Ints
 from steadytrain.data.sources.select import fold_numbers, split_by_fraction
@@ -49,7 +49,7 @@ COMPARE_SHARE, LEAST_COMPARED = 0.25, 300
 MOST_NETWORKS = 4
 """Networks that are compared: each has to be made, and measured."""
 
-UPDATES_GAIN = 0.75
+UPDATES_GAIN = 0.7
 """What updates leave of a probe's loss, about: where only a worse size leaves time for them (docs/laboratory.md)."""
 
 FOLDS = 5
@@ -81,9 +81,11 @@ def list_candidates(recipe: Recipe, chosen: Container[str], *, allow_import: boo
     if not parse_train(recipe.model.train).probe_passes:
         return [recipe]
     names = [recipe.model.name]
-    if "model.name" not in chosen and "model.weights" not in chosen and recipe.model.pretrained:
+    is_bound = bool(recipe.model.options) or recipe.data.mean is not None or recipe.model.weights is not None
+    if "model.name" not in chosen and recipe.model.pretrained and not is_bound:
         here = [entry for entry in catalogue() if entry.weights == "at hand" and entry.name != recipe.model.name]
-        names += [entry.name for entry in here if licence_kind(entry.licence) != "non-commercial"]
+        free = [entry.name for entry in here if licence_kind(entry.licence) != "non-commercial"]
+        names += sorted(free, key=lambda name: name not in FINETUNED_MODELS)
     candidates = []
     for name in names[:MOST_NETWORKS]:
         source, usable = models.find(name, allow_import=allow_import), list[Recipe]()
@@ -130,7 +132,7 @@ def compare(candidates: Sequence[Recipe], minutes: float, *, began: float, allow
         n, num_val, tried = data.num_train, data.num_val, list[Tried]()
         numbers = [COMPARE_SHARE * 60 * minutes / total for total in accumulate(1 / r.features for _, r in rated)]
         rated = [pair for pair, number in zip(rated, numbers, strict=True) if number >= min(n, LEAST_COMPARED)]
-        if len(rated) < 2 or data.num_labels is not None:
+        if len(rated) < 2 or data.num_labels is not None or n < 4 * FOLDS:
             return Compared(*(rated or [(first, measured[first.model.name][0])])[0], n, num_val, ())
         folds = _folds(data, numbers[len(rated) - 1] / n, first.seed)
         for recipe, rates in rated:
@@ -153,8 +155,9 @@ def _folds(data: DataSets, share: float, seed: int) -> tuple[Ints, Ints, Ints]:
     labels = np.asarray(data.train.labels, np.int64)
     if share < 1:
         ids = ids[split_by_fraction(labels[ids], fraction=share, seed=seed)[1]]
-    groups = None if data.groups is None else data.groups[ids]
-    return ids, labels[ids], fold_numbers(labels[ids], folds=FOLDS, seed=seed, groups=groups)
+    groups = ids if data.groups is None else data.groups[ids]
+    folds = min(FOLDS, len(np.unique(groups)))
+    return ids, labels[ids], fold_numbers(labels[ids], folds=folds, seed=seed, groups=groups)
 
 
 def _try_features(recipe: Recipe, data: DataSets, folds: tuple[Ints, Ints, Ints], *, allow_import: bool) -> Tried:

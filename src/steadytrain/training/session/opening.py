@@ -440,7 +440,7 @@ def _agree_on_passes(update: Update, state: State, group: Group) -> None:
 def _seconds_before(run: Run, recipe: Recipe) -> float:
     """Seconds of all attempts before this one, as their events tell; 0 where the recipe sets no time."""
     spans = run.progress().spans if recipe.budget.minutes else {}
-    return sum(newest - started.time for started, newest in spans.values())
+    return sum(newest - (started.began or started.time) for started, newest in spans.values())
 
 
 def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:
