@@ -751,10 +751,6 @@ class Budget:
 
     def __post_init__(self) -> None:
         check(self, "budget")
-        if self.fill and self.minutes is None:
-            raise RecipeError(
-                "budget.fill uses the time that budget.minutes sets: give budget.minutes=10, or leave it out"
-            )
         if (self.epochs is None) == (self.steps is None):
             raise RecipeError(f"budget needs epochs or steps, not both: epochs={self.epochs} steps={self.steps}")
 

@@ -132,7 +132,8 @@ def begin_again(session: Session) -> Generator[Event, None, bool]:
     what was tried; a line, why nothing more is.
     """
     run, recipe, undone = session.run, session.recipe, is_undone(session)
-    if not (undone or recipe.budget.fill) or not run.probe_weights.exists():
+    fills = recipe.budget.fill and recipe.budget.minutes is not None
+    if not (undone or fills) or not run.probe_weights.exists():
         return False
     progress, first, step = run.progress(), session.first_step, session.state.cursor.step
     scored = [event for event in progress.evaluations if event.step > first]
@@ -159,13 +160,13 @@ def begin_again(session: Session) -> Generator[Event, None, bool]:
         epochs=epochs,
     )
     yield tried
-    if recipe.budget.fill and recipe.budget.minutes:
+    if fills:
         start = sum(value for part, value in session.started.startup.items() if part != "process")
         left = session.ending.deadline - time.perf_counter() - start
         fitting = left / (tried.seconds / epochs)
     else:
         fitting = session.timeline.epochs - step / per_epoch
-    lr, more, why = next_try([*before, tried], progress.probe, fitting, fills=recipe.budget.fill)
+    lr, more, why = next_try([*before, tried], progress.probe, fitting, fills=fills)
     if recipe.budget.minutes and not more:
         unused = max(0.0, session.ending.deadline - time.perf_counter())
         why += f"; {duration(unused)} of {count(recipe.budget.minutes, 'minute')} are left"
@@ -173,7 +174,7 @@ def begin_again(session: Session) -> Generator[Event, None, bool]:
     yield from pending_notices(session)
     if more:
         changes: dict[str, object] = {"every.tries": (*recipe.every.tries, (step, lr))}
-        if recipe.budget.fill:
+        if fills:
             changes["budget.epochs"] = step / per_epoch + more
             if recipe.optim.warmup_epochs < GENTLE_EPOCHS:  # it was short because the updates before were few
                 changes["optim.warmup_epochs"] = min(GENTLE_EPOCHS, MAX_WARMUP_SHARE * more)
