@@ -108,3 +108,42 @@ def test_it_may_be_left_as_it_is(undone: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", undone.with_({"every.undone": "continue"}))
     train(run)
     assert not run.recipe.every.tries and not any(isinstance(event, events.Tried) for event in run.events())
+
+
+@pytest.fixture(scope="module")
+def filling(undone: Recipe) -> Recipe:
+    """Updates that help for a while, within more minutes than they need."""
+    changes = {"optim.lr": 0.003, "budget.epochs": 2, "budget.minutes": 60.0, "budget.fill": True}
+    return undone.with_(changes)
+
+
+def test_minutes_are_filled_until_two_tries_bring_nothing(filling: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", filling)
+    seen = list(steps(run))
+    tries = [event for event in seen if isinstance(event, events.Tried)]
+    assert len(tries) >= 2 and run.finished() is not None
+    assert [step for step, _ in run.as_decided().recipe.every.tries] == [event.step for event in tries[:-1]]
+    told = [event.message for event in seen if isinstance(event, events.Noticed)]
+    assert any("two tries in a row" in message and "of 60 minutes are left" in message for message in told)
+    best = max(event.top1 for event in evaluations(run))
+    assert evaluate(run).top1 == best == run.progress().best.top1  # type: ignore[union-attr]
+    probe, updates = run.progress().probe, [event for event in seen if isinstance(event, events.Step)]
+    assert probe is not None and probe.step == 0
+    assert [event.step for event in updates] == list(range(1, updates[-1].step + 1))
+
+
+def test_a_run_that_fills_its_minutes_goes_on_after_a_kill_with_the_same_updates(
+    filling: Recipe, tmp_path: Path, weights: Weights
+) -> None:
+    whole, killed = Run.create(tmp_path / "whole", filling), Run.create(tmp_path / "killed", filling)
+    train(whole)
+    going = steps(killed)
+    for event in going:  # between the end of the first try and what is decided on it
+        if isinstance(event, events.Tried):
+            break
+    going.close()  # type: ignore[attr-defined]
+    assert not killed.as_decided().recipe.every.tries
+    train(Run.create(tmp_path / "killed", filling))
+    decided = [run.as_decided().recipe.every.tries for run in (whole, killed)]
+    assert decided[0] == decided[1]
+    assert weights(whole.directory) == weights(killed.directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
@@ -136,14 +137,15 @@ def begin_again(session: Session) -> Generator[Event, None, bool]:
     if not (undone or fills) or not run.probe_weights.exists():
         return False
     progress, first, step = run.progress(), session.first_step, session.state.cursor.step
-    scored = [event for event in progress.evaluations if event.step > first]
+    scored = [event for event in progress.evaluations if event.step > first and math.isfinite(event.loss)]
     if progress.probe is None or not scored:
         return False
     best, per_epoch = min(scored, key=lambda event: event.loss), session.timeline.steps_per_epoch
     spent = session.clock.seconds()
     seconds = sum(value for bucket, value in spent.items() if bucket not in ("startup", "probe"))
     earlier = [last - begun.time for begun, last in list(progress.spans.values())[:-1] if begun.step >= first]
-    epochs, before = (step - first) / per_epoch, [event for event in progress.tried if event.what == "updates"]
+    epochs, updates = (step - first) / per_epoch, [event for event in progress.tried if event.what == "updates"]
+    before = [event for event in updates if event.step < step]  # one of this step was decided on before a kill
     losses = [progress.probe.loss, *(event.loss for event in before)]
     verdict = UNDONE if undone else "best so far" if best.loss < min(losses) else "no better"
     tried = Tried(
