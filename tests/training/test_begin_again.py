@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from steadytrain import events
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
+from steadytrain.reports import summarise
 from steadytrain.run import Run
 from steadytrain.training import evaluate, steps, train
 
@@ -147,3 +148,13 @@ def test_a_run_that_fills_its_minutes_goes_on_after_a_kill_with_the_same_updates
     decided = [run.as_decided().recipe.every.tries for run in (whole, killed)]
     assert decided[0] == decided[1]
     assert weights(whole.directory) == weights(killed.directory)
+
+
+def test_another_try_is_no_interruption(undone: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", undone)
+    train_for(run, 15)
+    train(run)
+    summary = summarise(run)
+    assert summary.course.restarts == 1 and len(summary.course.interruptions) == 1  # Ctrl-C, and not the lower rate
+    assert [event.verdict for event in summary.tried] == ["undid the probe"]
+    assert summary.quality.best is not None and summary.quality.best.top1 == max(e.top1 for e in evaluations(run))

@@ -516,10 +516,13 @@ class RunHistory:
         )
 
     def interruptions(self) -> tuple[Interruption, ...]:
-        """Return what each end of an attempt before the run's end cost, oldest first."""
+        """Return what each end of an attempt before the run's end cost, oldest first; the end of a try is none."""
+        tried = {event.step for event in self.tried if event.what == "updates"}
         endings, usual = {event.attempt: event for event in self.endings}, self._usual_parts()
         costs = []
         for before, after in pairwise(self.attempts):
+            if before.ended is not None and before.step in tried:
+                continue
             counted = before.wall if before.cut is None else min(before.cut, before.wall)
             end = endings.get(before.number)
             seconds = self.by_bucket(after.end(), after, usual)

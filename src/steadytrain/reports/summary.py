@@ -415,7 +415,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             status=status,
             why=why,
             attempts=len(history.attempts),
-            restarts=len(history.attempts) - 1,
+            restarts=len(interruptions),
             repeated_steps=history.repeated_steps,
             checkpoints=len(history.saved),
             began=history.attempts[0].began,
