@@ -7,6 +7,7 @@
     checkpoints/         step-00000120/, ... whole or absent
     best.safetensors     the weights of the best evaluation, with the model's name, classes and preprocessing inside
     model.safetensors    the last weights, likewise
+    probe.safetensors    those of a probe, from which updates may begin again; until the run is finished
     predictions.csv      what the best weights predict for each validation image
     notes.json           tags and a note, where the user wrote any (steady runs)
     tracked-NAME.json    what a tracker was sent, where one was
