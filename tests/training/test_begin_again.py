@@ -56,7 +56,7 @@ def test_updates_that_undo_the_probe_begin_again_from_it_at_a_lower_rate(undone:
     (first,) = (event for event in seen if isinstance(event, events.Tried))
     assert (first.verdict, first.lr, first.what) == ("undid the probe", 0.03, "updates")
     ((begin, lr),) = run.as_decided().recipe.every.tries
-    assert (begin, lr) == (first.step, pytest.approx(0.009))
+    assert begin == first.step and lr == pytest.approx(0.009)
     assert max(event.lr for event in updates if event.step > begin) <= lr
     probe, *others = evaluations(run)
     assert max(event.top1 for event in others) >= probe.top1 > others[0].top1

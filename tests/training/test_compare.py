@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
+from steadytrain.events import Tried
 from steadytrain.models.registry import Entry
 from steadytrain.run import Run
 from steadytrain.training import train
 from steadytrain.training.finetuning import compare as comparing
-from steadytrain.training.finetuning.compare import compare, list_candidates
+from steadytrain.training.finetuning.compare import best_of, compare, list_candidates
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +84,34 @@ def test_too_few_minutes_for_a_comparison_take_the_fastest(start: Recipe, monkey
     candidates = list_candidates(start, {"model.name", "model.weights"}, allow_import=False)
     best = compare(candidates, 1e-4, began=time.perf_counter(), allow_import=False, say=lambda line: None)
     assert best.recipe.data.size == 2 and not best.tried
+
+
+@pytest.mark.parametrize(
+    ("losses", "epochs", "size"),
+    [
+        ((0.43, 0.30, 0.27), (31, 11, 5), 160),  # within the error of the lowest, with time for a whole schedule
+        ((0.43, 0.32, 0.27), (31, 11, 5), 224),
+        ((0.43, 0.32, 0.27), (31, 11, 2), 160),  # no time for updates
+        ((0.90, 0.70, 0.27), (31, 11, 2), 224),  # its probe is better than the updates of others
+        ((0.43, 0.32, 0.27), (2, 1, 0), 224),
+    ],
+)
+def test_the_choice_weighs_the_probe_and_the_time_for_updates(
+    losses: tuple[float, ...], epochs: tuple[float, ...], size: int
+) -> None:
+    tried = [
+        Tried(
+            step=0,
+            what="features",
+            model="a",
+            size=s,
+            loss=loss,
+            loss_error=0.03,
+            top1=0.9,
+            seconds=1,
+            verdict="",
+            epochs=n,
+        )
+        for s, loss, n in zip((96, 160, 224), losses, epochs, strict=True)
+    ]
+    assert tried[best_of(tried)].size == size

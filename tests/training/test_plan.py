@@ -83,8 +83,8 @@ def test_updates_that_helped_are_made_longer_and_others_at_a_lower_rate() -> Non
     helped, not_helped = tried(1e-3, 8, 0.4), tried(1e-3, 8, 0.48)
     assert next_try([helped], PROBE, 100, fills=True)[:2] == (1e-3, 16)
     assert next_try([helped], PROBE, 30, fills=True)[:2] == (1e-3, 30)  # what were left would not do for longer ones
-    assert next_try([not_helped], PROBE, 100, fills=True)[:2] == (pytest.approx(3e-4), 8)
-    assert next_try([helped], PROBE, 9, fills=True)[:2] == (pytest.approx(3e-4), 9)
+    assert next_try([not_helped], PROBE, 100, fills=True)[:2] == pytest.approx((3e-4, 8))
+    assert next_try([helped], PROBE, 9, fills=True)[:2] == pytest.approx((3e-4, 9))
 
 
 def test_it_ends_where_two_tries_brought_less_than_their_error_or_no_time_is_left() -> None:
@@ -97,8 +97,8 @@ def test_it_ends_where_two_tries_brought_less_than_their_error_or_no_time_is_lef
 
 def test_updates_that_undid_the_probe_begin_again_slower_for_what_is_left() -> None:
     undone = tried(1e-3, 1, 2.0, UNDONE)
-    assert next_try([undone], PROBE, 100, fills=True)[:2] == (pytest.approx(3e-4), 8)
-    assert next_try([undone], PROBE, 6.5, fills=False)[:2] == (pytest.approx(3e-4), 6.5)  # what is left of the run
+    assert next_try([undone], PROBE, 100, fills=True)[:2] == pytest.approx((3e-4, 8))
+    assert next_try([undone], PROBE, 6.5, fills=False)[:2] == pytest.approx((3e-4, 6.5))  # what is left of the run
     assert next_try([undone], PROBE, 0.5, fills=True)[1] == 0
 
 

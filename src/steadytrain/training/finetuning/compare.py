@@ -30,6 +30,7 @@ from steadytrain.training.device import prepare_device, set_up_machine
 from steadytrain.training.features.folds import out_of_fold
 from steadytrain.training.features.table import FEATURE_BATCH, feature_table
 from steadytrain.training.finetuning.linear_probe import find_linear
+from steadytrain.training.finetuning.tries import FIRST_EPOCHS
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.precision import Policy
 from steadytrain.training.state import preserve_process
@@ -113,8 +114,7 @@ class Compared:
 def compare(candidates: Sequence[Recipe], minutes: float, *, began: float, allow_import: bool, say: Say) -> Compared:
     """Compare candidates by the out-of-fold loss of their probes, the fastest first, while that takes little time.
 
-    The lowest loss wins among those that leave time for :data:`.LEAST_EPOCHS` epochs of updates; another only where its
-    probe is better than what updates may leave of that loss. Of many images, a part of each class is enough.
+    Of many images, a part of each class is enough.
     """
     first, seconds = candidates[0], min(MEASURE_SECONDS, MEASURE_SHARE * 60 * minutes)
     measured = dict[str, tuple[Rates, int]]()
@@ -141,12 +141,30 @@ def compare(candidates: Sequence[Recipe], minutes: float, *, began: float, allow
             fitting = max(0.0, left / (n / rates.full + num_val / rates.features))
             tried[-1] = replace(tried[-1], epochs=fitting)
             say(tried[-1].words)
-    best = min(range(len(tried)), key=lambda k: tried[k].loss)
-    if feasible := [k for k, each in enumerate(tried) if (each.epochs or 0.0) >= LEAST_EPOCHS]:
-        with_updates = min(feasible, key=lambda k: tried[k].loss)
-        best = best if tried[best].loss < UPDATES_GAIN * tried[with_updates].loss else with_updates
+    best = best_of(tried)
     tried[best] = replace(tried[best], verdict="chosen")
-    return Compared(*rated[best], n, num_val, tuple(tried))
+    recipe = rated[best][0]
+    rates, _ = measure(recipe, seconds=seconds, allow_import=allow_import)  # other sizes were estimated
+    return Compared(recipe, rates, n, num_val, tuple(tried))
+
+
+def best_of(tried: Sequence[Tried]) -> int:
+    """Return which of the candidates is taken, by the loss of their probes and the epochs that they have time for.
+
+    The lowest loss wins among those with time for :data:`.FIRST_EPOCHS`, if it is within a standard error of the lowest
+    with time for :data:`.LEAST_EPOCHS`, which wins else; and another only where its probe is better than what updates
+    may leave of that loss.
+    """
+
+    def lowest(epochs: float) -> int | None:
+        fitting = [k for k, each in enumerate(tried) if (each.epochs or 0.0) >= epochs]
+        return min(fitting, key=lambda k: tried[k].loss, default=None)
+
+    best, few, many = lowest(0) or 0, lowest(LEAST_EPOCHS), lowest(FIRST_EPOCHS)
+    if few is None or tried[best].loss < UPDATES_GAIN * tried[few].loss:
+        return best
+    is_close = many is not None and tried[many].loss <= tried[few].loss + (tried[few].loss_error or 0.0)
+    return many if is_close and many is not None else few
 
 
 def _folds(data: DataSets, share: float, seed: int) -> tuple[Ints, Ints, Ints]:

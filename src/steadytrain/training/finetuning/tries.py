@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from steadytrain.config.defaults import LEAST_EPOCHS
 from steadytrain.events import Evaluated, Tried
 from steadytrain.format import compact, epoch, percent
 
@@ -71,7 +72,7 @@ def next_try(tried: Sequence[Tried], probe: Evaluated, fitting: float, *, fills:
     if helps[-2:] == [False, False]:
         why = "two tries in a row lowered the validation loss by less than its standard error"
         return 0.0, 0.0, f"the run ends early: {why}"
-    if room < max(1.0, last / 2):
+    if room < max(LEAST_EPOCHS, 0.75 * last):
         return 0.0, 0.0, "the time left is too short for another try"
     if helps[-1] and room >= LONGER * last:
         return chosen(rate, room if room < 4 * last else round(2 * last), "longer updates are tried")
