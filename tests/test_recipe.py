@@ -88,6 +88,7 @@ OTHER: dict[str, object] = {
     "budget.epochs": 6.5,
     "budget.patience": 3,
     "budget.minutes": 60.0,
+    "budget.fill": True,
     "batch_size": 64,
     "seed": 1,
 }
@@ -128,6 +129,8 @@ ELSEWHERE: dict[str, object] = {
     "every.skip": [120],
     "every.slower": [120, 480],
     "every.fp32": [120],
+    "every.undone": "continue",
+    "every.tries": [[120, 0.0003]],
 }
 
 

@@ -8,6 +8,7 @@
     best.safetensors     the weights of the best evaluation, with the model's name, classes and preprocessing inside
     model.safetensors    the last weights, likewise
     split.npz            the images that are held out of the training data, where no validation data were given
+    probe.safetensors    those of a probe, from which updates may begin again; until the run is finished
     predictions.csv      what the best weights predict for each validation image
     notes.json           tags and a note, where the user wrote any (steady runs)
     tracked-NAME.json    what a tracker was sent, where one was
@@ -52,6 +53,7 @@ from steadytrain.events import (
     Started,
     Step,
     Tested,
+    Tried,
     Unreadable,
     count_names,
     read,
@@ -157,7 +159,7 @@ class RunProgress:
     number of each attempt -> how it began, and the time of its newest event.
     ``tested``: the evaluation on the test images of weights that the run still has; ``num_tested``: of all.
     ``failed``: how the newest attempt failed, if it did. ``images_at_once``: that memory had room for in an update;
-    None: it never ran out.
+    None: it never ran out. ``evaluations``: all that count; ``tried``: what the run has tried.
     """
 
     attempt: int = 0
@@ -176,6 +178,13 @@ class RunProgress:
     spans: dict[int, tuple[Started, float]] = field(default_factory=dict)
     failed: Failed | None = None
     images_at_once: int | None = None
+    evaluations: list[Evaluated] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
+
+    @property
+    def probe(self) -> Evaluated | None:
+        """The evaluation of a fitted classifier, before any update."""
+        return next((event for event in self.evaluations if not event.step), None)
 
     def take(self, event: Event) -> None:
         """Take one event in."""
@@ -192,6 +201,7 @@ class RunProgress:
                 self.tested = None if self.tested is None or self.tested.step > event.step else self.tested
                 self.spans[event.attempt] = event, event.time
                 self.is_open, self.machine = True, None
+                self.evaluations = [before for before in self.evaluations if before.step <= event.step]
             case MachineStats():
                 self.machine = event
             case Failed():
@@ -204,10 +214,13 @@ class RunProgress:
                 self.position = int(self.started.batches.position(self.started.step)) + images
             case Evaluated():
                 self.evaluated = event
+                self.evaluations.append(event)
                 if event.replaces(self.best):
                     self.best = event
             case Tested():
                 self.tested, self.num_tested = event, self.num_tested + 1
+            case Tried():
+                self.tried.append(event)
             case Ended():
                 self.ended, self.is_open = event, False
                 if event.status == "finished":
@@ -267,10 +280,10 @@ class Run:
                     remedy = f"it is finished; to train on from its weights, as another run, add {more} to this command"
                 raise RunError(f"{path} holds a run of another recipe ({'; '.join(changes)}): {remedy}")
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            if before is not None and not is_another:  # what it did about numbers that were not finite stays
+            if before is not None and not is_another:  # what the run has decided stays
                 kept = {
                     f"every.{name}": getattr(before.recipe.every, name)
-                    for name in ("skip", "slower", "fp32", "best")
+                    for name in ("skip", "slower", "fp32", "best", "tries")
                     if not getattr(recipe.every, name)
                 }
                 recipe = recipe.with_(kept) if any(kept.values()) else recipe
@@ -327,6 +340,18 @@ class Run:
             Recipe.from_json(read_text(path, errors="replace"))
         except RecipeError as error:
             raise RunError(f"{path} cannot be used: {error}") from error
+
+    def as_decided(self) -> Run:
+        """Return the run with what it has decided since it was opened: where it began again from its probe."""
+        stored = Run.open(self.directory).recipe
+        decided = {"every.tries": stored.every.tries, "budget.epochs": stored.budget.epochs}
+        decided |= {"optim.warmup_epochs": stored.optim.warmup_epochs}
+        return replace(self, recipe=self.recipe.with_(decided)) if stored.every.tries else self
+
+    @property
+    def probe_weights(self) -> Path:
+        """The weights of a probe, from which updates may begin again; only while the run trains."""
+        return self.directory / "probe.safetensors"
 
     @property
     def name(self) -> str:

@@ -290,7 +290,7 @@ def test_what_updates_made_of_a_probe_is_told(
     layers = "nn.Flatten(), nn.Linear(64, 3), nn.Tanh(), nn.Linear(3, num_classes)"  # three features say little
     write_module("narrow", f"from torch import nn\n\ndef net(num_classes):\n    return nn.Sequential({layers})\n")
     both = recipe.with_({"model.name": "narrow:net", "model.train": "probe+full", "budget.epochs": 6})
-    both = both.with_({"optim.name": "adamw", "optim.lr": 0.03})
+    both = both.with_({"optim.name": "adamw", "optim.lr": 0.03, "every.undone": "continue"})
     seen = list(steps(Run.create(tmp_path / "run", both)))
     first, *others = (e.top1 for e in seen if isinstance(e, events.Evaluated))
     assert max(others) > first

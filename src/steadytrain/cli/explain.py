@@ -45,6 +45,8 @@ def print_explained(
 def _plan_rows(plan: FinetunePlan) -> Iterator[tuple[str, str]]:
     """Describe what was chosen, and each option with what it takes."""
     yield "budget", plan.words
+    for tried in plan.tried:
+        yield "", tried.words
     for option in plan.options:
         passes = f"{duration(option.pass_seconds)} for the probe" if option.pass_seconds else ""
         epochs = f"{duration(option.epoch_seconds)} an epoch" if option.epoch_seconds else ""

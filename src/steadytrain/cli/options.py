@@ -137,8 +137,8 @@ class TrainingOptions:
 
     Args:
         flags: those that set a value of the recipe, by their names; each is described at the setting's own field.
-        budget_minutes: finetune: measure the speed here, choose method and epochs by it, and end within this many
-            minutes.
+        budget_minutes: finetune: compare sizes and networks, train the best as long as it helps, and end within this
+            many minutes.
         repeats: Train with this many seeds, one run after another, and print the mean of their accuracies and its 95 %
             interval; the same command resumes and skips finished runs.
         workers: With --engine async, its workers, as --procs; else threads that load images, as --threads.

@@ -795,6 +795,12 @@ class Budget:
         limit=ABOVE_0,
         example=60,
     )
+    fill: bool = setting(
+        False,
+        "Use all of budget.minutes: while time is left, updates begin again from the probe, at another learning rate "
+        "or for longer, and the best weights are kept. finetune --budget-minutes sets it.",
+        example=True,
+    )
 
     def __post_init__(self) -> None:
         check(self, "budget")
@@ -1070,6 +1076,22 @@ class Every:
         "precision.name.",
         limit=_UPDATES,
         example=[120],
+    )
+    undone: Literal["restart", "continue"] = setting(
+        "restart",
+        "What to do when updates undo the probe (by 3 standard errors of validation top-1, in the first 3 epochs): "
+        "restart begins again from the probe at 0.3 of the learning rate, continue trains on.",
+        example="continue",
+    )
+    tries: tuple[tuple[int, float], ...] = setting(
+        (),
+        "Where updates began again from the probe: after how many updates, and at which learning rate. The run itself "
+        "writes it.",
+        limit=ValueLimit(
+            lambda tries: all(step >= 1 and ABOVE_0.holds(lr) for step, lr in tries),
+            "pairs of updates and rates above 0",
+        ),
+        example=[[120, 0.0003]],
     )
     from_file: frozenset[str] = file_keys()
 

@@ -52,5 +52,6 @@ from steadytrain.events.schema import Step as Step
 from steadytrain.events.schema import StepMeasured as StepMeasured
 from steadytrain.events.schema import Tested as Tested
 from steadytrain.events.schema import ThreadStats as ThreadStats
+from steadytrain.events.schema import Tried as Tried
 from steadytrain.events.schema import Unknown as Unknown
 from steadytrain.events.schema import Unreadable as Unreadable

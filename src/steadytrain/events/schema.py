@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from steadytrain.config.batches import Batches, BatchStage
 from steadytrain.config.figures import SIGN
-from steadytrain.format import clock, count, duration, number, percent
+from steadytrain.format import clock, count, duration, epoch, number, percent
 
 VERSION = 1
 
@@ -416,7 +416,8 @@ class Evaluated(Event, frozen=True, kw_only=True):
     labels, that have images; None in logs of versions that had none. ``even_top1``, ``even_macro_recall``: of the same
     logits, answered as if all classes were equally frequent, where the sizes of classes differ tenfold; else None.
     ``figure``: by which the best weights are chosen (:data:`~.figures.FIGURES`), with what it came to, and ``is_best``
-    whether they were kept as the best so far; None in older logs: by top-1, or mAP.
+    whether they were kept as the best so far; None in older logs: by top-1, or mAP. ``loss_error``: standard error of
+    ``loss``; None in logs of versions that had none, and of several labels.
     """
 
     step: Whole
@@ -435,6 +436,7 @@ class Evaluated(Event, frozen=True, kw_only=True):
     is_best: bool | None = None
     even_top1: float | None = None
     even_macro_recall: float | None = None
+    loss_error: float | None = None
 
     @property
     def score(self) -> float:
@@ -480,6 +482,39 @@ class Tested(Event, frozen=True, kw_only=True):
     def seen(self) -> str:
         """Say what the run has seen of the images."""
         return f"evaluated {self.before + 1} times in this run" if self.before else "which no choice has seen"
+
+
+class Tried(Event, frozen=True, kw_only=True):
+    """One way to a better model that a run has tried, and what came of it.
+
+    ``what``: ``features``: a probe of the frozen network, by folds of the training images; ``updates``: from the probe
+    on, for ``epochs`` at the learning rate ``lr``. With ``model``, on images of ``size`` pixels a side. ``loss``, its
+    standard error and ``top1``: out of fold, or of the best evaluation. ``verdict``: what was decided, in words.
+    """
+
+    step: Whole
+    what: Literal["features", "updates"]
+    model: str
+    size: Whole
+    loss: float
+    top1: float
+    seconds: Finite
+    verdict: str
+    loss_error: float | None = None
+    lr: Finite | None = None
+    epochs: Finite | None = None
+
+    @property
+    def words(self) -> str:
+        """Describe it in a line.
+
+        >>> Tried(step=0, what="features", model="a", size=96, loss=0.5, top1=0.8, seconds=9, verdict="chosen").words
+        'a at 96 pixels, a probe by folds: loss 0.5000, top-1 80.00 %, 9.00 s: chosen'
+        """
+        how = "a probe by folds" if self.what == "features" else f"{epoch(self.epochs or 0.0)} epochs at {self.lr:g}"
+        error = "" if self.loss_error is None else f" ± {self.loss_error:.4f}"
+        figures = f"loss {self.loss:.4f}{error}, top-1 {percent(self.top1, 2)}, {duration(self.seconds)}"
+        return f"{self.model} at {self.size} pixels, {how}: {figures}{f': {self.verdict}' if self.verdict else ''}"
 
 
 class Saved(Event, frozen=True, kw_only=True):

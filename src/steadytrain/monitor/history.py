@@ -43,6 +43,7 @@ from steadytrain.events import (
     Step,
     StepMeasured,
     Tested,
+    Tried,
     Unreadable,
 )
 from steadytrain.format import epoch as epoch_words
@@ -167,7 +168,7 @@ class RunHistory:
         trained: what each epoch came to, by its number.
         points: of the live charts, oldest first; of many the extremes of each stretch. ``redrawn`` counts up where
             points before no longer hold: a restart took steps back, or there were too many.
-        saved, noticed, stalls: all of them.
+        saved, noticed, tried, stalls: all of them.
         devices: the newest sample of each GPU, by its index.
         stalled: the newest standstill, until an update is made again.
         recent: the newest steps of the newest attempt.
@@ -189,6 +190,7 @@ class RunHistory:
     trained: dict[int, EpochTrained] = field(default_factory=dict)
     saved: list[Saved] = field(default_factory=list)
     noticed: list[Noticed] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
     stalls: list[Stalled] = field(default_factory=list)
     stalled: Stalled | None = None
     devices: dict[int, DeviceStats] = field(default_factory=dict)
@@ -258,6 +260,8 @@ class RunHistory:
             is_new = False
         if event.attempt == 0 and isinstance(event, (Ceilings, StepMeasured)):  # measured while nobody trained
             self._newest[type(event).__name__] = event
+        if isinstance(event, Tried):
+            self.tried.append(event)
         if not self.attempts:
             self.ended = event if isinstance(event, Failed) else None
             return
@@ -551,10 +555,13 @@ class RunHistory:
         )
 
     def interruptions(self) -> tuple[Interruption, ...]:
-        """Return what each end of an attempt before the run's end cost, oldest first."""
+        """Return what each end of an attempt before the run's end cost, oldest first; the end of a try is none."""
+        tried = {event.step for event in self.tried if event.what == "updates"}
         endings, usual = {event.attempt: event for event in self.endings}, self._usual_parts()
         costs = []
         for before, after in pairwise(self.attempts):
+            if before.ended is not None and before.step in tried:
+                continue
             counted = before.wall if before.cut is None else min(before.cut, before.wall)
             end = endings.get(before.number)
             seconds = self.by_bucket(after.end(), after, usual)

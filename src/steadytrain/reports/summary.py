@@ -17,7 +17,7 @@ from steadytrain.config.plain import leaves, plain
 from steadytrain.config.timeline import Timeline
 from steadytrain.cost.bill import Bill, parts_of
 from steadytrain.errors import InputError
-from steadytrain.events import EpochTrained, Logged, ProbeProgress, Started
+from steadytrain.events import EpochTrained, Logged, ProbeProgress, Started, Tried
 from steadytrain.intervals import Spread, spread
 from steadytrain.monitor import Interruption, Ledger, RunHistory, goodput, read_history
 from steadytrain.monitor.history import RunReach, RunScore, UnseenScore
@@ -142,6 +142,7 @@ class Summary:
 
     ``cost``: what was paid so far, where a price is known. ``log``: which program's log it was read from; empty for a
     run of ours. ``probe``: how far the classifier's fit to features has come, where the run began with one.
+    ``tried``: what a run within so many minutes has tried.
     """
 
     name: str
@@ -154,6 +155,7 @@ class Summary:
     cost: Bill | None = None
     log: str = ""
     probe: ProbeProgress | None = None
+    tried: tuple[Tried, ...] = ()
 
     @property
     def tells_steps(self) -> bool:
@@ -177,6 +179,7 @@ class Summary:
             "cost": None if self.cost is None else self.cost.to_dict(),
             "log": self.log,
             "probe": plain(self.probe),
+            "tried": plain(self.tried),
         }
 
 
@@ -417,7 +420,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             status=status,
             why=why,
             attempts=len(history.attempts),
-            restarts=len(history.attempts) - 1,
+            restarts=len(interruptions),
             repeated_steps=history.repeated_steps,
             checkpoints=len(history.saved),
             began=history.attempts[0].began,
@@ -445,6 +448,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
         ),
         cost=cost,
         probe=history.newest(ProbeProgress),
+        tried=tuple(history.tried),
     )
 
 

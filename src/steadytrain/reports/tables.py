@@ -66,6 +66,7 @@ def facts(summary: Summary) -> dict[str, str]:
         "status": f"{course.status}: {course.why}" if course.why else course.status,
         "epochs": f"{epoch(progress.epoch)} of {epoch(progress.epochs)}" if progress.epochs else NONE,
         "probe": probe.words if probe and (probe.fit_seconds is not None or not progress.step) else NONE,
+        **{f"tried {k}": tried.words for k, tried in enumerate(summary.tried, 1)},
         **scores,
         "validation images": number((last.n or None) if last else setup.num_val),
         "test images": number(quality.test.n if quality.test else None),
@@ -379,7 +380,7 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
         scores = (key for when, label in labels.items() for key in (label, f"{when} macro recall"))
         keys = ("epochs", "probe", *scores, "images/s, steady", "wall time")
         lines = [["run", clean(run.name)], ["status", run.course.status]]
-        lines += [[key, words[key]] for key in keys if key in words]
+        lines += [[key, words[key]] for key in words if key in keys or key.startswith("tried ")]
         lines += [] if run.cost is None else [["cost", str(run.cost)]]
         return text_table(lines)
     kinds = {run.quality.is_multi_label for run in runs}

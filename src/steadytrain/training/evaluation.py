@@ -74,6 +74,13 @@ class Evaluation:
         recalls = [right / n for right, n in zip(self.other_right, self.total, strict=True) if n]
         return sum(self.other_right) / self.n, sum(recalls) / len(recalls)
 
+    @property
+    def loss_error(self) -> float | None:
+        """The standard error of the loss; None without the outputs for each image."""
+        if self.outputs is None:
+            return None
+        return float(self.outputs[:, 2].std(dtype=np.float64) / max(1, self.n) ** 0.5)
+
 
 def logits_of(
     module: nn.Module, images_BHWC: torch.Tensor, policy: Policy, input: Input, limit: PassLimit

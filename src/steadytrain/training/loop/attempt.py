@@ -66,7 +66,8 @@ def attempts(
 ) -> Events:
     """Take a run from where it stands to its end, yielding each event after it was written.
 
-    It takes more than one attempt where some updates are computed in other numbers (``every.fp32``).
+    It takes more than one attempt where some updates are computed in other numbers (``every.fp32``), or begin again
+    from the probe.
 
     Args:
         run, began, probe: as of :func:`.steps.steps`.
@@ -79,6 +80,7 @@ def attempts(
     run = Run.open(run)
     signal: str | None = NUMBERS
     while signal == NUMBERS:
+        run = run if each.get("group") else run.as_decided()
         signal = yield from _attempt(run, began, probe=probe, **each)
         began, probe = None, False
     return signal

@@ -116,7 +116,12 @@ def _evaluate(
         is_best = is_better(state.figure, now, (state.best, state.best_loss), evaluation.n)
         state.evaluated, validation.seconds = session.epoch, time.perf_counter() - began
         seconds, figures = validation.seconds, _figures(session, evaluation)
-        figures |= {"figure": state.figure, "figure_value": value, "is_best": is_best}
+        figures |= {
+            "figure": state.figure,
+            "figure_value": value,
+            "is_best": is_best,
+            "loss_error": evaluation.loss_error,
+        }
         yield Evaluated(step=state.cursor.step, epoch=session.epoch, seconds=seconds, **figures)
         progress = session.timeline.batches.progress(state.cursor.step)
         if (span := session.timeline.plateau) is not None and progress > span.begin:

@@ -167,6 +167,7 @@ def steps(
             else:
                 return
 
+            run = run if group else run.as_decided()
             hear = stop if ranks is None else partial(_any_stop, stop, ranks)
             explain = partial(_explained, run, problem, allow_import, say, hear, since)
             find = partial(_remedied, run, problem, explain, say)

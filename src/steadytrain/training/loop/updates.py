@@ -13,7 +13,7 @@ from steadytrain.run import RunProgress
 from steadytrain.training.clock import Clock, Waits
 from steadytrain.training.consensus import Wish
 from steadytrain.training.data import DeviceBatch, join_batches, load
-from steadytrain.training.loop.beginning import begin
+from steadytrain.training.loop.beginning import begin, begin_again, is_undone
 from steadytrain.training.loop.evaluating import evaluate_test, is_due, maybe_evaluate, settle_average
 from steadytrain.training.loop.reporting import accounts, end_epoch, epochs, log_line, pending_notices
 from steadytrain.training.loop.saving import export, finish_writing, require_finite, save, written
@@ -49,6 +49,8 @@ def run_updates(
     wish = consensus.ask_now(Wish(stop=stop()))
     if _is_out_of_patience(session):
         _end_here(session, _patience_notice(session))
+    if is_undone(session):
+        session.ending.last_step = session.state.cursor.step
     seen = replace(session.state.cursor)  # after the update before: other workers may have made some since
     for batch in () if wish.stop or session.is_done else _batches(session):
         session = _begin_phase(session)
@@ -83,6 +85,8 @@ def run_updates(
         if is_last:
             break
     signal = wish.stop or (NUMBERS if session.changes_numbers else None)
+    if signal is None and (yield from begin_again(session)):
+        signal = NUMBERS
     return (yield from _finish(session, stop, signal))
 
 
@@ -184,6 +188,8 @@ def _evaluate_and_ask(session: Session, stop: Callable[[], str | None], wish: Wi
     if _is_out_of_patience(session) and not then.stop:
         _end_here(session, _patience_notice(session))
         yield from pending_notices(session)
+    if is_undone(session):
+        session.ending.last_step = session.state.cursor.step
     return Wish(then.stop, wish.save or then.save)
 
 
@@ -218,6 +224,8 @@ def _finish(session: Session, stop: Callable[[], str | None], signal: str | None
     yield from finish_writing(session)
     if not signal and not (yield from evaluate_test(session, stop)):
         signal = session.consensus.ask_now(Wish(stop())).stop
+    if not signal and session.is_first:
+        session.run.probe_weights.unlink(missing_ok=True)
     session.clock.settle()
     yield from accounts(session)
     return signal

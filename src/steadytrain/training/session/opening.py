@@ -290,14 +290,21 @@ def _begin_or_resume(attempt: _Attempt, place: _Place, images: _Images, network:
     recipe, allow_import = attempt.recipe, attempt.allow_import
     data, built, input, num_train = images.data, network.built, network.input, images.data.num_train
     engine = build.engine(recipe, place.device, attempt.peers, num_train=num_train)
+    saved, tries = place.saved, recipe.every.tries
+    begins_again = saved is not None and bool(tries) and tries[-1][0] == saved["cursor"]["step"]
+    if begins_again:
+        built.module.load_state_dict(checkpoints.read_weights(attempt.run.probe_weights)[0])
     state = build.state(recipe, built, engine, num_train=num_train, allow_import=allow_import, input=input)
-    if place.saved is None:
+    if saved is not None and begins_again:
+        fresh, parts = state.state_dict(), ("model", "optimizer", "ema", "policy", "engine", "meters")
+        saved |= {name: fresh[name] for name in parts} | {"misses": 0}
+    if saved is None:
         on_start = remarks(recipe, built, input, data, parts=images.share.micro_batches)
         for note in (*built.notes, *state.policy.notes, *on_start):
             attempt.notice(note)
     else:
-        _resume(state, place.saved, attempt.run, data, attempt.notice)
-    _set_figure(state, recipe, place.saved or {}, data, attempt.notice)
+        _resume(state, saved, attempt.run, data, attempt.notice)
+    _set_figure(state, recipe, saved or {}, data, attempt.notice)
     if (step := engine.joined_step) is not None:  # the others have trained on
         state.cursor = Cursor(step, step * recipe.batch_size)
         if step < recipe.batches(num_train).steps:  # its own running statistics are to settle first
@@ -438,7 +445,7 @@ def _agree_on_passes(update: Update, state: State, group: Group) -> None:
 def _seconds_before(run: Run, recipe: Recipe) -> float:
     """Seconds of all attempts before this one, as their events tell; 0 where the recipe sets no time."""
     spans = run.progress().spans if recipe.budget.minutes else {}
-    return sum(newest - started.time for started, newest in spans.values())
+    return sum(newest - (started.began or started.time) for started, newest in spans.values())
 
 
 def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:
