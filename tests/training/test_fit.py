@@ -1,4 +1,4 @@
-"""How images that are not square become square: decided by the images, kept by the run, followed by whatever uses it."""
+"""How images that are not square become square: decided by the images, kept by the run, followed by all of it."""
 
 from __future__ import annotations
 
