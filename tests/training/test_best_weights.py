@@ -26,6 +26,8 @@ from steadytrain.training import checkpoints, steps, train
 from steadytrain.training.evaluation import Evaluation
 from steadytrain.training.metrics import figure
 from steadytrain.training.state import State
+from steadytrain.tuning.sweep import Case, Point, rows
+from steadytrain.tuning.sweep_runs import best_score
 
 NEW_KEYS = ("figure", "best_loss")
 """What checkpoints of older versions do not hold."""
@@ -108,9 +110,12 @@ def test_a_run_keeps_the_weights_of_its_figure(longer: Recipe, tmp_path: Path, n
     assert checkpoints.read_weights(run.directory / "best.safetensors")[1]["step"] == best.step
     if name in ("macro-recall", "f1"):
         assert best.figure_value == (best.macro_recall if name == "macro-recall" else best.macro_f1)
-    row, label = facts(summarise(run)), "best top-1" if name in (None, "top1", "top1-loss") else "top-1, best weights"
+    shown_row, label = (
+        facts(summarise(run)),
+        "best top-1" if name in (None, "top1", "top1-loss") else "top-1, best weights",
+    )
     shown = {"macro-recall": "macro recall", "f1": "macro F1", "auc": "AUC", "map": "mAP"}.get(name)
-    assert row[label].endswith(f", {shown} {best.figure_value:.4f}") if shown else row[label]
+    assert shown_row[label].endswith(f", {shown} {best.figure_value:.4f}" if shown else "")
 
 
 def test_a_run_of_an_older_version_goes_on_by_top1(
@@ -147,6 +152,19 @@ def test_patience_follows_the_figure(longer: Recipe, tmp_path: Path) -> None:
     train(run := Run.create(tmp_path / "run", longer.with_(changes)))
     (message,) = (e.message for e in run.events() if isinstance(e, Noticed) and "ends early" in e.message)
     assert "validation AUC has not risen above 0." in message
+
+
+def test_a_sweep_is_sorted_by_the_figure_of_its_runs_in_its_direction(longer: Recipe, tmp_path: Path) -> None:
+    cases = []
+    for lr in (1e-12, 0.5):
+        run = Run.create(tmp_path / f"lr={lr}", longer.with_({"every.best": "loss", "optim.lr": lr}))
+        train(run)
+        cases.append(Case(Point(run.name, {"optim.lr": lr}), (run,)))
+    good, bad = rows(cases)
+    losses = [run.progress().best for run in (cases[1].runs[0], cases[0].runs[0])]
+    assert (good.name, bad.name) == ("lr=0.5", "lr=1e-12")
+    assert [row.chosen for row in (good, bad)] == [f" loss {event.loss:.4f}" for event in losses if event is not None]
+    assert best_score(cases[1]) == good.goodness > bad.goodness
 
 
 def test_top5_of_few_classes_is_refused(
