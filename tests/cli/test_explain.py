@@ -105,7 +105,7 @@ def test_all_that_was_chosen_stands_before_the_counts(digits: Path, capsys: pyte
         "optimizer     sgd, Nesterov momentum 0.9, weight decay 0.0005, no clipping",
         "learning rate 0.05 = 0.1 x 64/128, warm-up of 1 epoch, cosine to 0",
         "augmentation  pad-crop (4 pixels), no flips",
-        "images        8x8 pixels, grey, bilinear; evaluated: the whole image",
+        "images        8x8 pixels, grey, bilinear; evaluated: whole image",
         "targets       label smoothing 0.1; averaged weights (EMA 0.99) are evaluated",
         "computed      fp32 on cpu, channels last",
     ]

@@ -11,7 +11,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -254,6 +254,26 @@ def test_a_folder_is_loaded_by_timm_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "full" / "thesis.txt").write_text("years of work")
     with pytest.raises(InputError, match="exists, and is no exported folder"):
         st.export_model(trained, tmp_path / "full")
+
+
+@pytest.mark.parametrize(
+    ("fit", "mode", "words"), [("squash", "squash", "both sides are"), ("pad", "border", "filled")]
+)
+def test_a_folder_for_timm_says_how_images_become_square(
+    tmp_path: Path, fit: Literal["squash", "pad"], mode: str, words: str
+) -> None:
+    import timm
+    from timm.data.config import resolve_data_config
+
+    torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "stock.pth")
+    trained = st.restore(tmp_path / "stock.pth", model="timm/test_resnet", device="cpu")
+    trained = replace(trained, input=replace(trained.input, fit=fit, crop=1.0))
+    st.export_model(trained, tmp_path / "hub")
+    model: Any = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True)
+    config: Any = resolve_data_config(model.pretrained_cfg)  # type: ignore[no-untyped-call]
+    assert (config["crop_mode"], config["crop_pct"]) == (mode, 1.0)
+    assert words in (tmp_path / "hub" / "README.md").read_text()
+    assert st.restore(tmp_path / "hub", device="cpu").input == trained.input
 
 
 def test_weights_are_exported_with_their_temperature(run: Path, tmp_path: Path) -> None:

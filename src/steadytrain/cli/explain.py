@@ -191,17 +191,16 @@ def _image_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
 
 
 def _describe_fit(crop: Crop, recipe: Recipe, unseen: float) -> str:
-    """Describe what evaluation sees of an image, with the share of pixels that it never sees, and other choices."""
+    """Describe what evaluation sees of an image, the share of the pixels that it never sees, and other choices."""
     sides = "the shorter side" if crop.fit == "crop" else "each side"
     share = "" if crop.crop == 1 else f", {crop.crop:.3g} of {sides}"
-    never = f"; {percent(unseen)} of the pixels are never seen" if round(unseen, 2) else ""
-    if crop.fit == "crop":
-        remedy = ": --fit squash or pad shows all" if unseen > MUCH_UNSEEN and recipe.data.fit is None else ""
-        return f"{'the centre square' if share or never else 'the whole image'}{share}{never}{remedy}"
-    why = ", as most images are longer than 2:1 (--fit pad keeps proportions, crop takes the centre)"
-    why = why if recipe.data.fit is None else ""
-    fitted = "squashed to a square" if crop.fit == "squash" else "padded to a square"
-    return f"{'the centre' if share else 'the whole image'}{share}, {fitted}{never}{why}"
+    never = f", {percent(unseen)} never seen" if round(unseen, 2) else ""
+    is_part, is_open = bool(share or (never and crop.fit == "crop")), recipe.data.fit is None
+    fitted = {"crop": "", "squash": ", squashed", "pad": ", padded"}[crop.fit]
+    more = ": --fit squash or pad shows all" if crop.fit == "crop" and unseen > MUCH_UNSEEN and is_open else ""
+    if crop.fit != "crop" and is_open:
+        more = ", as most are longer than 2:1 (--fit pad keeps proportions, crop takes the centre)"
+    return f"{'centre' if is_part else 'whole image'}{share}{fitted}{never}{more}"
 
 
 def _target_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:

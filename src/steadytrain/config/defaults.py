@@ -37,6 +37,11 @@ The smallest come first, so that a CPU can train them. The weights of all of the
 FEW_IMAGES = 200
 """Photographs of a class, in the mean, below which training from scratch is advised against: a rule of thumb."""
 
+WHOLE_AREA = (0.35, 1.0)
+"""Share of the area of random crops by default where images are shown whole (``data.fit``), and trained from scratch:
+smaller ones miss too often what shows at one end of a long image (docs/laboratory.md).
+"""
+
 MAX_BATCH_SHARE, MIN_BATCH = 0.1, 2
 """The largest default batch, as a share of the training images; and a batch that is never too large."""
 

@@ -90,7 +90,7 @@ GRAPH_OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 """Optimizers whose fused kernels read the learning rate and count updates on the device, as ``parallel.graph`` asks."""
 Layout = Literal["channels-last", "channels-first"]
 Scalar = str | int | float | bool | None
-Fit = Literal["crop", "squash", "pad"]
+ImageFit = Literal["crop", "squash", "pad"]
 
 
 def refuse_secrets(name: str, value: str | Path | None) -> None:
@@ -213,7 +213,7 @@ class Data:
             read=split_transforms,
         ),
     )
-    fit: Fit | None = setting(
+    fit: ImageFit | None = setting(
         None,
         "How images that are not square become square. crop takes the centre in evaluation, and random boxes in "
         "training; squash resizes the whole image, whatever its aspect ratio; pad resizes its longer side, and fills "

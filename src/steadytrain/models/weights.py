@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from steadytrain.config.factories import checkpoint_format
-from steadytrain.config.parts import Fit
+from steadytrain.config.parts import ImageFit
 from steadytrain.config.plain import check_types
 from steadytrain.errors import ModelError, first_line
 from steadytrain.files import near_name, require_content
@@ -62,7 +62,7 @@ class Input:
     crop: float | None = None
     interpolation: str | None = None
     channels: int = 3
-    fit: Fit = "crop"
+    fit: ImageFit = "crop"
 
     def __post_init__(self) -> None:
         check_types(self, "input")

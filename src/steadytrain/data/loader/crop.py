@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from steadytrain.config import Data
 from steadytrain.config.defaults import SMALL as SMALL
-from steadytrain.config.parts import Fit
+from steadytrain.config.parts import ImageFit
 from steadytrain.config.plain import check_types
 from steadytrain.data.arrays import Floats, Ints
 from steadytrain.errors import InputError
@@ -119,7 +119,7 @@ class Crop:
     crop: float = 1.0
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     channels: Literal[1, 3] = 3
-    fit: Fit = "crop"
+    fit: ImageFit = "crop"
     fill: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -141,7 +141,8 @@ class Crop:
 
     def only_shifts(self, height: int, width: int) -> bool:
         """Return whether images of this size are only shifted, never resized."""
-        if self.kind == "resized-crop" or (self.fit != "crop" and height != width):
+        is_filled = self.kind == "pad-crop" and self.fit == "pad"  # by a colour; what is shifted, by zeros
+        if self.kind == "resized-crop" or is_filled or (self.fit != "crop" and height != width):
             return False
         return min(height, width) == self._resized_side
 
@@ -253,7 +254,7 @@ def crop_for(
     largest: int,
     crop: float | None = None,
     interpolation: Literal["bilinear", "bicubic"] | None = None,
-    fit: Fit | None = None,
+    fit: ImageFit | None = None,
     fill: tuple[int, ...] = (),
 ) -> Crop:
     """Make the crop that a recipe's ``data`` asks for, its open choices settled by the images and the model.

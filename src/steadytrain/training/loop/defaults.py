@@ -20,6 +20,7 @@ from steadytrain.config.defaults import (
     FEW_IMAGES,
     FINETUNED_MODELS,
     SMALL,
+    WHOLE_AREA,
     WITHOUT_PROBE,
     apply_changes,
     fit_to_data,
@@ -65,12 +66,13 @@ class ChosenRecipe:
 
 @dataclass(frozen=True)
 class _Facts:
-    """Facts of training data that defaults depend on; ``largest_side`` in pixels."""
+    """Facts of training data that defaults depend on; ``largest_side`` in pixels, ``fit`` where none is chosen."""
 
     num_images: int
     num_classes: int
     largest_side: int
     is_multi_label: bool = False
+    fit: str = "crop"
 
 
 def default_recipe(
@@ -225,6 +227,8 @@ def choose_recipe(
         changed = apply_changes(replace(usual, precision=precision), file_values, changes)
         if facts.is_multi_label and "model.train" not in chosen and parse_train(changed.model.train).probe_passes:
             changed = changed.with_({"model.train": WITHOUT_PROBE})
+        if (changed.data.fit or facts.fit) != "crop" and not finetune and "data.area" not in chosen:
+            changed = changed.with_({"data.area": WHOLE_AREA})
         if on_gpus is None:  # ranks elsewhere may have the GPU that this machine lacks
             device = changed.parallel.device
             on_gpus = ranks > 1 and (device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()))
@@ -250,7 +254,8 @@ def choose_recipe(
         models.require_weights(source)
     opened = open_named(draft.data, draft.model, begun=begun, say=say, remark=say, say_reused=True, progress=progress)
     train = opened.train
-    facts = _Facts(len(train), len(train.class_list), train.largest_side, train.labels.ndim > 1)
+    fit = "crop" if begun is not None and "fit" not in begun.model.get("input", {}) else train.usual_fit
+    facts = _Facts(len(train), len(train.class_list), train.largest_side, train.labels.ndim > 1, fit)
     if not finetune and "model.name" not in chosen and (advice := _advice(draft, facts)):
         say(advice)
     return ChosenRecipe(partial(recipe, facts), opened)
