@@ -65,7 +65,7 @@ def test_a_folder_is_packed_at_what_the_network_asks_for(tmp_path: Path) -> None
             Image.new("RGB", (500, 400), (number, 9, 99)).save(tmp_path / "photos" / name / f"{number}.jpg")
     photos = str(tmp_path / "photos")
 
-    def side(model: str, begun: Started | None = None, **more: int) -> int:
+    def side(model: str, begun: Started | None = None, **more: Any) -> int:
         data, network = Data(train=photos, **more), Model(model)
         with closing(open_named(data, network, begun=begun)) as opened:
             assert opened.suits(data, side_to_pack(data, network, begun))
