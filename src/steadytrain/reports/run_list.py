@@ -49,8 +49,7 @@ class RunRow:
 
     ``status``: as of :class:`~steadytrain.reports.status.Signs`, or ``damaged``. ``why``: for those that did not
     finish. ``best``: top-1 of the best weights, or mAP where images may have several labels, and its 95 % interval;
-    ``chosen``: another figure that chose them. ``host``: the other machine that its newest attempt was on;
-    ``process``: that held the run last.
+    ``chosen``: the figure that chose them. ``host``: another machine, of the newest attempt; ``process``: its holder.
     """
 
     name: str

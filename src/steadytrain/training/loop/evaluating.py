@@ -134,8 +134,9 @@ def _evaluate(
                     write_per_image(session.run.predictions, *session.data.validated, evaluation)
         if is_last and not math.isfinite(evaluation.loss):
             kept = "" if math.isfinite(state.best) else "; no evaluation was finite, and there are no best weights"
-            with contextlib.suppress(DivergedError):
-                require_finite_weights(session, module)
+            values = [engine.own_values(value.detach()) for value in (*module.parameters(), *module.buffers())]
+            square = torch.stack([value.float().square().sum() for value in values]).sum()
+            if math.isfinite(float(engine.sum(square))):  # the network can be used, in training mode at least
                 export(session, "model.safetensors")
                 yield from finish_writing(session)
                 kept += "; model.safetensors has the last weights, which are finite"
