@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +88,9 @@ def test_ordinary_photographs_are_cropped_by_a_recipe_of_the_same_digest(size: t
 def test_a_run_that_began_before_images_were_squashed_goes_on_with_crops() -> None:
     recipe = st.default_recipe(write_images(Path("train"), width=160, height=32), {**CHANGES, "every.save_steps": 3})
     run = st.Run.create("run", recipe)
-    with closing(st.steps(run)) as events:
-        next(event for event in events if isinstance(event, Step) and event.step == 7)
+    events: Any = st.steps(run)
+    next(event for event in events if isinstance(event, Step) and event.step == 7)
+    events.close()
     text = run.log_path().read_text()
     old = text.replace(',"fit":"squash"', "").replace('"crop":1.0', '"crop":0.875')
     assert old != text
