@@ -332,7 +332,7 @@ def small_file(path: Path, metadata: dict[str, str] | None = None) -> Path:
 def test_files_that_cannot_be_used_say_so_in_one_line(tmp_path: Path) -> None:
     bare = small_file(tmp_path / "bare.pt2")
     assert open_module(bare).module(torch.zeros(5, 3, 2, 2)).shape == (5, 2)
-    with pytest.raises(ModelError, match="does not describe its images and classes: export it with steady export"):
+    with pytest.raises(ModelError, match="does not describe its images and classes, or has its preprocessing in it"):
         st.restore(bare)
     with zipfile.ZipFile(tmp_path / "strange.pt2", "w") as archive:
         archive.writestr("strange/data/aotinductor/model/strange.wrapper.so", b"what would be run")
