@@ -258,7 +258,9 @@ def summary(draws: list[dict[str, Any]]) -> dict[str, Any]:
         "macro_recall": {kind: float(np.mean(values)) for kind, values in both.items()},
         "gain_over_class_weights": {"mean": float(gains.mean()), "each": gains.tolist()},
         "loss": {
-            key: float(np.mean([row["knowing"][key] for row in draws if row["knowing"][key] is not None] or [np.nan]))
+            key: float(np.mean(values))
+            if (values := [v for row in draws if (v := row["knowing"][key]) is not None])
+            else None
             for key in ("loss_before", "loss_after", "loss_after_tenth")
         },
         "passing": {
