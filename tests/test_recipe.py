@@ -30,6 +30,7 @@ OTHER: dict[str, object] = {
     "data.classes": "card.json",
     "data.size": 224,
     "data.group_by": "folder",
+    "data.fit": "pad",
     "data.augment": "none",
     "data.area": [0.25, 1.0],
     "data.ratio": [1.0, 1.0],

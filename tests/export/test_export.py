@@ -98,7 +98,7 @@ def test_an_exported_file_gives_the_checkpoints_answers_here_and_without_steadyt
     need(suffix)
     path = tmp_path / f"model{suffix}"
     result = st.export_model(run, path)
-    assert result.is_kept and result.images == f"40 validation images of {run}"
+    assert result.is_kept and result.images == f"64 validation images of {run}"
     [row] = result.rows
     assert row.difference is not None and row.difference <= 1e-4 and row.top5_agreement == 1
     assert {each.name for each in tmp_path.iterdir()} == {path.name, *(["model.bin"] if suffix == ".xml" else [])}

@@ -633,9 +633,10 @@ def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes
     bins = f"{len(document['calibration'])} equal-width bins of the top-1 probability"
     yield f"ECE    {percent(document['ece'], 2)}  (calibration error, {bins})"
     yield _chance_line(document)
-    surest = [f"{percent(row['top1'], 1)} of {percent(row['coverage'])}" for row in document["coverage"]]
-    if surest:
-        yield f"sure   {', '.join(surest)}  (right among the surest answers)"
+    shares = [(percent(row["top1"], 1), percent(row["coverage"])) for row in document["coverage"]]
+    if shares:
+        (top1, _), *surest = shares
+        yield f"sure   right: {', '.join([f'{top1} of all', *(f'{top1} of the surest {share}' for top1, share in surest)])}"
     if (kept := document["abstention"]) is not None:
         interval = f"{100 * kept['top1_low']:.1f} to {percent(kept['top1_high'], 1)}"
         words = f"kept from a probability of {percent(kept['threshold'], 1)} on: {percent(kept['coverage'], 1)}"
