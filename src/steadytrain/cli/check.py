@@ -110,6 +110,8 @@ def check(
         raise InputError("-o writes what --suspects or --leave-out find: add one of them")
     if out is not None and out.suffix.lower() != ".csv":
         raise InputError(f"-o {out} ends in {out.suffix or 'nothing'}: it is a CSV file, name it so (.csv)")
+    if out is not None and out.resolve() in (place.resolve() for place in (Path(paths[0]), labels, leave_out) if place):
+        raise InputError(f"-o {out} is what is read: choose another name")
     from steadytrain.data.checking.findings import KINDS
     from steadytrain.data.storage.sources import local_sources
     from steadytrain.data.storage.store import is_uri
