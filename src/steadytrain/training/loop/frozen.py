@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from steadytrain.config import Data, Recipe
 from steadytrain.data.arrays import Ints
+from steadytrain.data.recordio.hashes import HASHES
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources.groups import group_images, make_hashes
 from steadytrain.errors import DataError
 from steadytrain.format import OnProgress, Say, print_note
 from steadytrain.run import Run
@@ -64,14 +66,15 @@ class FrozenImages:
         """Labels of all images: int64 [N], or float32 [N, L]."""
         return np.concatenate([part.labels for part in self.parts])
 
-    @property
+    @cached_property
     def groups(self) -> Ints | None:
-        """The group of each image; those that validate stand alone."""
-        groups = self.data.groups
-        if groups is None:
-            return None
-        others = len(self) - len(groups)
-        return np.concatenate([groups, groups.max(initial=0) + 1 + np.arange(others)])
+        """The group of each image, copies of training images among those that validate included."""
+        hashes = [make_hashes(part) for part in self.parts]
+        rows = [np.zeros(len(part), HASHES) if found is None else found for part, found in zip(self.parts, hashes)]
+        known = self.data.groups  # of the training images, those of data.group_by too
+        keys = None if known is None else [*map(str, known.tolist()), *[None] * (len(self) - len(known))]
+        name = list(self.names()).__getitem__
+        return group_images(np.concatenate(rows), self.labels, keys=keys, name=name, say=lambda line: None)
 
     def names(self) -> Iterator[str]:
         """Yield the file that each image was made of."""
