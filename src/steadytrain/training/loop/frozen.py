@@ -69,8 +69,8 @@ class FrozenImages:
     @cached_property
     def groups(self) -> Ints | None:
         """The group of each image, copies of training images among those that validate included."""
-        hashes = [make_hashes(part) for part in self.parts]
-        rows = [np.zeros(len(part), HASHES) if found is None else found for part, found in zip(self.parts, hashes)]
+        hashes = [(make_hashes(part), len(part)) for part in self.parts]
+        rows = [np.zeros(n, HASHES) if found is None else found for found, n in hashes]
         known = self.data.groups  # of the training images, those of data.group_by too
         keys = None if known is None else [*map(str, known.tolist()), *[None] * (len(self) - len(known))]
         name = list(self.names()).__getitem__
