@@ -81,7 +81,12 @@ def test_the_terminal_lists_them_and_says_what_to_do(
     lines = capsys.readouterr().out
     assert "warning: labels that may be wrong" in lines and "doubt 4 labels" in lines
     assert "red/green-03.png: red 0." in lines and "mixed up: " in lines
-    assert "steady check photos --suspects -o suspects.csv" in lines
+    assert "steady check photos --suspects -o suspects.csv" in lines and "--leave-out" in lines
+    pack("photos", "packed")
+    assert main(["check", "packed.rec", "--suspects", *network]) == 0
+    assert "--leave-out" not in capsys.readouterr().out  # it is refused for records
+    assert main(["check", "photos", "--suspects", "-o", "none/suspects.csv", *network]) == 2
+    assert "there is no folder none" in capsys.readouterr().err
 
 
 def test_the_table_without_them_packs_to_all_other_images(network: list[str], photos: Path) -> None:
