@@ -90,7 +90,7 @@ class FrozenImages:
         """Find labels that may be wrong (:func:`~steadytrain.training.features.suspects.find_suspects`).
 
         Raises:
-            DataError: an image may have several labels, or there are fewer groups of images than folds.
+            DataError: an image may have several labels, or they are one group.
         """
         if self.labels.ndim > 1:
             raise DataError("these images may have several labels, and suspects are found where each has one class")
