@@ -185,3 +185,14 @@ def test_copies_of_a_wrong_label_do_not_defend_each_other(network: list[str], ph
     assert main(["check", source, "--suspects", "-o", "suspects.csv", *network]) in (0, 1)
     found = {"/".join(Path(row["path"]).parts[-2:]).replace("-copy", "") for row in _rows("suspects.csv")}
     assert found == WRONG and len(_rows("suspects.csv")) == 8
+
+
+def test_the_network_of_a_run_sees_images_at_the_size_that_is_asked_for(
+    network: list[str], photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["finetune", "photos", "--train", "probe", "--run", "run", *network]) == 0
+    values = []
+    for number, size in enumerate(([], ["--size", "32"], ["--size", "64"])):
+        assert main(["embed", "photos", "--weights", "run", *size, "-o", f"{number}.npy", "--device", "cpu"]) == 0
+        values.append(np.load(f"{number}.npy"))
+    assert np.array_equal(values[0], values[1]) and not np.allclose(values[0], values[2])

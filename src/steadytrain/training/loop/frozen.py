@@ -24,6 +24,7 @@ from steadytrain.training.data import DataSets, data_sets, open_named
 from steadytrain.training.features.suspects import Suspects, find_suspects
 from steadytrain.training.features.table import feature_table
 from steadytrain.training.inference.trained import Trained, frozen_network, restore
+from steadytrain.training.inference.views import with_size
 from steadytrain.training.loop.defaults import choose_recipe
 
 
@@ -129,6 +130,7 @@ def open_frozen(
         trained = restore(str(weights), device=changes.get("parallel.device", "auto"), say=say)
         named = {key.removeprefix("data."): value for key, value in changes.items() if key.startswith("data.")}
         data = Data(train=source, **{"size": trained.input.size, **named})
+        trained = trained if data.size is None else with_size(trained, data.size)
         opened = open_named(data, say=say, remark=say, progress=packing)
         with closing(opened):
             say(f"features by the network of {weights} ({trained.chosen})")
