@@ -81,7 +81,12 @@ def test_the_terminal_lists_them_and_says_what_to_do(
     lines = capsys.readouterr().out
     assert "warning: labels that may be wrong" in lines and "doubt 4 labels" in lines
     assert "red/green-03.png: red 0." in lines and "mixed up: " in lines
-    assert "steady check photos --suspects -o suspects.csv" in lines
+    assert "steady check photos --suspects -o suspects.csv" in lines and "--leave-out" in lines
+    pack("photos", "packed")
+    assert main(["check", "packed.rec", "--suspects", *network]) == 0
+    assert "--leave-out" not in capsys.readouterr().out  # it is refused for records
+    assert main(["check", "photos", "--suspects", "-o", "none/suspects.csv", *network]) == 2
+    assert "there is no folder none" in capsys.readouterr().err
 
 
 def test_the_table_without_them_packs_to_all_other_images(network: list[str], photos: Path) -> None:
@@ -151,3 +156,43 @@ def test_another_ending_is_refused_before_anything_is_computed(
 ) -> None:
     assert main(["embed", str(photos), "-o", "x.txt"]) == 2
     assert ".npy or .parquet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["embed", "-o", "photos.npy"], ["check", "--suspects", "-o", "photos.csv"]])
+def test_the_table_that_is_read_is_not_replaced(
+    network: list[str], photos: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        f"photos/{folder}/{path.name},{folder}" for folder in ("red", "blue") for path in (photos / folder).iterdir()
+    ]
+    Path("photos.csv").write_text("\n".join(["path,label", *rows]), encoding="utf-8")
+    before = Path("photos.csv").read_bytes()
+    assert main([*flags, "photos.csv", *network]) == 2
+    assert "choose another name" in capsys.readouterr().err and Path("photos.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("source", ["split", "packed.rec"])
+def test_copies_of_a_wrong_label_do_not_defend_each_other(network: list[str], photos: Path, source: str) -> None:
+    for path in photos.glob("*/*.png"):  # each image is there twice, in the part that validates or beside itself
+        for part, stem in (("split/train", path.stem), ("split/val", path.stem), ("twice", f"{path.stem}-copy")):
+            copy = Path(part) / path.parent.name / f"{stem}.png"
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+    shutil.copytree(photos, "twice", dirs_exist_ok=True)
+    pack("twice", "packed")
+    for hashes in Path().glob("*.hashes"):
+        hashes.unlink()  # as of an older version
+    assert main(["check", source, "--suspects", "-o", "suspects.csv", *network]) in (0, 1)
+    found = {"/".join(Path(row["path"]).parts[-2:]).replace("-copy", "") for row in _rows("suspects.csv")}
+    assert found == WRONG and len(_rows("suspects.csv")) == 8
+
+
+def test_the_network_of_a_run_sees_images_at_the_size_that_is_asked_for(
+    network: list[str], photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["finetune", "photos", "--train", "probe", "--run", "run", *network]) == 0
+    values = []
+    for number, size in enumerate(([], ["--size", "32"], ["--size", "64"])):
+        assert main(["embed", "photos", "--weights", "run", *size, "-o", f"{number}.npy", "--device", "cpu"]) == 0
+        values.append(np.load(f"{number}.npy"))
+    assert np.array_equal(values[0], values[1]) and not np.allclose(values[0], values[2])

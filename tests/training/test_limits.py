@@ -206,6 +206,20 @@ def test_an_exported_file_takes_them_along(run: Run, foreign: Path, tmp_path: Pa
     assert alone is not None and alone.distance is None and alone.energy == pytest.approx(judged.energy, abs=0.01)
 
 
+def test_a_file_is_not_judged_by_the_limits_of_another(run: Run, recipe: Recipe, tmp_path: Path) -> None:
+    make_limits(run, say=lambda line: None)
+    export_model(run, tmp_path / "a.onnx")
+    other = Run.create(tmp_path / "other", recipe.with_({"seed": 1, "budget.epochs": 1}))
+    train(other)
+    export_model(other, tmp_path / "a.safetensors")  # has none, and leaves those of a.onnx there
+    assert open_judge(restore(tmp_path / "a.onnx")) is not None
+    make_limits(other, say=lambda line: None)
+    export_model(other, tmp_path / "a.safetensors")
+    lines: list[str] = []
+    assert open_judge(restore(tmp_path / "a.onnx"), say=lines.append) is None and "for another file" in lines[0]
+    assert open_judge(restore(tmp_path / "a.safetensors")) is not None
+
+
 def test_a_temperature_stays_at_1_where_it_does_not_pay(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     left = calibrate(run, say=lambda line: None)
     assert left.temperature == 1 == restore(run).temperature

@@ -71,6 +71,14 @@ def test_copies_of_a_wrong_label_do_not_defend_each_other_in_one_group() -> None
     assert counts[1] > counts[0]
 
 
+def test_of_few_groups_there_are_as_many_folds() -> None:
+    labels, groups = np.arange(60) % 2, np.arange(60) // 20  # three patients
+    values = (np.random.default_rng(0).normal(size=(60, 5)) + 9 * labels[:, None]).astype(np.float32)
+    labels[3] = 1 - labels[3]
+    found = find_suspects(values, labels, 2, groups=groups)
+    assert found.rows.tolist() == [3] and len(found.answers.by_fold) == 3
+
+
 def test_the_nearest_image_is_that_of_the_smallest_angle() -> None:
     values = np.array([[1, 0], [10, 1], [0.9, 0.5], [0, 0]], np.float32)
     assert nearest(values, 0, np.array([1, 2, 3])) == 1

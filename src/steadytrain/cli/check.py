@@ -110,6 +110,10 @@ def check(
         raise InputError("-o writes what --suspects or --leave-out find: add one of them")
     if out is not None and out.suffix.lower() != ".csv":
         raise InputError(f"-o {out} ends in {out.suffix or 'nothing'}: it is a CSV file, name it so (.csv)")
+    if out is not None and not out.parent.is_dir():
+        raise InputError(f"-o is {out}: there is no folder {out.parent}")
+    if out is not None and out.resolve() in (place.resolve() for place in (Path(paths[0]), labels, leave_out) if place):
+        raise InputError(f"-o {out} is what is read: choose another name")
     from steadytrain.data.checking.findings import KINDS
     from steadytrain.data.storage.sources import local_sources
     from steadytrain.data.storage.store import is_uri
@@ -218,6 +222,7 @@ def _with_suspects(
     report: Report, source: str, places: dict[str, Any], network: NetworkOptions, out: Path | None
 ) -> tuple[Report, dict[str, Any]]:
     """Add labels that may be wrong to a report; return it and what it says of them as a document."""
+    from steadytrain.data.sources.layout import TABLES
     from steadytrain.reports.page import suspects_page
 
     with open_images(source, network, places) as images:
@@ -248,15 +253,22 @@ def _with_suspects(
             note(f"wrote {out} and {out.with_suffix('.html')}")
         if rows:
             file = shlex.quote(str(out or "suspects.csv"))
-            again = f"steady check {shlex.quote(source)}"
+            again = shlex.join(["steady", "check", source, *_flags(places)])
             remedies += [] if out else [(f"{again} --suspects -o {file}", "shows their pictures, and lists them")]
             why = "after you deleted the lines of labels that are right: writes a table of the other images"
-            remedies += [(f"{again} --leave-out {file} -o clean.csv", why)]
+            has_files = Path(source).is_dir() or Path(source).suffix.lower() in TABLES
+            remedies += [(f"{again} --leave-out {file} -o clean.csv", why)] * has_files
     document: dict[str, Any] = {"n": len(rows), "share": found.share, "top1": answers.top1}
     document |= {"by_fold": list(answers.by_fold), "images": rows}
     document["pairs"] = [{"label": given, "suggested": other, "n": n} for given, other, n in pairs]
     report = replace(report, facts=(*report.facts, *facts), remedies=(*report.remedies, *remedies))
     return report, {"suspects": document}
+
+
+def _flags(places: Mapping[str, Any]) -> list[str]:
+    """Return the flags that say where paths and labels are, as they were given."""
+    named = {name: value if isinstance(value, tuple) else (value,) for name, value in places.items() if value}
+    return [word for name, values in named.items() for v in values for word in (f"--{name.replace('_', '-')}", str(v))]
 
 
 _COLUMNS = ("path", "label", "suggested", "p_label", "p_suggested")

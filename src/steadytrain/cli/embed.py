@@ -70,6 +70,10 @@ def embed(
         raise InputError(f"-o {out} ends in {out.suffix or 'nothing'}: name it {' or '.join(ENDINGS)}")
     if not out.parent.is_dir():
         raise InputError(f"-o is {out}: there is no folder {out.parent}")
+    beside = out.with_suffix(".csv")
+    is_read = beside.resolve() in (Path(place).resolve() for place in (data, labels) if place)
+    if out.suffix.lower() == ".npy" and beside.exists() and (is_read or not out.exists()):  # it is of no earlier call
+        raise InputError(f"{beside} is there, and -o {out} would replace it: choose another name")
     places: dict[str, Any] = {"root": root, "labels": labels, "path_column": path_column}
     places |= {"label_column": label_column, "split_column": split_column, "zip_names": zip_names}
 

@@ -232,6 +232,11 @@ def evaluate(
             "the temperature was fitted on these images, so their loss and ECE flatter it: name other data after the"
             " weights for figures that do not"
         )
+    if judge is not None and data is None and not trained.is_probe:
+        note(
+            "the least probability of a sure answer was chosen on these images, so what is said of the answers kept"
+            " flatters it: name other data after the weights for figures that do not"
+        )
     began = time.perf_counter()
     with progress("evaluating", 0) as advance:
         result = evaluate_on(trained, opened, **options, threshold=above, progress=advance, say=note)

@@ -252,8 +252,6 @@ def export_model(
         if outcome.is_kept and job.limits is not None:
             write_limits(place, job.limits)
             say(f"wrote {place}: which images are unlike the training images")
-        elif outcome.is_kept:
-            place.unlink(missing_ok=True)  # of a file that was replaced
         return outcome
 
 

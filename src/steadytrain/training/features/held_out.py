@@ -81,7 +81,8 @@ class _Known:
         """Return the logits of each image by a classifier, as strong as the run's, that was not fitted to its fold."""
         labels, fitted = np.asarray(self.labels, np.int64), [e for e in run.events() if isinstance(e, ProbeProgress)]
         penalties = [event.penalty for event in fitted if event.penalty is not None][-1:] or PENALTIES
-        fold_of = fold_numbers(labels, folds=FOLDS, seed=run.recipe.seed, groups=self.groups)
+        folds = min(FOLDS, len(labels if self.groups is None else np.unique(self.groups)))
+        fold_of = fold_numbers(labels, folds=folds, seed=run.recipe.seed, groups=self.groups)
         answers = out_of_fold(self.values, labels, fold_of, num_classes, groups=self.groups, penalties=penalties)
         return answers.logits
 

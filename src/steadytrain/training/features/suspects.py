@@ -75,10 +75,10 @@ def find_suspects(
         labels: int64 [N].
         num_classes: outputs of the classifiers.
         groups: int64 [N], images that belong together; None: each stands alone.
-        folds, seed: how the images are dealt.
+        folds, seed: how the images are dealt; of fewer groups there are as many folds.
 
     Raises:
-        DataError: fewer groups than folds.
+        DataError: one group of images.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = np.arange(100) % 2
@@ -87,6 +87,7 @@ def find_suspects(
     >>> sorted(find_suspects(values, labels, 2).rows.tolist())
     [3, 50]
     """
+    folds = min(folds, len(labels if groups is None else np.unique(groups)))
     fold_of = fold_numbers(labels, folds=folds, seed=seed, groups=groups)
     answers = out_of_fold(values, labels, fold_of, num_classes, groups=groups)
     trusted = np.ones(len(labels), np.bool_)

@@ -29,6 +29,7 @@ from steadytrain.training.data import load
 from steadytrain.training.inference.classifier import classifier_inputs, classifier_of
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.memory import PassLimit
+from steadytrain.training.precision import products
 
 FEATURE_BATCH = 32
 """Images that are sent through the frozen network together, always as many: rounding depends on it."""
@@ -124,6 +125,8 @@ def _compute(
     head = classifier_of(trained)
     limit = PassLimit("evaluation", on_halved=lambda halved: None)
     done, first = total - len(missing), 0
+    if progress is not None:
+        progress(done, total)
     with trained.feed(records, ids=missing, batch_size=batch_size, threads=threads) as feed, torch.no_grad():
         for batch in load(feed, trained.policy.device):
             images, n = batch.images, len(batch.images)
@@ -154,7 +157,7 @@ def table_folder(
     described = [
         *(records.digest, trained.name, batch_size, build.evaluation_crop(trained.input)),
         *(trained.input.mean, trained.input.std, policy.dtype, policy.channels_last, torch.__version__, device.type),
-        torch.cuda.get_device_name(device) if device.type == "cuda" else facts.isa(),
+        (torch.cuda.get_device_name(device), products()) if device.type == "cuda" else facts.isa(),
         [(name, type(part).__qualname__, part.extra_repr()) for name, part in parts],
     ]
     digest = hashlib.sha256(repr(described).encode())

@@ -308,7 +308,9 @@ def open_judge(trained: Trained, abstain_at: float | None = None, *, say: Say = 
     limits, head, fault = None, None, ""
     if path.is_file():
         limits = read_limits(path)
-        if not exported.is_exported(trained.path):
+        if exported.is_exported(trained.path):
+            fault = "is for another file" if limits.document != trained.limits else ""
+        else:
             with suppress(ModelError):
                 head = classifier_of(trained)
             if head is None or head_digest(head) != limits.about["head"]:
@@ -316,7 +318,8 @@ def open_judge(trained: Trained, abstain_at: float | None = None, *, say: Say = 
             elif limits.about.get("size") != trained.input.size:
                 fault = f"is for images of {limits.about.get('size')} pixels"
     if limits is not None and fault:
-        say(f"{path} {fault}, and is not used: steady evaluate RUN --limits makes it again")
+        remedy = "steady evaluate RUN --limits makes that of a run again, and steady export that of a file"
+        say(f"{path} {fault}, and is not used: {remedy}")
         limits = None
     if limits is None:
         if abstain_at is not None:

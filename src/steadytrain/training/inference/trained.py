@@ -63,7 +63,7 @@ class Trained:
         licence: of the weights, or of those that they were trained from; empty where there are none.
         symbol: as of :class:`steadytrain.models.Built`.
         is_unnamed: its classes are called by numbers, their places in records that name none.
-        class_counts, weighting, prior, prior_shift: as of :class:`steadytrain.models.exported.Description`.
+        class_counts, weighting, prior, prior_shift, limits: as of :class:`steadytrain.models.exported.Description`.
         is_probe: its classifier was fitted to the features of a network that saw none of its run's images.
     """
 
@@ -87,6 +87,7 @@ class Trained:
     prior: str = ""
     prior_shift: tuple[float, ...] = ()
     is_probe: bool = False
+    limits: Mapping[str, float | str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -293,6 +294,7 @@ def _restore_exported(
         weighting=described.weighting,
         prior=described.prior,
         prior_shift=described.prior_shift,
+        limits=described.limits,
     )
     return rename_classes(trained, names)
 

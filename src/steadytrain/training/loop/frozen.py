@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from steadytrain.config import Data, Recipe
 from steadytrain.data.arrays import Ints
+from steadytrain.data.recordio.hashes import HASHES
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources.groups import group_images, make_hashes
 from steadytrain.errors import DataError
 from steadytrain.format import OnProgress, Say, print_note
 from steadytrain.run import Run
@@ -22,6 +24,7 @@ from steadytrain.training.data import DataSets, data_sets, open_named
 from steadytrain.training.features.suspects import Suspects, find_suspects
 from steadytrain.training.features.table import feature_table
 from steadytrain.training.inference.trained import Trained, frozen_network, restore
+from steadytrain.training.inference.views import with_size
 from steadytrain.training.loop.defaults import choose_recipe
 
 
@@ -64,14 +67,15 @@ class FrozenImages:
         """Labels of all images: int64 [N], or float32 [N, L]."""
         return np.concatenate([part.labels for part in self.parts])
 
-    @property
+    @cached_property
     def groups(self) -> Ints | None:
-        """The group of each image; those that validate stand alone."""
-        groups = self.data.groups
-        if groups is None:
-            return None
-        others = len(self) - len(groups)
-        return np.concatenate([groups, groups.max(initial=0) + 1 + np.arange(others)])
+        """The group of each image, copies of training images among those that validate included."""
+        hashes = [(make_hashes(part), len(part)) for part in self.parts]
+        rows = [np.zeros(n, HASHES) if found is None else found for found, n in hashes]
+        known = self.data.groups  # of the training images, those of data.group_by too
+        keys = None if known is None else [*map(str, known.tolist()), *[None] * (len(self) - len(known))]
+        name = list(self.names()).__getitem__
+        return group_images(np.concatenate(rows), self.labels, keys=keys, name=name, say=lambda line: None)
 
     def names(self) -> Iterator[str]:
         """Yield the file that each image was made of."""
@@ -87,7 +91,7 @@ class FrozenImages:
         """Find labels that may be wrong (:func:`~steadytrain.training.features.suspects.find_suspects`).
 
         Raises:
-            DataError: an image may have several labels, or there are fewer groups of images than folds.
+            DataError: an image may have several labels, or they are one group.
         """
         if self.labels.ndim > 1:
             raise DataError("these images may have several labels, and suspects are found where each has one class")
@@ -126,6 +130,7 @@ def open_frozen(
         trained = restore(str(weights), device=changes.get("parallel.device", "auto"), say=say)
         named = {key.removeprefix("data."): value for key, value in changes.items() if key.startswith("data.")}
         data = Data(train=source, **{"size": trained.input.size, **named})
+        trained = trained if data.size is None else with_size(trained, data.size)
         opened = open_named(data, say=say, remark=say, progress=packing)
         with closing(opened):
             say(f"features by the network of {weights} ({trained.chosen})")
