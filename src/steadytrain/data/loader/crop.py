@@ -184,7 +184,7 @@ class Crop:
         """Return the share of the pixels of images of these sizes that evaluation sees, float64[n].
 
         >>> Crop(kind="none", size=224, crop=0.875).seen(np.array([[300, 400], [224, 224]])).round(3).tolist()
-        [0.574, 0.766]
+        [0.575, 0.766]
         """
         plan = self.for_evaluation().plan(sizes, np.empty((len(sizes), 0)))
         first, last = plan.corners.clip(0), np.minimum(plan.corners + self.size, plan.resized)
