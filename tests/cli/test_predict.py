@@ -162,7 +162,7 @@ def test_an_evaluation_of_labels_says_what_the_run_said(labels_run: Path, capsys
     match = re.search(r"^best mAP +(\S+ %)", capsys.readouterr().out, re.MULTILINE)
     assert main(["evaluate", str(labels_run), "--threshold", "0.3"]) == 0
     out = capsys.readouterr().out
-    assert match is not None and f"mAP    {match[1]}  (over 3 labels; 40 images)" in out
+    assert match is not None and f"mAP    {match[1]}  (over 3 labels; 80 images)" in out
     assert "best.safetensors (best by validation mAP, epoch " in out.splitlines()[0]
     head, *rows = out[out.index("\nlabel ") + 1 :].splitlines()
     assert head.split() == ["label", "n", "AP", "recall", "precision", "F1"] and len(rows) == 3

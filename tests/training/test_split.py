@@ -97,9 +97,11 @@ def test_a_run_keeps_its_split_whatever_the_rule_is_by_then(tmp_path: Path, monk
     assert whole.run.weights.read_bytes() == run.weights.read_bytes()
     sets = open_data(run.data, seed=0, run=run)
     assert np.array_equal(sets.val_ids, kept)  # type: ignore[arg-type]
-    run.split.unlink()
-    with pytest.raises(DataError, match=r"split.npz is missing or damaged, and other images would be held out now"):
-        open_data(run.data, seed=0, run=run)
+    whole_file = run.split.read_bytes()
+    for damaged in (whole_file[:100] + b"\xff" * 9 + whole_file[109:], whole_file[:-30], b"", None):
+        run.split.unlink() if damaged is None else run.split.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"split.npz is missing or damaged, and other images would be held out now"):
+            open_data(run.data, seed=0, run=run)
 
 
 def test_a_run_of_before_keeps_the_split_by_class_alone(tmp_path: Path) -> None:

@@ -638,23 +638,18 @@ def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes
     bins = f"{len(document['calibration'])} equal-width bins of the top-1 probability"
     yield f"ECE    {percent(document['ece'], 2)}  (calibration error, {bins})"
     yield _chance_line(document)
-    shares = [(percent(row["top1"], 1), percent(row["coverage"])) for row in document["coverage"]]
-    if shares:
-        (top1, _), *surest = shares
-        yield f"sure   right: {', '.join([f'{top1} of all', *(f'{top1} of the surest {share}' for top1, share in surest)])}"
+    surest = [f"{percent(row['coverage'])}: {percent(row['top1'], 1)}" for row in document["coverage"]]
+    if surest:
+        yield f"sure   right of the surest {', '.join(surest)}"
     if (kept := document["abstention"]) is not None:
         interval = f"{100 * kept['top1_low']:.1f} to {percent(kept['top1_high'], 1)}"
         words = f"kept from a probability of {percent(kept['threshold'], 1)} on: {percent(kept['coverage'], 1)}"
         yield f"       {words}, {percent(kept['top1'], 1)} of them right ({interval})"
+    known = {"training": "as in training", "uniform": "equal: --prior uniform"}
     for row in document["priors"]:
-        figures = f"top-1 {percent(row['top1'], 2)}, macro recall {percent(row['macro_recall'], 2)}"
-        yield f"prior  {figures}  ({_frequencies(row['prior'])})"
-
-
-def _frequencies(prior: str) -> str:
-    """Describe class frequencies."""
-    known = {"training": "as in the training images", "uniform": "equal: --prior uniform"}
-    return f"class frequencies {known.get(prior, f'of {clean(prior)}')}"
+        figures = f"top-1 {percent(row['top1'], 2)}, recall {percent(row['macro_recall'], 2)}"
+        frequencies = known.get(row["prior"], f"of {clean(row['prior'])}")
+        yield f"prior  {figures}  (class frequencies {frequencies})"
 
 
 def _chance_line(document: Mapping[str, Any]) -> str:

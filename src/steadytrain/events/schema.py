@@ -460,6 +460,7 @@ class Tested(Event, frozen=True, kw_only=True):
 
     Fields as of :class:`Evaluated`; ``step`` and ``epoch`` are those of the weights. ``data``: the images' digest.
     ``before``: how often a process of this run had evaluated others of its weights on test images before.
+    ``num_seen``: how many of them are training or validation images as well.
     """
 
     step: Whole
@@ -477,10 +478,13 @@ class Tested(Event, frozen=True, kw_only=True):
     even_macro_recall: float | None = None
     data: str = ""
     before: Whole = 0
+    num_seen: Whole = 0
 
     @property
     def seen(self) -> str:
         """Say what the run has seen of the images."""
+        if self.num_seen:
+            return f"{self.num_seen:,} of whose {self.n:,} images were trained on or validated"
         return f"evaluated {self.before + 1} times in this run" if self.before else "which no choice has seen"
 
 

@@ -92,6 +92,12 @@ class DataSets:
     def num_test(self) -> int:
         return 0 if self.test is None else len(self.test)
 
+    @cached_property
+    def num_test_seen(self) -> int:
+        """Test images that are training or validation images, as far as hashes are known."""
+        seen = [self.train] if self.val in (None, self.train) else [self.train, self.val]
+        return 0 if self.test is None else count_seen(self.test, *seen) or 0
+
     @property
     def num_labels(self) -> int | None:
         """Labels that an image may have several of; None where each has one class."""
@@ -314,6 +320,8 @@ def _open_as(
         val, test = open_part(data.val, prepared.val, "val"), open_part(data.test, prepared.test, "test")
         if val is not None and test is not None and len(val) == len(test) and val.digest == test.digest:
             test = None  # the user validates with them
+            if data.test is not None:
+                remarks.append(f"{data.test} has the validation images, by which weights are chosen: no test is made")
         if is_new and val is None and data.holdout != 0:
             make_hashes(train, options["progress"])
         opened.pop_all()
@@ -374,9 +382,10 @@ def data_sets(
         say(f"{images} left alone until the end of the run, where the best weights are evaluated on them once")
     if val is not None:
         _say_unmeasured(val.labels, counts, classes, say)
-        if run is None or run.progress().started is None:
-            _say_seen(train, val, say)
     begun = None if run is None else run.progress().started
+    if begun is None:
+        _say_seen("validation", val, [train], say)
+        _say_seen("test", opened.test, [train] if val is None else [train, val], say)
     if val is not None or data.holdout == 0:
         grouping = partial(find_groups, train, data, lambda line: None, makes_hashes=False)
         is_earlier = begun is not None and "split" not in begun.data  # and knew no groups
@@ -398,12 +407,13 @@ def data_sets(
     return DataSets(train, train, split.train_ids, split.val_ids, classes, held_out=True, **options)
 
 
-def _say_seen(train: Records, val: Records, say: Say) -> None:
-    """Say how many validation images are training images."""
-    if seen := count_seen(val, train):
+def _say_seen(part: str, records: Records | None, others: Sequence[Records], say: Say) -> None:
+    """Say how many validation or test images are training images, or validation images."""
+    if records is not None and (seen := count_seen(records, *others)):
+        what = "training images" if len(others) == 1 else "training or validation images"
         say(
-            f"{seen:,} of {count(len(val), 'validation image')} are training images (the same file or bytes): accuracy"
-            " on them says nothing about new images; steady check names them"
+            f"{seen:,} of {count(len(records), f'{part} image')} are {what} (the same file or bytes): accuracy on them"
+            " says nothing about new images; steady check names them"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,7 +80,7 @@ def _keep(split: Split, path: Path, token: str) -> None:
 
 def _read(path: Path, token: str, n: int) -> Split | None:
     """Read what was kept; None where there is none for these images and settings."""
-    with suppress(OSError, ValueError, LookupError, zipfile.BadZipFile), np.load(path, allow_pickle=False) as file:
+    with suppress(Exception), np.load(path, allow_pickle=False) as file:  # of a damaged zip: zlib's, struct's and more
         val_ids, groups = file["val_ids"].astype(np.int64), file["groups"].astype(np.int64)
         if str(file["token"]) == token and len(groups) in (0, n):
             is_held_out = np.zeros(n, np.bool_)
@@ -119,15 +118,17 @@ def _keys_of(train: Records, data: Data, group_by: str) -> list[str | None]:
     return [values[name] for name in names]
 
 
-def count_seen(records: Records, trained_on: Records, ids: Ints | None = None) -> int | None:
-    """Count images that are among those trained on, ``ids`` or all: of the same file, or stored as the same bytes.
+def count_seen(records: Records, *others: Records, ids: Ints | None = None) -> int | None:
+    """Count images that are among others, ``ids`` of the first or all: of the same file, or stored as the same bytes.
 
     None where hashes are not known, and would take long to make.
     """
-    hashes, others = (make_hashes(part, most_bytes=_MOST_BYTES) for part in (records, trained_on))
-    if hashes is None or others is None:
+    parts = [make_hashes(part, most_bytes=_MOST_BYTES) for part in (records, *others)]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
         return None
-    return len(find_shared(hashes, others if ids is None else others[ids]))
+    seen = known[1] if ids is None else known[1][ids]
+    return len(find_shared(known[0], np.concatenate([seen, *known[2:]])))
 
 
 def count_trained_on(folder: Path, records: Records) -> int | None:
@@ -139,5 +140,5 @@ def count_trained_on(folder: Path, records: Records) -> int | None:
                 if train.digest == begun.data["train_digest"]:
                     is_split = begun.data["held_out"]
                     ids = choose_split(train, run.data, seed=run.recipe.seed, run=run).train_ids if is_split else None
-                    return count_seen(records, train, ids)
+                    return count_seen(records, train, ids=ids)
     return None

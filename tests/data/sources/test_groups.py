@@ -13,6 +13,7 @@ from steadytrain.data.packing.pack import pack
 from steadytrain.data.packing.prepare import prepare
 from steadytrain.data.recordio.hashes import HASHES, SUFFIX, ImageHashes, cached_path, find_shared
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources import groups
 from steadytrain.data.sources.groups import group_images, group_keys, make_hashes
 from steadytrain.errors import DataError
 
@@ -171,3 +172,13 @@ def test_the_first_group_of_an_expression_is_the_key_and_has_to_be_in_every_name
 def test_a_copy_in_the_cache_has_hashes(tmp_path: Path) -> None:
     prepared = prepare(write_copies(tmp_path / "images"), cache=tmp_path / "cache", say=lambda _: None)
     assert prepared.train.with_suffix(SUFFIX).is_file()
+
+
+def test_a_forest_of_many_edges_joins_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks, of which later ones leave out what is joined already."""
+    edges = np.random.default_rng(0).integers(0, 60, (80, 3))
+    edges[:, 2] %= 7
+    whole = groups._join(edges, 60)
+    monkeypatch.setattr(groups, "_BLOCK_EDGES", 3)
+    for one, other in zip(groups._join(edges, 60), whole, strict=True):
+        assert np.array_equal(one, other)

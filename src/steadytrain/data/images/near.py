@@ -125,7 +125,7 @@ def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
 def near_pairs(hashes: Hashes) -> Iterator[Ints]:
     """Yield all pairs of images that look alike, each with the bits that differ: int64 [M, 3], some millions at a time.
 
-    Of images with one hash each is paired with the first alone.
+    Of images with one hash each is paired with the first alone. A pair may come several times.
     """
     keys, first, number = np.unique(hashes[:, 0], return_index=True, return_inverse=True)
     likes = first[number]
@@ -134,7 +134,7 @@ def near_pairs(hashes: Hashes) -> Iterator[Ints]:
     rows = np.flatnonzero((likes == np.arange(len(hashes))) & (hashes[:, 0] > 0))
     for at, like, bits, _ in _candidates(hashes, rows, keys[keys > 0], first[keys > 0]):
         is_new = like < at
-        yield np.unique(np.stack([like, at, bits], axis=1)[is_new], axis=0)
+        yield np.stack([like, at, bits], axis=1)[is_new]
 
 
 def _candidates(

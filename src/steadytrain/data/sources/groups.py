@@ -34,7 +34,7 @@ FOLDER = "folder"
 GIANT_SHARE, GIANT_IMAGES = 0.2, 16
 """Share of a class, and images, beyond which a chain of near copies is cut: more than what is held out."""
 
-_PORTION, _MOST_EDGES, _MOST_COMPARED = 64, 1 << 22, 2048
+_PORTION, _MOST_EDGES, _BLOCK_EDGES, _MOST_COMPARED = 64, 1 << 22, 1 << 16, 2048
 
 
 def is_column(group_by: str) -> bool:
@@ -181,12 +181,22 @@ def _join(edges: Ints, n: int) -> tuple[Ints, Ints]:
             parent[row] = row = parent[parent[row]]
         return row
 
-    for number, (one, other) in enumerate(edges[:, :2].tolist()):
-        one, other = root(one), root(other)
-        if one != other:
-            parent[max(one, other)] = min(one, other)
-            kept.append(number)
-    return edges[kept], np.array([root(row) for row in range(n)], np.int64)
+    def roots() -> Ints:
+        numbers = np.array(parent, np.int64)
+        while (above := numbers[numbers] != numbers).any():
+            numbers[above] = numbers[numbers[above]]
+        return numbers
+
+    for start in range(0, len(edges), _BLOCK_EDGES):
+        joined, block = roots(), edges[start : start + _BLOCK_EDGES, :2]
+        is_open = joined[block[:, 0]] != joined[block[:, 1]]  # of a dense group nearly all join what is joined
+        numbers = start + np.flatnonzero(is_open)
+        for number, (one, other) in zip(numbers.tolist(), block[is_open].tolist(), strict=True):
+            one, other = root(one), root(other)
+            if one != other:
+                parent[max(one, other)] = min(one, other)
+                kept.append(number)
+    return edges[kept], roots()
 
 
 def _cut_chains(edges: Ints, numbers: Ints, near: Hashes, labels: Labels, name: Callable[[int], str], say: Say) -> Ints:

@@ -216,7 +216,8 @@ def evaluate_test(session: Session, stop: Callable[[], str | None]) -> Generator
         return False
     epoch = session.timeline.epoch(int(session.timeline.batches.position(step)))
     seconds, figures = time.perf_counter() - began, _figures(session, evaluation)
-    yield Tested(step=step, epoch=epoch, seconds=seconds, data=digest, before=progress.num_tested, **figures)
+    figures |= {"before": progress.num_tested, "num_seen": session.data.num_test_seen}
+    yield Tested(step=step, epoch=epoch, seconds=seconds, data=digest, **figures)
     return True
 
 
