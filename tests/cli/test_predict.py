@@ -170,7 +170,7 @@ def test_an_evaluation_of_labels_says_what_the_run_said(labels_run: Path, capsys
     assert main(["evaluate", str(labels_run), "--threshold", "0.3", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["threshold"] == 0.3 and f"micro  precision {100 * document['micro_precision']:.2f} %" in out
-    assert sum(row["n"] for row in document["calibration"]) == 3 * document["n"] == 120
+    assert sum(row["n"] for row in document["calibration"]) == 3 * document["n"] == 240
     assert document["mean_ap"] == pytest.approx(sum(row["ap"] for row in document["labels"]) / 3)
 
 
