@@ -36,9 +36,9 @@ def demo(_: Path, work: Path, seed: int) -> dict[str, Any]:
 def cifar10(data: Path, work: Path, seed: int) -> dict[str, Any]:
     """Pack CIFAR-10 and train on it from scratch; return the run's figures."""
     images = unpacked(data / "cifar10-png.tar.zst", work / "cifar10")
-    if not (work / "cifar10-val.rec").exists():
+    if not (work / "cifar10-test.rec").exists():
         steady("pack", str(images), str(work / "cifar10"), "--force")
-    train, val, run = (str(work / name) for name in ("cifar10-train.rec", "cifar10-val.rec", f"cifar10-seed-{seed}"))
+    train, val, run = (str(work / name) for name in ("cifar10-train.rec", "cifar10-test.rec", f"cifar10-seed-{seed}"))
     steady("train", train, "--val", val, "--model", "resnet20", "--epochs", "3", "--seed", str(seed), "--run", run)
     return told_by(Path(run))
 

@@ -40,7 +40,8 @@ NEVER, HOURS = (1.01,), 6 * 3600.0
 
 def command(name: str, start: Path, run: Path, epochs: int, seed: int) -> list[str]:
     """Return the command that trains a contender for so many epochs."""
-    ours = [*STEADY, "train", f"{start}-train.rec", "--val", f"{start}-val.rec", "--seed", str(seed), "--run", str(run)]
+    train, val = f"{start}-train.rec", f"{start}-test.rec"
+    ours = [*STEADY, "train", train, "--val", val, "--seed", str(seed), "--run", str(run)]
     theirs = (str(start), str(epochs), str(seed))
     peer: dict[str, tuple[str, ...]] = {
         "airbench": ("cifar_airbench.py", "64"),

@@ -85,7 +85,7 @@ def _decode(folder: Path, out: str) -> None:
 
 def command(name: str, start: Path, run: Path, seed: int, *, python: str | None, on_gpu: bool) -> list[str]:
     """Return the command of a contender, as a user types it; ``python``: MXNet's."""
-    train, val = f"{start}-train.rec", f"{start}-val.rec"
+    train, val = f"{start}-train.rec", f"{start}-test.rec"
     ours = [*STEADY, "train", train, "--val", val, "--seed", str(seed), "--run", str(run)]
     every_core = ("env", f"OMP_NUM_THREADS={facts.cores()}")
     return {

@@ -38,9 +38,9 @@ SHOWN = 0.001
 def cifar(data: Path, work: Path) -> tuple[str, str]:
     """Pack training and validation images."""
     images = unpacked(data / "cifar10-png.tar.zst", work / "cifar10")
-    if not (work / "cifar10-val.rec").exists():
+    if not (work / "cifar10-test.rec").exists():
         _steady("pack", str(images), str(work / "cifar10"), "--force")
-    return str(work / "cifar10-train.rec"), str(work / "cifar10-val.rec")
+    return str(work / "cifar10-train.rec"), str(work / "cifar10-test.rec")
 
 
 def clothing(data: Path, work: Path) -> str:

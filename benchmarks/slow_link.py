@@ -107,7 +107,7 @@ def _relay(ends: list[int], delay: float, stop: threading.Event) -> None:
 def trained(ends: list[str], start: Path, folder: Path, flags: tuple[str, ...], *words: str) -> Run:
     """Train with a rank in each namespace."""
     shutil.rmtree(folder, ignore_errors=True)
-    command = ["train", f"{start}-train.rec", "--val", f"{start}-val.rec", "--model", "resnet20", "--run", str(folder)]
+    command = ["train", f"{start}-train.rec", "--val", f"{start}-test.rec", "--model", "resnet20", "--run", str(folder)]
     command += ["--batch-size", str(BATCH), "--device", "cpu", "--set", "parallel.compute_threads=1", "--json"]
     in_both(ends, "steadytrain", *command, *flags, *words, cores=CORES)
     return Run.open(folder)

@@ -29,6 +29,8 @@ OTHER: dict[str, object] = {
     "data.holdout": 0.2,
     "data.classes": "card.json",
     "data.size": 224,
+    "data.group_by": "folder",
+    "data.fit": "pad",
     "data.augment": "none",
     "data.area": [0.25, 1.0],
     "data.ratio": [1.0, 1.0],
@@ -87,11 +89,13 @@ OTHER: dict[str, object] = {
     "budget.epochs": 6.5,
     "budget.patience": 3,
     "budget.minutes": 60.0,
+    "budget.fill": True,
     "batch_size": 64,
     "seed": 1,
 }
 # For every value that does not: where the work is done, and how often something is written.
 ELSEWHERE: dict[str, object] = {
+    "data.test": "test.rec",
     "parallel.device": "cpu",
     "parallel.threads": 3,
     "parallel.compute_threads": 4,
@@ -117,6 +121,7 @@ ELSEWHERE: dict[str, object] = {
     "every.save_steps": 10,
     "every.save_minutes": 1.0,
     "every.keep": 3,
+    "every.best": "auc",
     "every.stall_minutes": 5.0,
     "every.upload": "s3://bucket/runs/a",
     "every.notices": "file:/run/preempted",
@@ -125,6 +130,8 @@ ELSEWHERE: dict[str, object] = {
     "every.skip": [120],
     "every.slower": [120, 480],
     "every.fp32": [120],
+    "every.undone": "continue",
+    "every.tries": [[120, 0.0003]],
 }
 
 
@@ -225,13 +232,14 @@ def test_json_is_readable_anywhere(recipe: Recipe) -> None:
 
 @given(recipes, recipes)
 def test_the_digest_is_the_same_only_for_the_same_training(recipe: Recipe, other: Recipe) -> None:
-    same = dataclasses.replace(other, parallel=recipe.parallel, every=recipe.every)
+    data = dataclasses.replace(other.data, test=recipe.data.test)
+    same = dataclasses.replace(other, data=data, parallel=recipe.parallel, every=recipe.every)
     assert recipe.digest != other.digest or recipe == same
 
 
 def test_the_tables_above_name_every_value() -> None:
     values = dict(leaves(BASE.to_dict()))
-    assert values.keys() - {"budget.steps"} == OTHER.keys() | ELSEWHERE.keys()
+    assert values.keys() - {"budget.steps", "model.folds"} == OTHER.keys() | ELSEWHERE.keys()
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -240,6 +248,11 @@ def test_the_digest_changes_with_what_is_trained(name: str) -> None:
     assert changed != BASE
     assert changed.digest != BASE.digest
     assert all(line.startswith(name) for line in BASE.differences(changed))
+
+
+def test_the_digest_changes_with_the_folds_of_a_probe() -> None:
+    probe = BASE.with_({"model.train": "probe", "budget.epochs": 0})
+    assert probe.with_({"model.folds": 5}).digest != probe.digest
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
@@ -363,7 +376,8 @@ def test_what_cannot_be_compiled_is_refused() -> None:
 
 
 def test_runs_from_before_there_was_compiled_code_keep_their_digest() -> None:
-    assert BASE.with_({"optim.nesterov": True}).digest == "85232729ec1c"  # as every recipe of sgd was then
+    then = {"optim.nesterov": True, "data.holdout": 0.1}  # as every recipe of sgd was
+    assert BASE.with_(then).digest == "85232729ec1c"
 
 
 def test_16_bit_gradients_are_not_compressed() -> None:

@@ -2,8 +2,9 @@
 
 It gets ``validation/`` to choose by, as it would hold out a part of the training images otherwise.
 
-usage: python finetune_autogluon.py FOLDER WEIGHTS EPOCHS SEED SIZE OUT
-       FOLDER holds train/, validation/ and test/; prints {"top1": ...} of test/
+usage: python finetune_autogluon.py FOLDER WEIGHTS EPOCHS SEED SIZE OUT [SECONDS]
+       SECONDS: its time limit, for which images are loaded in its own process; FOLDER holds train/, validation/ and
+       test/; prints {"top1": ...} of test/
 """
 
 import json
@@ -38,18 +39,19 @@ def table(folder, part):
     return pandas.DataFrame({"image": map(str, files), "label": [path.parent.name for path in files]})
 
 
-def main(folder, weights, epochs, seed, size, out):
+def main(folder, weights, epochs, seed, size, out, seconds=None):
     local = checkpoint(Path(out) / "weights", weights, size)
     predictor = MultiModalPredictor(label="label", problem_type="multiclass", path=f"{out}/predictor", verbosity=1)
     predictor.fit(
         table(folder, "train"),
         tuning_data=table(folder, "validation"),
         seed=seed,
+        time_limit=seconds,
         hyperparameters={
             "model.names": ["timm_image"],
             "model.timm_image.checkpoint_name": local,
             "optim.max_epochs": epochs,
-            "env.num_workers": 2,
+            "env.num_workers": 2 if seconds is None else 0,
             "env.accelerator": "cpu",
         },
     )
@@ -58,4 +60,4 @@ def main(folder, weights, epochs, seed, size, out):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6])
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6], *map(float, sys.argv[7:8]))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from inspect import isfunction
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from steadytrain.training import calibrate as calibrate
     from steadytrain.training import default_recipe as default_recipe
     from steadytrain.training import evaluate as evaluate
-    from steadytrain.training import features as features
     from steadytrain.training import finetune as finetune
     from steadytrain.training import predict as predict
     from steadytrain.training import repeat as repeat
     from steadytrain.training import restore as restore
     from steadytrain.training import steps as steps
     from steadytrain.training import train as train
+    from steadytrain.training.inference.feature_vectors import features as features
 
 _PLACES = {
     "BlockShuffle": "data.loader",
@@ -79,7 +79,7 @@ _PLACES = {
     "diagnose": "monitor",
     "evaluate": "training",
     "export_model": "export.export",
-    "features": "training",
+    "features": "training.inference.feature_vectors",
     "finetune": "training",
     "ledger": "monitor",
     "pack": "data.packing.pack",
@@ -100,7 +100,7 @@ def __getattr__(name: str) -> Any:
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does
         import_module("steadytrain.reports.notebook").register()
     value = getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)
-    if not isfunction(value):
+    if not isinstance(value, FunctionType):
         return value
     # One object by one name, which pickle finds.
     return globals().setdefault(name, import_module("steadytrain.config.plain").checked(value, __name__))

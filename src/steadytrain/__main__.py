@@ -1,5 +1,6 @@
 """The command ``steady``, and ``python -m steadytrain``."""
 
+import atexit
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ def run() -> int:
     """The command line of this process; Ctrl-C while it is still being loaded ends it in one line too."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # where Ctrl-C is not ignored
         signal.signal(signal.SIGINT, _interrupt)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Python takes itself apart without handlers
     try:
         from steadytrain.cli import main
 
@@ -19,7 +21,8 @@ def run() -> int:
         return 130
     finally:
         if signal.getsignal(signal.SIGINT) is _interrupt:  # the work is done: what Python ends by needs no traceback
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
+        exec("")  # clears the mark of an interrupt within one, as of a dataclass: ``python -m`` would end by the signal
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

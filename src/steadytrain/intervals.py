@@ -31,6 +31,11 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def words(self) -> str:
+        """Both ends, in percent: 65.30 to 78.60."""
+        return f"{100 * self.low:.2f} to {100 * self.high:.2f}"
+
 
 def wilson(fraction: float, n: int) -> Interval:
     """Return the 95 % confidence interval of a share of ``n`` independent trials.

@@ -7,6 +7,8 @@
     checkpoints/         step-00000120/, ... whole or absent
     best.safetensors     the weights of the best evaluation, with the model's name, classes and preprocessing inside
     model.safetensors    the last weights, likewise
+    split.npz            the images that are held out of the training data, where no validation data were given
+    probe.safetensors    those of a probe, from which updates may begin again; until the run is finished
     predictions.csv      what the best weights predict for each validation image
     notes.json           tags and a note, where the user wrote any (steady runs)
     tracked-NAME.json    what a tracker was sent, where one was
@@ -50,6 +52,8 @@ from steadytrain.events import (
     MachineStats,
     Started,
     Step,
+    Tested,
+    Tried,
     Unreadable,
     count_names,
     read,
@@ -73,7 +77,14 @@ REPEAT = "seed-"
 
 MAX_REPEATS = 1000
 
-UNSTARTED = {"recipe.json", "lock", "checkpoints", "events.jsonl", "tuning.json"}  # the last of an older version
+UNSTARTED = {
+    "recipe.json",
+    "lock",
+    "split.npz",
+    "checkpoints",
+    "events.jsonl",
+    "tuning.json",
+}  # the last of an older version
 """Entries of a run that never started."""
 
 
@@ -142,12 +153,13 @@ class RunProgress:
 
     ``attempt``: number of the newest; ``started``: how it began; ``ended``: how it ended well, None while it goes on
     and where it was killed; ``finished``: the end of the whole run, if it came to it. ``position``: samples that the
-    newest attempt came to; ``time``: of the newest event. ``evaluated``: the newest evaluation; ``best``: the first of
-    those with the highest top-1, or mAP. ``unreadable``: lines of the log that are no events. ``is_open``: the
+    newest attempt came to; ``time``: of the newest event. ``evaluated``: the newest evaluation; ``best``: the one
+    whose weights were kept as the best. ``unreadable``: lines of the log that are no events. ``is_open``: the
     newest attempt has not said how it ended: it goes on, or was killed. ``machine``: its newest sample. ``spans``:
     number of each attempt -> how it began, and the time of its newest event.
+    ``tested``: the evaluation on the test images of weights that the run still has; ``num_tested``: of all.
     ``failed``: how the newest attempt failed, if it did. ``images_at_once``: that memory had room for in an update;
-    None: it never ran out.
+    None: it never ran out. ``evaluations``: all that count; ``tried``: what the run has tried.
     """
 
     attempt: int = 0
@@ -158,12 +170,21 @@ class RunProgress:
     time: float = 0.0
     evaluated: Evaluated | None = None
     best: Evaluated | None = None
+    tested: Tested | None = None
+    num_tested: int = 0
     unreadable: int = 0
     is_open: bool = False
     machine: MachineStats | None = None
     spans: dict[int, tuple[Started, float]] = field(default_factory=dict)
     failed: Failed | None = None
     images_at_once: int | None = None
+    evaluations: list[Evaluated] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
+
+    @property
+    def probe(self) -> Evaluated | None:
+        """The evaluation of a fitted classifier, before any update."""
+        return next((event for event in self.evaluations if not event.step), None)
 
     def take(self, event: Event) -> None:
         """Take one event in."""
@@ -177,8 +198,10 @@ class RunProgress:
         match event:
             case Started():
                 self.started, self.ended, self.failed = event, None, None
+                self.tested = None if self.tested is None or self.tested.step > event.step else self.tested
                 self.spans[event.attempt] = event, event.time
                 self.is_open, self.machine = True, None
+                self.evaluations = [before for before in self.evaluations if before.step <= event.step]
             case MachineStats():
                 self.machine = event
             case Failed():
@@ -189,10 +212,15 @@ class RunProgress:
                 self.position = position
             case Accounted(images=int(images)) if self.started is not None:
                 self.position = int(self.started.batches.position(self.started.step)) + images
-            case Evaluated(score=float(score)):
+            case Evaluated():
                 self.evaluated = event
-                if score > (self.best.score if self.best else -1.0):  # never true of a NaN
+                self.evaluations.append(event)
+                if event.replaces(self.best):
                     self.best = event
+            case Tested():
+                self.tested, self.num_tested = event, self.num_tested + 1
+            case Tried():
+                self.tried.append(event)
             case Ended():
                 self.ended, self.is_open = event, False
                 if event.status == "finished":
@@ -233,6 +261,8 @@ class Run:
             before = Run.open(path) if (path / "recipe.json").exists() and not _is_only_begun(path) else None
             if before is not None:
                 before.require_trainable()
+            if before is not None and recipe.data.holdout is None and before.progress().started is not None:
+                recipe = recipe.with_({"data.holdout": before.recipe.data.holdout})  # the default was 0.1 once
             is_another = before is not None and before.recipe.digest != recipe.digest
             if before is None and path.exists() and not _is_only_begun(path):
                 raise RunError(f"{path} exists and is not a run (no recipe.json): choose another --run folder")
@@ -250,10 +280,10 @@ class Run:
                     remedy = f"it is finished; to train on from its weights, as another run, add {more} to this command"
                 raise RunError(f"{path} holds a run of another recipe ({'; '.join(changes)}): {remedy}")
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            if before is not None and not is_another:  # what the run did about numbers that were not finite stays
+            if before is not None and not is_another:  # what the run has decided stays
                 kept = {
                     f"every.{name}": getattr(before.recipe.every, name)
-                    for name in ("skip", "slower", "fp32")
+                    for name in ("skip", "slower", "fp32", "best", "tries")
                     if not getattr(recipe.every, name)
                 }
                 recipe = recipe.with_(kept) if any(kept.values()) else recipe
@@ -311,6 +341,18 @@ class Run:
         except RecipeError as error:
             raise RunError(f"{path} cannot be used: {error}") from error
 
+    def as_decided(self) -> Run:
+        """Return the run with what it has decided since it was opened: where it began again from its probe."""
+        stored = Run.open(self.directory).recipe
+        decided = {"every.tries": stored.every.tries, "budget.epochs": stored.budget.epochs}
+        decided |= {"optim.warmup_epochs": stored.optim.warmup_epochs}
+        return replace(self, recipe=self.recipe.with_(decided)) if stored.every.tries else self
+
+    @property
+    def probe_weights(self) -> Path:
+        """The weights of a probe, from which updates may begin again; only while the run trains."""
+        return self.directory / "probe.safetensors"
+
     @property
     def name(self) -> str:
         """The directory's own name."""
@@ -325,7 +367,7 @@ class Run:
     def data(self) -> Data:
         """The recipe's part on data, with paths that lead there from the working folder (see :meth:`locate`)."""
         data = self.recipe.data
-        named = {name: getattr(data, name) for name in ("train", "val", "root", "labels", "classes")}
+        named = {name: getattr(data, name) for name in ("train", "val", "test", "root", "labels", "classes")}
         values: dict[str, Any] = {
             name: path if "://" in str(path) else str(self.locate(path))  # an object in a store is the same everywhere
             for name, path in named.items()
@@ -348,6 +390,11 @@ class Run:
     def weights(self) -> Path:
         """The last weights, once the run has finished."""
         return self.directory / "model.safetensors"
+
+    @property
+    def split(self) -> Path:
+        """The file of what is held out of the training data."""
+        return self.directory / "split.npz"
 
     @property
     def predictions(self) -> Path:

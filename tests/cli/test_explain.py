@@ -81,9 +81,9 @@ def test_defaults_fit_the_data_and_the_budget(
         recipe = json.loads(capsys.readouterr().out)["recipe"]
         return recipe["batch_size"], recipe["optim"]["warmup_epochs"]
 
-    assert chosen() == (16, 0.5)  # 180 images to train on, 30 epochs
+    assert chosen() == (16, 0.5)  # 160 images to train on, 30 epochs
     assert chosen("--epochs", "1") == (16, 0.25)
-    assert chosen("--set", "budget.steps=9")[1] == pytest.approx(0.25 * 9 * 16 / 180)
+    assert chosen("--set", "budget.steps=9")[1] == pytest.approx(0.25 * 9 * 16 / 160)
     assert chosen("--set", "optim.accumulate=16") == (32, 0.5)
     assert chosen("--batch-size", "128", "--epochs", "2", "--set", "optim.warmup_epochs=2") == (128, 2.0)
     (tmp_path / "own.toml").write_text("batch_size = 64\n[optim]\nwarmup_epochs = 1.0\n")
@@ -101,11 +101,11 @@ def test_all_that_was_chosen_stands_before_the_counts(digits: Path, capsys: pyte
     assert lines[1:10] == [
         "model         resnet20: 269,434 parameters, 268,784 of them frozen",
         "trained       the classifier alone",
-        "updates       29 of 64 images: 5 epochs of 5.625 updates",
+        "updates       25 of 64 images: 5 epochs of 5 updates",
         "optimizer     sgd, Nesterov momentum 0.9, weight decay 0.0005, no clipping",
         "learning rate 0.05 = 0.1 x 64/128, warm-up of 1 epoch, cosine to 0",
         "augmentation  pad-crop (4 pixels), no flips",
-        "images        8x8 pixels, grey, bilinear; evaluated: the centre square",
+        "images        8x8 pixels, grey, bilinear; evaluated: whole image",
         "targets       label smoothing 0.1; averaged weights (EMA 0.99) are evaluated",
         "computed      fp32 on cpu, channels last",
     ]

@@ -179,6 +179,26 @@ def test_ctrl_c_that_a_lock_turns_into_its_own_error_is_one_line(
     assert capsys.readouterr().err == "steady: interrupted: the same command resumes, or starts over\n"
 
 
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        # Python makes dataclasses by exec(), and remembers an interrupt in there although it was caught.
+        ("import steadytrain.cli\ndef main():\n try: exec('ask()')\n except KeyboardInterrupt: return 130\n"
+         "steadytrain.cli.main = main", 130),
+        ("import atexit; atexit.register(ask)", 0),  # after all that runs at the end
+        ("import threading, time\ndef wait():\n while threading.main_thread().is_alive(): time.sleep(0.01)\n ask()\n"
+         "threading.Thread(target=wait).start()", 130),  # while threads are waited for
+    ],
+    ids=["exec", "end", "threads"],
+)  # fmt: skip
+def test_ctrl_c_at_an_odd_moment_ends_by_a_code_and_not_by_the_signal(tmp_path: Path, program: str, code: int) -> None:
+    ask = "import os, signal\ndef ask():\n os.kill(os.getpid(), signal.SIGINT)\n for _ in range(1000): pass\n"
+    (tmp_path / "sitecustomize.py").write_text(ask + program)
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([*STEADY, "--version"], env=variables, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process has loaded is told by /proc")
 @pytest.mark.parametrize("library", ["libtorch_python", pytest.param("libtriton", marks=pytest.mark.slow)])
 def test_ctrl_c_while_torch_is_loaded_is_one_line(library: str) -> None:

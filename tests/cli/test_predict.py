@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from tests.data.packing.odd import GROUPS, TOO_LONG
+from tests.data.packing.odd_files import banded
 
 from steadytrain.cli import main
 
@@ -160,7 +162,7 @@ def test_an_evaluation_of_labels_says_what_the_run_said(labels_run: Path, capsys
     match = re.search(r"^best mAP +(\S+ %)", capsys.readouterr().out, re.MULTILINE)
     assert main(["evaluate", str(labels_run), "--threshold", "0.3"]) == 0
     out = capsys.readouterr().out
-    assert match is not None and f"mAP    {match[1]}  (over 3 labels; 40 images)" in out
+    assert match is not None and f"mAP    {match[1]}  (over 3 labels; 80 images)" in out
     assert "best.safetensors (best by validation mAP, epoch " in out.splitlines()[0]
     head, *rows = out[out.index("\nlabel ") + 1 :].splitlines()
     assert head.split() == ["label", "n", "AP", "recall", "precision", "F1"] and len(rows) == 3
@@ -168,7 +170,7 @@ def test_an_evaluation_of_labels_says_what_the_run_said(labels_run: Path, capsys
     assert main(["evaluate", str(labels_run), "--threshold", "0.3", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["threshold"] == 0.3 and f"micro  precision {100 * document['micro_precision']:.2f} %" in out
-    assert sum(row["n"] for row in document["calibration"]) == 3 * document["n"] == 120
+    assert sum(row["n"] for row in document["calibration"]) == 3 * document["n"] == 240
     assert document["mean_ap"] == pytest.approx(sum(row["ap"] for row in document["labels"]) / 3)
 
 
@@ -244,6 +246,16 @@ def test_every_odd_image_has_classes_or_one_reason_as_packing_gives_it(
         reason = expected[row["image"]]
         assert bool(row["classes"]) == (reason is None) and "\n" not in (row.get("error") or "")
         assert reason is None or row["error"].startswith(reason.partition(" (")[0]), row
+
+
+def test_what_of_an_image_is_not_used_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("I;16", (8, 8), 999).save(tmp_path / "deep.png")
+    Image.new("L", (8, 8), 9).save(tmp_path / "plain.png")
+    (tmp_path / "bands.tif").write_bytes(banded(5, 0, 0))
+    assert main(["predict", str(run), str(tmp_path)]) == 0
+    errors = capsys.readouterr().err
+    assert "1 image has 16 bits a channel, of which 8 are kept" in errors
+    assert "1 image has 5 bands, of which the first 3 are kept" in errors
 
 
 def test_predictions_are_written_as_csv_and_paths_read_from_standard_input(

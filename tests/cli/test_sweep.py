@@ -117,8 +117,8 @@ def test_a_grid_with_seeds_is_a_table_of_means_best_first(
     good, bad = table(folder)
     assert (good["name"], bad["name"]) == ("lr=0.05", "lr=1e-06")
     assert [row["finished"] for row in (good, bad)] == [2, 2]
-    bests = [max(top1 for _, top1 in top1s(Run.open(folder / "lr=0.05" / f"seed-{k}"))) for k in (0, 1)]
-    expected = spread(bests)
+    bests = [Run.open(folder / "lr=0.05" / f"seed-{k}").progress().best for k in (0, 1)]
+    expected = spread([event.top1 for event in bests if event is not None and event.is_best])
     assert expected is not None and good["best"] == pytest.approx(expected.mean)
     assert good["best_spread"]["std"] == pytest.approx(expected.std)
     firsts = [next(at for at, top1 in top1s(Run.open(folder / "lr=0.05" / f"seed-{k}")) if top1 >= 0.3) for k in (0, 1)]

@@ -55,6 +55,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "sweep": (f"photos.rec --over lr=0.1,0.2 --run out {TRAIN} --dry-run",),
     "schedule": (f"photos.rec {TRAIN}",),
     "launch": ("--on ssh --hosts hosts --dry-run train photos.rec",),
+    "embed": ("photos.rec --weights run -o out.npy --device cpu",),
     "evaluate": ("run photos.rec --device cpu",),
     "predict": ("run cat.png --device cpu",),
     "export": ("run -o out.pt2 --device cpu",),

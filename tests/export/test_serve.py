@@ -37,6 +37,7 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
+from tests.data.packing.odd_files import banded
 from tests.reports.test_browser import browser, chromium
 
 import steadytrain
@@ -278,6 +279,13 @@ def test_answers_equal_predict_to_the_last_digit(server: Server, trained: Traine
         assert (reply.status, reply.body["model"]) == (200, MODEL)
         (row,) = reply.body["images"]
         assert pairs(row) == list(zip(expected.classes, expected.probabilities, strict=True)), path.name
+
+
+def test_what_of_an_image_is_not_used_is_said(server: Server, images: dict[str, Path]) -> None:
+    body, kind = form(("deep.tif", banded(5, 0, 0)), ("plain.jpg", images["small.jpg"].read_bytes()))
+    deep, plain = ask(server, "/predict", body, kind=kind).body["images"]
+    assert deep["note"] == "it has 5 bands, of which the first 3 are kept" and deep["classes"]
+    assert "note" not in plain
 
 
 def test_forms_and_json_give_each_image_its_answer_or_its_error(

@@ -59,7 +59,7 @@ def test_every_example_of_the_recipe_can_be_set() -> None:
 def test_the_defaults_in_the_help_are_the_defaults(verb: str) -> None:
     """What the help of a flag begins its default with is what the verb begins with."""
     usual = dict(leaves(usual_recipe("photos", finetune=verb == "finetune", small=False).to_dict()))
-    flags = ("epochs", "batch_size", "lr", "optimizer", "weight_decay", "warmup_epochs", "ema", "schedule", "holdout")
+    flags = ("epochs", "batch_size", "lr", "optimizer", "weight_decay", "warmup_epochs", "ema", "schedule")
     for flag in (*flags, "seed", "label_smoothing", "train"):
         value = usual[FLAGS[flag][0]]
         expected = "none" if value is None else value if isinstance(value, str) else f"{value:g}"

@@ -49,7 +49,7 @@ FLOORS = {
         {"transforms"},
     ),
     "monitor": ({""}, {"rules"}, {"process_watch"}),
-    "training": ({""}, {"compute", "inference"}, {"session"}, {"profile", "finetuning"}, {"loop"}),
+    "training": ({""}, {"compute", "inference"}, {"features"}, {"session"}, {"profile", "finetuning"}, {"loop"}),
     "interop": ({""}, {"mxnet"}, {"logs"}),
 }
 # What has no need of torch must not import what has.

@@ -118,7 +118,7 @@ SAID = {
 }
 """Key of the recipe -> the row that tells of it, where a line leaves our value."""
 NO_LAW = re.compile(
-    "every\\.|parallel\\.|precision\\.|seed$|data\\.(train|classes|root|labels?|path|split)|model\\.(weights|options)"
+    "every\\.|budget\\.fill|parallel\\.|precision\\.|seed$|data\\.(train|test|classes|root|labels?|path|split|group)|model\\.(weights|options|folds)"
 )
 """How a run is watched and shared out, and where its data lie: not what is learned."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import threading
 import time
@@ -164,6 +165,23 @@ def test_the_input_is_the_pretrained_configurations() -> None:
     assert grey.channels == 1
     assert [*(grey.mean or ()), *(grey.std or ())] == pytest.approx([0.449, 0.226])
     assert build("resnet20").input == Input(size=32)
+
+
+@pytest.mark.parametrize("name", ["timm/efficientnet_b0", "timm/inception_v3", "torchvision/inception_v3", "resnet20"])
+def test_the_size_is_known_without_building(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(name, classes=2, size=None)
+    monkeypatch.setattr("timm.create_model", None)
+    assert models.usual_size(Model(name)) == built.input.size
+
+
+def test_the_size_is_what_our_weights_state_and_of_a_users_network_not_known(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "weights.safetensors"
+    about = {"steadytrain": json.dumps({"model": {"name": "timm/resnet18"}, "input": {"size": 96}})}
+    save_file({"weight": torch.zeros(1)}, file, about)
+    assert models.usual_size(Model("timm/resnet18", weights=str(file))) == 96
+    assert models.usual_size(Model("nowhere.at_all:net")) is None
 
 
 @pytest.fixture

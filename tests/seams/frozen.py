@@ -63,7 +63,8 @@ def digest(content: bytes) -> str:
 
 def digests(folder: Path) -> dict[str, str]:
     """The digest of each file in a folder, hidden ones included."""
-    return {path.name: digest(path.read_bytes()) for path in sorted(folder.iterdir()) if path.is_file()}
+    files = (path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != ".hashes")  # of later on
+    return {path.name: digest(path.read_bytes()) for path in files}
 
 
 def first_difference(frozen: Any, value: Any, where: str) -> str | None:

@@ -54,7 +54,7 @@ def recipe(pack: Path) -> st.Recipe:
         optim=st.Optim("sgd", nesterov=True, lr=0.05),
         budget=st.Budget(epochs=2),
         parallel=st.Parallel(device="cpu", threads=1, compute_threads=1),
-        every=st.Every(log_steps=3, save_steps=5, keep=9),
+        every=st.Every(log_steps=3, save_steps=5, keep=9, best="top1"),  # by which the best were frozen
         batch_size=16,
     )
 

@@ -21,6 +21,7 @@ from steadytrain.errors import DataError, ModelError, RunError
 from steadytrain.run import Run
 from steadytrain.training import evaluate, predict, restore, train
 from steadytrain.training.checkpoints import read_weights
+from steadytrain.training.features import held_out
 from steadytrain.training.inference.calibration import fit_temperature, require_own_weights
 from steadytrain.training.metrics import calibration
 
@@ -86,6 +87,12 @@ def test_logits_that_are_larger_get_a_temperature_that_is_larger(factor: float, 
 def test_where_no_temperature_is_best_none_is_kept(logits: list[list[float]], labels: list[int]) -> None:
     with pytest.raises(DataError, match=r"no temperature from 0\.05 to 20 fits the .* best|the temperature cannot"):
         fit_temperature(np.array(logits, np.float32), np.array(labels, np.int64))
+
+
+@pytest.fixture(autouse=True)
+def _few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fit temperatures to the 80 validation images of these runs."""
+    monkeypatch.setattr(held_out, "LEAST_TO_CALIBRATE", 1)
 
 
 @pytest.fixture(params=["classes", "labels"])

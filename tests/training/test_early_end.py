@@ -21,7 +21,7 @@ Weights = Callable[[Path], bytes]
 @pytest.fixture
 def hopeless(recipe: Recipe) -> Recipe:
     """Learns nothing: its first evaluation is its best; 10 updates an epoch."""
-    return recipe.with_({"optim.lr": 1e-12, "budget.epochs": 9, "budget.patience": 2})
+    return recipe.with_({"optim.lr": 1e-12, "budget.epochs": 9, "budget.patience": 2, "every.best": "top1"})
 
 
 def test_patience_ends_a_run_and_says_when_and_why(hopeless: Recipe, tmp_path: Path) -> None:

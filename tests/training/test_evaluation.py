@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from sklearn.metrics import accuracy_score, average_precision_score
+from sklearn.metrics import accuracy_score, average_precision_score, balanced_accuracy_score, f1_score
 
 import steadytrain as st
 from steadytrain.cli import main
@@ -95,6 +95,9 @@ def test_the_output_for_each_image_adds_up_to_what_is_counted() -> None:
     predicted, p_predicted, loss, rank = evaluation.outputs.T
     softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     assert (predicted == labels).mean() == (rank == 1).mean() == evaluation.top1
+    average, present = evaluation.macro, np.unique(labels)
+    assert average.recall == pytest.approx(balanced_accuracy_score(labels, predicted), abs=1e-12)
+    assert average.f1 == pytest.approx(f1_score(labels, predicted, labels=present, average="macro"), abs=1e-12)
     assert p_predicted == pytest.approx(softmax.max(1), rel=1e-5)
     assert np.exp(-loss) == pytest.approx(softmax[np.arange(50), labels], rel=1e-5)
     assert loss.mean(dtype=np.float64) == pytest.approx(evaluation.loss, rel=1e-6)
@@ -125,6 +128,8 @@ def test_labels_are_counted_and_ranked_as_by_scikit_learn_whatever_the_batch_siz
     assert (document.n, document.top5) == (50, None)
     assert document.top1 == accuracy_score(labels, logits > 0)
     assert document.total == tuple(labels.sum(0)) and document.right == tuple((labels & (logits > 0)).sum(0))
+    f1 = f1_score(labels[:, present], logits[:, present] > 0, average="macro", zero_division=0)
+    assert document.macro.f1 == pytest.approx(f1, abs=1e-12)
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
     assert document.loss == pytest.approx(-np.log(np.where(labels, p, 1 - p)).mean(), rel=1e-6)
 
@@ -197,7 +202,7 @@ def test_a_finished_run_evaluates_as_it_said(recipe: Recipe, tmp_path: Path) -> 
 def test_the_best_and_the_last_weights_can_be_asked_for(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe)
     train(run)
-    best = max((e for e in run.events() if isinstance(e, Evaluated)), key=lambda e: e.top1)
+    best = [e for e in run.events() if isinstance(e, Evaluated) and e.is_best][-1]
     last = [e for e in run.events() if isinstance(e, Evaluated)][-1]
     assert evaluate(run.directory).top1 == evaluate(run.directory, which="best").top1 == best.top1
     assert evaluate(run.directory, which="last").top1 == last.top1

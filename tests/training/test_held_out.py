@@ -33,7 +33,7 @@ def test_a_class_that_is_not_held_out_is_named(tmp_path: Path, counts: dict[str,
 def test_so_few_validation_images_measure_nothing(tmp_path: Path) -> None:
     few = _messages(write_folder(tmp_path / "few", {"cat": 18, "dog": 2}))
     assert (
-        "3 validation images cannot measure accuracy (one image is 33 points of top-1): add images, or give --val DATA,"
+        "5 validation images cannot measure accuracy (one image is 20 points of top-1): add images, or give --val DATA,"
         " with 20 or more"
     ) in few
     many = _messages(write_folder(tmp_path / "many", {"cat": 150, "dog": 150}))

@@ -34,6 +34,7 @@ def evaluation_of(p: NDArray[np.floating], labels: NDArray[np.int64]) -> Evaluat
         top5=1.0,
         right=tuple(right.tolist()),
         total=tuple(total.tolist()),
+        predicted=tuple(np.bincount(predicted, minlength=classes).tolist()),
         outputs=outputs,
     )
 

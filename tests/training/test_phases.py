@@ -13,13 +13,16 @@ from safetensors.torch import load_file
 from steadytrain import events
 from steadytrain.config import Recipe
 from steadytrain.data.packing.pack import pack
+from steadytrain.data.recordio.reader import Records
+from steadytrain.data.results.predictions import read_predictions
 from steadytrain.errors import ModelError, RecipeError, RunError
 from steadytrain.machine.process import StopRequest
 from steadytrain.monitor import diagnose, ledger
 from steadytrain.reports.verdict import verdict_text
 from steadytrain.run import Run
-from steadytrain.training import checkpoints, evaluate, steps, train
-from steadytrain.training.finetuning.linear_probe import fit_classifier, minimize
+from steadytrain.training import checkpoints, evaluate, restore, steps, train
+from steadytrain.training.features.folds import fit_classifier, minimize
+from steadytrain.training.features.table import feature_table
 from steadytrain.training.loop.replay import replay
 
 Weights = Callable[[Path], bytes]
@@ -161,6 +164,53 @@ def test_a_probe_tells_how_far_it_is_and_has_a_bucket_of_its_own(
     assert torch.is_grad_enabled()
 
 
+def test_a_probe_of_features_in_the_cache_has_the_same_bits_and_says_where_they_are_from(
+    recipe: Recipe, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = recipe.with_({"model.weights": str(start), "model.train": "probe:2", "budget.epochs": 0, "seed": 5})
+    found = {}
+    for name in ("own", "own-again", "table"):
+        if name != "own-again":
+            monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path / f"cache-{name}"))
+        run = Run.create(tmp_path / name, probe)
+        if name == "table":  # made by another command
+            with Records.open(run.recipe.data.train) as records:
+                feature_table(restore(tmp_path / "own"), records)
+        seen = list(steps(run))
+        told = [event for event in seen if isinstance(event, events.ProbeProgress)][-1]
+        said = [event.message for event in seen if isinstance(event, events.Noticed) and "probe:" in event.message]
+        found[name] = told.reused, "320 of 640 from the cache" in said[0]
+    assert list(found.values()) == [(0, False), (320, True), (320, True)]
+    assert not changed(*(weights_of(tmp_path / name) for name in ("own", "own-again")))
+    assert not changed(*(weights_of(tmp_path / name) for name in ("own", "table")))
+
+
+def test_folds_of_a_probe_are_answered_by_classifiers_that_have_not_seen_them(
+    recipe: Recipe, start: Path, tmp_path: Path
+) -> None:
+    changes = {"model.weights": str(start), "model.train": "probe", "budget.epochs": 0, "model.folds": 5}
+    run = Run.create(tmp_path / "run", recipe.with_(changes))
+    seen = list(steps(run))
+    told = [event for event in seen if isinstance(event, events.ProbeProgress)][-1]
+    assert len(told.by_fold) == 5 and told.fold_top1 == pytest.approx(np.mean(told.by_fold), abs=0.01)
+    said = [event.message for event in seen if isinstance(event, events.Noticed) and "5 folds" in event.message]
+    assert f"top-1 {100 * (told.fold_top1 or 0):.2f} %" in said[0] and "deviation" in said[0]
+    rows = list(read_predictions(run.directory / "folds.csv"))
+    assert len({row.record for row in rows}) == len(rows) == 320
+    assert np.mean([row.true == row.predicted for row in rows]) == pytest.approx(told.fold_top1)
+    assert np.mean([row.loss for row in rows]) == pytest.approx(told.fold_loss, rel=1e-3)
+    plain = Run.create(tmp_path / "plain", recipe.with_({**changes, "model.folds": 0}))
+    train(plain)
+    assert not changed(weights_of(run.directory), weights_of(plain.directory)), "the classifier is the same"
+
+
+def test_folds_of_anything_but_a_probe_are_refused(recipe: Recipe) -> None:
+    with pytest.raises(RecipeError, match=r"model\.folds=5.*add --train probe"):
+        recipe.with_({"model.train": "probe+full", "model.folds": 5})
+    with pytest.raises(RecipeError, match="from 2 to 100"):
+        recipe.with_({"model.train": "probe", "budget.epochs": 0, "model.folds": 1})
+
+
 def test_a_probe_has_no_update_to_replay(recipe: Recipe, start: Path, tmp_path: Path) -> None:
     probe = recipe.with_({"model.weights": str(start), "model.train": "probe", "budget.epochs": 0})
     run = Run.create(tmp_path / "run", probe)
@@ -240,7 +290,7 @@ def test_what_updates_made_of_a_probe_is_told(
     layers = "nn.Flatten(), nn.Linear(64, 3), nn.Tanh(), nn.Linear(3, num_classes)"  # three features say little
     write_module("narrow", f"from torch import nn\n\ndef net(num_classes):\n    return nn.Sequential({layers})\n")
     both = recipe.with_({"model.name": "narrow:net", "model.train": "probe+full", "budget.epochs": 6})
-    both = both.with_({"optim.name": "adamw", "optim.lr": 0.03})
+    both = both.with_({"optim.name": "adamw", "optim.lr": 0.03, "every.undone": "continue"})
     seen = list(steps(Run.create(tmp_path / "run", both)))
     first, *others = (e.top1 for e in seen if isinstance(e, events.Evaluated))
     assert max(others) > first

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import os
 import re
+import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import MAX_WORKERS, LabelColumn, PathColumn, SplitColumn, ZipNames, require_range
+from steadytrain.cli.options import (
+    MAX_WORKERS,
+    LabelColumn,
+    NetworkOptions,
+    PathColumn,
+    SplitColumn,
+    ZipNames,
+    require_range,
+)
 from steadytrain.errors import InputError, read_errors
-from steadytrain.format import clean, count, text_table, wrap
+from steadytrain.files import open_text, replace_file
+from steadytrain.format import clean, count, few, percent, text_table, wrap
 from steadytrain.format import size as bytes_text
 from steadytrain.machine.facts import cores
 
 if TYPE_CHECKING:
     from steadytrain.data.checking.findings import Finding, Report
     from steadytrain.data.checking.records import Examined
+    from steadytrain.reports.mistakes import SuspectImage
+    from steadytrain.training.features.suspects import Suspects
+    from steadytrain.training.loop.frozen import FrozenImages
 
-MAX_LOST, MAX_SHOWN, MAX_CLASSES = 10, 20, 8
+MAX_LOST, MAX_SHOWN, MAX_CLASSES, MAX_PICTURES = 10, 20, 8, 200
 _SHARD = r"(-\d+-of-\d+)?"
 
 
@@ -38,6 +56,10 @@ def check(
     near: bool = False,
     index: bool = False,
     salvage: Path | None = None,
+    suspects: bool = False,
+    out: Annotated[Path | None, Parameter(name=("--csv", "-o"))] = None,
+    leave_out: Path | None = None,
+    network: NetworkOptions = NetworkOptions(),  # noqa: B008 - frozen
     force: bool = False,
     workers: int | None = None,
     json: bool = False,
@@ -57,6 +79,12 @@ def check(
         near: Also find images that look alike: compressed again, resized or mirrored.
         index: Write a missing or wrong .idx.
         salvage: Write the intact records into a new OUT.rec, with index, card and list.
+        suspects: Also find labels that may be wrong: a classifier of a frozen network's features, fitted to the images
+            of the other four of five folds, believes another class.
+        out: With --suspects: a CSV file of them, and beside it a page (.html) with their pictures and the nearest
+            images of both classes. With --leave-out: the table to write.
+        leave_out: Such a CSV file, from which you have deleted the lines of labels that are right: write a table (-o)
+            of all other images, which steady pack and steady train take.
         force: With --index: also where the index is good; with --salvage: replace OUT.
         workers: Processes to decode with (default: one for each core).
         json: Print every finding, as one JSON document.
@@ -66,6 +94,8 @@ def check(
         steady check photos/ --json
         steady check photos-*.rec
         steady check photos/ --near
+        steady check photos/ --suspects -o suspects.csv
+        steady check photos/ --leave-out suspects.csv -o clean.csv
         steady check old.rec --index
         steady check torn.rec --salvage whole
     """
@@ -74,6 +104,16 @@ def check(
         raise InputError(f"--salvage takes one record file, and {len(paths)} are given: give one")
     if near and no_decode:
         raise InputError("--near compares images, and --no-decode does not look at them: drop one of the two")
+    if (suspects or leave_out) and len(paths) > 1:
+        raise InputError(f"--suspects and --leave-out take one source, and {len(paths)} are given: give one")
+    if out is not None and not (suspects or leave_out):
+        raise InputError("-o writes what --suspects or --leave-out find: add one of them")
+    if out is not None and out.suffix.lower() != ".csv":
+        raise InputError(f"-o {out} ends in {out.suffix or 'nothing'}: it is a CSV file, name it so (.csv)")
+    if out is not None and not out.parent.is_dir():
+        raise InputError(f"-o is {out}: there is no folder {out.parent}")
+    if out is not None and out.resolve() in (place.resolve() for place in (Path(paths[0]), labels, leave_out) if place):
+        raise InputError(f"-o {out} is what is read: choose another name")
     from steadytrain.data.checking.findings import KINDS
     from steadytrain.data.storage.sources import local_sources
     from steadytrain.data.storage.store import is_uri
@@ -86,6 +126,11 @@ def check(
     }
     places: dict[str, Any] = {"root": root, "labels": labels, "path_column": path_column}
     places |= {"label_column": label_column or None, "split_column": split_column, "zip_names": zip_names}
+    if leave_out is not None:
+        if suspects or out is None:
+            raise InputError("--leave-out FILE writes a table: name it with -o, and drop --suspects")
+        _write_rest(paths[0], leave_out, out, places)
+        return 0
     documents: list[dict[str, Any]] = []
     code = 0
     writes = index or salvage is not None
@@ -93,10 +138,15 @@ def check(
         raise InputError("--index and --salvage write beside a .rec, and not into a store: download it first")
     with local_sources(paths, note) as names:
         for report, examined in _reports(names, val, places, options, writes=writes):
+            found: dict[str, Any] = {}
+            if suspects and not report.is_usable:
+                note("labels are not examined before the errors are mended")
+            elif suspects:
+                report, found = _with_suspects(report, paths[0], places, network, out)
             if not json:
                 print_text("\n" * bool(documents) + report_text(report, width=shutil.get_terminal_size().columns))
             written = _write(examined, index, salvage, force, options["workers"]) if examined else {}
-            documents.append({**report.to_dict(), "written": written})
+            documents.append({**report.to_dict(), "written": written, **found})
             errors = {kind for kind in report.findings.counts if KINDS[kind].severity == "error"}
             if any(not (written.get("index") and kind.startswith("index-")) for kind in errors):
                 code = 1
@@ -151,6 +201,135 @@ def _reports(
         with progress_once_known(f"checking {subject}") as advance:
             report = examine_source(names, val=val, progress=advance, say=note, **{**places, **options})
         yield report, None
+
+
+@contextmanager
+def open_images(source: str, network: NetworkOptions, places: Mapping[str, Any]) -> Iterator[FrozenImages]:
+    """Open images and a frozen network, with progress; ``places``: where paths and labels are."""
+    from steadytrain.cli.train import require_licence
+    from steadytrain.training.loop.frozen import open_frozen
+
+    def licensed(recipe: Any) -> None:
+        require_licence(recipe.model, accepted=network.accept_licence)
+
+    with progress_once_known("packing images") as packing, progress_once_known("features") as advance:
+        options: dict[str, Any] = {"require_licence": licensed, "say": note, "packing": packing, "progress": advance}
+        with open_frozen(source, network.changes(**places), **options) as images:
+            yield images
+
+
+def _with_suspects(
+    report: Report, source: str, places: dict[str, Any], network: NetworkOptions, out: Path | None
+) -> tuple[Report, dict[str, Any]]:
+    """Add labels that may be wrong to a report; return it and what it says of them as a document."""
+    from steadytrain.data.sources.layout import TABLES
+    from steadytrain.reports.page import suspects_page
+
+    with open_images(source, network, places) as images:
+        found = images.find_suspects()
+        names, classes = list(images.names()), images.data.classes
+        rows = [
+            {"path": names[row], "label": classes[given], "suggested": classes[other]}
+            | {"p_label": float(p[given]), "p_suggested": float(p[other])}
+            for row, other in zip(found.rows.tolist(), found.suggested.tolist(), strict=True)
+            for given, p in [(int(found.labels[row]), found.probabilities[row])]
+        ]
+        pairs = [(classes[given], classes[other], n) for given, other, n in found.pairs]
+        answers, error = found.answers, 1 - found.answers.top1
+        fact = f"classifiers that have not seen an image err on {percent(error, 1)} of {len(names):,}"
+        fact += f", and doubt {count(len(rows), 'label')}"
+        fact += "" if found.share is None else f" ({percent(found.share, 1)} of all)"
+        mixed = few([f"{given} that may be {other} ({n})" for given, other, n in pairs], 6)
+        facts = [f"labels: {fact}", *([f"mixed up: {mixed}"] if pairs else [])]
+        for row in rows:
+            detail = f"{row['label']} {row['p_label']:.3f}, {row['suggested']} {row['p_suggested']:.3f}"
+            report.findings.add("suspect-label", detail, name=row["path"])
+        remedies: list[tuple[str, str]] = []
+        if out is not None:
+            _write_csv(out, rows, list(_COLUMNS))
+            shown = [_suspect_image(images, found, place, row) for place, row in enumerate(rows[:MAX_PICTURES])]
+            title, lede = f"Labels of {report.path} that may be wrong", f"{fact[:1].upper()}{fact[1:]}. {_ADVICE}."
+            replace_file(out.with_suffix(".html"), suspects_page(title, lede, shown, pairs))
+            note(f"wrote {out} and {out.with_suffix('.html')}")
+        if rows:
+            file = shlex.quote(str(out or "suspects.csv"))
+            again = shlex.join(["steady", "check", source, *_flags(places)])
+            remedies += [] if out else [(f"{again} --suspects -o {file}", "shows their pictures, and lists them")]
+            why = "after you deleted the lines of labels that are right: writes a table of the other images"
+            has_files = Path(source).is_dir() or Path(source).suffix.lower() in TABLES
+            remedies += [(f"{again} --leave-out {file} -o clean.csv", why)] * has_files
+    document: dict[str, Any] = {"n": len(rows), "share": found.share, "top1": answers.top1}
+    document |= {"by_fold": list(answers.by_fold), "images": rows}
+    document["pairs"] = [{"label": given, "suggested": other, "n": n} for given, other, n in pairs]
+    report = replace(report, facts=(*report.facts, *facts), remedies=(*report.remedies, *remedies))
+    return report, {"suspects": document}
+
+
+def _flags(places: Mapping[str, Any]) -> list[str]:
+    """Return the flags that say where paths and labels are, as they were given."""
+    named = {name: value if isinstance(value, tuple) else (value,) for name, value in places.items() if value}
+    return [word for name, values in named.items() for v in values for word in (f"--{name.replace('_', '-')}", str(v))]
+
+
+_COLUMNS = ("path", "label", "suggested", "p_label", "p_suggested")
+_ADVICE = "Look at each: a picture may be odd, and its label right"
+
+
+def _suspect_image(images: FrozenImages, found: Suspects, place: int, row: dict[str, Any]) -> SuspectImage:
+    """Find the images beside which a suspect is shown: the nearest of both classes that are no suspects themselves."""
+    import numpy as np
+
+    from steadytrain.reports.mistakes import SuspectImage
+    from steadytrain.training.features.suspects import nearest
+
+    number, is_sound = int(found.rows[place]), np.ones(len(found.labels), np.bool_)
+    is_sound[found.rows] = False
+
+    def near(label: int) -> Any:
+        at = nearest(images.values, number, np.flatnonzero(is_sound & (found.labels == label)))
+        return None if at is None else images.place(at)
+
+    beside = [near(int(label)) for label in (found.labels[number], found.suggested[place])]
+    return SuspectImage(**row, picture=images.place(number), near_label=beside[0], near_suggested=beside[1])
+
+
+def _write_rest(source: str, leave_out: Path, out: Path, places: dict[str, Any]) -> None:
+    """Write a table of all images of a source but those that a file names."""
+    from steadytrain.data.sources.columns import ColumnNames
+    from steadytrain.data.sources.find import find_all
+    from steadytrain.data.storage.scratch import temporary_scratch
+
+    with read_errors(leave_out), open_text(leave_out, newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    if any(not row.get("path") for row in rows):
+        raise InputError(f"{leave_out} has no column 'path' with the name of an image in each line")
+    gone = {row["path"] for row in rows}
+    lookup = {name: places[name] for name in ("root", "labels")}
+    columns = ColumnNames.of(*(places[name] for name in ("path_column", "label_column", "split_column", "zip_names")))
+    with temporary_scratch() as scratch:
+        listings = find_all([source], **lookup, columns=columns, scratch=scratch, say=note)
+    if any(listing.pieces is not None or listing.labels.ndim > 1 for listing in listings):
+        raise InputError(f"{source} is no folder or table of image files with one class each: unpack it first")
+    kept, known = [], set[str]()
+    for listing in listings:
+        known |= set(listing.names)
+        for name, label in zip(listing.names, listing.labels.tolist(), strict=True):
+            path = os.path.relpath(os.path.join(listing.root, name), out.parent)  # noqa: PTH118 - a million names
+            row = {"path": path, "label": listing.classes[int(label)], "split": listing.split}
+            kept += [row] if name not in gone else []
+    if missing := sorted(gone - known):
+        raise InputError(f"{leave_out} names {count(len(missing), 'image')} that {source} has not: {few(missing)}")
+    is_split = any(row["split"] for row in kept)
+    _write_csv(out, kept, ["path", "label", "split"] if is_split else ["path", "label"])
+    note(f"wrote {out}: {count(len(kept), 'image')}, without the {len(gone):,} of {leave_out}")
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(path, text.getvalue())
 
 
 def _is_records(path: Path) -> bool:

@@ -378,7 +378,7 @@ class Console:
             case ProbeProgress():
                 self._probe = event
             case Evaluated():
-                best = event.score > (self._best.score if self._best else -1.0)  # never true of a NaN
+                best = event.replaces(self._best)
                 self._best = event if best else self._best
         if self._foot is not None:
             style = _STYLES.get(event.kind, "green" if best else "")

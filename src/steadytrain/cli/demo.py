@@ -39,7 +39,7 @@ def demo(
     from steadytrain.data.packing.pack import pack
     from steadytrain.reports import report
 
-    ours = {"images", "digits.rec", "digits.idx", "digits.json", "digits.lst", "runs", "report.html"}
+    ours = {"images", "digits.rec", "digits.idx", "digits.json", "digits.lst", "digits.hashes", "runs", "report.html"}
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: name a folder for the demo")
     others = [path.name for path in folder.iterdir() if path.name not in ours] if folder.is_dir() else []

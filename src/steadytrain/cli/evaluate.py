@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from steadytrain.training.inference.views import Tta
 
 MAX_CLASSES = 40
+FIGURES = ("distance", "distance_limit", "energy", "energy_limit")
+"""What is written of an image by which it is unlike the training images."""
+COVERAGES = (0.95, 0.9, 0.8, 0.5)
+"""Shares of images, those with the surest answers, of which an evaluation says how many are right."""
 
 
 NAME_COLUMNS = 24  # that a class's name is padded to where each image has a line
@@ -68,6 +72,21 @@ Threshold = Annotated[
     Parameter(
         help="Where images may have several labels: those with a probability above it are predicted [default: 0.5].",
         validator=Number(gte=0, lt=1),
+    ),
+]
+PriorFlag = Annotated[
+    str | None,
+    Parameter(
+        help="Answer as if classes were as frequent as that: uniform, training (as they were there), or a JSON or CSV"
+        " file of the frequency or count of each class."
+    ),
+]
+AbstainAt = Annotated[
+    float | None,
+    Parameter(
+        help="Say not sure of answers that are less probable than those of which so large a share is right, such as"
+        " 0.95, on images that were held out (needs evaluate --limits).",
+        validator=Number(gt=0, lt=1),
     ),
 ]
 BatchSize = Annotated[int | None, Parameter(name=("--batch-size", "-b"), validator=Number(gte=1, lte=65_536))]
@@ -102,7 +121,10 @@ def evaluate(
     threads: Threads = None,
     per_image: Path | None = None,
     threshold: Threshold = None,
+    prior: PriorFlag = None,
+    abstain_at: AbstainAt = None,
     calibrate: bool = False,
+    limits: bool = False,
     accept_licence: AcceptLicence = False,
     json: Json = False,
 ) -> None:
@@ -125,8 +147,10 @@ def evaluate(
         threads: Threads that load images.
         per_image: A CSV file to write, with a line for each image: file, shard and record, true and predicted class,
             the probability of both, loss, rank of the true class.
-        calibrate: Fit a temperature on these images, which corrects the model's probabilities, and keep it in the
-            weights file; predictions do not change.
+        calibrate: Fit a temperature, which corrects the model's probabilities, and keep it in the weights file where it
+            pays: of a probe on its training images, answered out of fold, else on these images, 500 or more.
+        limits: Measure which images are unlike the training images, and write that beside the weights: predict and
+            serve say it.
 
     Examples:
         steady evaluate runs/a
@@ -135,44 +159,65 @@ def evaluate(
         steady evaluate timm/resnet18.a1_in1k photos/
         steady evaluate runs/a --tta flip --size 288
         steady evaluate runs/a --calibrate
+        steady evaluate runs/a --limits
         steady evaluate runs/a ILSVRC2012_img_val.tar --labels ILSVRC2012_devkit_t12.tar.gz
     """
     from steadytrain.data.results.predictions import require_writable
     from steadytrain.training import evaluate as evaluate_on
     from steadytrain.training.inference.inference import open_evaluation_data
+    from steadytrain.training.inference.limits import open_judge
     from steadytrain.training.inference.trained import read_class_file
+    from steadytrain.training.split import count_trained_on
 
     columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     columns["zip_names"] = zip_names
     require_data(data, "name them after the run", restrict=restrict, root=root, labels=labels, **columns)
     altered: dict[str, object] = {"--restrict": restrict, "--size": size, "--tta": tta, "--per-image": per_image}
-    altered |= {"--rgb-mean": rgb_mean, "--rgb-std": rgb_std}
-    if calibrate and (other := next((flag for flag, value in altered.items() if value), None)):
-        raise InputError(f"--calibrate fits a temperature to the weights as they are, and no more: drop {other}")
+    altered |= {"--rgb-mean": rgb_mean, "--rgb-std": rgb_std, "--prior": prior}
+    doing = "--calibrate fits a temperature to" if calibrate else "--limits measures"
+    if (calibrate or limits) and (other := next((flag for flag, value in altered.items() if value), None)):
+        raise InputError(f"{doing} the weights as they are, and no more: drop {other}")
+    if limits and (calibrate or data):
+        raise InputError(f"--limits measures by the run's own images: drop {'--calibrate' if calibrate else data}")
     if per_image is not None:
         require_writable(per_image)
     named = None if classes is None else read_class_file(classes)
     mapping = named if isinstance(named, Mapping) else None
     names = None if isinstance(named, Mapping) else named
     trained = restore_weights(
-        place, weights, model, device, accepted=accept_licence, precision=precision, classes=names, size=size
+        place, weights, model, device, prior, accepted=accept_licence, precision=precision, classes=names, size=size
     )
-    trained, seen = with_input(trained, size, tta)
+    trained, chosen = with_input(trained, size, tta)
     trained = _with_scaling(trained, rgb_mean, rgb_std)
     above = _threshold(trained, threshold)
-    with progress_once_known(f"packing {data}", resumes=True) as advance:
-        options: dict[str, Any] = {"root": root, "labels": labels, "classes": mapping, "progress": advance}
-        opened = open_evaluation_data(trained, data, say=note, **options, **columns)
+    if limits:
+        from steadytrain.training.features.held_out import make_limits
+
+        with progress_once_known("features", resumes=True) as advance:
+            made = make_limits(trained, threads=threads, progress=advance, say=note)
+        words = f"{clean(str(trained.path))}\n{made.words}"
+        print_json({"weights": str(trained.path), **made.document}) if json else print_text(words)
+        return
+    judge = None if abstain_at is None else open_judge(trained, abstain_at, say=note)
+    opened, options = None, dict[str, Any]()
+    if data is not None or not calibrate:
+        with progress_once_known(f"packing {data}", resumes=True) as advance:
+            options = {"root": root, "labels": labels, "classes": mapping, "progress": advance}
+            opened = open_evaluation_data(trained, data, say=note, **options, **columns)
+            if data is not None and (seen := count_trained_on(trained.path.parent, opened.records)):
+                note(f"{seen:,} of these {len(opened.records):,} images were trained on (the same file or bytes)")
     options = {"restrict": restrict, "batch_size": batch_size, "threads": threads, "per_image": per_image}
     if calibrate:
         from steadytrain.training import calibrate as calibrate_on
 
-        with progress("evaluating", 0) as advance:
-            fitted = calibrate_on(trained, opened, batch_size=batch_size, threads=threads, progress=advance)
+        with progress_once_known("evaluating") as advance:
+            options = {"batch_size": batch_size, "threads": threads, "progress": advance}
+            fitted = calibrate_on(trained, opened, say=note, **options)
         document = {
             **vars(fitted),
             "score_name": score_name(trained.is_multi_label),
-            "is_validation_data": data is None,
+            "is_validation_data": data is None and not trained.is_probe,
+            "is_out_of_fold": data is None and trained.is_probe,
             "weights": str(trained.path),
             "model": trained.name,
         }
@@ -181,10 +226,16 @@ def evaluate(
         else:
             print_text(_calibration_text(document, trained.chosen))
         return
+    assert opened is not None
     if trained.calibrated_on == opened.digest:
         note(
             "the temperature was fitted on these images, so their loss and ECE flatter it: name other data after the"
             " weights for figures that do not"
+        )
+    if judge is not None and data is None and not trained.is_probe:
+        note(
+            "the least probability of a sure answer was chosen on these images, so what is said of the answers kept"
+            " flatters it: name other data after the weights for figures that do not"
         )
     began = time.perf_counter()
     with progress("evaluating", 0) as advance:
@@ -193,7 +244,7 @@ def evaluate(
     if trained.is_multi_label:
         document = _label_figures(trained, result, above)
     else:
-        document = _class_figures(trained, result)
+        document = _class_figures(trained, result, None if judge is None else judge.threshold)
     document |= {
         "seconds": seconds,
         "images_per_second": result.n / seconds,
@@ -202,7 +253,8 @@ def evaluate(
         "temperature": trained.temperature,
         "weights": str(trained.path),
         "model": trained.name,
-        **seen,
+        **chosen,
+        **({} if data is None else {"trained_on": seen}),
     }
     if per_image is not None:
         note(f"wrote {per_image}")
@@ -219,8 +271,9 @@ def _threshold(trained: Trained, threshold: float | None) -> float:
     return 0.5 if threshold is None else threshold
 
 
-def _class_figures(trained: Trained, result: Evaluation) -> dict[str, Any]:
+def _class_figures(trained: Trained, result: Evaluation, sure_from: float | None) -> dict[str, Any]:
     """Return the figures of an evaluation where each image has one class."""
+    from steadytrain.data.results.scores import class_ratio
     from steadytrain.reports import wilson
     from steadytrain.training.metrics import calibration, class_scores, macro
 
@@ -234,14 +287,53 @@ def _class_figures(trained: Trained, result: Evaluation) -> dict[str, Any]:
         "top5": result.top5,
         "loss": result.loss,
         **{f"macro_{name}": value for name, value in vars(macro(scores)).items()},
-        "ece": calibrated.ece,
-        "confidence": calibrated.confidence,
+        "class_ratio": class_ratio(result.total),
+        **calibrated.figures,
         "calibration": [vars(row) for row in calibrated.bins],
+        "priors": _prior_rows(trained, result),
+        **_coverage_figures(result, sure_from),
         "classes": [
             {"class": name, "n": n, "right": right, "top1": score.recall, **vars(score)}
             for name, n, right, score in per_class
         ],
     }
+
+
+def _coverage_figures(result: Evaluation, sure_from: float | None) -> dict[str, Any]:
+    """Return how many of the surest answers are right, and of those that are sure enough."""
+    from steadytrain.data.results.scores import coverage_curve
+    from steadytrain.reports import wilson
+
+    assert result.outputs is not None
+    values, n, right = coverage_curve(result.outputs[:, 1], result.outputs[:, 3] == 1)
+    rows = [min(int(n.searchsorted(share * result.n)), len(n) - 1) for share in COVERAGES] if len(n) else []
+    figures: dict[str, Any] = {
+        "coverage": [{"coverage": n[row] / result.n, "top1": right[row] / n[row]} for row in rows],
+        "abstention": None,
+    }
+    if sure_from is not None and (kept := int((values >= sure_from).sum())):
+        top1 = float(right[kept - 1] / n[kept - 1])
+        interval = wilson(top1, int(n[kept - 1]))
+        figures["abstention"] = {
+            "threshold": sure_from,
+            "coverage": float(n[kept - 1] / result.n),
+            "top1": top1,
+            "top1_low": interval.low,
+            "top1_high": interval.high,
+        }
+    return figures
+
+
+def _prior_rows(trained: Trained, result: Evaluation) -> list[dict[str, Any]]:
+    """Return the figures by the class frequencies of the answers, then by others; nothing where there are no others."""
+    if result.other is None:
+        return []
+    names = ("training", "uniform") if not trained.prior else (trained.prior, "training")
+    figures = (result.top1, result.macro.recall), result.other
+    return [
+        {"prior": name, "top1": top1, "macro_recall": recall}
+        for name, (top1, recall) in zip(names, figures, strict=True)
+    ]
 
 
 def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> dict[str, Any]:
@@ -259,8 +351,7 @@ def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> di
         "exact_match": metrics.exact_match,
         "hamming_loss": metrics.hamming_loss,
         "loss": result.loss,
-        "ece": calibrated.ece,
-        "confidence": calibrated.confidence,
+        **calibrated.figures,
         "calibration": [
             {("share" if key == "top1" else key): value for key, value in vars(row).items()} for row in calibrated.bins
         ],
@@ -274,6 +365,8 @@ def predict(
     *images: Path,
     top: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     threshold: Threshold = None,
+    prior: PriorFlag = None,
+    abstain_at: AbstainAt = None,
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -312,8 +405,10 @@ def predict(
         )
     if csv is not None and json:
         raise InputError("--csv and --json exclude each other: drop one of them")
+    from steadytrain.data.images.statistics import DeepImages
     from steadytrain.training import predict as predict_each
     from steadytrain.training.inference.inference import Files
+    from steadytrain.training.inference.limits import open_judge
 
     if csv is not None and str(csv) != "-" and (csv.suffix.lower() != ".csv" or not csv.parent.is_dir()):
         raise InputError(f"--csv is {csv}; it must be a name that ends in .csv, in a folder that is there, or -")
@@ -321,7 +416,9 @@ def predict(
         raise InputError("- stands for standard input, which can be read once: name it once")
     places = [place for image in images for place in (_read_input() if str(image) == "-" else [image])]
     with Files(places) as files:
-        trained = restore_weights(place, weights, model, device, accepted=accept_licence, classes=classes, size=size)
+        trained = restore_weights(
+            place, weights, model, device, prior, accepted=accept_licence, classes=classes, size=size
+        )
         if not any(str(image) == "-" or is_pattern(str(image)) or image.exists() for image in images):
             raise InputError(f"there is no file or folder {images[0]}.{near_name(str(images[0]))}")
         trained, _ = with_input(trained, size, tta)
@@ -331,31 +428,44 @@ def predict(
             note(f"weights: {trained.path} ({trained.chosen})")
         if trained.temperature != 1 and is_text:
             note(f"probabilities are calibrated: temperature {trained.temperature:.4g}")
+        judge = open_judge(trained, abstain_at, say=note)
         names = max(len(clean(str(files.path(number)))) for number in range(len(files))) if is_text else 0
         width = min(NAME_COLUMNS, max(len(clean(name)) for name in trained.classes))
         shown = min(top or (len(trained.classes) if trained.is_multi_label else 5), len(trained.classes))
         documents: list[dict[str, Any]] = []
         num_bad, began = 0, time.perf_counter()
         options: dict[str, Any] = {"top": shown, "threshold": above, "batch_size": batch_size, "threads": threads}
-        with _write_csv(csv, shown) as write, nullcontext() if is_text else progress("predicting", len(files)) as done:
-            for number, result in enumerate(predict_each(trained, files, **options), start=1):
+        known = () if judge is None else ("unlike", *FIGURES, *["sure"] * (abstain_at is not None))
+        with (
+            _write_csv(csv, shown, known) as write,
+            nullcontext() if is_text else progress("predicting", len(files)) as done,
+        ):
+            for number, result in enumerate(predict_each(trained, files, judge=judge, **options), start=1):
                 pairs = list(zip(result.classes, result.probabilities, strict=True))
                 num_bad += result.error is not None
                 if done is not None:
                     done(number)
                 if csv is not None:
                     cells = [cell for name, probability in pairs for cell in (name, f"{probability:.6g}")]
-                    write([result.path, result.error or "", *cells])
+                    cells += [""] * (2 * shown - len(cells)) if known else []
+                    figures = {} if result.judgement is None else result.judgement.document
+                    limits = [_limit_cell(figures.get(name)) for name in known]
+                    write([result.path, result.error or "", *cells, *limits])
                     continue
                 ranked = [{"class": name, "probability": probability} for name, probability in pairs]
-                document = {"image": str(result.path), "classes": ranked, "error": result.error}
+                document: dict[str, Any] = {"image": str(result.path), "classes": ranked, "error": result.error}
+                document |= {} if result.judgement is None else result.judgement.document
                 if json:
                     documents.append(document)
                     continue
                 nothing = f"no label above {percent(above)}"
-                print_text(_image_text(document, names, width, is_alone=len(files) == 1, nothing=nothing))
+                text = _image_text(document, names, width, is_alone=len(files) == 1, nothing=nothing)
+                remark = "" if result.judgement is None else result.judgement.words
+                print_text(f"{text}  {remark}" if remark else text)
         if json:
             print_json(documents)
+        for line in DeepImages(lost=files.lost).remarks():
+            note(line)
         if not is_text and (num_bad or csv is not None):
             bad = f", {num_bad:,} of which could not be read" if num_bad else ""
             speed = rate(len(files) / (time.perf_counter() - began))
@@ -375,10 +485,18 @@ def _read_input() -> list[Path | bytes]:
     return [data] if "\0" in text else [Path(line) for line in text.splitlines() if line.strip()]
 
 
+def _limit_cell(value: float | bool | None) -> str:
+    """Write what a model's limits say of an image: nothing where that is not known."""
+    return "" if value is None else ("yes" if value else "no") if isinstance(value, bool) else f"{value:.6g}"
+
+
 @contextmanager
-def _write_csv(path: Path | None, classes: int) -> Iterator[Callable[[Sequence[object]], object]]:
+def _write_csv(
+    path: Path | None, classes: int, more: Sequence[str] = ()
+) -> Iterator[Callable[[Sequence[object]], object]]:
     """Give what writes a line of a CSV file, whole or not at all, or of standard output; None: nothing."""
     head = ["image", "error", *(f"{name}{k}" for k in range(1, classes + 1) for name in ("class", "probability"))]
+    head += more
     if path is None:
         yield lambda row: None
         return
@@ -429,6 +547,7 @@ def restore_weights(
     weights: Literal["best", "last"],
     model: str | None,
     device: str,
+    prior: str | None = None,
     *,
     accepted: bool,
     precision: str | None = None,
@@ -438,6 +557,7 @@ def restore_weights(
     """Load weights, once their licence is accepted, and print what the user should know of them."""
     from steadytrain.models.exported import engine_for, is_exported
     from steadytrain.training import restore
+    from steadytrain.training.inference.prior import with_prior
     from steadytrain.training.inference.trained import find_pretrained
 
     if (source := find_pretrained(place)) is not None:
@@ -448,7 +568,7 @@ def restore_weights(
     trained = restore(place, which=weights, model=model, device=device, **options)
     for line in trained.notes:
         note(line)
-    return trained
+    return trained if prior is None else with_prior(trained, prior, say=note)
 
 
 def _image_text(document: Mapping[str, Any], columns: int, width: int, *, is_alone: bool, nothing: str) -> str:
@@ -500,8 +620,13 @@ def _means(document: Mapping[str, Any], kind: str) -> str:
 
 def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes: int) -> Iterator[str]:
     """Yield the figures of an evaluation where each image has one class."""
+    from steadytrain.data.results.scores import UNEVEN
+
     interval = f"{100 * document['top1_low']:.2f} to {percent(document['top1_high'], 2)}"
     yield f"top-1  {percent(document['top1'], 2)}  (95 % interval {interval}, {count(document['n'], 'image')})"
+    if document["class_ratio"] >= UNEVEN:
+        differ = f"of sizes that differ {document['class_ratio']:.3g}-fold"
+        yield f"recall {percent(document['macro_recall'], 2)}  (macro: the mean over classes, {differ})"
     if num_found < num_classes and document["restricted"]:
         yield f"       chosen among the data's {count(num_found, 'class', 'classes')}"
     elif num_found < num_classes:
@@ -512,6 +637,25 @@ def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes
     yield f"macro  {_means(document, 'macro')}  (means over classes)"
     bins = f"{len(document['calibration'])} equal-width bins of the top-1 probability"
     yield f"ECE    {percent(document['ece'], 2)}  (calibration error, {bins})"
+    yield _chance_line(document)
+    surest = [f"{percent(row['coverage'])}: {percent(row['top1'], 1)}" for row in document["coverage"]]
+    if surest:
+        yield f"sure   right of the surest {', '.join(surest)}"
+    if (kept := document["abstention"]) is not None:
+        interval = f"{100 * kept['top1_low']:.1f} to {percent(kept['top1_high'], 1)}"
+        words = f"kept from a probability of {percent(kept['threshold'], 1)} on: {percent(kept['coverage'], 1)}"
+        yield f"       {words}, {percent(kept['top1'], 1)} of them right ({interval})"
+    known = {"training": "as in training", "uniform": "equal: --prior uniform"}
+    for row in document["priors"]:
+        figures = f"top-1 {percent(row['top1'], 2)}, recall {percent(row['macro_recall'], 2)}"
+        frequencies = known.get(row["prior"], f"of {clean(row['prior'])}")
+        yield f"prior  {figures}  (class frequencies {frequencies})"
+
+
+def _chance_line(document: Mapping[str, Any]) -> str:
+    from steadytrain.data.results.scores import chance_words
+
+    return f"       {chance_words(document['ece_by_chance'], document['ece_by_chance_high'], document['n'])}"
 
 
 def _label_figures_text(document: Mapping[str, Any], num_found: int, num_labels: int) -> Iterator[str]:
@@ -527,6 +671,7 @@ def _label_figures_text(document: Mapping[str, Any], num_found: int, num_labels:
     yield f"loss   {number(document['loss'], 4)}"
     bins = f"{len(document['calibration'])} bins"
     yield f"ECE    {percent(document['ece'], 2)}  (calibration error of each label's probability, {bins})"
+    yield _chance_line(document)
 
 
 def _worst_and_best(cells: Sequence[Sequence[str]], least: Sequence[int]) -> list[str]:
@@ -540,20 +685,25 @@ def _worst_and_best(cells: Sequence[Sequence[str]], least: Sequence[int]) -> lis
 
 def _calibration_text(document: Mapping[str, Any], chosen: str) -> str:
     """Describe what a temperature does."""
+    images = f"{count(document['n'], 'training image')}, out of fold" if document["is_out_of_fold"] else ""
+    fitted = f"fitted on {images or count(document['n'], 'image')}, kept with the weights"
+    if document["left"]:
+        fitted = f"left at 1, because {document['left']}"
     halves = " and ".join(f"{value:.4g}" for value in document["halves"])
     score = percent(document["score"], 2)
     cells = [
         ["", "before", "after"],
         ["NLL", number(document["nll_before"], 4), number(document["nll"], 4)],
         ["ECE", percent(document["ece_before"], 2), percent(document["ece"], 2)],
+        ["by chance", percent(document["ece_by_chance_before"], 2), percent(document["ece_by_chance"], 2)],
         [document["score_name"], score, score],
     ]
     lines = [
         f"{clean(document['model'])}  {clean(document['weights'])}{f' ({chosen})' if chosen else ''}",
-        f"temperature {document['temperature']:.4g}: fitted on {count(document['n'], 'image')}, kept with the weights",
+        f"temperature {document['temperature']:.4g}: {fitted}",
         text_table(cells, right=(1, 2), least=(5, 8, 8)),
         "After: each half of the images by the temperature fitted on the other half",
-        f"({halves}).",
+        f"({halves}). By chance: the ECE that a perfectly calibrated model shows.",
     ]
     if document["ece"] > document["ece_before"]:
         lines.append("The ECE is no smaller: a temperature makes these probabilities no truer.")

@@ -21,6 +21,7 @@ from steadytrain.events import Started
 from steadytrain.format import clean, count, duration, money, per_rank, percent
 
 if TYPE_CHECKING:
+    from steadytrain.data.loader import Crop
     from steadytrain.training.finetuning.plan import FinetunePlan
     from steadytrain.training.profile.explain import Explained
 
@@ -44,6 +45,8 @@ def print_explained(
 def _plan_rows(plan: FinetunePlan) -> Iterator[tuple[str, str]]:
     """Describe what was chosen, and each option with what it takes."""
     yield "budget", plan.words
+    for tried in plan.tried:
+        yield "", tried.words
     for option in plan.options:
         passes = f"{duration(option.pass_seconds)} for the probe" if option.pass_seconds else ""
         epochs = f"{duration(option.epoch_seconds)} an epoch" if option.epoch_seconds else ""
@@ -65,6 +68,9 @@ def _explained_lines(recipe: Recipe, explained: Explained) -> Iterator[str]:
     twins = f"; {explained.masters:,} parameters with fp32 masters for the optimizer" if explained.masters else ""
     yield from _row("stored as", f"{stored}{twins}")
 
+
+MUCH_UNSEEN = 0.5
+"""Share of the pixels beyond which the head names the remedy: photographs of 3:2, 0.875 of them, leave out 49 %."""
 
 LINE, LABEL = 80, 14
 """Columns of a line of a run's head, and of its label."""
@@ -102,7 +108,8 @@ def _model_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     val = f"{data['num_val']:,} to evaluate ({clean(source)})" if data["num_val"] else "no validation data"
     is_multi_label = data.get("multi_label") is True
     noun = "labels, several for each image" if is_multi_label else "classes"
-    yield "data", f"{data['num_train']:,} to train on, {val}, {len(data['classes']):,} {noun}"
+    test = f"{data['num_test']:,} to test once, at the end, " if data.get("num_test") else ""
+    yield "data", f"{data['num_train']:,} to train on, {val}, {test}{len(data['classes']):,} {noun}"
     frozen = model["parameters"] - model["trainable"]
     pretrained = ", pretrained" if recipe.model.pretrained else ", from a weights file" if recipe.model.weights else ""
     yield (
@@ -167,6 +174,7 @@ def _image_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
         crop=input["crop"],
         interpolation=input["interpolation"],
         channels=input["channels"],
+        fit=input.get("fit"),
     )
     cuts = {
         "resized-crop": f"resized-crop (area {_range(crop.area)}, ratio {_range(crop.ratio)})",
@@ -180,10 +188,22 @@ def _image_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     repeats = f", each image {recipe.data.repeats} times in a row" if recipe.data.repeats > 1 else ""
     yield "augmentation", f"{cuts}, {flips}{transforms}{repeats}"
     shape = f"{crop.size}x{crop.size} pixels, {'grey' if crop.channels == 1 else 'colour'}, {crop.interpolation}"
-    part = "" if crop.crop == 1 else f", {crop.crop:.3g} of the shorter side"
     sizes = [f"{size} from epoch {epoch:g}" for size, epoch in parse_sizes(recipe.data.grow_size)]
     grown = f"; trained on at {', '.join(sizes)}" if sizes else ""
-    yield "images", f"{shape}{grown}; evaluated: the centre square{part}"
+    yield "images", f"{shape}{grown}; evaluated: {_describe_fit(crop, recipe, started.model.get('unseen', 0.0))}"
+
+
+def _describe_fit(crop: Crop, recipe: Recipe, unseen: float) -> str:
+    """Describe what evaluation sees of an image, the share of the pixels that it never sees, and other choices."""
+    sides = "the shorter side" if crop.fit == "crop" else "each side"
+    share = "" if crop.crop == 1 else f", {crop.crop:.3g} of {sides}"
+    never = f", {percent(unseen)} never seen" if round(unseen, 2) else ""
+    is_part, is_open = bool(share or (never and crop.fit == "crop")), recipe.data.fit is None
+    fitted = {"crop": "", "squash": ", squashed", "pad": ", padded"}[crop.fit]
+    more = ": --fit squash or pad shows all" if crop.fit == "crop" and unseen > MUCH_UNSEEN and is_open else ""
+    if crop.fit != "crop" and is_open:
+        more = ", as most are longer than 2:1 (--fit pad keeps proportions, crop takes the centre)"
+    return f"{'centre' if is_part else 'whole image'}{share}{fitted}{never}{more}"
 
 
 def _target_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:

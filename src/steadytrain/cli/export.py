@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, status
-from steadytrain.cli.evaluate import AcceptLicence, ModelName, WeightsFlag
+from steadytrain.cli.evaluate import AcceptLicence, ModelName, PriorFlag, WeightsFlag
 from steadytrain.cli.options import DeviceFlag, Json, WhichFlag, require_range
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
@@ -34,7 +34,9 @@ def export(
     max_loss: float = 0.5,
     images: int | None = None,
     aot: bool = False,
+    with_preprocessing: bool = False,
     device: DeviceFlag = "auto",
+    prior: PriorFlag = None,
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -58,6 +60,8 @@ def export(
         max_loss: Points of top-1 (or mAP) that --int8, --fp16 or --bf16 may cost on the validation images (or --data).
         images: Judge --int8, --fp16 or --bf16 by so many of these, the same share of each class (default: all).
         aot: Compile the .pt2 file for the processor, or for the GPU of --device, by AOTInductor.
+        with_preprocessing: Put resizing, cropping and normalising into the .onnx file, for other programs: it takes
+            uint8 RGB images of any size, upright, [N, H, W, 3], and gives logits and probabilities.
         device: Where the file is written, checked and measured: cpu, cuda or cuda:1; auto: the CPU.
         classes: A card (.json) or a text file with the name of each output on a line, for weights without names.
 
@@ -89,10 +93,12 @@ def export(
             classes=classes,
             numbers=chosen[0] if chosen else "fp32",
             aot=aot,
+            with_preprocessing=with_preprocessing,
             device=device,
             data=data,
             max_loss=max_loss,
             images=images,
+            prior=prior,
             say=note,
         )
     if json:
@@ -127,6 +133,10 @@ def _text(result: Exportation) -> str:
             f"checked against the checkpoint on {result.images}: largest difference of logits {last.difference:.2g}"
             f" ({result.tolerance:.2g} is allowed), the same five likeliest classes for"
             f" {percent(last.top5_agreement, 1)}"
+        )
+    if result.levels is not None:
+        lines.append(
+            f"images of 1 x 1 to 3000 x 200: pixels differ from predict's by {result.levels:.2g} of 256 levels"
         )
     if result.is_kept:
         lines.append(f"wrote {clean(str(result.path))} ({last.bytes / 1e6:.1f} MB, runs on {last.engine})")

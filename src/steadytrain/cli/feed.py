@@ -101,7 +101,8 @@ def feed(
         crop = _training_crop(records, size, augment)
         threads = facts.cores() if threads is None else threads
         work = f"training: {crop.kind} to {crop.size} x {crop.size}{', flip' if crop.flip else ''}"
-        work = f"evaluation: resize, centre {crop.size} x {crop.size}" if evaluation else work
+        part = "centre" if crop.fit == "crop" else crop.fit
+        work = f"evaluation: resize, {part} {crop.size} x {crop.size}" if evaluation else work
         if show is not None:
             _write_grid(show, records, crop, chosen, evaluation=evaluation, work=work)
             return
@@ -235,7 +236,8 @@ def _training_crop(records: Records, size: int | None, augment: Augment) -> Crop
     if size is None:
         size = shorter if largest <= SMALL else 224
     data = Data(train=str(records.path), augment=augment, size=size)
-    return crop_for(data, size=size, channels=1 if records.channels == 1 else 3, largest=largest)
+    channels: Literal[1, 3] = 1 if records.channels == 1 else 3
+    return crop_for(data, size=size, channels=channels, largest=largest, fit=records.usual_fit)
 
 
 def _text(document: dict[str, Any], steady: Speed, width: int) -> str:

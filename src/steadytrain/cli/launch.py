@@ -190,7 +190,7 @@ def _with_paths(job: Job, arguments: Mapping[str, Any]) -> Job:
     elif job.words[0] in TRAINING_VERBS:
         options = options or TrainingOptions()
         file = options.recipe if options.recipe is not None and not options.recipe.exists() else None
-        keys = ("data.train", "data.val", "data.root", "data.labels", "data.classes", "model.weights")
+        keys = ("data.train", "data.val", "data.test", "data.root", "data.labels", "data.classes", "model.weights")
         inputs = [arguments.get("data"), options.recipe, *([] if file else map(options.value, keys))]
         outputs = [options.run or _RUNS]
     return replace(

@@ -41,7 +41,7 @@ ZipNames = Annotated[str | None, Parameter(help=flag_help("data.zip_names"))]
 DeviceFlag = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")]
 WhichFlag = Annotated[
     Literal["best", "last"],
-    Parameter(help="Which of a run's weights: the best by validation top-1, or the last."),
+    Parameter(help="Which of a run's weights: the best on the validation images, or the last."),
 ]
 RepeatedFlag = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
 """``--set KEY=VALUE`` and its kin, which may be given several times."""
@@ -99,6 +99,37 @@ else:
     RecipeFlags = TypedDict("RecipeFlags", {name: _flag_type(*known) for name, known in FLAGS.items()}, total=False)
 
 
+NETWORK = Parameter(group=Group("The network whose features are compared", sort_key=1))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """The flags of a frozen network and its images.
+
+    Args:
+        model: Name of the model [default: that of steady finetune].
+        weights: A file of its weights, or the folder of a run, whose own network is then used [default: the model's
+            pretrained weights, fetched once].
+        accept_licence: Use weights whose licence forbids commercial use, without confirmation.
+        set: Set another value of finetune's recipe: --set data.crop=1.
+    """
+
+    model: Annotated[str | None, NETWORK] = None
+    weights: Annotated[str | None, NETWORK] = None
+    size: Annotated[SizeFlag, NETWORK, Parameter(help="Side of the images, in pixels [default: the network's].")] = None
+    device: Annotated[DeviceFlag, NETWORK] = "auto"
+    accept_licence: Annotated[bool, NETWORK] = False
+    set: Annotated[RepeatedFlag, NETWORK] = ()
+
+    def changes(self, **places: Any) -> dict[str, Any]:
+        """Return the values of a recipe that are given, with those of ``places`` under ``data``. Raises RecipeError."""
+        values: dict[str, Any] = {"model.name": self.model, "model.weights": self.weights, "data.size": self.size}
+        values |= {"parallel.device": self.device, **{f"data.{name}": value for name, value in places.items()}}
+        given = {key: value for key, value in values.items() if value not in (None, ())}
+        return given | dict(parse_setting(text) for text in self.set)
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
@@ -106,8 +137,8 @@ class TrainingOptions:
 
     Args:
         flags: those that set a value of the recipe, by their names; each is described at the setting's own field.
-        budget_minutes: finetune: measure the speed here, choose method and epochs by it, and end within this many
-            minutes.
+        budget_minutes: finetune: compare sizes and networks, train the best as long as it helps, and end within this
+            many minutes.
         repeats: Train with this many seeds, one run after another, and print the mean of their accuracies and its 95 %
             interval; the same command resumes and skips finished runs.
         workers: With --engine async, its workers, as --procs; else threads that load images, as --threads.

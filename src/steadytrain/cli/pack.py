@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from steadytrain.data.packing.pack import PackedFile, PackRequest
 
 MAX_CLASSES = 20
+GroupBy = Annotated[str | None, Parameter(name=("--group-by", "--group"))]
 MAX_REJECTED = 20
 
 
@@ -47,12 +48,12 @@ def pack(
     val_fraction: float | None = None,
     train_per_class: int | None = None,
     seed: int = 0,
-    group: str | None = None,
+    group: GroupBy = None,
     path_column: PathColumn = None,
     label_column: LabelColumn = (),
     split_column: SplitColumn = None,
     zip_names: ZipNames = None,
-    identical: Literal["bytes", "pixels"] = "bytes",
+    identical: Literal["near", "pixels", "bytes"] = "near",
     shards: int | None = None,
     shorter_side: int | None = None,
     quality: int = 95,
@@ -84,8 +85,11 @@ def pack(
         val_fraction: Hold out this share of each class: OUT-train.rec and OUT-val.rec.
         train_per_class: Use this many images of each class for training, and the rest for validation.
         seed: Seed of the choice of images that are held out.
-        group: A table's column: images that share its value (a patient, a video) stay on one side of the split.
-        identical: Keep images with equal bytes, or equal pixels (decodes each once more), on one side of the split.
+        group: Keep on one side of the split, beside copies, what belongs together (patients, series): folder, images of
+            one folder below that of their class; a table's column; or a regular expression, whose first group is the
+            same in their names.
+        identical: Copies that stay on one side of the split: images that look alike (near), or have equal pixels, for
+            both of which each is decoded once more; or equal bytes.
         shards: Write this many files for each split: OUT-00000-of-00004.rec and so on.
         shorter_side: Scale larger images down to this many pixels on their shorter side; smaller ones stay.
         quality: Quality of re-encoded JPEG and WebP images, 1 to 100.

@@ -13,6 +13,7 @@ from pathlib import PurePath
 
 from msgspec.structs import replace
 
+from steadytrain.config.figures import figure_words
 from steadytrain.events import (
     Ceilings,
     Compiled,
@@ -27,8 +28,10 @@ from steadytrain.events import (
     Saved,
     Started,
     StepMeasured,
+    Tested,
 )
-from steadytrain.format import clean, clock, money, pairs, rate, tells_top5
+from steadytrain.format import clean, clock, count, money, pairs, rate, score_name, tells_top5
+from steadytrain.monitor.history import RunScore
 
 
 def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False) -> str | None:
@@ -47,8 +50,13 @@ def event_line(event: Event, *, best: bool = False, is_multi_label: bool = False
             return _line("", event, f"step epoch:.2f loss:.4f {top1} {speed}")
         case Evaluated():
             scores = "top1:.4f top5:.4f" if event.mean_ap is None else "mean_ap:.4f exact_match=top1:.4f"
+            chosen = figure_words(event.figure, event.figure_value, event.mean_ap)
+            scores += f" {event.figure}=figure_value:.4f" if chosen else ""
             text = _line("evaluated", event, f"step epoch:.2f n loss:.4f {scores} seconds:.2f weights")
             return f"{text} best=yes" if best else text
+        case Tested():
+            scores = "top1:.4f top5:.4f" if event.mean_ap is None else "mean_ap:.4f exact_match=top1:.4f"
+            return _line("tested", event, f"step epoch:.2f n loss:.4f {scores} seconds:.2f weights before")
         case Started():
             data, machine = event.data, event.machine
             values = {"attempt": event.attempt, "model": event.model.get("name", "?")}
@@ -142,8 +150,12 @@ def describe_event(
             else:
                 parts.append(f"val top1 {event.top1:.4f}")
                 parts += [f"top5 {event.top5:.4f}"] if event.top5 is not None and tells_top5(num_classes) else []
+            parts.append(figure_words(event.figure, event.figure_value, event.mean_ap))
             parts += [f"loss {event.loss:.4f}", *([] if event.weights == "model" else [f"({clean(event.weights)})"])]
-            return [*parts, "best"] if best else parts
+            return list(filter(None, [*parts, "best" if best else ""]))
+        case Tested():
+            name, figures = score_name(event.mean_ap is not None), RunScore.of(event).words
+            return [f"test, {event.seen}: {name} {figures}", count(event.n, "image")]
         case Ceilings():
             feed, compute, both = _rates(event)
             limit, other = (

@@ -110,11 +110,9 @@ def _print_rows(rows: Sequence[RunRow], *, with_settings: bool) -> None:
         columns[key] = [clean(str(row.recipe.get(key, NONE))) for row in rows]
     hidden = list[str]()
     if sys.stdout.isatty():
-        optional = [
-            head
-            for head in ("best", *settings, "note", "images/s", "epochs", "model", "age", "data", "cost")
-            if head in columns
-        ]
+        scores = ("best", "test", "macro recall")
+        others = ("note", "images/s", "epochs", "model", "age", "data", "cost")
+        optional = [head for head in (*scores, *settings, *others) if head in columns]
         hidden = hide_columns(columns, optional, shutil.get_terminal_size().columns)
     shown = {head: cells for head, cells in columns.items() if head not in hidden}
     right = [index for index, head in enumerate(shown) if head in ("images/s", "cost", "age")]

@@ -156,7 +156,7 @@ def _recipe_and_images(
 
     from steadytrain.training.data import open_data
 
-    with closing(open_data(recipe.data, seed=recipe.seed, say=note)) as sets:
+    with closing(open_data(recipe.data, recipe.model, seed=recipe.seed, say=note)) as sets:
         return recipe, sets.num_train
 
 
@@ -191,7 +191,9 @@ def _recipe_without_data(data: str | None, options: TrainingOptions, num_train: 
     model = options.value("model.name")
     usual = usual_recipe(train, model=str(model) if model else None, finetune=finetune, small=small)
     recipe = apply_changes(usual, in_file, {**changes, "data.train": train})
-    images = num_train if recipe.data.val is not None else round(num_train / (1 - recipe.data.holdout))
+    images = (
+        num_train if recipe.data.val is not None else round(num_train / (1 - recipe.data.share_held_out(num_train)))
+    )
     from steadytrain.cli.train import ranks_of_batch
 
     ranks, device = ranks_of_batch(data, options), recipe.parallel.device

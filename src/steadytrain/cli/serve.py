@@ -15,7 +15,16 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from steadytrain.cli.console import note
-from steadytrain.cli.evaluate import AcceptLicence, ModelName, Size, WeightsFlag, restore_weights, with_input
+from steadytrain.cli.evaluate import (
+    AbstainAt,
+    AcceptLicence,
+    ModelName,
+    PriorFlag,
+    Size,
+    WeightsFlag,
+    restore_weights,
+    with_input,
+)
 from steadytrain.cli.options import DeviceFlag, WhichFlag
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
@@ -49,6 +58,8 @@ def serve(
     allow_private: bool = False,
     allow_origin: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     json_log: bool = False,
+    abstain_at: AbstainAt = None,
+    prior: PriorFlag = None,
     weights: WhichFlag = "best",
     model: ModelName = None,
     classes: Path | None = None,
@@ -116,13 +127,16 @@ def serve(
         allow_private=allow_private,
         allow_origins=tuple(origin.rstrip("/").lower() for origin in allow_origin),
         json_log=json_log,
+        abstain_at=abstain_at,
     )
     pretrained = find_pretrained(place)
     if pretrained is not None:  # asked here: the model is loaded on another thread
         require_licence(Model(pretrained.name, pretrained=True), accepted=accept_licence)
 
     def load() -> Trained:
-        trained = restore_weights(place, weights, model, device, accepted=True, precision=precision, classes=classes)
+        trained = restore_weights(
+            place, weights, model, device, prior, accepted=True, precision=precision, classes=classes
+        )
         return with_input(trained, size, None)[0]
 
     if not re.fullmatch(r"[A-Za-z0-9_.:/@-]+", image):
@@ -134,7 +148,10 @@ def serve(
             raise InputError(f"{place} is a model's name: export it to a file first, and name that (steady export)")
         if classes is not None:
             raise InputError("--classes names a file that the container has not: export the model with it first")
-        words = _flags(settings, {"--model": model, "--size": size, "--precision": precision, "--threads": threads})
+        if prior not in (None, "training", "uniform"):
+            raise InputError("--prior names a file that the container has not: export the model with it first")
+        flags = {"--model": model, "--size": size, "--precision": precision, "--threads": threads, "--prior": prior}
+        words = _flags(settings, flags)
         for path in write_files(write, load().path, image=image, words=words, grace_seconds=grace_seconds):
             print(path)
         note(f"build the image: docker build -t {shlex.quote(image)} {shlex.quote(str(write))}")

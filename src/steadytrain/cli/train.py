@@ -223,8 +223,28 @@ def _train_alone(drafted: DraftRun, options: TrainingOptions, *, until: float | 
     _note_fewer_ranks(runs[0], options)
     if plan is not None:
         with runs[0].log_beside() as log:
-            log.append(Noticed(message=plan.words))
-    return _train_all(runs, options, opened=drafted.opened, until=until)
+            for event in (*plan.tried, Noticed(message=plan.words)):
+                log.append(event)
+    code = _train_all(runs, options, opened=drafted.opened, until=until)
+    if not code and (recipe.model.pretrained or recipe.model.weights):
+        for run in runs:
+            _measure_limits(run)
+    return code
+
+
+def _measure_limits(run: Run) -> None:
+    """Measure which images are unlike the training images, where that costs little beside the run."""
+    from steadytrain.training.features.held_out import is_cheap, make_limits
+
+    if not is_cheap(run):
+        return
+    try:
+        with progress_once_known("features", resumes=True) as advance:
+            limits = make_limits(run, progress=advance, say=note)
+    except SteadyError as error:  # the run is whole without
+        note(f"it is not known which images are unlike the training images: {error}")
+    else:
+        note(f"images unlike the training images are told by predict and serve: {limits.words}")
 
 
 def _require_device(options: TrainingOptions, world: World = World()) -> None:  # noqa: B008 - frozen
@@ -372,7 +392,7 @@ def _train_all(
                 until=until,
                 mxnet_log=options.mxnet_log,
             )
-            trained.append(run)
+            trained.append(run.as_decided() if group is None else run)
             if code:
                 break
     if world.is_first:
@@ -393,7 +413,7 @@ def _fit_minutes(
     if folder is not None and (folder / "recipe.json").exists():
         planned = Run.open(folder).recipe
         values = dict(leaves(draft.to_dict()))
-        if planned.with_({key: values[key] for key in PLANNED}).digest == draft.digest:
+        if planned.with_({key: values[key] for key in PLANNED if key not in options.chosen}).digest == draft.digest:
             note(f"{folder} was planned before: {planned.model.train}, {planned.budget.epochs:g} epochs")
             return planned, None
     note(f"measuring this machine on the data, to fit the run into {count(minutes, 'minute')}")
@@ -403,6 +423,7 @@ def _fit_minutes(
         chosen=options.chosen,
         began=own_start() or time.perf_counter(),
         allow_import=options.names_model,
+        say=note,
     )
     note(plan.words)
     return plan.recipe, plan
@@ -588,7 +609,8 @@ def open_draft(
         raise InputError("name the data to train on: a folder of classes, a .rec, or whatever else steady pack takes")
     require_there(train)
     _require_possible(options, finetune=finetune)
-    files = {"--val": "data.val", "--weights": "model.weights", "--classes": "data.classes", "--labels": "data.labels"}
+    files = {"--val": "data.val", "--test": "data.test", "--classes": "data.classes", "--labels": "data.labels"}
+    files["--weights"] = "model.weights"
     for flag, key in files.items():
         file = options.value(key)
         if isinstance(file, str) and not Path(local_name(file)).exists() and not is_pattern(file) and not is_uri(file):
@@ -752,7 +774,7 @@ def _train_visibly(
             if display is not None:
                 display.show(event)
                 if isinstance(event, Started):
-                    for line in head_lines(run.recipe.after(event.step), event):
+                    for line in head_lines((run if group else run.as_decided()).recipe.after(event.step), event):
                         note(line)
             if speedometer is not None:
                 for line in speedometer.stamped(event):  # as it is: its tabs are what the old tools split at

@@ -26,7 +26,6 @@ from steadytrain.format import (
     pairs,
     percent,
     rate,
-    score_name,
     time_of_day,
     wrap,
 )
@@ -262,7 +261,6 @@ def state_line(now: RunSnapshot) -> str:
 
 def final_lines(now: RunSnapshot, width: int) -> list[str]:
     """Return the figures of a run, those that matter most first, in lines of ``width`` columns but for the verdict."""
-    from steadytrain.reports.tables import interval_text
     from steadytrain.reports.time_spent import largest_buckets
     from steadytrain.reports.verdict import verdict_sentences
 
@@ -276,9 +274,8 @@ def final_lines(now: RunSnapshot, width: int) -> list[str]:
         overall = f"{rate(rates.overall)}{' images/s' * (not newest)} overall"
         lines.append(f"{newest}{overall}, {rate(rates.steady)} in the steady state")
     if now.best is not None:
-        name, best = score_name(now.is_multi_label), now.best
-        interval = f" ({interval_text(best.interval)})" if best.interval else ""
-        lines.append(f"best {name} {percent(best.value, 2)}{interval} {best.when}")
+        best = now.best
+        lines.append(f"{best.best_label} {best.words} {best.when}")
     if now.logged is not None:
         right = "exact match" if now.is_multi_label else "top-1"
         lines.append(f"train loss {number(now.logged.loss, 4)}, train {right} {percent(now.logged.top1, 2)}")

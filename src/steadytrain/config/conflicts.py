@@ -76,6 +76,9 @@ def _of_samples(data: Data, model: Model, optim: Optim, budget: Budget) -> Itera
     if data.repeats > 1 and parse_train(model.train).probe_passes:
         why = "a probe sees each image once; leave one of them out"
         yield f"data.repeats={data.repeats}", f"model.train={model.train!r}", why
+    if model.folds and parse_train(model.train).main != "probe":
+        why = "folds are answered by probes: add --train probe, or leave --folds out"
+        yield f"model.folds={model.folds}", f"model.train={model.train!r}", why
     if parse_train(model.train).main == "probe" and parse_loss(optim.loss).name not in SOFTMAX[:2]:
         why = "a probe is fitted by cross-entropy; --train probe+head trains on from it by any loss"
         yield f"model.train={model.train!r}", f"optim.loss={optim.loss!r}", why

@@ -37,6 +37,11 @@ The smallest come first, so that a CPU can train them. The weights of all of the
 FEW_IMAGES = 200
 """Photographs of a class, in the mean, below which training from scratch is advised against: a rule of thumb."""
 
+WHOLE_AREA = (0.35, 1.0)
+"""Share of the area of random crops by default where images are shown whole (``data.fit``), and trained from scratch:
+smaller ones miss too often what shows at one end of a long image (docs/laboratory.md).
+"""
+
 MAX_BATCH_SHARE, MIN_BATCH = 0.1, 2
 """The largest default batch, as a share of the training images; and a batch that is never too large."""
 
@@ -250,7 +255,7 @@ def fit_to_data(
     >>> [fit_to_data(recipe, 10**6, chosen=(), ranks=n).batch_size for n in (1, 3, 8)]
     [128, 126, 128]
     """
-    num_train = num_images * (1 if recipe.data.val is not None else 1 - recipe.data.holdout)
+    num_train = num_images * (1 if recipe.data.val is not None else 1 - recipe.data.share_held_out(num_images))
     batch, parts = recipe.batch_size, recipe.optim.accumulate * ranks
     if "batch_size" not in chosen:
         size = batch * (ranks if on_gpus else 1) // parts  # of a micro-batch

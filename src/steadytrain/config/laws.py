@@ -68,8 +68,8 @@ class Stage:
 
     @property
     def on(self) -> str:
-        """The figure that ``plateau`` looks at, ``top1`` (of several labels: mAP) or ``loss``."""
-        return str(self.values.get("on", "top1"))
+        """The figure of ``plateau``: ``top1`` (of several labels mAP), ``loss``, or ``one``: that of ``every.best``."""
+        return str(self.values.get("on", "one"))
 
 
 class LawDefaults(Protocol):

@@ -90,6 +90,7 @@ GRAPH_OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 """Optimizers whose fused kernels read the learning rate and count updates on the device, as ``parallel.graph`` asks."""
 Layout = Literal["channels-last", "channels-first"]
 Scalar = str | int | float | bool | None
+ImageFit = Literal["crop", "squash", "pad"]
 
 
 def refuse_secrets(name: str, value: str | Path | None) -> None:
@@ -106,6 +107,9 @@ def _split(text: str) -> list[str]:
     """Split what a flag says, such as ``2@30,2@60``; ``none`` is an empty list."""
     return [] if text == "none" else text.split(",")
 
+
+FEW_IMAGES = 1_000
+"""Images below which a fifth is held out by default: a tenth of them measures too little."""
 
 _ONE_A_CHANNEL = ValueLimit(lambda numbers: len(numbers) in (1, 3), "1 or 3 numbers, one a channel")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4}(,[0-9]{1,4})*)?")
@@ -131,13 +135,32 @@ class Data:
         usual="X-val.rec beside X-train.rec, val/ beside train/, else 10 % of each class",
         flag=Flag(DATA, "Validation data.", names="--val --data-val"),
     )
-    holdout: float = setting(
-        0.1,
-        "Share of each class that is held out where there are no validation data, at least 0, below 1; 0: none.",
+    test: str | Path | None = setting(
+        None,
+        "Test data, in any of these forms, on which the best weights are evaluated once, at the end. No choice"
+        " depends on them, so the digest leaves them out.",
+        example="test.rec",
+        usual="X-test.rec beside X-train.rec, test/ beside train/, else none",
+        flag=Flag(DATA, "Test data, evaluated once, at the end of the run.", names="--test --data-test --test-data"),
+    )
+    holdout: float | None = setting(
+        None,
+        "Share of each class that is held out where there are no validation data, at least 0, below 1; 0: none. "
+        "None: a fifth of fewer than 1,000 images, else a tenth.",
         limit=ValueLimit(lambda share: 0 <= share < 1, "a fraction from 0 up to, not including, 1"),
         words="val-fraction val-split validation-split train-val-split valid-pct test-size",
         flag=Flag(DATA),
         example=0.2,
+        usual="0.2 of fewer than 1,000 images, else 0.1",
+    )
+    group_by: str | None = setting(
+        None,
+        "Images that stay on one side of every split, beside copies and near copies: folder, those of one folder below "
+        "that of their class (a patient, a series); a table's column; or a regular expression, those for whose names "
+        "its first group is the same.",
+        example=r"(patient\d+)_",
+        words="group groups group-column group-key",
+        flag=Flag(DATA, "Keep together in splits: folder, a table's column, or a regular expression with a group."),
     )
     classes: str | Path | None = setting(
         None,
@@ -212,10 +235,22 @@ class Data:
             read=split_transforms,
         ),
     )
+    fit: ImageFit | None = setting(
+        None,
+        "How images that are not square become square. crop takes the centre in evaluation, and random boxes in "
+        "training; squash resizes the whole image, whatever its aspect ratio; pad resizes its longer side, and fills "
+        "both sides of the shorter with the mean colour (letterbox). None is squash where the median image is more "
+        "than twice as long as wide (or as wide as long), else crop.",
+        example="squash",
+        usual="squash for images that are mostly longer than 2:1, else crop",
+        words="resize-mode resize-method crop-mode",
+        flag=Flag(IMAGES, "How images become square: crop (their centre), squash or pad (all of them)."),
+    )
     crop: float | None = setting(
         None,
-        "Share of the shorter side that the centre crop of evaluation keeps, above 0, up to 1. None uses the model's"
-        " own, else 0.875, or 1 for images of up to 64 pixels.",
+        "Share of the shorter side that the centre crop of evaluation keeps, above 0, up to 1; with another data.fit "
+        "than crop, of both sides. None uses the model's own, else 0.875, or 1 for images of up to 64 pixels and where"
+        " data.fit shows whole images.",
         limit=ValueLimit(lambda share: 0 < share <= 1, "a fraction above 0, up to 1"),
         example=0.95,
         words="crop-pct",
@@ -317,10 +352,20 @@ class Data:
         check(self, "data")
         refuse_secrets("data.train", self.train)
         refuse_secrets("data.val", self.val)
+        refuse_secrets("data.test", self.test)
         sizes = tuple(f"{size}@{epoch:g}" for size, epoch in parse_sizes(self.grow_size))
         object.__setattr__(self, "grow_size", sizes)
         object.__setattr__(self, "transforms", tuple(map(str, parse_transforms(self.transforms))))
+        if self.group_by is not None:
+            try:
+                re.compile(self.group_by)
+            except re.error as error:
+                raise RecipeError(f"data.group_by is {self.group_by!r}, no regular expression: {error}") from None
         require(self.std is None or all(s > 0 for s in self.std), "data.std", self.std, "above 0 in every channel")
+
+    def share_held_out(self, num_images: int) -> float:
+        """Return the share of so many images that is held out where there are no validation data."""
+        return self.holdout if self.holdout is not None else 0.2 if num_images < FEW_IMAGES else 0.1
 
 
 @documented
@@ -369,6 +414,14 @@ class Model:
             "pass), head:1+full, probe+discriminative.",
         ),
         example="head:1+full",
+    )
+    folds: int = setting(
+        0,
+        "Of a probe (model.train=probe), so many folds: each is answered by a classifier fitted to the others, groups "
+        "together, which says how good the probe is on images that it has not seen, and how much that varies. 0: none.",
+        words="fold k-fold kfold n-folds num-folds cv",
+        limit=ValueLimit(lambda folds: folds == 0 or 2 <= folds <= 100, "0, or from 2 to 100"),
+        flag=Flag(MODEL, "Of a probe: answer each of so many folds by a classifier fitted to the others."),
     )
     freeze: tuple[str, ...] = setting(
         (),
@@ -728,8 +781,8 @@ class Budget:
     )
     patience: int | None = setting(
         None,
-        "End the run early when validation top-1 has not improved in this many evaluations, 1 or more. The learning "
-        "rate falls as planned for the whole run.",
+        "End the run early when validation (every.best) has not improved in this many evaluations, 1 or more. The "
+        "learning rate falls as planned for the whole run.",
         limit=ValueLimit(FROM_1.holds, "1 or more evaluations"),
         example=3,
         usual="never",
@@ -741,6 +794,12 @@ class Budget:
         "on the machine's speed. None sets no limit.",
         limit=ABOVE_0,
         example=60,
+    )
+    fill: bool = setting(
+        False,
+        "Use all of budget.minutes: while time is left, updates begin again from the probe, at another learning rate "
+        "or for longer, and the best weights are kept. finetune --budget-minutes sets it.",
+        example=True,
     )
 
     def __post_init__(self) -> None:
@@ -956,6 +1015,15 @@ class Every:
         words="checkpoint-hist",
         example=5,
     )
+    best: Literal["top1-loss", "top1", "top5", "loss", "macro-recall", "f1", "auc", "map"] | None = setting(
+        None,
+        "The figure of the validation images by which the best weights are chosen; top1-loss: the highest top-1, and "
+        "within its standard error the lowest loss (docs: metrics). budget.patience, plateau and sweeps follow it.",
+        example="macro-recall",
+        usual="top1-loss; map where an image may have several labels",
+        words="metric eval-metric monitor metric-for-best-model early-stopping-metric",
+        flag=Flag(OPTIMIZER),
+    )
     stall_minutes: float | None = setting(
         15.0,
         "End a run that makes no progress for this many minutes after a warning. 0 or None never ends it.",
@@ -1008,6 +1076,22 @@ class Every:
         "precision.name.",
         limit=_UPDATES,
         example=[120],
+    )
+    undone: Literal["restart", "continue"] = setting(
+        "restart",
+        "What to do when updates undo the probe (by 3 standard errors of validation top-1, in the first 3 epochs): "
+        "restart begins again from the probe at 0.3 of the learning rate, continue trains on.",
+        example="continue",
+    )
+    tries: tuple[tuple[int, float], ...] = setting(
+        (),
+        "Where updates began again from the probe: after how many updates, and at which learning rate. The run itself "
+        "writes it.",
+        limit=ValueLimit(
+            lambda tries: all(step >= 1 and ABOVE_0.holds(lr) for step, lr in tries),
+            "pairs of updates and rates above 0",
+        ),
+        example=[[120, 0.0003]],
     )
     from_file: frozenset[str] = file_keys()
 

@@ -202,24 +202,33 @@ class Recipe:
     def digest(self) -> str:
         """Twelve hex digits that name what is trained.
 
-        ``parallel`` and ``every`` are left out, but for the evaluations that ``plateau`` waits for.
+        ``parallel`` and ``every`` are left out, but for the evaluations that ``plateau`` waits for, and ``data.test``.
         """
         values = {name: part for name, part in self.to_dict().items() if name not in ("parallel", "every")}
+        del values["data"]["test"]
         for part, names in FIRST_KEYS.items():
             first, usual = names.split(), _defaults(part)
             values[part] = {name: v for name, v in values[part].items() if name in first or v != usual[name]}
         if self.waits_for_evaluations:
             values["every"] = {"evaluate_epochs": self.every.evaluate_epochs}
+            values["every"] |= {"best": self.every.best} if self.every.best else {}
+        if self.budget.fill:
+            del values["budget"]["epochs"], values["optim"]["warmup_epochs"]  # the run chooses them as it goes
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
     def after(self, step: int) -> Recipe:
-        """Return the recipe by which the update after ``step`` of them is computed: in fp32, if ``every.fp32`` says so.
+        """Return the recipe by which the update after ``step`` of them is computed.
 
-        Its digest may differ: runs have that of the recipe as it is.
+        In fp32, if ``every.fp32`` says so; at the rate of the newest of ``every.tries`` that has begun. Its digest may
+        differ: runs have that of the recipe as it is.
         """
-        if not any(step >= first - 1 for first in self.every.fp32):
-            return self
-        return replace(self, precision=replace(self.precision, name="fp32"))
+        recipe, begun = self, tuple(pair for pair in self.every.tries if pair[0] <= step)
+        if any(step >= first - 1 for first in self.every.fp32):
+            recipe = replace(recipe, precision=replace(self.precision, name="fp32"))
+        if self.every.tries:
+            lr = begun[-1][1] if begun else self.optim.lr
+            recipe = replace(recipe, every=replace(self.every, tries=begun), optim=replace(self.optim, lr=lr))
+        return recipe
 
     def with_(self, changes: Mapping[str, object] | None = None, /, **more: object) -> Recipe:
         """Return a copy with some values changed: ``recipe.with_({"optim.lr": 0.2}, batch_size=64)``.

@@ -160,16 +160,15 @@ class Plateau:
     waited: int = 0
     drops: int = 0
 
-    def after(self, stage: Stage, *, top1: float, loss: float) -> Plateau:
-        """Return what is remembered after an evaluation; a value that is not finite is never better.
+    def after(self, stage: Stage, value: float) -> Plateau:
+        """Return what is remembered after an evaluation of a value, the highest being the best; NaN is never better.
 
         >>> seen = Plateau()
         >>> for top1 in (0.5, 0.6, 0.6, 0.6):
-        ...     seen = seen.after(parse_schedule("plateau,patience=2")[0], top1=top1, loss=1.0)
+        ...     seen = seen.after(parse_schedule("plateau,patience=2")[0], top1)
         >>> seen
         Plateau(best=0.6, waited=0, drops=1)
         """
-        value = top1 if stage.on == "top1" else -loss
         if math.isfinite(value) and (self.best is None or value > self.best):
             return Plateau(value, 0, self.drops)
         if self.waited + 1 < stage.values.get("patience", PATIENCE):

@@ -43,6 +43,7 @@ GATES = (
     Gate("every", "notices", "a cloud's metadata, or a file, is asked", "not asked, and noted; `--notices` allows it"),
     Gate("data", "train", _READ, _NOT_ASKED),
     Gate("data", "val", _READ, _NOT_ASKED),
+    Gate("data", "test", _READ, _NOT_ASKED),
     Gate("data", "root", _READ, _NOT_ASKED),
     Gate("data", "labels", _READ, _NOT_ASKED),
     Gate("data", "classes", _READ, _NOT_ASKED),

@@ -66,12 +66,12 @@ class Timeline:
     def lr(self, step: int, drops: int = 0) -> float:
         """Return the learning rate at ``step``; ``drops``: how often evaluations have lowered it."""
         halvings = sum(step >= first - 1 for first in self.recipe.every.slower)
-        lr = self.peak * self._share(self.batches.progress(step)) * 0.5**halvings
+        lr = self.peak * self._share(self.batches.progress(step) - self._begin) * 0.5**halvings
         return lr if self.plateau is None else lr * self.plateau.lowered(drops)
 
     def momentum(self, step: int) -> float | None:
         """Return the momentum at ``step``, or Adam's first beta; None: it stays as it is."""
-        return None if self._momentum is None else self._momentum(self.batches.progress(step))
+        return None if self._momentum is None else self._momentum(self.batches.progress(step) - self._begin)
 
     @property
     def moves_momentum(self) -> bool:
@@ -97,5 +97,11 @@ class Timeline:
         return schedules.momentum(self.recipe.optim, **self._length)
 
     @property
+    def _begin(self) -> int:
+        """The update that the schedule counts from: the first since updates began again from the probe."""
+        tries = self.recipe.every.tries
+        return tries[-1][0] if tries else 0
+
+    @property
     def _length(self) -> dict[str, float]:
-        return {"steps": self.batches.first, "steps_per_epoch": self.steps_per_epoch}
+        return {"steps": self.batches.first - self._begin, "steps_per_epoch": self.steps_per_epoch}

@@ -169,22 +169,22 @@ def holds_no_labels(name: str) -> bool:
     return not _UNLABELLED_WORDS.isdisjoint(split_words(name)[1])
 
 
-def find_validation_records(train: str) -> Path | None:
-    """Find ``X-val.rec`` beside ``X-train.rec`` (or ``X_train.rec``, ``train.rec``); None where there is none."""
+def find_records_beside(train: str, split: str) -> Path | None:
+    """Find ``X-val.rec``, or ``X-test.rec``, beside ``X-train.rec`` (``X_train.rec``, ``train.rec``); None: none."""
     path = Path(train)
     if not path.is_file():
         return None
-    return next(filter(Path.is_file, map(path.with_name, validation_names(path.name))), None)
+    return next(filter(Path.is_file, map(path.with_name, names_beside(path.name, split))), None)
 
 
-def validation_names(train: str) -> list[str]:
-    """Return the names that the validation data of a record file may have; none where its own names no training set.
+def names_beside(train: str, split: str) -> list[str]:
+    """Return the names that another split of a record file may have; none where its own names no training set.
 
-    >>> validation_names("photos-train.rec")[:2], validation_names("photos.rec")
+    >>> names_beside("photos-train.rec", "val")[:2], names_beside("photos.rec", "val")
     (['photos-val.rec', 'photos-valid.rec'], [])
     """
     match = re.fullmatch(r"((?:.*[-_.])?)(train|training)\.rec", train, re.IGNORECASE)
-    return [f"{match[1]}{word}.rec" for word, split in SPLITS.items() if split == "val"] if match else []
+    return [f"{match[1]}{word}.rec" for word, of in SPLITS.items() if of == split] if match else []
 
 
 def is_shard(name: str) -> bool:
@@ -210,11 +210,8 @@ def group_by_split(items: Sequence[T], names: Sequence[str], where: str) -> dict
     return groups if "train" in groups and len(groups) > 1 else {"": list(items)}
 
 
-def order_splits(parts: dict[str, T], say: Callable[[str], None], where: str) -> dict[str, T]:
-    """Put the training set first. Without a validation set the test set becomes it, which ``say`` is told."""
-    if "val" not in parts and "test" in parts and "train" in parts:
-        say(f"{where} has no validation part; its test part is used for validation")
-        parts = {("val" if split == "test" else split): part for split, part in parts.items()}
+def order_splits(parts: Mapping[str, T]) -> dict[str, T]:
+    """Put the training set first, and the test set last."""
     return {split: parts[split] for split in ("", "train", "val", "test") if split in parts}
 
 

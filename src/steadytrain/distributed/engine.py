@@ -236,8 +236,12 @@ class Engine:
 
     def load(self, module: nn.Module, optimizer: Optimizer, model_state: Any, optimizer_state: Any) -> None:
         """Load whole states into a network and its optimizer. Raises RuntimeError or ValueError where they differ."""
-        module.load_state_dict(model_state)
+        self.load_weights(module, model_state)
         optimizer.load_state_dict(optimizer_state)
+
+    def load_weights(self, module: nn.Module, state: Any) -> None:
+        """Load the whole state of a network. Raises RuntimeError where it differs."""
+        module.load_state_dict(state)
 
     def finish_update(self, step: int) -> None:
         """Do what is left of an exchange after the optimizer has made the update number ``step``, from 1."""

@@ -92,14 +92,17 @@ class ShardedEngine(Engine):
         return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
     def load(self, module: nn.Module, optimizer: Optimizer, model_state: Any, optimizer_state: Any) -> None:
-        parts = module.state_dict()
-        module.load_state_dict({name: _part(value, parts.get(name)) for name, value in model_state.items()})
+        self.load_weights(module, model_state)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         kept = {
             k: {name: _part(value, parameters[k]) for name, value in values.items()}
             for k, values in optimizer_state["state"].items()
         }
         optimizer.load_state_dict({**optimizer_state, "state": kept})
+
+    def load_weights(self, module: nn.Module, state: Any) -> None:
+        parts = module.state_dict()
+        module.load_state_dict({name: _part(value, parts.get(name)) for name, value in state.items()})
 
 
 def _part(value: Any, like: Any) -> Any:

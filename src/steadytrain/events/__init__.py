@@ -50,6 +50,8 @@ from steadytrain.events.schema import Stalled as Stalled
 from steadytrain.events.schema import Started as Started
 from steadytrain.events.schema import Step as Step
 from steadytrain.events.schema import StepMeasured as StepMeasured
+from steadytrain.events.schema import Tested as Tested
 from steadytrain.events.schema import ThreadStats as ThreadStats
+from steadytrain.events.schema import Tried as Tried
 from steadytrain.events.schema import Unknown as Unknown
 from steadytrain.events.schema import Unreadable as Unreadable

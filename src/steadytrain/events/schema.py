@@ -7,15 +7,18 @@ computed and printed with, and a table has its keys.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from statistics import stdev
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta
 
 from steadytrain.config.batches import Batches, BatchStage
-from steadytrain.format import clock, count, duration, number
+from steadytrain.config.figures import SIGN
+from steadytrain.format import clock, count, duration, epoch, number, percent
 
 VERSION = 1
 
@@ -44,8 +47,12 @@ class DataKeys(TypedDict):
     num_train: NotRequired[Whole]
     num_val: NotRequired[Whole | None]
     classes: NotRequired[Sequence[str]]
+    class_counts: NotRequired[Sequence[Whole]]
     channels: NotRequired[Whole]
     largest_side: NotRequired[Whole]
+    num_test: NotRequired[Whole]
+    class_ratio: NotRequired[Finite]
+    shorter_side: NotRequired[Whole | None]
     restart_markers: NotRequired[bool]
     num_rejected: NotRequired[Whole]
     rejected: NotRequired[Sequence[tuple[str, str]]]
@@ -58,6 +65,7 @@ class ModelKeys(TypedDict):
     parameters: NotRequired[Whole]
     trainable: NotRequired[Whole]
     size: NotRequired[Whole]
+    unseen: NotRequired[Finite]
 
 
 class MachineKeys(TypedDict):
@@ -206,11 +214,14 @@ class Started(Event, frozen=True, kw_only=True):
     hour of each machine costs: ``per_hour``, ``currency``, ``name`` and ``date`` of the price; ``spent``: what the
     attempts before have cost; None where no price is known.
 
-    ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, ``classes`` (names), ``held_out``,
-    ``channels`` and ``largest_side`` (pixels) of the training images, and whether packing put ``restart_markers`` into
-    them.
+    ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, of ``test`` the same where there is
+    one, ``class_ratio`` (images of the largest class for one of the smallest, from ten on), ``classes``, ``held_out``,
+    ``class_counts`` (training images of each), ``channels`` and ``largest_side`` (pixels) of the training images, the
+    ``shorter_side`` they were packed at, and
+    whether packing put ``restart_markers`` into them.
     ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels),
-    ``input`` (size, channels, normalisation, crop and interpolation of what it sees).
+    ``input`` (size, channels, normalisation, fit, crop and interpolation of what it sees), ``unseen`` (share of the
+    pixels of images that evaluation never sees).
     ``machine``: what bits and speed depend on: ``device``, ``compute_threads``, ``feed_threads``, ``isa``, ``torch``,
     ``python``, ``host``, ``cores``, ``precision``; of several ranks their number ``ranks``, and ``images_per_rank``,
     those of the first batches that each computes; ``gpus``: of each rank on a GPU, its ``index`` in that process and
@@ -276,10 +287,13 @@ class Resumed(Event, frozen=True, kw_only=True):
 class ProbeProgress(Event, frozen=True, kw_only=True):
     """The progress of a probe, which fits the classifier to features of the frozen network before the first update.
 
-    ``images`` of ``total``, those of all passes, have gone through the network in ``seconds``, of which the loop waited
-    ``wait_seconds`` for batches. ``feed``: figures of :class:`FeedStats`, of the newest pass. The fit that follows took
-    ``fit_seconds``, None until it has ended: to ``features`` of each image, with a ``penalty`` that gives ``top1`` on
-    images that were left out.
+    ``images`` of ``total``, those of all passes, are done: features of ``reused`` were in the cache, the others have
+    gone through the network in ``seconds``, of which the loop waited ``wait_seconds`` for batches. ``feed``: figures of
+    :class:`FeedStats`, of the newest pass. The fit that follows took ``fit_seconds``, None until it has ended: to
+    ``features`` of each image, with a ``penalty`` that gives ``top1`` on images that were left out.
+
+    Of ``model.folds``: ``by_fold``, the top-1 of each by a classifier that was fitted to the others, ``fold_top1`` and
+    ``fold_loss`` of all their images, and the standard error of that loss.
     """
 
     step: Whole
@@ -287,16 +301,22 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
     total: Whole
     seconds: Finite = 0.0
     wait_seconds: Finite = 0.0
+    reused: Whole = 0
     feed: Mapping[str, Finite | None] = {}
     fit_seconds: Finite | None = None
     features: Whole | None = None
     penalty: Finite | None = None
     top1: float | None = None
+    by_fold: Sequence[float] = []
+    fold_top1: float | None = None
+    fold_loss: Finite | None = None
+    fold_loss_error: Finite | None = None
 
     @property
     def images_per_second(self) -> float | None:
         """The rate through the network; None before the first batch."""
-        return self.images / self.seconds if self.images > 0 and self.seconds > 0 else None
+        sent = self.images - self.reused
+        return sent / self.seconds if sent > 0 and self.seconds > 0 else None
 
     @property
     def seconds_left(self) -> float | None:
@@ -315,11 +335,25 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
         """
         if self.fit_seconds is not None:
             fitted = f"classifier fitted in {duration(self.fit_seconds)}"
-            return f"features of {count(self.total, 'image')} in {duration(self.seconds)}, {fitted}"
+            cached = f" ({self.reused:,} from the cache)" if self.reused else ""
+            folds = f"; {self.fold_words}" if self.by_fold else ""
+            return f"features of {count(self.total, 'image')}{cached} in {duration(self.seconds)}, {fitted}{folds}"
         if self.images >= self.total:
             return "fitting the classifier"
         speed = f", {number(self.images_per_second)} images/s" if self.images else ""
         return f"features: {self.images:,} of {count(self.total, 'image')}{speed}"
+
+    @property
+    def fold_words(self) -> str:
+        """Describe the answers of all folds: their mean, and how much the folds differ.
+
+        >>> words = ProbeProgress(step=0, images=9, total=9, by_fold=[0.8, 0.9], fold_top1=0.85, fold_loss=0.5)
+        >>> words.fold_words
+        '2 folds: top-1 85.00 %, by fold 80.00 to 90.00 % (deviation 7.07)'
+        """
+        low, high = (percent(share, 2) for share in (min(self.by_fold), max(self.by_fold)))
+        spread = f"by fold {low.removesuffix(' %')} to {high} (deviation {100 * stdev(self.by_fold):.2f})"
+        return f"{len(self.by_fold)} folds: top-1 {percent(self.fold_top1, 2)}, {spread}"
 
     @property
     def bar(self) -> tuple[float, str]:
@@ -378,7 +412,12 @@ class Evaluated(Event, frozen=True, kw_only=True):
     """One pass over a whole data set: ``n`` is its exact size. ``weights``: ``model`` or ``ema``.
 
     ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
-    which every label is right, and ``top5`` is None.
+    which every label is right, and ``top5`` is None. ``macro_recall`` and ``macro_f1``: means over the classes, or
+    labels, that have images; None in logs of versions that had none. ``even_top1``, ``even_macro_recall``: of the same
+    logits, answered as if all classes were equally frequent, where the sizes of classes differ tenfold; else None.
+    ``figure``: by which the best weights are chosen (:data:`~.figures.FIGURES`), with what it came to, and ``is_best``
+    whether they were kept as the best so far; None in older logs: by top-1, or mAP. ``loss_error``: standard error of
+    ``loss``; None in logs of versions that had none, and of several labels.
     """
 
     step: Whole
@@ -390,11 +429,96 @@ class Evaluated(Event, frozen=True, kw_only=True):
     seconds: Finite
     weights: str = "model"
     mean_ap: float | None = None
+    macro_recall: float | None = None
+    macro_f1: float | None = None
+    figure: str | None = None
+    figure_value: float | None = None
+    is_best: bool | None = None
+    even_top1: float | None = None
+    even_macro_recall: float | None = None
+    loss_error: float | None = None
 
     @property
     def score(self) -> float:
-        """The score that evaluations are ranked by: top-1; of several labels, mAP."""
+        """The main number: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
+
+    @property
+    def goodness(self) -> float:
+        """The number by which evaluations compare, by the figure that chooses: the highest is the best."""
+        if self.figure not in SIGN:
+            return self.score
+        return math.nan if self.figure_value is None else SIGN[self.figure] * self.figure_value
+
+    def replaces(self, best: Evaluated | None) -> bool:
+        """Return whether this evaluation is the best so far, where ``best`` was before it; never true of a NaN."""
+        return self.score > (best.score if best else -1.0) if self.is_best is None else self.is_best
+
+
+class Tested(Event, frozen=True, kw_only=True):
+    """The evaluation of a run's best weights on the test images, which no choice has seen: once, at its end.
+
+    Fields as of :class:`Evaluated`; ``step`` and ``epoch`` are those of the weights. ``data``: the images' digest.
+    ``before``: how often a process of this run had evaluated others of its weights on test images before.
+    ``num_seen``: how many of them are training or validation images as well.
+    """
+
+    step: Whole
+    epoch: Finite
+    n: Whole
+    loss: float
+    top1: float
+    top5: float | None
+    seconds: Finite
+    weights: str = "model"
+    mean_ap: float | None = None
+    macro_recall: float | None = None
+    macro_f1: float | None = None
+    even_top1: float | None = None
+    even_macro_recall: float | None = None
+    data: str = ""
+    before: Whole = 0
+    num_seen: Whole = 0
+
+    @property
+    def seen(self) -> str:
+        """Say what the run has seen of the images."""
+        if self.num_seen:
+            return f"{self.num_seen:,} of whose {self.n:,} images were trained on or validated"
+        return f"evaluated {self.before + 1} times in this run" if self.before else "which no choice has seen"
+
+
+class Tried(Event, frozen=True, kw_only=True):
+    """One way to a better model that a run has tried, and what came of it.
+
+    ``what``: ``features``: a probe of the frozen network, by folds of the training images; ``updates``: from the probe
+    on, for ``epochs`` at the learning rate ``lr``. With ``model``, on images of ``size`` pixels a side. ``loss``, its
+    standard error and ``top1``: out of fold, or of the best evaluation. ``verdict``: what was decided, in words.
+    """
+
+    step: Whole
+    what: Literal["features", "updates"]
+    model: str
+    size: Whole
+    loss: float
+    top1: float
+    seconds: Finite
+    verdict: str
+    loss_error: float | None = None
+    lr: Finite | None = None
+    epochs: Finite | None = None
+
+    @property
+    def words(self) -> str:
+        """Describe it in a line.
+
+        >>> Tried(step=0, what="features", model="a", size=96, loss=0.5, top1=0.8, seconds=9, verdict="chosen").words
+        'a at 96 pixels, a probe by folds: loss 0.5000, top-1 80.00 %, 9.00 s: chosen'
+        """
+        how = "a probe by folds" if self.what == "features" else f"{epoch(self.epochs or 0.0)} epochs at {self.lr:g}"
+        error = "" if self.loss_error is None else f" ± {self.loss_error:.4f}"
+        figures = f"loss {self.loss:.4f}{error}, top-1 {percent(self.top1, 2)}, {duration(self.seconds)}"
+        return f"{self.model} at {self.size} pixels, {how}: {figures}{f': {self.verdict}' if self.verdict else ''}"
 
 
 class Saved(Event, frozen=True, kw_only=True):

@@ -43,6 +43,7 @@ from steadytrain.machine.process import return_free_memory
 from steadytrain.training import Trained
 from steadytrain.training.build import evaluation_crop
 from steadytrain.training.evaluation import logits_of
+from steadytrain.training.inference.limits import Judge, Judgement, open_judge
 from steadytrain.training.memory import PassLimit
 
 MOST_IMAGES = 32
@@ -60,10 +61,15 @@ _NEWEST = 0.1  # weight of the newest pass in the rate
 
 
 class Answer(NamedTuple):
-    """Outputs for one image: logits float32 [K] and probabilities float64 [K], on the host."""
+    """Outputs for one image, on the host: logits float32 [K], probabilities float64 [K].
+
+    ``lost``: what of its file is unused; ``judgement``: what limits say of it.
+    """
 
     logits: torch.Tensor
     probabilities: torch.Tensor
+    lost: tuple[str, ...] = ()
+    judgement: Judgement | None = None
 
 
 class BusyError(Exception):
@@ -115,6 +121,7 @@ class _Item:
     waited: float = 0.0
     ready: float = 0.0
     pixels: Pixels | None = None
+    lost: tuple[str, ...] = ()
 
 
 class Batcher:
@@ -130,9 +137,11 @@ class Batcher:
         threads: that decode small images, and as many large ones.
         observe: called with what took how long: ``queue``, ``decode`` (seconds of an image), ``network`` (seconds of a
             pass) and ``batch`` (images of a pass); from several threads.
+        abstain_at: the share of answers that are to be right: the others are not sure.
 
     Attributes:
         trained: the model, once ``is_ready``.
+        judge: of its limits, where they lie beside its weights.
         failure: what ``load`` or the first pass raised.
         rates: images per second by batch, as measured before the first request.
         queued: images before the network.
@@ -148,9 +157,12 @@ class Batcher:
         max_pixels: int,
         threads: int,
         observe: Callable[[str, float], None],
+        abstain_at: float | None = None,
     ) -> None:
         self.max_batch, self.max_wait, self.max_queue, self.max_pixels = max_batch, max_wait, max_queue, max_pixels
         self.trained: Trained | None = None
+        self.judge: Judge | None = None
+        self._abstain_at = abstain_at
         self.failure: BaseException | None = None
         self.is_ready = False
         self.rates: dict[int, float] = {}
@@ -229,6 +241,8 @@ class Batcher:
                 if not is_large and encoded.height * encoded.width > LARGE_PIXELS:
                     self._large_pool.submit(self._decode, item, is_large=True)
                     return
+                if encoded.opened is not None:
+                    item.lost = tuple(encoded.opened.info.get("lost", {}).values())
                 # What is kept for the next image would be as large as the largest so far.
                 scratch = Scratch() if is_large else self._scratch.__dict__.setdefault("scratch", Scratch())
                 room, is_dropped = self._large_room if is_large else self._room, item.answer.cancelled
@@ -263,6 +277,7 @@ class Batcher:
     def _work(self) -> None:
         try:
             self.trained = self._load()
+            self.judge = open_judge(self.trained, self._abstain_at)
             self._crop = evaluation_crop(self.trained.input)
             self._warm()
             gc.collect()
@@ -342,10 +357,14 @@ class Batcher:
         """Compute the first ``count`` images in memory, as ``predict`` does."""
         trained, pixels = self.trained, torch.from_numpy(self._memory[:count])
         assert trained is not None
+        judged: Sequence[Judgement | None] = [None] * count
         with torch.no_grad():
-            logits = logits_of(trained.module, pixels, trained.policy, trained.input, self._limit)
-            pairs = zip(logits.cpu(), trained.probabilities(logits).cpu(), strict=True)
-            return [Answer(*pair) for pair in pairs]
+            if self.judge is None:
+                logits = logits_of(trained.module, pixels, trained.policy, trained.input, self._limit)
+            else:
+                logits, judged = self.judge.answer(pixels.to(trained.policy.device), self._limit)
+            rows = zip(logits.cpu(), trained.probabilities(logits).cpu(), judged, strict=True)
+            return [Answer(row, likely, judgement=judgement) for row, likely, judgement in rows]
 
     def _deliver(self, batch: list[_Item], answers: Sequence[Answer | Exception]) -> None:
         def settle() -> None:
@@ -355,7 +374,7 @@ class Batcher:
                 if isinstance(answer, Exception):
                     item.answer.set_exception(answer)
                 else:
-                    item.answer.set_result(answer)
+                    item.answer.set_result(answer._replace(lost=item.lost))
 
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(settle)

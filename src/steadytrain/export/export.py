@@ -23,19 +23,20 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from steadytrain.data.arrays import Ints
 from steadytrain.data.loader import Batch
 from steadytrain.data.sources.find import require_there, source_name
+from steadytrain.data.sources.select import draw_evenly
 from steadytrain.data.storage.scratch import temporary_scratch
 from steadytrain.errors import DataError, FailedError, InputError, ModelError, RunError, storage_error
 from steadytrain.export.formats import installed_versions, write_module
 from steadytrain.export.hub import model_card, timm_config
+from steadytrain.export.preprocessing import add_preprocessing, check_preprocessing
 from steadytrain.files import replacing
 from steadytrain.format import Say, print_note
-from steadytrain.models.engines.engine import KEY, EngineFormat, StoredPrecision
+from steadytrain.models.engines.engine import KEY, KEY_OF_PIXELS, EngineFormat, StoredPrecision
 from steadytrain.models.engines.torch_export import AOTINDUCTOR
 from steadytrain.models.exported import (
     Description,
@@ -48,15 +49,20 @@ from steadytrain.models.exported import (
 )
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
+from steadytrain.training.build import evaluation_crop
 from steadytrain.training.data import open_data
 from steadytrain.training.evaluation import evaluate_module
 from steadytrain.training.inference.inference import Files, open_evaluation_data
+from steadytrain.training.inference.limits import Limits, limits_path, open_judge, write_limits
+from steadytrain.training.inference.prior import Prior, with_prior
 from steadytrain.training.inference.trained import Trained, Which, restore
 from steadytrain.training.state import describe_nonfinite
 
 WeightsKind = Literal["safetensors", "folder"]
 """Exports without an engine: the weights alone, for steadytrain, or for timm and the Hugging Face hub."""
 
+WEIGHTS = "model.safetensors"
+"""The weights in a folder as timm and the hub have them."""
 CHECKED = 64
 """Images by which a file is compared with its checkpoint."""
 CALIBRATED = 256
@@ -108,6 +114,7 @@ class Exportation:
         tolerance: the largest difference of logits that was allowed; None for other numbers than fp32.
         rows: of the table; the last one is the file.
         reason: why it was not kept.
+        levels: by which pixels may differ from the loader's, of 256, where the file preprocesses images.
     """
 
     path: Path
@@ -117,6 +124,7 @@ class Exportation:
     tolerance: float | None
     rows: tuple[ParityRow, ...]
     reason: str = ""
+    levels: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,10 +159,12 @@ def export_model(
     classes: str | Path | Sequence[str] | None = None,
     numbers: StoredPrecision = "fp32",
     aot: bool = False,
+    with_preprocessing: bool = False,
     device: str = "auto",
     data: str | Path | None = None,
     max_loss: float = 0.5,
     images: int | None = None,
+    prior: Prior | None = None,
     say: Say = print_note,
 ) -> Exportation:
     """Export a run, a weights file or a pretrained model of timm.
@@ -165,12 +175,16 @@ def export_model(
             timm and the Hugging Face hub have them. A file of that name is replaced.
         numbers: ``int8``, ``fp16`` or ``bf16`` instead of fp32: kept only where it is faster, and as accurate.
         aot: compile a ``.pt2`` by AOTInductor, for ``device``.
+        with_preprocessing: put resizing, cropping and normalising into an ``.onnx`` in fp32, which then takes
+            ``pixels``, uint8[N, H, W, 3] of any size, and gives ``probabilities`` beside ``logits``.
         device: where the network is written, checked and measured: ``auto`` (the CPU), ``cpu``, ``cuda``, ``cuda:1``. A
             :class:`Trained` is where it is already.
         data: images to check by (a folder, files, a ``.rec``), with labels where it is a data set; None: the run's
             validation data, else noise.
         max_loss: points of top-1 (or mAP) that other numbers may cost.
         images: by which other numbers are judged, drawn evenly from every class; None: all.
+        prior: class frequencies that the file answers by, as of
+            :func:`~steadytrain.training.inference.prior.with_prior`; None: as they are.
         say: takes a line each for what the user should know.
 
     Returns:
@@ -193,6 +207,8 @@ def export_model(
     """
     path, kind = Path(output), kind_of(output, aot=aot)
     _require_numbers(path, kind, numbers)
+    if with_preprocessing and (path.suffix != ".onnx" or numbers != "fp32"):
+        raise InputError(f"--with-preprocessing is for .onnx files in fp32, not for {path} in {numbers}: leave it out")
     devices = kind.devices if isinstance(kind, EngineFormat) else ()
     if devices and device != "auto" and device.partition(":")[0] not in devices:
         raise InputError(
@@ -209,6 +225,7 @@ def export_model(
         if device == "auto":
             device = devices[0] if devices else "cpu"
         trained = restore(place, which=which, model=model, classes=classes, precision="fp32", device=device, say=say)
+    trained = trained if prior is None else with_prior(trained, prior, say=say)
     if fault := describe_nonfinite(trained.module):
         raise ModelError(
             f"{source} cannot be exported: {fault}; export other weights of the run (--weights last), or train it again"
@@ -222,12 +239,20 @@ def export_model(
             " take .onnx, .pt2 or .safetensors"
         )
     with open_samples(trained, data, CHECKED if numbers == "fp32" else images, say=say) as samples:
-        job = _Job(trained, _plain(trained.module), samples, data)
+        judge = open_judge(trained, say=say)
+        key, limits = KEY_OF_PIXELS if with_preprocessing else KEY, None if judge is None else judge.limits
+        job = _Job(trained, _plain(trained.module), samples, data, limits, key)
         if not isinstance(kind, EngineFormat):
-            return _export_weights(job, path, kind)
-        if numbers == "fp32":
-            return _export_exactly(job, path, kind)
-        return _export_faster(job, path, kind, numbers, max_loss, say)
+            outcome = _export_weights(job, path, kind)
+        elif numbers == "fp32":
+            outcome = _export_exactly(job, path, kind)
+        else:
+            outcome = _export_faster(job, path, kind, numbers, max_loss, say)
+        place = limits_path(path / WEIGHTS if kind == "folder" else path)
+        if outcome.is_kept and job.limits is not None:
+            write_limits(place, job.limits)
+            say(f"wrote {place}: which images are unlike the training images")
+        return outcome
 
 
 def kind_of(output: str | Path, *, aot: bool = False) -> EngineFormat | WeightsKind:
@@ -252,12 +277,14 @@ def kind_of(output: str | Path, *, aot: bool = False) -> EngineFormat | WeightsK
 
 @dataclass(frozen=True)
 class _Job:
-    """An export under way: the model, a plain copy of its network, the images to check by, and their source."""
+    """An export under way: model, plain copy of its network, images to check by, their source, name of its text."""
 
     trained: Trained
     module: nn.Module
     samples: CheckedSamples
     data: str | Path | None
+    limits: Limits | None
+    key: str
 
     def write(self, path: Path, engine: EngineFormat, numbers: StoredPrecision) -> None:
         """Write the network, without a description."""
@@ -291,6 +318,11 @@ class _Job:
             difference=difference,
             provenance=provenance(trained, packages),
             is_unnamed=trained.is_unnamed,
+            class_counts=trained.class_counts,
+            weighting=trained.weighting,
+            prior=trained.prior,
+            prior_shift=trained.prior_shift,
+            limits={} if self.limits is None else self.limits.document,
         )
 
     def outcome(self, path: Path, tolerance: float, *rows: ParityRow, reason: str = "") -> Exportation:
@@ -299,13 +331,19 @@ class _Job:
 
 
 def _export_exactly(job: _Job, path: Path, engine: EngineFormat) -> Exportation:
-    """Write a file in fp32; keep it if its logits are the checkpoint's."""
+    """Write a file in fp32; keep it if its logits are the checkpoint's, and its preprocessing, if any, the loader's."""
+    trained, crop, levels = job.trained, evaluation_crop(job.trained.input), None
     with replacing(path) as part:
         job.write(part, engine, "fp32")
         row, tolerance = _compare(job, *job.open(part, engine, "fp32"), same=path)
+        if job.key == KEY_OF_PIXELS:
+            add_preprocessing(part, crop, trained.input, trained.temperature, is_multi_label=trained.is_multi_label)
+            squares = np.concatenate([batch.images for batch in job.samples.checked])
+            levels = check_preprocessing(part, trained, crop, job.module, squares, tolerance)
         _describe(job, part, engine, "fp32", row)
-        open_exported(part, device=str(job.trained.policy.device))  # as it will be opened: description and all
-    return job.outcome(path, tolerance, row)
+        if levels is None:
+            open_exported(part, device=str(trained.policy.device))  # as it will be opened: description and all
+    return replace(job.outcome(path, tolerance, row), levels=levels)
 
 
 def _export_faster(
@@ -344,7 +382,7 @@ def _export_faster(
 def _describe(job: _Job, path: Path, engine: EngineFormat, numbers: StoredPrecision, row: ParityRow) -> None:
     """Put the model's description into a file that was checked."""
     assert row.difference is not None
-    engine.add_metadata(path, {KEY: job.describe(row.difference, numbers, engine.packages).to_json()})
+    engine.add_metadata(path, {job.key: job.describe(row.difference, numbers, engine.packages).to_json()})
 
 
 def _why_not(job: _Job, exact: ParityRow, other: ParityRow, ratio: float, max_loss: float) -> str:
@@ -380,6 +418,8 @@ def _export_weights(job: _Job, path: Path, kind: WeightsKind) -> Exportation:
         about["symbol"] = trained.symbol
     if trained.temperature != 1:
         about["calibration"] = {"temperature": trained.temperature, "data": trained.calibrated_on}
+    if trained.prior:
+        about |= {"prior": trained.prior, "prior_shift": list(trained.prior_shift)}
     if kind == "safetensors":
         named = trained.name if ":" in trained.name and not trained.symbol else None  # a factory is imported by name
         with replacing(path) as part:
@@ -393,13 +433,13 @@ def _export_weights(job: _Job, path: Path, kind: WeightsKind) -> Exportation:
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir()
-        checkpoints.write_weights(part / "model.safetensors", checkpoints.stage(module.state_dict()), about)
+        checkpoints.write_weights(part / WEIGHTS, checkpoints.stage(module.state_dict()), about)
         config = timm_config(job.describe(0.0), module, about["model"]["options"])
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         import timm
 
         loaded = timm.create_model(f"local-dir:{part}", pretrained=True).eval()
-        row = ParityRow("folder fp32", "timm", (part / "model.safetensors").stat().st_size)
+        row = ParityRow("folder fp32", "timm", (part / WEIGHTS).stat().st_size)
         row, tolerance = _compare(job, loaded, row, same=path)
         described = job.describe(row.difference or 0.0)
         (part / "README.md").write_text(model_card(described, _measured(trained), name=path.name), encoding="utf-8")
@@ -417,7 +457,7 @@ def _require_free(path: Path) -> None:
     if not path.exists():
         return
     files = {each.name for each in path.iterdir()} if path.is_dir() else {path.name}
-    if files and files != {"config.json", "model.safetensors", "README.md"}:
+    if files and files - {limits_path(path / WEIGHTS).name} != {"config.json", WEIGHTS, "README.md"}:
         raise InputError(
             f"{path} exists, and is no exported folder, or has more in it, which would be lost: choose another name"
         )
@@ -476,24 +516,6 @@ def open_samples(
         yield CheckedSamples(checked, partial(read, chosen), len(chosen), f"{len(chosen):,} {what}", opened is not None)
 
 
-def draw_evenly(numbers: Ints, labels: NDArray[Any], most: int | None) -> Ints:
-    """Return at most so many numbers: the same share of each class, evenly spread; the order is kept.
-
-    Args:
-        numbers: int64[n] of images.
-        labels: of all images; of several labels each no class is looked at.
-        most: None: all.
-
-    >>> draw_evenly(np.arange(6), np.array([0, 1, 0, 1, 0, 1]), 2)
-    array([0, 5])
-    """
-    if most is None or len(numbers) <= most:
-        return numbers
-    by_class = numbers[labels[numbers].argsort(kind="stable")] if labels.ndim == 1 else numbers
-    chosen: Ints = np.sort(by_class[np.linspace(0, len(numbers) - 1, most).astype(np.int64)])
-    return chosen
-
-
 def is_unlabelled(data: str | Path) -> bool:
     """Return whether data are plainly images without labels: one file, or a folder without folders."""
     require_there(source_name(data))
@@ -506,7 +528,7 @@ def _calibration_images(trained: Trained, data: str | Path | None) -> list[Tenso
     """Load normalised images to calibrate by: the run's training images; without a run, ``data``."""
     try:
         run = Run.open(trained.path.parent)
-        sets = open_data(run.data, seed=run.recipe.seed, begun=run.progress().started)
+        sets = open_data(run.data, run.recipe.model, seed=run.recipe.seed, run=run)
     except (RunError, DataError) as error:
         if data is None:
             raise DataError(f"int8 is calibrated on images, and there are none ({error}): give --data") from error

@@ -14,6 +14,11 @@ from steadytrain.models.registry import licence_note
 _HUB_LICENCES = ("apache-2.0", "mit", "bsd-3-clause", "bsd-2-clause", "cc-by-4.0", "cc0-1.0", "cc-by-nc-4.0")
 """Names of licences that the hub knows, among those of timm's weights; any other is ``other`` there."""
 _SHOWN = 20
+_FITTED = {
+    "crop": "the shorter side is",
+    "squash": "both sides are",
+    "pad": "the longer side is",
+}
 _NO_ORIGIN = "It was trained from no other weights."
 
 
@@ -43,7 +48,7 @@ def timm_config(described: Description, module: Any, options: Mapping[str, Any])
             "input_size": [input.channels, input.size, input.size],
             "interpolation": input.interpolation,
             "crop_pct": input.crop,
-            "crop_mode": "center",
+            "crop_mode": {"crop": "center", "squash": "squash", "pad": "border"}[input.fit],
             "mean": list(input.mean or ()),
             "std": list(input.std or ()),
             "num_classes": len(described.classes),
@@ -71,7 +76,17 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
     note = licence_note(licence) if licence else None
     origin = f"Of its weights, or of those that it was trained from: {licence}."
     listed, num_more = ", ".join(f"`{each}`" for each in classes[:_SHOWN]), len(classes) - _SHOWN
-    calibration = f"Probabilities are calibrated: divide the logits by {described.temperature:.4g}.\n\n"
+    remarks = [f"Probabilities are calibrated: divide the logits by {described.temperature:.4g}."]
+    remarks = remarks if described.temperature != 1 else []
+    if described.prior:
+        remarks.append(f"The logits are those of class frequencies `{described.prior}`, not the training images'.")
+    if described.limits:
+        remarks.append(
+            f"An image is unlike the training images where the tenth nearest of them is farther than"
+            f" {described.limits['distance']:.3g} (features of length 1, in `model.limits.safetensors`), or the log of"
+            f" the sum of exponentials of its logits is below {described.limits['energy']:.3g}: that keeps 95 % of"
+            f" {described.limits['held_out']}."
+        )
     text = (Path(__file__).parent / "texts" / "model_card.md").read_text(encoding="utf-8")
     return Template(text).substitute(
         vars(input),
@@ -83,10 +98,12 @@ def model_card(described: Description, measured: Mapping[str, Any], *, name: str
         origin=f"{origin if licence else _NO_ORIGIN}{f' {note[0].upper()}{note[1:]}.' if note else ''}",
         accuracy=_accuracy(measured, described),
         colours="grey" if input.channels == 1 else "RGB",
+        fitted=_FITTED[input.fit],
+        filled=" and filled up with the mean colour" if input.fit == "pad" else "",
         crop=number(input.crop, 3),
         mean=list(input.mean or ()),
         std=list(input.std or ()),
-        calibration=calibration if described.temperature != 1 else "",
+        remarks="".join(f"{remark}\n\n" for remark in remarks),
         classes=f"{listed} and {num_more:,} more (`label_names` in `config.json`)" if num_more > 0 else listed,
         provenance="\n".join(f"- {key}: `{value}`" for key, value in described.provenance.items()),
     )

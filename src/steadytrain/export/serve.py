@@ -98,6 +98,7 @@ class ServeSettings:
         allow_urls: prefixes of addresses that images may be fetched from.
         allow_private: also where they are inside a network.
         allow_origins: origins of web pages that may use the server (CORS); ``*``: of all.
+        abstain_at: share of answers that are to be right; answers that are less probable are not sure.
         json_log: write a line of JSON for each request on standard error.
 
     Raises:
@@ -118,6 +119,7 @@ class ServeSettings:
     allow_private: bool = False
     allow_origins: tuple[str, ...] = ()
     json_log: bool = False
+    abstain_at: float | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -264,6 +266,7 @@ class Service:
             max_pixels=settings.max_pixels,
             threads=settings.threads,
             observe=self.meters.observe,
+            abstain_at=settings.abstain_at,
         )
         self._fetches = asyncio.Semaphore(FETCHES)
         self._fetchers = ThreadPoolExecutor(FETCHES, "fetch")  # its own: a slow fetch holds up no other request
@@ -360,7 +363,9 @@ class Service:
 
     async def _model(self, request: Request) -> Response:
         self._require_ready(is_early=False)
-        return JSONResponse(self.description | {"max_batch": self.batcher.max_batch})
+        judge = self.batcher.judge
+        more = {"max_batch": self.batcher.max_batch, "limits": None if judge is None else judge.document}
+        return JSONResponse(self.description | more)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(generate_latest(self.meters.registry), media_type=CONTENT_TYPE_LATEST)
@@ -533,7 +538,11 @@ class Service:
         for result in results:
             assert isinstance(result, ServeResult)
             classes = [] if result.answer is None else ranked(trained, result.answer, top, threshold)
-            rows.append({"image": result.name, "classes": classes, "error": result.error or None})
+            lost = f"it has {'; '.join(result.answer.lost)}" if result.answer and result.answer.lost else ""
+            judgement = None if result.answer is None else result.answer.judgement
+            row = {"image": result.name, "classes": classes, "error": result.error or None}
+            known = {} if judgement is None else judgement.document
+            rows.append(row | ({"note": lost} if lost else {}) | known)
             statuses.add(200 if result.answer is not None else result.status)
             self.meters.images.labels("ok" if result.answer is not None else "error").inc()
         status = 200 if 200 in statuses else statuses.pop() if len(statuses) == 1 else 422
@@ -641,6 +650,7 @@ def describe(trained: Trained) -> dict[str, Any]:
         "std": input.std,
         "crop": input.crop,
         "interpolation": input.interpolation,
+        "fit": input.fit,
         "temperature": trained.temperature,
         "device": str(trained.policy.device),
     }

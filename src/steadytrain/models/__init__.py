@@ -11,6 +11,7 @@ from steadytrain.models.build import num_outputs as num_outputs
 from steadytrain.models.build import require_size as require_size
 from steadytrain.models.build import require_weights as require_weights
 from steadytrain.models.build import try_forward as try_forward
+from steadytrain.models.build import usual_size as usual_size
 from steadytrain.models.fitting import find_model as find_model
 from steadytrain.models.fitting import require_fit as require_fit
 from steadytrain.models.groups import first_epochs as first_epochs

@@ -203,6 +203,25 @@ def num_outputs(model: Model, *, allow_import: bool = False) -> int:
     return outputs[0]
 
 
+def usual_size(model: Model) -> int | None:
+    """Return the side that a model sees where the recipe names none, without building it; None of a user's own."""
+    is_ours = str(model.weights).endswith(".safetensors")  # others do not say it
+    if is_ours and (stated := read_weights(Path(str(model.weights))).input) is not None and stated.size:
+        return stated.size
+    source = find(model.name, allow_import=True)  # which imports nothing
+    if source.kind == "timm":
+        import timm
+
+        config: Any = timm.models.get_pretrained_cfg(source.inner) or timm.models.PretrainedCfg()
+        return int(config.input_size[-1])
+    if source.kind == "torchvision":
+        import torchvision
+
+        preset: Any = torchvision.models.get_model_weights(source.inner)
+        return int(next(iter(preset)).transforms.keywords["crop_size"])
+    return inspect_checkpoint(model.name).size if source.kind == "checkpoint" else SIZES.get(source.inner)
+
+
 def parameter_shapes(
     model: Model, *, num_classes: int = 1000, allow_import: bool = False
 ) -> tuple[str, list[list[int]]]:
@@ -348,9 +367,7 @@ def _make_torchvision(source: ModelSource, model: Model, *, num_classes: int, ch
     shape = {"num_classes": num_classes} | ({"aux_logits": False, "init_weights": True} if has_two else {})
     factory = torchvision.models.get_model_builder(source.inner)
     module: nn.Module = _call_factory(source.name, factory, model.options, shape, refused=_FETCHED)
-    preset: Any = torchvision.models.get_model_weights(source.inner)
-    side = int(next(iter(preset)).transforms.keywords["crop_size"])
-    input = Input(size=side, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    input = Input(size=usual_size(Model(source.name)), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     return Built(module, source.name, input, find_head(module, num_classes))
 
 

@@ -57,7 +57,7 @@ class Description:
 
     Args:
         model: name of the network, in full.
-        input: size, crop, mean, standard deviation, interpolation and channels of its images.
+        input: size, fit, crop, mean, standard deviation, interpolation and channels of its images.
         classes: names of its outputs, in their order.
         synsets: of its classes, where they are ImageNet's.
         is_multi_label: an image may have several of the classes, each of which has a probability of its own.
@@ -68,6 +68,12 @@ class Description:
         difference: the largest of any logit from the checkpoint's, as it was checked when the file was written.
         provenance: run, digests of recipe and weights, versions, date.
         is_unnamed: its classes are called by numbers, their places in records that name none.
+        class_counts: training images of each class; empty where they are not known.
+        weighting: the setting that keeps these from being the frequencies that the model learned; empty: none does.
+        prior: the frequencies that its logits have in them instead, by name; empty: those of its training images.
+        prior_shift: what these have added to the logits, [K].
+        limits: which images are unlike the training images: ``energy``, the least log of the sum of exponentials of
+            the logits (less ``prior_shift``), and more as ``steady predict`` uses it; empty where it is not known.
 
     >>> one = Description(model="digits", input=Input(size=8, channels=1), classes=("0", "1"))
     >>> Description.from_json(one.to_json(), where="a file") == one
@@ -86,6 +92,11 @@ class Description:
     difference: float | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
     is_unnamed: bool = False
+    class_counts: tuple[int, ...] = ()
+    weighting: str = ""
+    prior: str = ""
+    prior_shift: tuple[float, ...] = ()
+    limits: Mapping[str, float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_types(self, "description")
@@ -214,7 +225,8 @@ def _describe(metadata: Mapping[str, str], path: Path) -> Description:
     """Return the description in a file's metadata. Raises ModelError where there is none."""
     if KEY not in metadata:
         raise ModelError(
-            f"{path} does not describe its images and classes: export it with steady export, which puts them into it"
+            f"{path} does not describe its images and classes, or has its preprocessing in it: export it with steady"
+            " export, without --with-preprocessing"
         )
     return Description.from_json(metadata[KEY], where=str(path))
 

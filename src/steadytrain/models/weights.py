@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from steadytrain.config.factories import checkpoint_format
+from steadytrain.config.parts import ImageFit
 from steadytrain.config.plain import check_types
 from steadytrain.errors import ModelError, first_line
 from steadytrain.files import near_name, require_content
@@ -49,9 +50,10 @@ class Input:
     Args:
         size: side of the square images in pixels.
         mean, std: of each channel, of values in [0, 1].
-        crop: evaluation takes the centre ``crop`` share of the shorter side.
+        crop: evaluation takes the centre ``crop`` share of the shorter side, or of both sides, as ``fit`` says.
         interpolation: ``bilinear`` or ``bicubic``.
         channels: 1 (grey) or 3 (RGB).
+        fit: how images become square: ``crop``, ``squash`` or ``pad``, as ``data.fit`` of a recipe.
     """
 
     size: int | None = None
@@ -60,6 +62,7 @@ class Input:
     crop: float | None = None
     interpolation: str | None = None
     channels: int = 3
+    fit: ImageFit = "crop"
 
     def __post_init__(self) -> None:
         check_types(self, "input")

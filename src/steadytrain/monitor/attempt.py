@@ -21,6 +21,7 @@ from steadytrain.events import (
     Saved,
     Started,
     Step,
+    Tested,
     ThreadStats,
 )
 from steadytrain.monitor.evidence import BESIDE, Company, Grant, PartTimes
@@ -266,12 +267,12 @@ class Attempt:
                 stopped = {bucket: of["stopped"] for bucket, of in event.loop.items() if of.get("stopped", 0.0) > 0}
                 if stopped and (not self.stops or self.stops[-1][1] != stopped):
                     self._few_stops.add(self.stops, (event.time, stopped))
-            case Evaluated() | Saved():
+            case Evaluated() | Tested() | Saved():
                 # What lies after the newest mark, which may be in its middle.
                 seconds = event.pause if isinstance(event, Saved) else event.seconds
                 seconds = min(seconds, self._tail["other"]) if self._is_accounted else seconds
                 # A measured duration counts even if the clock disagrees.
-                self._tail["evaluation" if isinstance(event, Evaluated) else "checkpoint"] += max(0.0, seconds)
+                self._tail["checkpoint" if isinstance(event, Saved) else "evaluation"] += max(0.0, seconds)
                 self._tail["other"] = max(0.0, self._tail["other"] - max(0.0, seconds))
                 if isinstance(event, Saved):  # what was done while it was written is not in it
                     since = max(0.0, event.time - event.began - event.pause) if event.began else 0.0

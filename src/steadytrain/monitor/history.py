@@ -21,6 +21,7 @@ from typing import cast
 from msgspec.structs import asdict, replace
 
 from steadytrain.config import Recipe
+from steadytrain.config.figures import USUAL
 from steadytrain.errors import RunError
 from steadytrain.events import (
     Accounted,
@@ -41,9 +42,12 @@ from steadytrain.events import (
     Started,
     Step,
     StepMeasured,
+    Tested,
+    Tried,
     Unreadable,
 )
 from steadytrain.format import epoch as epoch_words
+from steadytrain.format import percent, score_name
 from steadytrain.intervals import Interval, wilson
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.evidence import E, Evidence, RankShares, Stretch
@@ -83,6 +87,8 @@ class RunReach:
 class RunScore:
     """One evaluation; ``top1_95``: the 95 % confidence interval of ``top1`` over the ``n`` images.
 
+    ``macro_recall``: the mean of the classes' recall; None in logs of older versions.
+
     Where an image may have several labels, ``mean_ap`` is the main number, ``top1`` the images with every label right.
     """
 
@@ -96,11 +102,26 @@ class RunScore:
     seconds: float
     weights: str
     mean_ap: float | None = None
+    macro_recall: float | None = None
+    figure: str | None = None
+    figure_value: float | None = None
 
     @property
     def value(self) -> float:
         """The main number: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
+
+    @property
+    def words(self) -> str:
+        """The main number with its interval, in percent."""
+        return percent(self.value, 2) + (f" ({self.interval.words})" if self.interval else "")
+
+    @property
+    def best_label(self) -> str:
+        """The name of the main number of the best weights, where another figure may have chosen them."""
+        name = score_name(self.mean_ap is not None)
+        is_score = self.figure in ((None, USUAL, "top1") if self.mean_ap is None else (None, "map"))
+        return f"best {name}" if is_score else f"{name}, best weights"
 
     @property
     def when(self) -> str:
@@ -113,10 +134,17 @@ class RunScore:
         return self.top1_95 if self.mean_ap is None and math.isfinite(self.top1) and self.n > 0 else None
 
     @staticmethod
-    def of(event: Evaluated) -> RunScore:
+    def of(event: Evaluated | Tested) -> RunScore:
         """Return the score that an event holds."""
         values = {name: value for name, value in asdict(event).items() if name in RunScore.__dataclass_fields__}
         return RunScore(**values, top1_95=wilson(event.top1, event.n))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnseenScore(RunScore):
+    """The score on test images; ``seen``: the words for what the run has seen of them."""
+
+    seen: str
 
 
 @dataclass(eq=False, repr=False)
@@ -136,10 +164,11 @@ class RunHistory:
         endings: how each attempt ended that did not die.
         lines: the log lines without those that a restart took back; so, too,
         evaluated: all evaluations, and
+        tested: that of the test images, None before the end, and
         trained: what each epoch came to, by its number.
         points: of the live charts, oldest first; of many the extremes of each stretch. ``redrawn`` counts up where
             points before no longer hold: a restart took steps back, or there were too many.
-        saved, noticed, stalls: all of them.
+        saved, noticed, tried, stalls: all of them.
         devices: the newest sample of each GPU, by its index.
         stalled: the newest standstill, until an update is made again.
         recent: the newest steps of the newest attempt.
@@ -157,9 +186,11 @@ class RunHistory:
     endings: list[Ended | Failed] = field(default_factory=list)
     lines: LogLines = field(default_factory=LogLines)
     evaluated: list[Evaluated] = field(default_factory=list)
+    tested: Tested | None = None
     trained: dict[int, EpochTrained] = field(default_factory=dict)
     saved: list[Saved] = field(default_factory=list)
     noticed: list[Noticed] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
     stalls: list[Stalled] = field(default_factory=list)
     stalled: Stalled | None = None
     devices: dict[int, DeviceStats] = field(default_factory=dict)
@@ -229,6 +260,8 @@ class RunHistory:
             is_new = False
         if event.attempt == 0 and isinstance(event, (Ceilings, StepMeasured)):  # measured while nobody trained
             self._newest[type(event).__name__] = event
+        if isinstance(event, Tried):
+            self.tried.append(event)
         if not self.attempts:
             self.ended = event if isinstance(event, Failed) else None
             return
@@ -248,6 +281,8 @@ class RunHistory:
                 self.trained[event.epoch] = event
             case Evaluated():
                 self.evaluated.append(event)
+            case Tested():
+                self.tested = event
             case Saved():
                 self.saved.append(event)
             case Noticed():
@@ -301,6 +336,7 @@ class RunHistory:
                     break
             self.lines.take_back(step)
             self.evaluated = [score for score in self.evaluated if score.step <= step]
+            self.tested = None if self.tested is None or self.tested.step > step else self.tested
             self.trained = {epoch: means for epoch, means in self.trained.items() if means.step <= step}
             self._show([p for p in self.points if p.series not in TAKEN_BACK or (p.row[2] or 0) <= step])
         if self.attempts:
@@ -382,14 +418,21 @@ class RunHistory:
 
     @property
     def best(self) -> RunScore | None:
-        """The evaluation with the highest top-1, or mAP (the first of equals)."""
-        known = [event.score if math.isfinite(event.score) else -1.0 for event in self.evaluated]
-        return RunScore.of(self.evaluated[known.index(max(known))]) if known else None
+        """The evaluation whose weights were kept as the best; the first, where none is known to be."""
+        best: Evaluated | None = None
+        for event in self.evaluated:
+            best = event if event.replaces(best) else best
+        return RunScore.of(best or self.evaluated[0]) if self.evaluated else None
 
     @property
     def last(self) -> RunScore | None:
         """The newest evaluation."""
         return RunScore.of(self.evaluated[-1]) if self.evaluated else None
+
+    @property
+    def test(self) -> UnseenScore | None:
+        """The score on the test images; None before the end, and without such."""
+        return None if self.tested is None else UnseenScore(**vars(RunScore.of(self.tested)), seen=self.tested.seen)
 
     def elapsed(self, time: float | None = None) -> float:
         """Return the seconds that the run had taken at a moment (None: its newest event), without pauses in between.
@@ -512,10 +555,13 @@ class RunHistory:
         )
 
     def interruptions(self) -> tuple[Interruption, ...]:
-        """Return what each end of an attempt before the run's end cost, oldest first."""
+        """Return what each end of an attempt before the run's end cost, oldest first; the end of a try is none."""
+        tried = {event.step for event in self.tried if event.what == "updates"}
         endings, usual = {event.attempt: event for event in self.endings}, self._usual_parts()
         costs = []
         for before, after in pairwise(self.attempts):
+            if before.ended is not None and before.step in tried:
+                continue
             counted = before.wall if before.cut is None else min(before.cut, before.wall)
             end = endings.get(before.number)
             seconds = self.by_bucket(after.end(), after, usual)

@@ -255,6 +255,14 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
     ]
 
 
+def coverage_chart(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> dict[str, Any]:
+    """Return the figure of accuracy over coverage, with its own x, of each run's shares of images and of right ones."""
+    empty: Trace = {"role": "val", "epoch": [], "seconds": [], "step": []}
+    traces = [{**empty, "run": run, "x": list(x), "y": list(y)} for run, (x, y) in enumerate(curves) if len(x) > 1]
+    figure = {"id": "coverage", "title": "Accuracy over coverage", "format": ".1%", "zero": False, "traces": traces}
+    return {**figure, "x": "share of images, the surest predictions first"}
+
+
 def _most_means(history: RunHistory) -> Sequence[Logged | EpochTrained]:
     """Return the training means to draw: of the log lines or, where there are more of them, of the epochs."""
     epochs = list(history.trained.values())

@@ -8,18 +8,21 @@ from __future__ import annotations
 import base64
 import heapq
 import io
+import json
 import math
 import shlex
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from steadytrain.errors import DataError, SteadyError
 from steadytrain.format import count, number, percent
 from steadytrain.intervals import wilson
+from steadytrain.monitor.series import six_digits, thin
 from steadytrain.reports.summary import Account
 
 if TYPE_CHECKING:
@@ -45,13 +48,16 @@ class Mistakes:
     """Counts of a run's predictions, and the wrong ones that are shown.
 
     ``classes``: in the data's order. ``examples``: the surest predictions of each of the most confused pairs.
-    ``worst``: wrong predictions with the highest loss.
+    ``worst``: wrong predictions with the highest loss. ``coverage``: shares of images, the surest first, and
+    the share of these that is right. ``chance``: the calibration error, and what chance alone shows.
     """
 
     classes: tuple[str, ...]
     counts: PairCounts
     examples: Mapping[tuple[str, str], Sequence[ImageResult]]
     worst: Sequence[ImageResult]
+    chance: str = ""
+    coverage: tuple[list[float], list[float]] = ([], [])
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -69,8 +75,11 @@ def read_mistakes(account: Account) -> Mistakes:
 
     path = account.run.predictions
     counts: Counter[tuple[str, str]] = Counter()
+    p, right = array("d"), array("b")
     for row in read_predictions(path):
         counts[row.true, row.predicted] += 1
+        p.append(row.p_predicted)
+        right.append(row.true == row.predicted)
     named = account.history.started.data.get("classes") if account.history.started else None
     names = [str(name) for name in named] if isinstance(named, list) else []
     classes = dict.fromkeys([*names, *(name for pair in sorted(counts) for name in pair)])
@@ -88,7 +97,31 @@ def read_mistakes(account: Account) -> Mistakes:
             examples.append(row)
             examples.sort(key=lambda other: -other.p_predicted)
             del examples[PICTURES_PER_PAIR:]
-    return Mistakes(tuple(classes), counts, surest, [row for *_, row in sorted(worst, reverse=True)])
+    shown = [row for *_, row in sorted(worst, reverse=True)]
+    return Mistakes(tuple(classes), counts, surest, shown, _chance_words(p, right), _coverage(p, right))
+
+
+def _coverage(p: array[float], right: array[int]) -> tuple[list[float], list[float]]:
+    """Return shares of images, the surest first, and the share of these that is right, as many as a chart draws."""
+    import numpy as np
+
+    from steadytrain.data.results.scores import coverage_curve
+
+    _, n, num_right = coverage_curve(np.array(p), np.array(right, np.bool_))
+    values = [six_digits(value) for value in (num_right / n).tolist()]
+    return [round(n[i] / len(p), 4) for i in thin(values)], [values[i] or 0.0 for i in thin(values)]
+
+
+def _chance_words(p: array[float], right: array[int]) -> str:
+    """Word the calibration error of predictions beside what chance alone shows; empty where it is not known."""
+    import numpy as np
+
+    from steadytrain.data.results.scores import calibration_of, chance_words
+
+    calibrated = calibration_of(np.array(p), np.array(right) > 0)
+    if math.isnan(calibrated.ece):
+        return ""
+    return f"ECE {percent(calibrated.ece, 1)}; {chance_words(calibrated.chance, calibrated.chance_high, len(p))}"
 
 
 def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[str, Any]:
@@ -115,12 +148,13 @@ def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[st
     if not mistakes.counts:
         return {"why": f"{path} holds no predictions.", "command": ""}
     with ExitStack() as stack:
-        records, no_pictures = None, ""
+        records, no_pictures, near = None, "", _Nearest()
         if not with_pictures:
             no_pictures = f"Pictures are shown of the first {RUNS_WITH_PICTURES} runs of a report."
         else:
             try:
-                records = stack.enter_context(_open_pictures(account))
+                records = stack.enter_context(_open_pictures(account, "val"))
+                near = _nearest_images(account, stack)
             except SteadyError as error:
                 no_pictures = f"The pictures are not shown: {error}."
         return {
@@ -130,14 +164,35 @@ def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[st
             "listed": LISTED_CLASSES,
             "more_classes": max(0, len(mistakes.classes) - MOST_CLASSES),
             "matrix": _matrix(mistakes),
+            "coverage": mistakes.coverage,
             "pairs": [_pair(mistakes, pair, records) for pair in mistakes.pairs],
-            "worst": [_picture(row, records) for row in mistakes.worst],
+            "worst": [_picture(row, records, near) for row in mistakes.worst],
             "no_pictures": no_pictures,
         }
 
 
-def _open_pictures(account: Account) -> Records:
-    """Open the records that a run was evaluated on, from wherever the report is made.
+@dataclass(frozen=True)
+class _Nearest:
+    """Training images that are nearest to validation images, by the numbers of their records."""
+
+    by_record: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    records: Records | None = None
+
+
+def _nearest_images(account: Account, stack: ExitStack) -> _Nearest:
+    """Open the nearest training images of mistakes, as ``steady evaluate --limits`` has found them, if it has."""
+    path = account.run.directory / "best.limits.safetensors"
+    try:
+        with path.open("rb") as file:  # its header is JSON, so a page is made without torch
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        by_record = json.loads(header["__metadata__"]["steadytrain"])["neighbours"]
+        return _Nearest(dict(by_record), stack.enter_context(_open_pictures(account, "train")))
+    except (OSError, ValueError, KeyError, TypeError, SteadyError):
+        return _Nearest()
+
+
+def _open_pictures(account: Account, part: Literal["train", "val"]) -> Records:
+    """Open the records that a run was evaluated or trained on, from wherever the report is made.
 
     Raises:
         DataError: they are gone, or others.
@@ -146,14 +201,15 @@ def _open_pictures(account: Account) -> Records:
     from steadytrain.data.recordio.reader import Records
 
     data, recipe = account.history.started.data if account.history.started else {}, account.run.recipe.data
-    place = account.run.locate(str(data.get("val")))
-    named = str(recipe.val or recipe.train)
+    place = account.run.locate(str(data.get(part)))
+    named = str((recipe.val if part == "val" else None) or recipe.train)
     if place.name != Path(named).name and not record_files(place)[0].exists():
         raise DataError(f"the packed copy of {named} is not in the cache any more")
     records = Records.open(place)
-    if records.card is not None and records.digest != data.get("val_digest"):
+    if records.card is not None and records.digest != data.get(f"{part}_digest"):
         records.close()
-        raise DataError(f"{data.get('val')} is not the file any more that the run was evaluated on")
+        done = "evaluated" if part == "val" else "trained"
+        raise DataError(f"{data.get(part)} is not the file any more that the run was {done} on")
     return records
 
 
@@ -163,7 +219,12 @@ def _intro(mistakes: Mistakes, account: Account) -> str:
     interval = wilson(right / images, images)
     words = f"{right:,} of {count(images, 'validation image')} are right: {percent(right / images, 2)}"
     words += f" ({percent(interval.low, 2)} to {percent(interval.high, 2)})"
-    return f"{words}. From {account.run.predictions.name} in the run's folder, which lists every image."
+    best = account.run.progress().best if account.run.log_path().exists() else None
+    if best is not None and best.even_top1 is not None:
+        words += f". Answered as if classes were equally frequent (--prior uniform): {percent(best.even_top1, 2)}"
+        words += f"; macro recall {percent(best.even_macro_recall, 2)}"
+    source = f"From {account.run.predictions.name} in the run's folder, which lists every image."
+    return ". ".join(filter(None, (words, mistakes.chance, source)))
 
 
 def class_figures(account: Account) -> list[dict[str, Any]]:
@@ -295,11 +356,12 @@ def _pair(mistakes: Mistakes, pair: tuple[str, str], records: Records | None) ->
     }
 
 
-def _picture(row: ImageResult, records: Records | None) -> dict[str, str]:
+def _picture(row: ImageResult, records: Records | None, near: _Nearest = _Nearest()) -> dict[str, Any]:
     name = row.file or f"record {row.record} of {row.shard}"
     words = f"{row.true}, predicted as {row.predicted}"
     return {
         "source": "" if records is None else _thumbnail(row, records),
+        "near": [] if records is None else _near_thumbnails(row, records, near),
         "alt": f"{name}: {words}",
         "name": name,
         "true": row.true,
@@ -317,21 +379,72 @@ def _probability(p: float) -> str:
 
 def _thumbnail(row: ImageResult, records: Records) -> str:
     """Return a small JPEG as a data URI; nothing where the record is not the one that was evaluated, or unreadable."""
+    try:
+        at = records.number(row.shard, row.record)
+        return thumbnail(records, at) if records.classes[int(records.labels[at])] == row.true else ""
+    except (IndexError, SteadyError):
+        return ""
+
+
+def _near_thumbnails(row: ImageResult, records: Records, near: _Nearest) -> list[dict[str, str]]:
+    """Return small pictures of the training images that are nearest to one, with their classes."""
+    try:
+        numbers = near.by_record.get(str(records.number(row.shard, row.record)), ())
+        if near.records is None:
+            return []
+        names = [near.records.classes[int(near.records.labels[at])] for at in numbers]
+        sources = [thumbnail(near.records, at, THUMBNAIL_PIXELS // 2) for at in numbers]
+    except (IndexError, SteadyError):
+        return []
+    return [{"name": name, "source": source} for name, source in zip(names, sources, strict=True) if source]
+
+
+def thumbnail(records: Records, number: int, side: int = THUMBNAIL_PIXELS) -> str:
+    """Return a small JPEG of an image as a data URI; nothing where it cannot be read."""
     from PIL import Image
 
     from steadytrain.data.images.decode import BadImageError, decode
 
     try:
-        at = records.number(row.shard, row.record)
-        if records.classes[int(records.labels[at])] != row.true:
-            return ""
-        image = decode(records.image(at))
-    except (IndexError, BadImageError, SteadyError):
+        image = decode(records.image(number))
+    except (BadImageError, SteadyError):
         return ""
-    image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.LANCZOS)
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+@dataclass(frozen=True)
+class SuspectImage:
+    """An image whose label may be wrong, and the nearest images that have its label and the suggested one.
+
+    ``picture``, ``near_label``, ``near_suggested``: records and a number in them; None where there is none.
+    """
+
+    path: str
+    label: str
+    suggested: str
+    p_label: float
+    p_suggested: float
+    picture: tuple[Records, int]
+    near_label: tuple[Records, int] | None
+    near_suggested: tuple[Records, int] | None
+
+
+def suspect_rows(images: Iterable[SuspectImage]) -> list[dict[str, Any]]:
+    """Format images whose label may be wrong, with the nearest images of both classes beside each."""
+    rows = []
+    for image in images:
+        places = [
+            (f"labelled {image.label}", image.picture),
+            (f"nearest {image.label}", image.near_label),
+            (f"nearest {image.suggested}", image.near_suggested),
+        ]
+        figures = [(words, "" if place is None else thumbnail(*place)) for words, place in places]
+        chances = {"label": _probability(image.p_label), "suggested": _probability(image.p_suggested)}
+        rows.append({"image": image, "figures": figures, **chances})
+    return rows
 
 
 def sections(accounts: Iterable[Account]) -> list[dict[str, Any]]:

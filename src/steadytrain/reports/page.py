@@ -35,15 +35,14 @@ from steadytrain.format import (
     when,
 )
 from steadytrain.monitor.history import RunScore
-from steadytrain.reports.charts import TEMPLATES, charts, has_line, style
-from steadytrain.reports.mistakes import sections
+from steadytrain.reports.charts import TEMPLATES, charts, coverage_chart, has_line, style
+from steadytrain.reports.mistakes import SuspectImage, sections, suspect_rows
 from steadytrain.reports.status import milestones
-from steadytrain.reports.summary import Account, Repeats, find_repeats, reached
+from steadytrain.reports.summary import Account, Repeats, Summary, find_repeats, reached
 from steadytrain.reports.tables import (
     MARK,
     best_epoch,
     epoch_table,
-    interval_text,
     is_probe,
     known_facts,
     shown_epochs,
@@ -100,6 +99,15 @@ def script(name: str) -> str:
     return "".join((TEMPLATES / part).read_text(encoding="utf-8") for part in ("curves.js", name))
 
 
+def suspects_page(title: str, lede: str, images: Sequence[SuspectImage], pairs: Sequence[tuple[str, str, int]]) -> str:
+    """Return a page of images whose label may be wrong; ``pairs``: label, suggested class and number of images."""
+    from markupsafe import Markup
+
+    style = Markup((TEMPLATES / "page.css").read_text(encoding="utf-8"))
+    words = {"title": title, "lede": lede, "rows": suspect_rows(images), "pairs": pairs}
+    return render("suspects.html.j2", None, **words, mark=MARK, style=style)
+
+
 def page(accounts: Sequence[Account], *, now: float | None = None, target: float | None = None) -> str:
     """Return the report's page.
 
@@ -111,7 +119,10 @@ def page(accounts: Sequence[Account], *, now: float | None = None, target: float
     from markupsafe import Markup
 
     drawn, library = charts([account.history for account in accounts]), ""
-    figures = [figure for figure in drawn if len(accounts) > 1 or has_line(figure)]
+    words = _words(accounts, target)
+    coverage = coverage_chart([part.get("coverage", ((), ())) for part in words["mistakes"]])
+    figures = [figure for figure in [*drawn, coverage] if len(accounts) > 1 or has_line(figure)]
+    figures = [figure for figure in figures if figure["traces"]]
     if figures:
         from plotly.offline import get_plotlyjs
 
@@ -123,10 +134,11 @@ def page(accounts: Sequence[Account], *, now: float | None = None, target: float
     return render(
         "page.html.j2",
         {"runs": runs, "figures": figures},
-        **_words(accounts, target),
+        **words,
         mark=MARK,
         made=when(time.time() if now is None else now),
-        figures=[figure for figure in figures if figure["id"] not in TIME_FIGURES],
+        figures=[figure for figure in figures if figure["id"] not in (*TIME_FIGURES, "coverage")],
+        coverage=[figure for figure in figures if figure["id"] == "coverage"],
         time_figures=[figure for figure in figures if figure["id"] in TIME_FIGURES],
         policy=(
             f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:;"
@@ -182,7 +194,7 @@ def _ranking(accounts: Sequence[Account], target: float | None = None) -> list[d
         recipes = [accounts[i].settings for i in members]
         settings = [{key: _value(value) for key, value in recipe.items()} for recipe in recipes]
         keys = [key for key in dict.fromkeys(key for values in settings for key in values) if _differs(key, settings)]
-        keys = [key for key in keys if key != "model.name" and not key.startswith(("data.train", "data.val"))]
+        keys = [key for key in keys if key not in ("model.name", "data.train", "data.val", "data.test")]
         of_repeats = {
             name: group for group in find_repeats([accounts[i].summary for i in members]) for name in group.runs
         }
@@ -196,7 +208,8 @@ def _ranking(accounts: Sequence[Account], target: float | None = None) -> list[d
                 to_target = _to_target([by_name[name] for name in group.runs], target)
                 rows.append(_ranked(i, accounts[i], recipe, others) | _spread_cells(group) | to_target)
         rows.sort(key=lambda row: -row["score"])
-        name = score_name(accounts[members[0]].summary.quality.is_multi_label)
+        quality = accounts[members[0]].summary.quality
+        name = quality.best.best_label if quality.best else f"best {score_name(quality.is_multi_label)}"
         first = next((i for i in members if not accounts[i].summary.log), members[0])
         has_log = any(accounts[i].summary.log for i in members)
         tables.append({"title": _data_words(accounts[first]), "rows": rows, "score": name, "has_log": has_log})
@@ -250,7 +263,7 @@ def _ranked(index: int, account: Account, recipe: Mapping[str, Any], keys: Seque
         "status": summary.course.status,
         "model": summary.setup.model,
         "best": percent(best.value, 2) if best and is_known else NONE,
-        "interval": interval_text(best.interval) if best and best.interval else "",
+        "interval": best.interval.words if best and best.interval else "",
         "epochs": "probe" if is_probe(summary) else epoch(summary.progress.epoch) + of,
         "rate": rate(summary.speed.images_per_second),
         "seconds": duration(summary.speed.seconds),
@@ -274,7 +287,7 @@ def _spread_cells(group: Repeats) -> dict[str, Any]:
     """Format the cells of repeats in the row of the first; no accuracy unless two or more have finished."""
     cells: dict[str, Any] = {"repeats": group.title}
     if (best := group.best_mean_ap or group.best_top1) is not None:
-        interval = f"± {100 * best.std:.2f}, {interval_text(best.mean_95)}"
+        interval = f"± {100 * best.std:.2f}, {best.mean_95.words}"
         cells |= {"score": best.mean, "best": percent(best.mean, 2), "interval": interval}
     return cells | ({"seconds": duration(group.seconds.mean)} if group.seconds else {})
 
@@ -318,15 +331,34 @@ def best_hero(best: RunScore | None, is_multi_label: bool) -> tuple[str, str, st
     label = "Best mAP" if is_multi_label else "Best top-1 accuracy"
     if best is None:
         return label, NONE, "no evaluation yet"
+    label = label if best.best_label.startswith("best") else f"{best.best_label[:1].upper()}{best.best_label[1:]}"
     interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
     return label, percent(best.value, 2), interval + best.when.removeprefix("at ")
+
+
+def test_heroes(summary: Summary) -> list[tuple[str, str, str]]:
+    """Return the score on test images for the head of a page, and macro recall where classes are uneven."""
+    best, test = summary.quality.best, summary.quality.test
+    heroes = []
+    if test is not None:
+        interval = f"{test.interval.words} %, " if test.interval else ""
+        heroes.append((f"Test, {test.seen}", percent(test.value, 2), f"{interval}{count(test.n, 'image')}"))
+    if summary.setup.class_ratio is not None and best is not None:
+        of_test = f"{percent(test.macro_recall, 2)} on the test images; " if test is not None else ""
+        more = f"{of_test}mean over classes, the largest {summary.setup.class_ratio:.3g} times the smallest"
+        heroes.append(("Macro recall", percent(best.macro_recall, 2), more))
+    return heroes
 
 
 def probe_heroes(probe: ProbeProgress) -> list[tuple[str, str, str]]:
     """Return the speed of a probe for the head of a page: of the features, and of the fit."""
     features = f"through the frozen network: {probe.images:,} of {count(probe.total, 'image')}"
     fit = [("Classifier fitted in", duration(probe.fit_seconds), "")] if probe.fit_seconds else []
-    return [("Images per second", rate(probe.images_per_second), features), *fit]
+    folds = []
+    if probe.by_fold:
+        between = f"{percent(min(probe.by_fold), 2)} to {percent(max(probe.by_fold), 2)} by fold"
+        folds = [(f"Top-1 of {len(probe.by_fold)} folds", percent(probe.fold_top1, 2), between)]
+    return [*folds, ("Images per second", rate(probe.images_per_second), features), *fit]
 
 
 def _heroes(account: Account) -> list[dict[str, str]]:
@@ -339,12 +371,13 @@ def _heroes(account: Account) -> list[dict[str, str]]:
     overall = f"steady; {rate(speed.images_per_second_overall)} overall" if is_updated else "no updates"
     heroes = [
         best_hero(summary.quality.best, summary.quality.is_multi_label),
+        *test_heroes(summary),
         ("Images per second", rate(speed.images_per_second), overall),
         ("Wall time", duration(speed.seconds), per_epoch),
         ("Epochs", epoch(progress.epoch), f"of {epoch(progress.epochs)}"),
     ]
     if is_probe(summary):
-        heroes[1:] = probe_heroes(summary.probe) if summary.probe else []
+        heroes[1 + len(test_heroes(summary)) :] = probe_heroes(summary.probe) if summary.probe else []
         heroes.append(("Wall time", duration(speed.seconds), "a probe: no updates"))
     if (bill := summary.cost) is not None:
         at_end = "" if bill.at_end is None else f"about {money(bill.at_end)} at the end; "
@@ -359,7 +392,9 @@ def _places(account: Account) -> dict[str, str]:
     words = {f"data: {key}": _counted(key, value) for key, value in started.data.items() if key != "rejected"}
     data = account.run.recipe.data
     if not account.summary.log and started.data.get("train") not in (None, str(data.train)):  # a copy in the cache
-        words |= {"data: train": str(data.train), "data: val": str(data.val or f"those of {data.train}")}
+        parts = [part for part in ("val", "test") if started.data.get(part)]
+        words |= {f"data: {part}": str(getattr(data, part) or f"those of {data.train}") for part in parts}
+        words |= {"data: train": str(data.train)}
         if started.data.get("held_out"):
             words["data: val"] = "held out"
     words |= {f"model: {key}": _counted(key, value) for key, value in started.model.items()}

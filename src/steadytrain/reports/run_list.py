@@ -21,11 +21,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from steadytrain.config.figures import figure_words
 from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.errors import InputError, RunError, SteadyError, did_you_mean, first_line
 from steadytrain.files import MOST_TEXT_BYTES, read_text, replace_file
 from steadytrain.format import clean, count, duration, epoch, money, percent, rate
+from steadytrain.intervals import Interval
 from steadytrain.monitor.history_reader import read_any
 from steadytrain.reports.files import open_run, run_folders
 from steadytrain.reports.status import other_host, signs
@@ -46,8 +48,8 @@ class RunRow:
     """A run in a list. Scores are fractions, durations seconds, moments seconds since 1970; None where unknown.
 
     ``status``: as of :class:`~steadytrain.reports.status.Signs`, or ``damaged``. ``why``: for those that did not
-    finish. ``best``: the highest top-1, or mAP where images may have several labels, with its 95 % interval.
-    ``host``: the other machine that its newest attempt was on; ``process``: that held the run last.
+    finish. ``best``: top-1 of the best weights, or mAP where images may have several labels, and its 95 % interval;
+    ``chosen``: the figure that chose them. ``host``: another machine, of the newest attempt; ``process``: its holder.
     """
 
     name: str
@@ -58,8 +60,14 @@ class RunRow:
     model: str = ""
     metric: Literal["top1", "mean_ap"] = "top1"
     best: float | None = None
+    chosen: str = ""
     low: float | None = None
     high: float | None = None
+    macro_recall: float | None = None
+    test: float | None = None
+    test_low: float | None = None
+    test_high: float | None = None
+    class_ratio: float | None = None
     loss: float | None = None
     images_per_second: float | None = None
     cost: float | None = None
@@ -184,7 +192,8 @@ def _summarised(path: Path, name: str) -> RunRow:
         return replace(row, status=seen.status, why=why, began=began, last=seen.last or None)
     summary = summarise_history(run, history, history.ledger())
     best, course = summary.quality.best, summary.course
-    interval, cost = best.interval if best else None, summary.cost
+    test, cost = summary.quality.test, summary.cost
+    interval, of_test = best.interval if best else None, test.interval if test else None
     damaged = f"{count(history.unreadable, 'damaged line')} of events.jsonl left out" if history.unreadable else ""
     return replace(
         row,
@@ -193,8 +202,14 @@ def _summarised(path: Path, name: str) -> RunRow:
         model=summary.setup.model,
         metric="mean_ap" if summary.quality.is_multi_label else "top1",
         best=_finite(best.value) if best else None,
+        chosen=figure_words(best.figure, best.figure_value, best.mean_ap) if best else "",
         low=interval.low if interval else None,
         high=interval.high if interval else None,
+        macro_recall=best.macro_recall if best else None,
+        test=_finite(test.value) if test else None,
+        test_low=of_test.low if of_test else None,
+        test_high=of_test.high if of_test else None,
+        class_ratio=summary.setup.class_ratio,
         loss=_finite(best.loss) if best else None,
         images_per_second=_finite(summary.speed.images_per_second),
         cost=_finite(cost.so_far) if cost else None,
@@ -220,7 +235,6 @@ def row_cells(row: RunRow, now: float) -> dict[str, str]:
     >>> words["best"], words["cost"]
     ('92.31 % (91.00 to 93.00)', '')
     """
-    interval = "" if row.low is None or row.high is None else f" ({100 * row.low:.2f} to {100 * row.high:.2f})"
     metric = "mAP " if row.metric == "mean_ap" else ""
     remark = " ".join([*(f"#{tag}" for tag in row.tags), row.note]).strip()
     remark = remark or ("" if row.status == "running" else row.why)
@@ -230,7 +244,9 @@ def row_cells(row: RunRow, now: float) -> dict[str, str]:
         "data": row.data,
         "model": row.model,
         "epochs": f"{epoch(row.epochs_done or 0)} of {epoch(row.epochs)}" if row.epochs else "",
-        "best": "" if row.best is None else f"{metric}{percent(row.best, 2)}{interval}",
+        "best": " ".join(filter(None, [_score_words(metric, row.best, row.low, row.high), row.chosen])),
+        "macro recall": "" if row.macro_recall is None or not row.class_ratio else percent(row.macro_recall, 2),
+        "test": _score_words(metric, row.test, row.test_low, row.test_high),
         "images/s": "" if row.images_per_second is None else rate(row.images_per_second),
         "cost": "" if row.cost is None else f"{money(row.cost)} {row.currency}",
         "age": "" if row.began is None else duration(max(0, round(now - row.began))),
@@ -240,11 +256,18 @@ def row_cells(row: RunRow, now: float) -> dict[str, str]:
     return {head: clean(text) for head, text in words.items()}
 
 
+def _score_words(metric: str, value: float | None, low: float | None, high: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{metric}{percent(value, 2)}" + ("" if low is None or high is None else f" ({Interval(low, high).words})")
+
+
 # Choosing and sorting ------------------------------------------------------------------------------------------------
 
 TEXTS = ("name", "status", "data", "model", "tag", "note")
-NUMBERS = ("best", "top1", "mean_ap", "loss", "images_per_second", "cost", "age", "seconds", "epochs")
-HIGHEST_FIRST = ("best", "top1", "mean_ap", "images_per_second", "epochs")
+SCORES = ("best", "top1", "mean_ap", "macro_recall", "test")
+NUMBERS = (*SCORES, "loss", "images_per_second", "cost", "age", "seconds", "epochs")
+HIGHEST_FIRST = (*SCORES, "images_per_second", "epochs")
 UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 604800, "%": 0.01, "": 1}
 _TERM = re.compile(
     r"""\s*(?:and\s+|&&?\s*)?([\w.-]+)\s*(==|!=|>=|<=|=|>|<)\s*("[^"]*"|'[^']*'|[^\s'"]*)(?=\s|$)""", re.IGNORECASE
@@ -276,7 +299,8 @@ def parse_where(text: str) -> Callable[[RunRow], bool]:
     Traceback (most recent call last):
         ...
     steadytrain.errors.InputError: unknown field 'top2': name, status, data, model, tag, note, best, top1, mean_ap, \
-loss, images_per_second, cost, age, seconds, epochs, or a key of the recipe, such as optim.lr. Did you mean top1?
+macro_recall, test, loss, images_per_second, cost, age, seconds, epochs, or a key of the recipe, such as optim.lr. Did \
+you mean top1?
     """
     conditions, at = list[Callable[[RunRow], bool]](), 0
     while text[at:].strip():

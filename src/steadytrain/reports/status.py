@@ -237,6 +237,9 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
     for save in history.saved[-MAX_SAVED:]:
         message = f"saved {save.path}, {size(save.bytes)} in {duration(save.seconds)}"
         lines.append((save.time, save.step, message, ""))
+    if history.test is not None and history.tested is not None:
+        words = f"test, {history.test.seen}: {history.test.words}"
+        lines.append((history.tested.time, history.step, words, ""))
     noticed = history.noticed
     lines += [(notice.time, _step(notice), str(notice.message), "warn") for notice in noticed[:MAX_NOTICED]]
     if (more := len(noticed) - MAX_NOTICED) > 0:

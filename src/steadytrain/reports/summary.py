@@ -17,10 +17,10 @@ from steadytrain.config.plain import leaves, plain
 from steadytrain.config.timeline import Timeline
 from steadytrain.cost.bill import Bill, parts_of
 from steadytrain.errors import InputError
-from steadytrain.events import EpochTrained, Logged, ProbeProgress, Started
+from steadytrain.events import EpochTrained, Logged, ProbeProgress, Started, Tried
 from steadytrain.intervals import Spread, spread
 from steadytrain.monitor import Interruption, Ledger, RunHistory, goodput, read_history
-from steadytrain.monitor.history import RunReach, RunScore
+from steadytrain.monitor.history import RunReach, RunScore, UnseenScore
 from steadytrain.monitor.lines import MOST_EPOCHS
 from steadytrain.monitor.samples import FIRST, LATER, START
 from steadytrain.reports.logs import ForeignRun
@@ -37,7 +37,8 @@ class RunSetup:
 
     ``repeats_digest``: of the recipe without its ``seed``. ``size``: pixels of an image's side. ``data_set``: tells the
     images that were trained and evaluated on apart from others, by their digests where known. ``device``: the name of
-    its ``devices``.
+    its ``devices``. ``class_ratio``: images of the largest class, to train or validate on, for one of the smallest;
+    None below ten.
     """
 
     digest: str
@@ -55,6 +56,7 @@ class RunSetup:
     machine: Mapping[str, Any]
     device: str
     devices: int | None
+    class_ratio: float | None = None
 
     @property
     def batch_per_device(self) -> float | None:
@@ -87,8 +89,9 @@ class RunCourse:
 class RunQuality:
     """Scores and losses of a run. Accuracies are fractions, None where nothing was recorded.
 
-    ``best``: the evaluation with the highest top-1, or mAP (the first of equals); ``last``: the newest.
+    ``best``: the evaluation whose weights were kept as the best; ``last``: the newest.
     ``is_multi_label``: an image may have several labels; then ``train_top1`` are the images with every label right.
+    ``test``: the score on test images, which no choice has seen.
     ``train_loss``, ``train_top1``: of the newest epoch, as in its row; of the newest log line while an epoch goes on.
     ``not_finite``: log lines whose loss is no finite number.
     """
@@ -99,6 +102,7 @@ class RunQuality:
     train_top1: float | None
     not_finite: int
     is_multi_label: bool
+    test: UnseenScore | None = None
 
 
 def device_use(history: RunHistory) -> dict[str, float] | None:
@@ -138,6 +142,7 @@ class Summary:
 
     ``cost``: what was paid so far, where a price is known. ``log``: which program's log it was read from; empty for a
     run of ours. ``probe``: how far the classifier's fit to features has come, where the run began with one.
+    ``tried``: what a run within so many minutes has tried.
     """
 
     name: str
@@ -150,6 +155,7 @@ class Summary:
     cost: Bill | None = None
     log: str = ""
     probe: ProbeProgress | None = None
+    tried: tuple[Tried, ...] = ()
 
     @property
     def tells_steps(self) -> bool:
@@ -173,6 +179,7 @@ class Summary:
             "cost": None if self.cost is None else self.cost.to_dict(),
             "log": self.log,
             "probe": plain(self.probe),
+            "tried": plain(self.tried),
         }
 
 
@@ -407,12 +414,13 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             device=", ".join(dict.fromkeys(gpu.name for gpu in history.devices.values()))
             or str(started.machine.get("device", "")),
             devices=parts_of(history)[-1].devices,
+            class_ratio=started.data.get("class_ratio"),
         ),
         course=RunCourse(
             status=status,
             why=why,
             attempts=len(history.attempts),
-            restarts=len(history.attempts) - 1,
+            restarts=len(interruptions),
             repeated_steps=history.repeated_steps,
             checkpoints=len(history.saved),
             began=history.attempts[0].began,
@@ -428,6 +436,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
             train_top1=newest.top1 if newest else None,
             not_finite=history.lines.not_finite,
             is_multi_label=history.is_multi_label,
+            test=history.test,
         ),
         speed=RunSpeed(
             seconds_per_epoch=step_seconds / history.epoch(sum(span.steps for span in spans)) if step_seconds else None,
@@ -439,6 +448,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
         ),
         cost=cost,
         probe=history.newest(ProbeProgress),
+        tried=tuple(history.tried),
     )
 
 

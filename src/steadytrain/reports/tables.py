@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from steadytrain.config.figures import figure_words
 from steadytrain.config.plain import plain
 from steadytrain.format import (
     NONE,
@@ -29,8 +30,8 @@ from steadytrain.format import (
     tells_top5,
     text_table,
 )
-from steadytrain.intervals import Interval, Spread
-from steadytrain.monitor.history import RunScore
+from steadytrain.intervals import Spread
+from steadytrain.monitor.history import RunScore, UnseenScore
 from steadytrain.reports.mistakes import class_figures, class_rows, label_rows
 from steadytrain.reports.summary import Account, Epoch, Repeats, Summary, find_repeats, median_known
 from steadytrain.reports.time_spent import rows, to_dict
@@ -50,8 +51,11 @@ def facts(summary: Summary) -> dict[str, str]:
     scores: dict[str, str] = {}
     makes_updates, probe = not is_probe(summary), summary.probe
     batch = f" ({per_rank(shares)})" if shares else ""
-    for when, score in (("best", best), ("last", last if makes_updates else None)):
-        scores[f"{when} {name}"] = _score(score)
+    for when, score in (("best", best), ("last", last if makes_updates else None), ("test", quality.test)):
+        label = best.best_label if best and score is best else f"{when} {name}"
+        scores[label] = f"{score.words}, {score.seen}" if isinstance(score, UnseenScore) else _score(score)
+        if setup.class_ratio is not None:
+            scores[f"{when} macro recall"] = percent(score.macro_recall if score else None, 2)
         if quality.is_multi_label:
             scores[f"{when} exact match"] = percent(score.top1 if score else None, 2)
         elif tells_top5(setup.num_classes):
@@ -62,8 +66,10 @@ def facts(summary: Summary) -> dict[str, str]:
         "status": f"{course.status}: {course.why}" if course.why else course.status,
         "epochs": f"{epoch(progress.epoch)} of {epoch(progress.epochs)}" if progress.epochs else NONE,
         "probe": probe.words if probe and (probe.fit_seconds is not None or not progress.step) else NONE,
+        **{f"tried {k}": tried.words for k, tried in enumerate(summary.tried, 1)},
         **scores,
         "validation images": number((last.n or None) if last else setup.num_val),
+        "test images": number(quality.test.n if quality.test else None),
         f"train {'exact match' if quality.is_multi_label else name}": percent(quality.train_top1, 2),
         "train loss": number(quality.train_loss, 4),
         "time per epoch": duration(speed.seconds_per_epoch),
@@ -257,10 +263,10 @@ def shown_epochs(account: Account) -> tuple[Sequence[Epoch], str]:
 
 
 def best_epoch(account: Account) -> int | None:
-    """Return the index of the row with the highest score; None where no row has one."""
-    values = [row.val_mean_ap if account.summary.quality.is_multi_label else row.val_top1 for row in account.epochs]
-    scores = [-1 if value is None or not math.isfinite(value) else value for value in values]
-    return scores.index(max(scores)) if scores and max(scores) >= 0 else None
+    """Return the index of the row with the evaluation of the best weights; None where there is none."""
+    best = account.summary.quality.best
+    rows = enumerate(account.epochs) if best is not None and math.isfinite(best.value) else ()
+    return next((at for at, row in rows if row.val_top1 is not None and best and row.step >= best.step), None)
 
 
 def epoch_table(account: Account) -> tuple[list[str], list[list[str]]]:
@@ -369,10 +375,12 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     """
     if len(runs) == 1:
         run, (words,) = runs[0], known_facts(runs)
-        name = score_name(run.quality.is_multi_label)
-        keys = ("epochs", "probe", f"best {name}", f"last {name}", "images/s, steady", "wall time")
+        name, score = score_name(run.quality.is_multi_label), run.quality.best
+        labels = {"best": score.best_label if score else f"best {name}", "last": f"last {name}", "test": f"test {name}"}
+        scores = (key for when, label in labels.items() for key in (label, f"{when} macro recall"))
+        keys = ("epochs", "probe", *scores, "images/s, steady", "wall time")
         lines = [["run", clean(run.name)], ["status", run.course.status]]
-        lines += [[key, words[key]] for key in keys if key in words]
+        lines += [[key, words[key]] for key in words if key in keys or key.startswith("tried ")]
         lines += [] if run.cost is None else [["cost", str(run.cost)]]
         return text_table(lines)
     kinds = {run.quality.is_multi_label for run in runs}
@@ -398,14 +406,9 @@ def _score(score: RunScore | None) -> str:
     if score is None or math.isnan(score.value):
         return NONE
     weights = "" if score.weights == "model" else f", {score.weights}"
-    return f"{_interval(score)} {score.when}{weights}"
+    chosen = figure_words(score.figure, score.figure_value, score.mean_ap)
+    return ", ".join(filter(None, (f"{_interval(score)} {score.when}{weights}", chosen)))
 
 
 def _interval(score: RunScore | None) -> str:
-    value = percent(score.value if score else None, 2)
-    return value if score is None or score.interval is None else f"{value} ({interval_text(score.interval)})"
-
-
-def interval_text(interval: Interval) -> str:
-    """Format a confidence interval, in percent."""
-    return f"{100 * interval.low:.2f} to {100 * interval.high:.2f}"
+    return NONE if score is None else score.words

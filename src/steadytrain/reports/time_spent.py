@@ -31,7 +31,7 @@ BUCKETS_SHOWN: Mapping[str, Bucket] = {
     "backward": Bucket("backward pass", "#4fae86", "gradients"),
     "optimizer": Bucket("optimizer", "#86c9a8", "new weights from the gradients"),
     "update": Bucket("updates", "#3d9f78", "of which nothing tells the parts"),
-    "evaluation": Bucket("evaluation", "#3d7dd6", "on the validation images"),
+    "evaluation": Bucket("evaluation", "#3d7dd6", "on the validation and test images"),
     "checkpoint": Bucket("checkpoints", "#86aee6", "checking the weights and saving"),
     "host": Bucket("host: Python, launches", "#b5559b", "between the parts of an update"),
     "transfer": Bucket("transfer to the device", "#8a77d8", "of batches"),

@@ -3,8 +3,7 @@
 from steadytrain.distributed.process_group import Group as Group
 from steadytrain.distributed.process_group import init_group as init_group
 from steadytrain.training.evaluation import Evaluation as Evaluation
-from steadytrain.training.inference.calibration import calibrate as calibrate
-from steadytrain.training.inference.feature_vectors import features as features
+from steadytrain.training.features.held_out import calibrate as calibrate
 from steadytrain.training.inference.inference import evaluate as evaluate
 from steadytrain.training.inference.inference import predict as predict
 from steadytrain.training.inference.trained import Trained as Trained

@@ -28,6 +28,7 @@ from steadytrain.data.loader import (
     crop_for,
     default_threads,
 )
+from steadytrain.data.recordio.reader import Records
 from steadytrain.data.transforms import Augmentation, make_own
 from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.asynchronous.engine import AsyncEngine
@@ -82,6 +83,7 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
     if mean is None and card is not None and len(card.mean) == channels:
         mean, std = card.mean, tuple(max(s, 1e-3) for s in card.std)
     size = size or default.size or 224
+    fit = spec.fit or data.train.usual_fit
     for side, _ in parse_sizes(recipe.data.grow_size):
         try:
             models.try_forward(
@@ -95,9 +97,10 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
         size=size,
         mean=spec.mean or mean or DEFAULT_MEAN[:channels],
         std=spec.std or std or DEFAULT_STD[:channels],
-        crop=spec.crop or (1.0 if size <= SMALL else default.crop or 0.875),
+        crop=spec.crop or (1.0 if size <= SMALL or fit != "crop" else default.crop or 0.875),
         interpolation=spec.interpolation or default.interpolation or "bilinear",
         channels=channels,
+        fit=fit,
     )
 
 
@@ -177,6 +180,7 @@ def started(
             "weights": built.weights,
             "size": input.size,
             "input": plain(vars(input)),
+            "unseen": _unseen_share(data.val or data.train, input),
         },
         machine=machine,
         startup=startup or {},
@@ -185,6 +189,12 @@ def started(
         began=began,
         price=price,
     )
+
+
+def _unseen_share(records: Records, input: Input) -> float:
+    """Return the share of the pixels of images, in the mean, that evaluation never sees."""
+    sizes = records.sampled_sizes
+    return 1 - float(evaluation_crop(input).seen(sizes).mean()) if len(sizes) else 0.0
 
 
 def clock(device: torch.device, began: float) -> Clock:
@@ -442,10 +452,10 @@ def feeds(
     on_choice: Callable[[Placement], None],
     *,
     sharing: int = 1,
-) -> tuple[ImageLoader, ImageLoader | None]:
-    """Open the loader of the training stream, from where the run stands, and the one of the validation data.
+) -> tuple[ImageLoader, ImageLoader | None, ImageLoader | None]:
+    """Open the loader of the training stream, from where the run stands, and those of the validation and test data.
 
-    Of both this rank's part; ``sharing``: ranks that use the same cores.
+    Of each this rank's part; ``sharing``: ranks that use the same cores.
     """
     device, world, engine = state.engine.device, state.engine.world, state.engine
     queue = engine if isinstance(engine, AsyncEngine) else None
@@ -469,20 +479,18 @@ def feeds(
         on_placed=on_choice,
         queue=queue,
     )
-    if data.val is None or not engine.takes_part:
-        return feed, None
-    val_feed = ImageLoader(
-        data.val,
-        evaluation_crop(input),
-        batch_size=max(1, recipe.batch_size // world.size),
-        ids=data.val_ids,
-        train=False,
-        shard=(world.rank, world.size),
-        threads=threads,
-        pin=on_gpu,
-        device=device if on_gpu else None,
-    )
-    return feed, val_feed
+
+    def evaluation_feed(records: Records | None, **options: Any) -> ImageLoader | None:
+        if records is None or not engine.takes_part:
+            return None
+        size, shard = max(1, recipe.batch_size // world.size), (world.rank, world.size)
+        crop = evaluation_crop(input)
+        return ImageLoader(
+            records, crop, batch_size=size, train=False, shard=shard, threads=threads, pin=on_gpu, **options
+        )
+
+    val_feed = evaluation_feed(data.val, ids=data.val_ids, device=device if on_gpu else None)
+    return feed, val_feed, evaluation_feed(data.test, keep_bytes=0)  # each of which is read once
 
 
 def training_feed(
@@ -504,7 +512,7 @@ def training_feed(
 
 
 def evaluation_crop(input: Input) -> Crop:
-    """Return the crop of an evaluated image: resized, then its centre."""
+    """Return the crop of an evaluated image: resized, then its centre, or all of it."""
     return Crop(kind="none", **_crop_options(input))
 
 
@@ -514,4 +522,6 @@ def _crop_options(input: Input) -> dict[str, Any]:
         "crop": input.crop,
         "interpolation": "bicubic" if input.interpolation == "bicubic" else "bilinear",
         "channels": input.channels,
+        "fit": input.fit,
+        "fill": tuple(round(255 * mean) for mean in input.mean or ()) if input.fit == "pad" else (),
     }

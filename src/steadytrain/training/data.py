@@ -10,13 +10,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steadytrain.config import Data
+from steadytrain.config import Data, Model
 from steadytrain.config.batches import Batches
 from steadytrain.config.strangers import ADDRESS_KEYS
 from steadytrain.data.checking.findings import FEW_TO_MEASURE, few_to_measure
@@ -25,17 +25,21 @@ from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
 from steadytrain.data.recordio.card import RunClasses, card_for, read_classes, record_files
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.results.scores import UNEVEN, class_ratio
+from steadytrain.data.sources.groups import make_hashes, say_whole_classes
 from steadytrain.data.sources.labels import require_zero_or_one, say_doubt
 from steadytrain.data.sources.layout import TABLES
 from steadytrain.data.sources.listing import Labels
-from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.data.storage.store import refuse_inner_addresses
 from steadytrain.data.transforms.operations import to_device
 from steadytrain.errors import DataError
 from steadytrain.events import Started
 from steadytrain.format import OnProgress, Say, count, few, whole_number
 from steadytrain.machine.process import StartPart, StartTimer
+from steadytrain.models import usual_size
+from steadytrain.run import Run
 from steadytrain.training.clock import Clock
+from steadytrain.training.split import Split, choose_split, count_seen, find_groups
 
 _DIGITS = 10
 MOST_REJECTED = 100
@@ -44,13 +48,15 @@ MOST_REJECTED = 100
 
 @dataclass(frozen=True)
 class DataSets:
-    """The data of a run, for training and validation.
+    """The data of a run, for training and validation, and for the test at its end.
 
     Args:
-        train, val: opened record files; ``val`` is None without validation.
+        train, val, test: opened record files; ``val`` is None without validation, ``test`` without a test.
         train_ids, val_ids: int64 record numbers to use; None uses all.
         classes: names, in the order of the labels; of images with several labels, the names of these.
         held_out: whether ``val_ids`` were held out of the training file.
+        split: what was held out, where that was.
+        grouping: finds :attr:`groups` where nothing was held out.
     """
 
     train: Records
@@ -59,6 +65,18 @@ class DataSets:
     val_ids: NDArray[np.int64] | None
     classes: tuple[str, ...]
     held_out: bool
+    split: Split | None = None
+    grouping: Callable[[], NDArray[np.int64] | None] = lambda: None
+    test: Records | None = None
+    shorter_side: int | None = None
+
+    @cached_property
+    def groups(self) -> NDArray[np.int64] | None:
+        """int64 [N], the group of each record of ``train``, by its number; None: each image stands alone.
+
+        Copies of an image, near copies and what the user keeps together: no split may part them.
+        """
+        return self.grouping() if self.split is None else self.split.groups
 
     @cached_property
     def num_train(self) -> int:
@@ -69,6 +87,16 @@ class DataSets:
         if self.val is None:
             return 0
         return len(self.val) if self.val_ids is None else len(self.val_ids)
+
+    @property
+    def num_test(self) -> int:
+        return 0 if self.test is None else len(self.test)
+
+    @cached_property
+    def num_test_seen(self) -> int:
+        """Test images that are training or validation images, as far as hashes are known."""
+        seen = [self.train] if self.val in (None, self.train) else [self.train, self.val]
+        return 0 if self.test is None else count_seen(self.test, *seen) or 0
 
     @property
     def num_labels(self) -> int | None:
@@ -83,7 +111,16 @@ class DataSets:
     @property
     def class_counts(self) -> NDArray[np.int64]:
         """Training images of each class, or with each label: int64[K]."""
-        labels = self.train.labels if self.train_ids is None else self.train.labels[self.train_ids]
+        return self._count(self.train, self.train_ids)
+
+    @property
+    def class_ratio(self) -> float:
+        """The ratio of the largest class to the smallest, of training or validation images; 1 of several labels."""
+        parts = [(self.train, self.train_ids), (self.val, self.val_ids)] if self.num_labels is None else []
+        return max((class_ratio(self._count(part, ids).tolist()) for part, ids in parts if part is not None), default=1)
+
+    def _count(self, records: Records, ids: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        labels = records.labels if ids is None else records.labels[ids]
         if labels.ndim > 1:
             return np.asarray((labels > 0).sum(0), np.int64)
         return np.bincount(np.asarray(labels, np.int64), minlength=len(self.classes)).astype(np.int64)
@@ -96,7 +133,7 @@ class DataSets:
 
     def about(self) -> dict[str, Any]:
         """Describe the data for a run's first event."""
-        card = self.train.card
+        card, test = self.train.card, self.test
         rejected, settings = ((), {}) if card is None else (card.rejected, card.settings)
         return {
             "train": self.train.name,
@@ -105,20 +142,25 @@ class DataSets:
             "val": None if self.val is None else self.val.name,
             "val_digest": None if self.val is None else self.val.digest,
             "num_val": self.num_val,
+            **({} if test is None else {"test": test.name, "test_digest": test.digest, "num_test": len(test)}),
+            **({"class_ratio": self.class_ratio} if self.class_ratio >= UNEVEN else {}),
             "held_out": self.held_out,
+            "split": "" if self.split is None else self.split.digest,
             "classes": list(self.classes),
+            "class_counts": self.class_counts.tolist(),
             "multi_label": self.num_labels is not None,
             "channels": self.train.channels,
             "largest_side": self.train.largest_side,
+            "shorter_side": self.shorter_side,
             "restart_markers": bool(settings.get("restart")) and settings.get("encoding") != "pass",
             "num_rejected": len(rejected),
             "rejected": [list(file) for file in rejected[:MOST_REJECTED]],
         }
 
     def close(self) -> None:
-        self.train.close()
-        if self.val is not None and self.val is not self.train:
-            self.val.close()
+        for records in (self.train, self.val, self.test):
+            if records is not None:
+                records.close()  # twice, where images were held out, which is fine
 
 
 @dataclass(frozen=True)
@@ -127,36 +169,48 @@ class OpenedData:
 
     Args:
         named: what the recipe says of the data.
-        train, val: the open records; ``val`` is None where nothing but training images is named.
+        shorter_side: at which images are packed, in pixels.
+        train, val, test: the open records; ``val`` and ``test`` are None where there are no such images.
         remarks: lines about the source that a user should know.
         cost: the part of a start that finding, packing and opening them took.
     """
 
     named: Data
+    shorter_side: int
     train: Records
     val: Records | None
     remarks: tuple[str, ...]
     cost: StartPart
+    test: Records | None = None
 
-    def suits(self, data: Data) -> bool:
-        """Return whether another recipe's data would be these."""
-        return _what_is_opened(self.named) == _what_is_opened(data)
+    def suits(self, data: Data, shorter_side: int) -> bool:
+        """Return whether another recipe's data, packed at this side, would be these."""
+        return self.shorter_side == shorter_side and _what_is_opened(self.named) == _what_is_opened(data)
 
     def close(self) -> None:
         """Let go of the files; closing twice is fine."""
-        for records in (self.train, self.val):
+        for records in (self.train, self.val, self.test):
             if records is not None:
                 records.close()
 
 
 def _what_is_opened(data: Data) -> tuple[object, ...]:
-    paths = (data.train, data.val, data.root, data.labels, data.classes)
+    paths = (data.train, data.val, data.test, data.root, data.labels, data.classes)
     columns = (data.path_column, data.label_column, data.split_column, data.zip_names)
-    return *(None if path is None else str(path) for path in paths), *columns, packed_side(data.size)
+    return *(None if path is None else str(path) for path in paths), *columns
+
+
+def side_to_pack(data: Data, model: Model | None, begun: Started | None) -> int:
+    """Return the shorter side at which images are packed: what the network asks for, or that of a run that began."""
+    # Runs of version 0.2, which name no side, were packed without a look at the network.
+    if begun is not None and (side := begun.data.get("shorter_side")):
+        return int(side)
+    return packed_side(data.size or (None if model is None or begun is not None else usual_size(model)))
 
 
 def open_named(
     data: Data,
+    model: Model | None = None,
     *,
     begun: Started | None = None,
     say: Say = lambda message: None,
@@ -167,7 +221,7 @@ def open_named(
     """Open what a recipe names; all but record files is packed once into the cache, and ``say`` is told so.
 
     Args:
-        data: of the recipe.
+        data, model: of the recipe.
         begun: how the run began that is taken up again: what can be read otherwise by now is read as it was then.
         say: is called with each line on what is done.
         remark: is called at once with those that are kept as ``remarks``, where the source has to be packed.
@@ -181,10 +235,27 @@ def open_named(
     refuse_inner_addresses(
         {key: getattr(data, name) for key in ADDRESS_KEYS if (name := key.partition(".")[2]) in data.from_file}
     )
-    open_as = partial(_open_as, say=say, remark=remark, say_reused=say_reused, progress=progress)
-    if begun is None or data.classes is not None or Path(data.train).suffix == ".rec":
-        return open_as(data)
+    side = side_to_pack(data, model, begun)
+    open_as = partial(_open_as, side=side, say=say, remark=remark, say_reused=say_reused, progress=progress)
+    if begun is None:
+        return open_as(data, is_new=True)
+    if data.classes is not None or Path(data.train).suffix == ".rec":
+        return validate_as_begun(open_as(data), begun)
     return _open_as_begun(data, begun, open_as)
+
+
+def _began_with_split(data: Data, begun: Started | None) -> bool:
+    """Return whether a run began on a source with a part that validates."""
+    has_val = begun is not None and begun.data.get("val_digest") is not None and not begun.data.get("held_out")
+    return data.val is None and has_val
+
+
+def validate_as_begun(opened: OpenedData, begun: Started | None) -> OpenedData:
+    """Return data whose test images validate where a run of 0.2 began so: its split stays."""
+    if opened.val is not None or opened.test is None or not _began_with_split(opened.named, begun):
+        return opened
+    line = f"the test images of {opened.named.train} validate, as when this run began: no test is left for its end"
+    return replace(opened, val=opened.test, test=None, remarks=(*opened.remarks, line))
 
 
 def _open_as_begun(data: Data, begun: Started, open_as: Callable[..., OpenedData]) -> OpenedData:
@@ -194,23 +265,24 @@ def _open_as_begun(data: Data, begun: Started, open_as: Callable[..., OpenedData
     same is for the caller to compare, by their digests.
     """
     classes = RunClasses(() if begun.is_multi_label else begun.data.get("classes", ()))
-    is_split = data.val is None and begun.data.get("val_digest") is not None and not begun.data.get("held_out")
+    is_split = _began_with_split(data, begun)
 
     def is_same(opened: OpenedData) -> bool:
-        has_splits = data.val is None and opened.val is not None
+        is_new = data.test is None and opened.test is not None and "test_digest" not in begun.data
+        has_splits = data.val is None and (opened.val is not None or is_new)
         return classes in ((), opened.train.class_list) and has_splits == is_split
 
     opened: OpenedData | None = None
     refusal: DataError | None = None
     try:
-        opened = open_as(data)
+        opened = validate_as_begun(open_as(data), begun)
         if is_same(opened):
             return opened
     except DataError as error:
         refusal = error
     for split in ("none", None) if data.split_column is None and not is_split else (data.split_column,):
         with suppress(DataError):
-            again = open_as(replace(data, split_column=split), classes=classes or None)
+            again = validate_as_begun(open_as(replace(data, split_column=split), classes=classes or None), begun)
             if is_same(again):
                 if opened is not None:
                     opened.close()
@@ -223,7 +295,9 @@ def _open_as_begun(data: Data, begun: Started, open_as: Callable[..., OpenedData
     return opened
 
 
-def _open_as(data: Data, *, classes: RunClasses | None = None, remark: Say, **options: Any) -> OpenedData:
+def _open_as(
+    data: Data, *, side: int, classes: RunClasses | None = None, is_new: bool = False, remark: Say, **options: Any
+) -> OpenedData:
     """Open what a recipe names, with a class list where it names none; options as of :func:`open_named`."""
     timer = StartTimer()
     remarks: list[str] = []
@@ -232,36 +306,59 @@ def _open_as(data: Data, *, classes: RunClasses | None = None, remark: Say, **op
         remarks.append(line)
         remark(line)
 
-    prepare = partial(prepare_records, trainable=True, shorter_side=packed_side(data.size), remark=keep, **options)
+    prepare = partial(prepare_records, trainable=True, shorter_side=side, remark=keep, **options)
     with ExitStack() as opened:
         prepared = _prepare_train(data, classes, prepare)
         train = opened.enter_context(open_records(prepared.train, remarks.append))
         _require_classes(train, str(data.train))
-        val_path = prepared.val
-        if data.val is not None:
-            val_path = _prepare_val(data, data.val, train, prepare).only("val")
-        val = None if val_path is None else opened.enter_context(open_records(val_path, remarks.append))
+
+        def open_part(named: str | Path | None, part: Path | None, split: Literal["val", "test"]) -> Records | None:
+            if named is not None:
+                part = _prepare_other(data, named, split, train, prepare).only(split)
+            return None if part is None else opened.enter_context(open_records(part, remarks.append))
+
+        val, test = open_part(data.val, prepared.val, "val"), open_part(data.test, prepared.test, "test")
+        if val is not None and test is not None and len(val) == len(test) and val.digest == test.digest:
+            test = None  # the user validates with them
+            if data.test is not None:
+                remarks.append(f"{data.test} has the validation images, by which weights are chosen: no test is made")
+        if is_new and val is None and data.holdout != 0:
+            make_hashes(train, options["progress"])
         opened.pop_all()
-        return OpenedData(data, train, val, tuple(remarks), timer.part())
+        return OpenedData(data, side, train, val, tuple(remarks), timer.part(), test)
 
 
-def open_data(data: Data, *, seed: int, begun: Started | None = None, say: Say = lambda message: None) -> DataSets:
-    """Open what a recipe names, as :func:`open_named` does, and make its data sets. Raises what both raise."""
-    opened = open_named(data, begun=begun, say=say)
+def open_data(
+    data: Data, model: Model | None = None, *, seed: int, run: Run | None = None, say: Say = lambda message: None
+) -> DataSets:
+    """Open what a recipe names, as :func:`open_named` does, and make its data sets. Raises what both raise.
+
+    ``run``: that they were, or are to be, the data of.
+    """
+    opened = open_named(data, model, begun=None if run is None else run.progress().started, say=say)
     try:
-        return data_sets(opened, data, seed=seed, say=say)
+        return data_sets(opened, data, seed=seed, run=run, say=say)
     except BaseException:
         opened.close()
         raise
 
 
-def data_sets(opened: OpenedData, data: Data, *, seed: int, say: Say = lambda message: None) -> DataSets:
+def data_sets(
+    opened: OpenedData, data: Data, *, seed: int, run: Run | None = None, say: Say = lambda message: None
+) -> DataSets:
     """Choose classes and the images that validate of open records, and say their remarks; the sets close them.
+
+    Args:
+        opened: the records.
+        data: of the recipe.
+        seed: of the recipe: chooses what is held out.
+        run: that keeps what is held out; None: nothing is kept.
+        say: takes lines about the data.
 
     Raises:
         DataError: class lists that differ, labels that no output is for, or none that can be held out.
     """
-    train, val = opened.train, opened.val
+    train, val, side = opened.train, opened.val, opened.shorter_side
     for remark in opened.remarks:
         say(remark)
     classes = _class_list(data, train, say)
@@ -275,23 +372,49 @@ def data_sets(opened: OpenedData, data: Data, *, seed: int, say: Say = lambda me
             f"each image has exactly one of the {len(classes):,} labels, which are learned one by one all the same: a"
             " table with one column 'label' makes them classes, of which one is chosen"
         )
+    for part, named, records in (("validation", data.val, val), ("test", data.test, opened.test)):
+        if records is not None:
+            source = records.name if named is None else str(named)
+            _require_same_classes(train, records, classes, source, say, part=part)
+            require_outputs(records, len(classes), of=str(train.path))
+    if opened.test is not None:
+        images = count(len(opened.test), "test image is", "test images are")
+        say(f"{images} left alone until the end of the run, where the best weights are evaluated on them once")
     if val is not None:
-        _require_same_classes(train, val, classes, val.name if data.val is None else str(data.val), say)
-        require_outputs(val, len(classes), of=str(train.path))
         _say_unmeasured(val.labels, counts, classes, say)
-        return DataSets(train, val, None, None, classes, held_out=False)
-    if data.holdout == 0:
-        return DataSets(train, None, None, None, classes, held_out=False)
-    train_ids, val_ids = split_by_fraction(train.labels, fraction=data.holdout, seed=seed)
-    if not len(val_ids):
-        raise DataError(f"{train.path} has one image of each class: none can be held out; give --val DATA")
-    share = f"{data.holdout:.0%}{' of each class' * (train.labels.ndim == 1)}"
+    begun = None if run is None else run.progress().started
+    if begun is None:
+        _say_seen("validation", val, [train], say)
+        _say_seen("test", opened.test, [train] if val is None else [train, val], say)
+    if val is not None or data.holdout == 0:
+        grouping = partial(find_groups, train, data, lambda line: None, makes_hashes=False)
+        is_earlier = begun is not None and "split" not in begun.data  # and knew no groups
+        options: dict[str, Any] = {} if is_earlier else {"grouping": grouping}
+        return DataSets(train, val, None, None, classes, held_out=False, test=opened.test, shorter_side=side, **options)
+    split = choose_split(train, data, seed=seed, run=run, say=say)
+    if not len(split.val_ids):
+        each = "one image" if split.groups is None else "one group of images"
+        raise DataError(f"{train.path} has {each} of each class: none can be held out; give --val DATA")
+    share = f"{data.share_held_out(len(train)):.0%}{' of each class' * (train.labels.ndim == 1)}"
+    whole = "" if split.groups is None else ", by whole groups"
     say(
-        f"no validation data given: {len(val_ids):,} of {len(train):,} images ({share}) are held out (--val DATA to"
-        " choose your own)"
+        f"no validation data given: {len(split.val_ids):,} of {len(train):,} images ({share}{whole}) are held out"
+        " (--val DATA to choose your own)"
     )
-    _say_unmeasured(train.labels[val_ids], counts, classes, say)
-    return DataSets(train, train, train_ids, val_ids, classes, held_out=True)
+    say_whole_classes(train.labels, split.groups, classes, say)
+    _say_unmeasured(train.labels[split.val_ids], counts, classes, say)
+    options = {"split": split, "test": opened.test, "shorter_side": side}
+    return DataSets(train, train, split.train_ids, split.val_ids, classes, held_out=True, **options)
+
+
+def _say_seen(part: str, records: Records | None, others: Sequence[Records], say: Say) -> None:
+    """Say how many validation or test images are training images, or validation images."""
+    if records is not None and (seen := count_seen(records, *others)):
+        what = "training images" if len(others) == 1 else "training or validation images"
+        say(
+            f"{seen:,} of {count(len(records), f'{part} image')} are {what} (the same file or bytes): accuracy on them"
+            " says nothing about new images; steady check names them"
+        )
 
 
 def _class_list(data: Data, train: Records, say: Callable[[str], None]) -> tuple[str, ...]:
@@ -346,20 +469,22 @@ def _is_table(source: str | Path | None) -> bool:
     return source is not None and Path(source).suffix.lower() in (*TABLES, ".txt")
 
 
-def _prepare_val(data: Data, val: str | Path, train: Records, prepare: Callable[..., Prepared]) -> Prepared:
-    """Prepare the validation data, with the classes that were named, else those of the training data."""
+def _prepare_other(
+    data: Data, place: str | Path, split: Literal["val", "test"], train: Records, prepare: Callable[..., Prepared]
+) -> Prepared:
+    """Prepare validation or test data, with the classes that were named, else those of the training data."""
     card = record_files(train.path)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
-    options: dict[str, Any] = {"only": "val", "zip_names": data.zip_names}
-    if _is_table(val):  # its paths start where the training data's do, and its columns are called alike
+    options: dict[str, Any] = {"only": split, "zip_names": data.zip_names}
+    if _is_table(place):  # its paths start where the training data's do, and its columns are called alike
         options |= {"root": data.root, "path_column": data.path_column, "label_column": data.label_column}
         if _is_val_alone_a_table(data) or data.split_column == "none":
             options["split_column"] = data.split_column
         options |= {"trained_column": "" if train.card is None else train.card.label_column}
     named = train.named_classes or None  # by the list beside records that have no card
-    prepared = prepare(val, classes=card if card.exists() else named, **options)
-    val_card = None if named or card.exists() else card_for(prepared.only("val"))
-    if val_card is not None and Path(val).suffix != ".rec" and are_values(val_card.classes, len(train.classes), val):
-        return prepare(val, classes=train.classes, **options)
+    prepared = prepare(place, classes=card if card.exists() else named, **options)
+    other = None if named or card.exists() else card_for(prepared.only(split))
+    if other is not None and Path(place).suffix != ".rec" and are_values(other.classes, len(train.classes), place):
+        return prepare(place, classes=train.classes, **options)
     return prepared
 
 
@@ -404,7 +529,7 @@ def require_outputs(opened: Records, num_classes: int, *, of: str) -> None:
 
 
 def _require_same_classes(
-    train: Records, val: Records, classes: tuple[str, ...], source: str, say: Callable[[str], None]
+    train: Records, val: Records, classes: tuple[str, ...], source: str, say: Callable[[str], None], *, part: str
 ) -> None:
     kinds = [
         "several labels for each image" if opened.labels.ndim > 1 else "one class for each image"
@@ -426,14 +551,14 @@ def _require_same_classes(
         return
     only_train, only_val = sorted(set(classes) - set(names)), sorted(set(names) - set(classes))
     differences = [f"only in training: {few(only_train)}"] if only_train else []
-    differences += [f"only in validation: {few(only_val)}"] if only_val else []
+    differences += [f"only in {part}: {few(only_val)}"] if only_val else []
     card = "CARD, that of the packed training images"
     if train.card is not None:
         card = str(record_files(train.path)[0].with_suffix(".json"))
     raise DataError(
         f"{train.path} and {val.path} have different class lists"
         f" ({'; '.join(differences) or 'the same names in another order'}):"
-        f" pack the validation images again with --classes {card}"
+        f" pack the {part} images again with --classes {card}"
     )
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from steadytrain.data.loader import Batch
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.results.predictions import write_label_predictions, write_predictions
-from steadytrain.data.results.scores import average_precisions
+from steadytrain.data.results.scores import ClassScore, macro, mean_over_classes, score_of
 from steadytrain.models import Input
 from steadytrain.training.data import load
 from steadytrain.training.memory import PassLimit
@@ -27,7 +27,8 @@ class Evaluation:
     """The figures of a model on a whole data set.
 
     ``n`` images; mean cross-entropy ``loss``; ``top1`` and ``top5`` as fractions (top5 is 1 for five classes or
-    fewer); ``right`` and ``total`` for each class. ``outputs``, if it was asked for, float32[n, 4] by position:
+    fewer); ``right``, ``total`` and ``predicted`` for each class: of its images those predicted as it, all of them, and
+    the images predicted as it. ``outputs``, if it was asked for, float32[n, 4] by position:
     predicted class, its probability, loss, and rank of the true class (1 where it is predicted).
 
     Where an image may have several labels, a label is predicted if its probability is above 0.5; ``loss`` is the
@@ -35,6 +36,8 @@ class Evaluation:
     match), and ``top5`` None; ``right`` and ``total``: of the images that have a label, those for which it is
     predicted; ``mean_ap``: the mean over the labels that any image has of their average precisions
     (:mod:`steadytrain.data.results.scores`).
+
+    ``other_right``: as ``right``, by the logits of other class frequencies, if these were asked for.
 
     ``logits`` float32[n, K], and ``labels`` int64[n] or float32[n, K], by position: of several labels, or if they were
     asked for.
@@ -46,6 +49,8 @@ class Evaluation:
     top5: float | None
     right: tuple[int, ...]
     total: tuple[int, ...]
+    predicted: tuple[int, ...] = ()
+    other_right: tuple[int, ...] = ()
     outputs: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     mean_ap: float | None = None
     logits: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
@@ -55,6 +60,26 @@ class Evaluation:
     def score(self) -> float:
         """The score that evaluations are ranked by: top-1; of several labels, mAP."""
         return self.top1 if self.mean_ap is None else self.mean_ap
+
+    @property
+    def macro(self) -> ClassScore:
+        """Precision, recall and F1, averaged over the classes, or labels, that have images."""
+        return macro([score_of(*counts) for counts in zip(self.right, self.total, self.predicted, strict=True)])
+
+    @property
+    def other(self) -> tuple[float, float] | None:
+        """Top-1 and macro recall by other class frequencies; None where these were not asked for."""
+        if not (self.other_right and self.n):
+            return None
+        recalls = [right / n for right, n in zip(self.other_right, self.total, strict=True) if n]
+        return sum(self.other_right) / self.n, sum(recalls) / len(recalls)
+
+    @property
+    def loss_error(self) -> float | None:
+        """The standard error of the loss; None without the outputs for each image."""
+        if self.outputs is None:
+            return None
+        return float(self.outputs[:, 2].std(dtype=np.float64) / max(1, self.n) ** 0.5)
 
 
 def logits_of(
@@ -85,6 +110,7 @@ def evaluate_module(
     is_multi_label: bool = False,
     keep_logits: bool = False,
     temperature: float = 1.0,
+    shift: NDArray[np.float64] | None = None,
     limit: PassLimit | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Evaluation:
@@ -101,6 +127,7 @@ def evaluate_module(
         is_multi_label: an image may have several labels; needs ``num_outputs``.
         keep_logits: return the logits and labels of each image, too; needs ``num_outputs``.
         temperature: logits are divided by it before probabilities and losses are computed of them.
+        shift: float64 [K], added to logits where the images right by other class frequencies are counted, too.
         limit: how many images of a batch go through the network at a time; None: all, and fewer where memory runs out.
         say: takes a line where that happens, and no ``limit`` was given.
     """
@@ -110,8 +137,9 @@ def evaluate_module(
     assert num_outputs is not None or not keep_logits
     loss = torch.zeros((), dtype=torch.float64, device=device)
     top5 = torch.zeros((), dtype=torch.int64, device=device)
-    right = torch.zeros(num_classes, dtype=torch.int64, device=device)
-    total = torch.zeros(num_classes, dtype=torch.int64, device=device)
+    by_class = torch.zeros(4, num_classes, dtype=torch.int64, device=device)
+    right, total, predicted, other_right = by_class
+    shift_K = None if shift is None else torch.from_numpy(shift).float().to(device)
     counts = torch.zeros(2, dtype=torch.int64, device=device)  # images, and those with every label right
     outputs: list[torch.Tensor] = []
     positions: list[NDArray[np.int64]] = []
@@ -132,10 +160,9 @@ def evaluate_module(
                 if is_multi_label:
                     losses = functional.binary_cross_entropy_with_logits(scaled, labels, reduction="none")
                     loss += losses.double().mean(1).sum()
-                    predicted, has_label = logits > 0, labels > 0.5
-                    counts[1] += (predicted == has_label).all(1).sum()
-                    right += (predicted & has_label).sum(0)
-                    total += has_label.sum(0)
+                    above, has_label = logits > 0, labels > 0.5
+                    counts[1] += (above == has_label).all(1).sum()
+                    by_class[:3] += torch.stack([above & has_label, has_label, above]).sum(1)
                     outputs.append(torch.cat([logits, labels], 1))
                     continue
                 loss += functional.cross_entropy(scaled, labels, reduction="sum").double()
@@ -145,14 +172,17 @@ def evaluate_module(
                 counts[1] += best[:, 0].sum()
                 right.index_add_(0, labels, best[:, 0].long())  # bincount would wait for the device, at every batch
                 total.index_add_(0, labels, torch.ones_like(labels))
+                predicted.index_add_(0, likely[:, 0], torch.ones_like(labels))
+                if shift_K is not None:
+                    other_right.index_add_(0, labels, ((logits + shift_K).argmax(1) == labels).long())
                 if num_outputs is not None:
-                    parts = [_outputs(scaled, likely[:, 0], labels)]
+                    parts = [image_outputs(scaled, likely[:, 0], labels)]
                     parts += [logits, labels[:, None].float()] if keep_logits else []
                     outputs.append(torch.cat(parts, 1))
     finally:
         for part, mode in modes:
             part.training = mode
-    loss, top5, right, total, counts = (sum_ranks(count) for count in (loss, top5, right, total, counts))
+    loss, top5, by_class, counts = (sum_ranks(count) for count in (loss, top5, by_class, counts))
     table = None
     if num_outputs is not None:  # an image is one rank's, and 0 in the tables of the others: their sum is exact
         columns = 2 * num_classes if is_multi_label else 4 + (num_classes + 1 if keep_logits else 0)
@@ -161,19 +191,21 @@ def evaluate_module(
             rows[torch.from_numpy(np.concatenate(positions)).to(device)] = torch.cat(outputs)
         table = sum_ranks(rows).cpu().numpy()
     n, num_right = counts.tolist()
+    counted: list[list[int]] = by_class.tolist()
     divisor = max(1, n)  # an evaluation may be stopped before its first batch
     evaluation = Evaluation(
         n=n,
         loss=float(loss) / divisor,
         top1=num_right / divisor,
         top5=None if is_multi_label else int(top5) / divisor,
-        right=tuple(right.tolist()),
-        total=tuple(total.tolist()),
+        right=tuple(counted[0]),
+        total=tuple(counted[1]),
+        predicted=tuple(counted[2]),
+        other_right=() if shift is None else tuple(counted[3]),
     )
     if is_multi_label:
         assert table is not None
-        values = [ap for ap in average_precisions(table[:, :num_classes], table[:, num_classes:]) if ap is not None]
-        mean_ap = sum(values) / len(values) if values else float("nan")
+        mean_ap = mean_over_classes("map", table[:, :num_classes], table[:, num_classes:])
         return replace(evaluation, mean_ap=mean_ap, logits=table[:, :num_classes], labels=table[:, num_classes:])
     if table is not None:
         evaluation = replace(evaluation, outputs=table[:, :4])
@@ -182,7 +214,7 @@ def evaluate_module(
     return evaluation
 
 
-def _outputs(logits: torch.Tensor, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def image_outputs(logits: torch.Tensor, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return float32[B, 4]: predicted class, its probability, loss, rank of the true class; nothing waits for it."""
     log_p, true = logits.log_softmax(1), labels[:, None]
     rank = 1 + (logits > logits.gather(1, true)).sum(1)

@@ -6,42 +6,39 @@ They are computed from exact counts over the whole data set, never as a mean ove
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.results.scores import ClassScore, LabelScore, label_scores, score_of
+from steadytrain.config.figures import NEED_OUTPUTS
+from steadytrain.data.arrays import Ints
+from steadytrain.data.results.scores import (
+    BINS,
+    UNEVEN,
+    Calibration,
+    ClassScore,
+    LabelScore,
+    class_ratio,
+    label_scores,
+    mean_over_classes,
+    score_of,
+)
+from steadytrain.data.results.scores import calibration_of as calibration_of
 from steadytrain.data.results.scores import macro as macro
 from steadytrain.training.evaluation import Evaluation
 
-BINS = 15
-"""Equal-width bins of the top-1 probability (Guo et al. 2017, "On Calibration of Modern Neural Networks")."""
 
-
-@dataclass(frozen=True)
-class Bin:
-    """Images whose top-1 probability is above ``low`` and at most ``high``: how many, its mean, and how many right."""
-
-    low: float
-    high: float
-    n: int
-    confidence: float | None
-    top1: float | None
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """The calibration of top-1 probabilities; of several labels, of those of each label for each image.
-
-    ``ece``: the expected calibration error, the mean over images of the difference between probability and accuracy in
-    their bin; of several labels, over images and labels, between probability and the share that has the label.
-    ``confidence``: the mean probability. Both are NaN where a probability is not finite.
-    """
-
-    ece: float
-    confidence: float
-    bins: tuple[Bin, ...]
+def figure(evaluation: Evaluation, name: str) -> float:
+    """Return a figure of :data:`~steadytrain.config.figures.FIGURES`; NaN where there is none: the AUC of one class."""
+    if name in NEED_OUTPUTS and (name == "auc" or evaluation.mean_ap is None):
+        assert evaluation.logits is not None and evaluation.labels is not None
+        return mean_over_classes(name, evaluation.logits, evaluation.labels)
+    known = {"map": evaluation.mean_ap, "loss": evaluation.loss, "top5": evaluation.top5}
+    known |= {"macro-recall": evaluation.macro.recall, "f1": evaluation.macro.f1}
+    value = known.get(name, evaluation.top1)
+    return float("nan") if value is None else value
 
 
 def class_scores(evaluation: Evaluation) -> tuple[ClassScore, ...]:
@@ -49,17 +46,40 @@ def class_scores(evaluation: Evaluation) -> tuple[ClassScore, ...]:
 
     A class that has no images has neither recall nor F1; one that is never predicted has no precision, and an F1 of 0.
 
-    Args:
-        evaluation: with the outputs for each image.
-
-    >>> outputs = np.array([[0, 0.9, 0.1, 1], [0, 0.8, 0.2, 1], [0, 0.6, 0.9, 2]], np.float32)
-    >>> told = Evaluation(n=3, loss=0.4, top1=2 / 3, top5=1.0, right=(2, 0), total=(2, 1), outputs=outputs)
-    >>> class_scores(told)[0]
+    >>> evaluation = Evaluation(n=3, loss=0.4, top1=2 / 3, top5=1.0, right=(2, 0), total=(2, 1), predicted=(3, 0))
+    >>> class_scores(evaluation)[0]
     ClassScore(precision=0.6666666666666666, recall=1.0, f1=0.8)
     """
-    assert evaluation.outputs is not None
-    predicted = np.bincount(evaluation.outputs[:, 0].astype(np.int64), minlength=len(evaluation.total)).tolist()
-    return tuple(map(score_of, evaluation.right, evaluation.total, predicted))
+    return tuple(map(score_of, evaluation.right, evaluation.total, evaluation.predicted))
+
+
+def log_ratio(counts: Sequence[int], prior: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """Return what is added to logits: log of the prior less log of the training frequencies, float64 [K].
+
+    Menon et al. 2021, "Long-tail learning via logit adjustment", section 4.1.
+
+    Args:
+        counts: training images of each class. One without any was never learned, and gains no more than any other.
+        prior: frequencies, which sum to 1; None: equal ones.
+
+    >>> np.exp(log_ratio([30, 10])).round(6).tolist()
+    [0.666667, 2.0]
+    """
+    n = np.asarray(counts, np.float64)
+    prior = np.full(len(n), 1 / len(n)) if prior is None else prior
+    is_known = n > 0
+    ratio = np.log(prior) - np.log(np.where(is_known, n, 1) / n.sum())
+    shift: NDArray[np.float64] = np.where(is_known, ratio, ratio[is_known].min(initial=np.inf))
+    return shift
+
+
+def even_shift(counts: Sequence[int], weighted: str) -> NDArray[np.float64] | None:
+    """Return what equal frequencies add to logits; None where nothing calls for the comparison.
+
+    That is where the largest class has fewer than :data:`UNEVEN` times the images of the smallest that has any, or
+    training was ``weighted``.
+    """
+    return log_ratio(counts) if class_ratio(counts) >= UNEVEN and not weighted else None
 
 
 @dataclass(frozen=True)
@@ -133,16 +153,15 @@ def calibration(evaluation: Evaluation, bins: int = BINS, *, temperature: float 
     return calibration_of(evaluation.outputs[:, 1].astype(np.float64), evaluation.outputs[:, 3] == 1, bins)
 
 
-def calibration_of(p: NDArray[np.float64], right: NDArray[np.bool_], bins: int = BINS) -> Calibration:
-    """Compute the expected calibration error of probabilities float64[n] of what is ``right``, bool[n], or not."""
-    is_finite = bool(np.isfinite(p).all()) and len(p) > 0
-    at = np.clip(np.ceil(p * bins) - 1, 0, bins - 1).astype(np.int64) if is_finite else np.zeros(0, np.int64)
-    counts = np.bincount(at, minlength=bins)
-    sums, rights = ((np.bincount(at, values, bins) if is_finite else np.zeros(bins)) for values in (p, right))
-    rows = tuple(
-        Bin(k / bins, (k + 1) / bins, n, total / n if n else None, r / n if n else None)
-        for k, (n, total, r) in enumerate(zip(counts.tolist(), sums.tolist(), rights.tolist(), strict=True))
-    )
-    if not is_finite:
-        return Calibration(float("nan"), float("nan"), rows)
-    return Calibration(float(np.abs(sums - rights).sum()) / len(p), float(sums.sum()) / len(p), rows)
+def standard_error(values: NDArray[np.float64], groups: Ints | None = None) -> float:
+    """Return the standard error of a mean; values of one group may depend on each other (Liang & Zeger 1986).
+
+    >>> pairs = np.array([0.0, 0.0, 1.0, 1.0])
+    >>> round(standard_error(pairs), 4), round(standard_error(pairs, np.array([0, 0, 1, 1])), 4)
+    (0.2887, 0.5)
+    """
+    deviations = values - values.mean()
+    if groups is not None:
+        deviations = np.bincount(np.unique(groups, return_inverse=True)[1], deviations)
+    n = len(deviations)
+    return float(np.sqrt((deviations**2).sum() * n / max(1, n - 1)) / len(values))

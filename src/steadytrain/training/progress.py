@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 from steadytrain.config import Recipe
-from steadytrain.events import Ended, Evaluated, Event, Logged, Noticed, ProbeProgress, Started
+from steadytrain.events import Ended, Evaluated, Event, Logged, Noticed, ProbeProgress, Started, Tested
 from steadytrain.format import duration, epoch, percent, rate, score_name
+from steadytrain.monitor.history import RunScore
 
 
 def wants_progress(progress: bool | None) -> TextIO | None:
@@ -60,6 +61,9 @@ def show_progress(events: Iterable[Event], recipe: Recipe, out: TextIO) -> Itera
             name = score_name(event.mean_ap is not None)
             parts += [f"validation loss {event.loss:.4f}", f"{name} {percent(event.score, 2)}"]
             write("  ".join(parts), stays=True)
+        elif isinstance(event, Tested):
+            name, figures = score_name(event.mean_ap is not None), RunScore.of(event).words
+            write(f"test, {event.seen}: {name} {figures}", stays=True)
         elif isinstance(event, Noticed):
             write(event.message, stays=True)
         elif isinstance(event, Ended):

@@ -59,9 +59,10 @@ def rare_class_remark(data: DataSets) -> Iterator[str]:
         named = few([f"{data.classes[k]} {counts[k]:,}" for k in rare])
         nouns = ("class is", "classes are") if data.num_labels is None else ("label is", "labels are")
         remedy = "--balance classes shows all classes equally often, " if data.num_labels is None else ""
+        prior = "; steady evaluate --prior uniform answers as if classes were equal" if data.num_labels is None else ""
         yield (
             f"{count(len(rare), *nouns)} rare ({named}; the median is {usual:,.0f} training images): {remedy}"
-            "--class-weights balanced weighs their losses"
+            f"--class-weights balanced weighs their losses{prior}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -165,9 +166,10 @@ class Meters:
 class State:
     """The live objects of a run.
 
-    ``best`` is the highest validation top-1 so far (of several labels: mAP), ``evaluated`` the epoch of the last
-    evaluation, ``misses`` how many there were since the best one, and ``plateau`` what a schedule that waits for
-    evaluations remembers of them. ``probe``: the score of a fitted classifier before any update, if there was one.
+    ``figure`` chooses the best weights; ``best`` is what theirs came to, times its sign (minus infinity: there are none
+    yet), and ``best_loss`` their loss; ``evaluated`` the epoch of the last evaluation, ``misses`` how many there were
+    since the best one, and ``plateau`` what a schedule that waits for them remembers; ``probe``: as ``best``, of a
+    fitted classifier before any update, if there was one.
     """
 
     module: nn.Module
@@ -177,7 +179,9 @@ class State:
     ema: Ema | None
     meters: Meters
     cursor: Cursor
-    best: float = -1.0
+    figure: str = "top1"
+    best: float = -math.inf
+    best_loss: float = math.inf
     evaluated: float = 0.0
     plateau: Plateau = field(default_factory=Plateau)
     misses: int = 0
@@ -202,7 +206,9 @@ class State:
             "engine": self.engine.state_dict(),
             "meters": torch.stack(self.engine.all_gather(self.meters.sums)),
             "cursor": vars(self.cursor),
+            "figure": self.figure,
             "best": self.best,
+            "best_loss": self.best_loss,
             "evaluated": self.evaluated,
             "plateau": vars(self.plateau),
             "misses": self.misses,
@@ -240,6 +246,7 @@ class State:
         self.best, self.evaluated = state["best"], state["evaluated"]
         self.plateau = Plateau(**state.get("plateau", {}))  # earlier versions had none
         self.misses, self.probe = state.get("misses", 0), state.get("probe")  # not in those of older versions
+        self.best_loss = state.get("best_loss", math.inf)
         # Each rank's own generators; a rank that was not there before keeps those that it began with.
         rank, device = self.engine.world.rank, self.engine.device
         generators = {name: saved[None] if saved.dim() == 1 else saved for name, saved in state["rng"].items()}

@@ -78,7 +78,7 @@ class _RunParts:
 @contextmanager
 def _open_parts(recipe: Recipe, world: World, *, trains: bool) -> Iterator[_RunParts]:
     device = prepare_device(recipe, world)
-    with closing(open_data(recipe.data, seed=recipe.seed)) as data:
+    with closing(open_data(recipe.data, recipe.model, seed=recipe.seed)) as data:
         machine = set_up_machine(recipe, device, None, _drop, ranks=world.size, sharing=world.local_size)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import="name" not in recipe.model.from_file)

@@ -21,6 +21,7 @@ from typing import Any
 
 from steadytrain.config import Recipe
 from steadytrain.config.factories import FACTORY
+from steadytrain.config.figures import FIGURES, SIGN, USUAL
 from steadytrain.config.plain import build, check_types, leaves, plain
 from steadytrain.config.settings import require
 from steadytrain.config.strangers import GATES
@@ -31,7 +32,7 @@ from steadytrain.format import NONE, duration, epoch, fit_table, money, percent,
 from steadytrain.intervals import Interval, Spread, spread
 from steadytrain.reports import report
 from steadytrain.reports.summary import Account, reached
-from steadytrain.reports.tables import finite, interval_text, spread_text
+from steadytrain.reports.tables import finite, spread_text
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
 MOST_RUNS = 10_000
@@ -340,6 +341,7 @@ class CaseRow:
     """The results of a case. Accuracies are fractions: top-1, or mAP of several labels; None if not known.
 
     ``best`` and ``last``: means over seeds of each run's best and last evaluation; their spreads, of two seeds or more;
+    ``goodness``: the mean that cases are sorted by (:attr:`.Evaluated.goodness`), in words ``chosen``.
     ``interval``: of the best evaluation of a single run (Wilson). ``epochs`` and ``seconds``: means over seeds of what
     was trained. ``reached``: seeds that came to the target; ``epochs_to_target``, ``seconds_to_target``,
     ``cost_to_target``: means over those. ``cost``: of all seeds, in ``currency``, where a price is known. ``why``: it
@@ -352,6 +354,8 @@ class CaseRow:
     seeds: int
     finished: int
     best: float | None = None
+    goodness: float = -math.inf
+    chosen: str = ""
     last: float | None = None
     best_spread: Spread | None = None
     last_spread: Spread | None = None
@@ -389,11 +393,12 @@ def rows(
         CaseRow(name=point.name, changes=dict(point.changes), status="failed", seeds=0, finished=0, why=why)
         for point, why in not_made
     ]
-    return sorted(table, key=lambda row: (row.status != "finished", 1.0 if row.best is None else -row.best))
+    return sorted(table, key=lambda row: (row.status != "finished", -row.goodness))
 
 
 def _row(case: Case, target: float | None, stopped: float | None, failures: Mapping[Path, str]) -> CaseRow:
-    accounts = []
+    accounts, chosen = [], [event for run in case.runs if (event := run.progress().best)]
+    figure, goodness = chosen[0].figure if chosen else None, fmean([event.goodness for event in chosen] or [-math.inf])
     for run in case.runs:
         with suppress(RunError):  # nothing was started
             accounts.append(Account.of(run))
@@ -414,6 +419,8 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
         seeds=len(case.runs),
         finished=statuses.count("finished"),
         best=_mean(best),
+        goodness=goodness,
+        chosen="" if figure in (None, USUAL, "top1", "map") else f" {FIGURES[figure]} {SIGN[figure] * goodness:.4f}",
         last=_mean(last),
         best_spread=spread(best, are_shares=True),
         last_spread=spread(last, are_shares=True),
@@ -458,7 +465,8 @@ def to_text(table: Sequence[CaseRow], *, target: float | None = None, width: int
     lines = [[*heads, "status"]]
     for row in table:
         best = spread_text(row.best_spread, percents=True) if row.best_spread else percent(row.best, 2)
-        best += f" ({interval_text(row.interval)})" if row.interval and not row.best_spread else ""
+        best += f" ({row.interval.words})" if row.interval and not row.best_spread else ""
+        best += row.chosen
         last = f"{percent(row.last, 2)}{f' ± {100 * row.last_spread.std:.2f}' if row.last_spread else ''}"
         cells = [row.name, best, last, NONE if row.epochs is None else epoch(row.epochs), duration(row.seconds)]
         if target is not None:

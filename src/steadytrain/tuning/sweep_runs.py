@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from steadytrain.config import Recipe
 from steadytrain.errors import InputError, RunError
-from steadytrain.format import Say, count, percent
+from steadytrain.format import Say, count
 from steadytrain.monitor import read_history
 from steadytrain.tuning.sweep import Case, Point, Range, Space, SweepSpec, Values, is_diverged, points
 from steadytrain.tuning.sweep_trainers import PendingSweep, Trainer
@@ -31,30 +31,32 @@ FACTOR = 3
 """Successive halving: after each rung the best 1 / FACTOR of the cases go on, for FACTOR times as long."""
 LEAST_COMPLETE = 4
 """Trials of a search that have to be complete before others are compared with their median and stopped."""
+NONE_YET = -1e6
+"""The :attr:`~.Evaluated.goodness` of a case without an evaluation that counts: below any other, and finite."""
 SEARCH_FILE = "search.journal"
 """File in the folder of the sweep: the trials of a search."""
 
 
 def score_at(case: Case, rung: float | None = None) -> float:
-    """Return the mean over seeds of the first evaluation from epoch ``rung`` on, else the last; -1 if one diverged."""
+    """Return the mean over seeds of the first evaluation from epoch ``rung`` on, else the last; or :data:`NONE_YET`."""
     scores = []
     for run in case.runs:
         try:
             evaluated = read_history(run, all_ranks=False).evaluated
         except RunError:
-            return -1.0
+            return NONE_YET
         later = [event for event in evaluated if rung is not None and event.epoch >= rung - 1e-9]
         if not evaluated or (not later and is_diverged(run)):
-            return -1.0
-        score = (later or evaluated[-1:])[0].score
-        scores.append(score if math.isfinite(score) else -1.0)
+            return NONE_YET
+        goodness = (later or evaluated[-1:])[0].goodness
+        scores.append(goodness if math.isfinite(goodness) else NONE_YET)
     return fmean(scores)
 
 
 def best_score(case: Case) -> float:
-    """Return the mean over seeds of the best evaluation; a run without any counts as -1."""
+    """Return the mean over seeds of the best evaluation; a run without any counts as :data:`NONE_YET`."""
     best = [run.progress().best for run in case.runs]
-    return fmean(-1.0 if event is None else event.score for event in best)
+    return fmean(NONE_YET if event is None else event.goodness for event in best)
 
 
 def rungs(epochs: float, period: float, cases: int) -> list[float]:
@@ -143,13 +145,12 @@ def halve(cases: Sequence[Case], trainer: Trainer, say: Say) -> dict[str, float]
 
     def keep(rung: float, alive: Sequence[Case]) -> list[Case]:
         scores = {case.point.name: score_at(case, rung) for case in alive}
-        if max(scores.values()) < 0:
+        if max(scores.values()) <= NONE_YET:
             say(f"epoch {rung:g}: no case has an evaluation: all have failed")
             return []
         number = max(1, round(len(alive) / FACTOR))
         kept = sorted(alive, key=lambda case: scores[case.point.name], reverse=True)[:number]
-        best = percent(max(scores.values()), 2)
-        say(f"epoch {rung:g}: {count(len(kept), 'case goes', 'cases go')} on, the best at {best}")
+        say(f"epoch {rung:g}: {count(len(kept), 'case goes', 'cases go')} on, the best: {kept[0].point.name}")
         return kept
 
     return _train_in_rungs(cases, levels, trainer, keep)
@@ -201,8 +202,8 @@ def search(
 
     Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization". Each trial's numbers are drawn by its own
     number, so an interrupted search goes on as if it had not been. A trial whose recipe cannot be made has failed, and
-    counts. A run that fails gives its trial the best score it had come to, -1 without any, and the sampler keeps that;
-    the run itself is trained again when the search is repeated.
+    counts. A run that fails gives its trial its best, :data:`NONE_YET` without any, and the sampler keeps
+    that; the run itself is trained again when the search is repeated.
 
     Args:
         journal: the file of the trials; created if missing.

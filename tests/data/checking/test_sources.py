@@ -54,6 +54,25 @@ def test_clean_folder_is_fine_and_described(folder: Path) -> None:
     assert report.bytes == sum(path.stat().st_size for path in folder.glob("*/*"))
 
 
+@pytest.mark.parametrize(
+    ("size", "kind", "share"),
+    [((60, 60), "", "0 %"), ((90, 60), "", "33 %"), ((112, 63), "cropped", "44 %"), ((40, 160), "wide", "75 %")],
+    ids=str,
+)
+def test_the_share_outside_of_centre_squares_is_a_note_where_it_is_large(
+    tmp_path: Path, size: tuple[int, int], kind: str, share: str
+) -> None:
+    for number in range(24):
+        place = tmp_path / "photos" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, (number, 90, 10 * number)).save(place / f"{number}.png")
+    report = _examine(tmp_path / "photos")
+    assert report.facts == (f"{share} of the pixels lie outside of the images' centre squares",)
+    assert report.is_fine and list(report.findings.counts) == [kind] * bool(kind)
+    if kind:
+        assert share in _only(report, kind).detail
+
+
 def test_unusable_files_are_reported_with_their_reason(folder: Path) -> None:
     whole = (folder / "cat" / "0000.png").read_bytes()
     (folder / "cat" / "cut.png").write_bytes(whole[:-90])
@@ -143,7 +162,8 @@ def test_duplicate_images_are_reported_by_class_and_split(tmp_path: Path) -> Non
         "as train/cat/0001.png",
         "as train/dog/0013.png",
     ]
-    assert (report.what, report.facts) == ("a folder of train and val", ("train: 26 images", "val: 26 images"))
+    assert (report.what, report.facts[:2]) == ("a folder of train and val", ("train: 26 images", "val: 26 images"))
+    assert report.facts[2] == "25 % of the pixels lie outside of the images' centre squares"
 
 
 def test_another_folder_may_be_named_for_validation(folder: Path, tmp_path: Path) -> None:
@@ -247,7 +267,7 @@ def test_validation_images_of_a_split_source_are_compared(folder: Path, tmp_path
         (tmp_path / "other" / "val" / name).mkdir(parents=True)
         picture(99 + number).save(tmp_path / "other" / "val" / name / "0.png")
     report = _examine(folder, val=tmp_path / "other")
-    assert report.facts == ("train: 24 images", "val: 2 images")
+    assert report.facts[:2] == ("train: 24 images", "val: 2 images")
     assert not report.findings.counts["leak"]
 
 

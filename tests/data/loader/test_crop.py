@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,12 +13,14 @@ from tests.data.loader.pictures import Pictures, encode, scene
 from timm.data.transforms_factory import create_transform
 
 from steadytrain.config import Data
+from steadytrain.config.parts import ImageFit
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.loader.crop import NEVER_SHRUNK, Crop, CropPlan, crop_for
 from steadytrain.data.loader.decode import cut_from
 from steadytrain.data.loader.sampler import uniforms
 from steadytrain.errors import InputError
 
+FITS: list[ImageFit] = ["crop", "squash", "pad"]
 sizes = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 3000)), min_size=1, max_size=8).map(np.array)
 
 
@@ -43,9 +46,10 @@ def test_every_box_lies_within_its_image(sizes: np.ndarray, seed: int, size: int
         Crop(kind="pad-crop", size=size, pad=size // 3),
         Crop(kind="none", size=size, crop=0.875),
     ):
-        plan = plan_of(cut, sizes, seed)
-        assert lies_within(plan, sizes)
-        assert cut.kind == "pad-crop" or has_no_gap(plan, size)
+        for fit in FITS:
+            plan = plan_of(replace(cut, fit=fit), sizes, seed)
+            assert lies_within(plan, sizes)
+            assert cut.kind == "pad-crop" or fit == "pad" or has_no_gap(plan, size)
 
 
 @given(sizes=sizes, seed=st.integers(0, 2**63 - 1), size=st.integers(1, 300))
@@ -113,6 +117,43 @@ def test_evaluation_at_a_pretrained_crop_is_that_of_timm() -> None:
     assert np.abs(ours.astype(int) - theirs).max() <= 2
 
 
+@pytest.mark.parametrize(("fit", "mode"), [("squash", "squash"), ("pad", "border")])
+@pytest.mark.parametrize("shape", [(60, 401), (300, 75), (224, 224), (7, 300)], ids=str)
+@pytest.mark.parametrize("crop", [1.0, 0.875])
+def test_whole_images_are_evaluated_as_timm_does(fit: ImageFit, mode: str, shape: tuple[int, int], crop: float) -> None:
+    mean = (0.2, 0.4, 0.6)
+    options: dict[str, Any] = {"crop_pct": crop, "interpolation": "bilinear", "crop_mode": mode, "mean": mean}
+    resize, centre = create_transform((3, 96, 96), **options).transforms[:2]
+    picture = scene(0, *shape)
+    theirs = np.asarray(centre(resize(picture)))
+    cut = Crop(kind="none", size=96, crop=crop, fit=fit, fill=tuple(round(255 * value) for value in mean))
+    ours = next(iter(ImageLoader(Pictures([encode(picture)]), cut, batch_size=1, train=False))).images[0]
+    assert np.abs(ours.astype(int) - theirs).max() <= 2
+
+
+@pytest.mark.parametrize("fit", ["squash", "pad"])
+def test_random_boxes_of_whole_images_have_the_ratio_of_the_image_and_reach_its_ends(fit: ImageFit) -> None:
+    sizes = np.tile([[1000, 200], [150, 900]], (2_000, 1))
+    plan = plan_of(Crop(kind="resized-crop", size=50, area=(0.2, 1.0), fit=fit), sizes)
+    (left, top, right, bottom), (height, width) = plan.boxes.T, sizes.T
+    relative = ((right - left) / width) / ((bottom - top) / height)
+    assert relative.min() > 0.68 and relative.max() < 1.47, "3/4 to 4/3, moved to whole pixels of a shrunk JPEG"
+    assert ((right - left) * (bottom - top) / (height * width)).min() > 0.19
+    long_first, long_last = np.where(height > width, (top, bottom), (left, right))
+    longer = sizes.max(axis=1)
+    assert (long_first < 0.05 * longer).mean() > 0.2 and (long_last > 0.95 * longer).mean() > 0.2
+    inside = np.minimum(plan.corners + 50, plan.resized) - plan.corners.clip(0)
+    assert (inside == (50 if fit == "squash" else plan.resized)).all(), "all of a box is in its square"
+
+
+def test_the_share_that_evaluation_sees_is_that_of_the_pixels() -> None:
+    sizes = np.array([[120, 480], [300, 400], [100, 100]])
+    seen = [Crop(kind="resized-crop", size=96, fit=fit).seen(sizes).round(2).tolist() for fit in FITS]
+    assert seen == [[0.25, 0.75, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    part = Crop(kind="none", size=96, crop=0.5, fit="pad").seen(sizes)
+    assert part.round(2).tolist() == [0.5, 0.33, 0.25], "all of a height of 48, and half of the width"
+
+
 def test_every_shift_of_a_padded_crop_is_equally_likely() -> None:
     n = 81_000
     plan = plan_of(Crop(kind="pad-crop", size=32, pad=4), np.full((n, 2), 32))
@@ -143,7 +184,9 @@ def plans(draw: st.DrawFn) -> tuple[Crop, CropPlan, tuple[int, int]]:
     size, kind = draw(st.integers(1, 40)), draw(st.sampled_from(kinds))
     interpolation = draw(st.sampled_from(interpolations))
     crop, pad = draw(st.sampled_from([1.0, 0.95, 0.875, 0.5, 0.1])), draw(st.integers(0, 12))
-    cut = Crop(kind=kind, size=size, crop=crop, pad=pad, flip=draw(st.booleans()), interpolation=interpolation)
+    fit: ImageFit = draw(st.sampled_from(FITS))
+    flip = draw(st.booleans())
+    cut = Crop(kind=kind, size=size, crop=crop, pad=pad, flip=flip, interpolation=interpolation, fit=fit)
     shape = draw(st.integers(1, NEVER_SHRUNK)), draw(st.integers(1, NEVER_SHRUNK))
     return cut, plan_of(cut, np.array([shape]), draw(st.integers(0, 2**32))), shape
 
@@ -211,6 +254,7 @@ def test_what_a_recipe_says_goes_before_the_model_and_the_images() -> None:
         ({"pad": -1}, "crop.pad is -1"),
         ({"crop": 1.5}, "crop.crop is 1.5; it must be a fraction"),
         ({"interpolation": "nearest"}, "crop.interpolation is 'nearest'; it must be 'bilinear' or 'bicubic'"),
+        ({"fit": "letterbox"}, "crop.fit is 'letterbox'; it must be 'crop' or 'squash' or 'pad'"),
         ({"channels": 4}, "crop.channels is 4; it must be 1 or 3"),
     ],
 )

@@ -259,6 +259,10 @@ CUTS = {
     "mostly padding": Crop(kind="pad-crop", size=1, pad=6),
     "padded": Crop(kind="pad-crop", size=60, pad=6, flip=True),
     "grey": Crop(kind="resized-crop", size=40, flip=True, channels=1),
+    "training, squashed": Crop(kind="resized-crop", size=64, flip=True, fit="squash"),
+    "squashed": Crop(kind="none", size=48, fit="squash", interpolation="bicubic"),
+    "training, filled": Crop(kind="resized-crop", size=64, flip=True, fit="pad", fill=(9, 99, 199)),
+    "filled": Crop(kind="none", size=48, crop=0.875, fit="pad", fill=(9, 99, 199)),
 }
 
 

@@ -31,11 +31,15 @@ CUTS = [
     Crop(kind="none", size=14, crop=0.875, flip=True),
     Crop(kind="resized-crop", size=20, flip=True),
     Crop(kind="pad-crop", size=16, pad=3, flip=True, channels=1),
+    Crop(kind="pad-crop", size=16, pad=3, flip=True, fit="squash"),
+    Crop(kind="pad-crop", size=16, pad=3, flip=True, fit="pad", fill=(9, 99, 199)),
+    Crop(kind="none", size=16, fit="pad", fill=(9, 99, 199)),
+    Crop(kind="resized-crop", size=20, flip=True, fit="pad", fill=(9, 99, 199)),
 ]
 
 
 def names(cuts: Sequence[Crop]) -> list[str]:
-    return [f"{cut.kind} {cut.size} {cut.pad} {cut.flip} {cut.channels}" for cut in cuts]
+    return [f"{cut.kind} {cut.size} {cut.pad} {cut.flip} {cut.channels} {cut.fit}" for cut in cuts]
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 21), (24, 16)], ids=str)
@@ -95,6 +99,8 @@ LARGE_CUTS = [
     Crop(kind="resized-crop", size=96, flip=True),
     Crop(kind="pad-crop", size=96, pad=4),
     Crop(kind="none", size=80, crop=0.875, channels=1),
+    Crop(kind="resized-crop", size=96, fit="squash"),
+    Crop(kind="none", size=96, fit="pad"),
 ]
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from tests.data.packing.odd_files import (
     Make,
+    banded,
     bytes_of,
     deep_png,
     deep_tiff,
@@ -85,7 +86,23 @@ GROUPS: dict[str, list[Odd]] = {
     "Colours and depths": [
         Odd("JPEG, CMYK", image(mode="CMYK"), "profiles are ignored", RGB),
         Odd("JPEG, YCCK", bytes_of(ycck()), "profiles are ignored", RGB),
-        Odd("TIFF, CMYK", image("TIFF", "CMYK"), "profiles are ignored", RGB),
+        Odd("TIFF, CMYK, with its ink set", image("TIFF", "CMYK", tiffinfo={332: 1}), "profiles are ignored", RGB),
+        Odd(
+            "TIFF, four bands stored as CMYK",
+            image("TIFF", "CMYK"),
+            "nothing says that they are inks",
+            "left out: four bands stored as CMYK, which are not read here unless an ink set of CMYK (tag 332) or a"
+            " profile says that they are inks: convert it to RGB",
+        ),
+        Odd("TIFF, RGB and a band that is not declared", bytes_of(banded(4)), "the fourth is dropped; said", RGB),
+        Odd("TIFF, RGB and two further bands", bytes_of(banded(5, 0, 0)), "both are dropped; said", RGB),
+        Odd("TIFF, RGB and transparency", bytes_of(banded(4, 2)), "composited over white", RGB),
+        Odd(
+            "TIFF of eight bands",
+            bytes_of(banded(8, 0, 0, 0, 0, 0)),
+            "",
+            f"left out: a TIFF of a kind that is not read here, or damaged: {CONVERT.partition(': ')[2]}",
+        ),
         Odd("TIFF, Lab", bytes_of(encoded(LAB, "TIFF")), "", RGB),
         Odd("TIFF, YCbCr", image("TIFF", "YCbCr"), "", RGB),
         Odd("PNG with a colour profile", profiled("PNG"), "profiles are ignored", RGB),
@@ -101,12 +118,12 @@ GROUPS: dict[str, list[Odd]] = {
         Odd("PNG, grey with transparency", image("PNG", "LA"), "composited over white", GREY),
         Odd("PNG, 1 bit", image("PNG", "1"), "0 or 255", GREY),
         Odd("TIFF, 1 bit", image("TIFF", "1", compression="group4"), "0 or 255", GREY),
-        Odd("PNG, grey of 16 bits", bytes_of(encoded(SIXTEEN, "PNG")), "divided by 257", GREY),
-        Odd("TIFF, grey of 16 bits", bytes_of(encoded(SIXTEEN, "TIFF")), "divided by 257", GREY),
+        Odd("PNG, grey of 16 bits", bytes_of(encoded(SIXTEEN, "PNG")), "divided by 257; said", GREY),
+        Odd("TIFF, grey of 16 bits", bytes_of(encoded(SIXTEEN, "TIFF")), "divided by 257; said", GREY),
         Odd("PNG of 16 bits that states 12", bytes_of(of_bits(12, states=True)), "scaled from 12 bits", GREY),
         Odd("PNG of 16 bits that holds 12", bytes_of(of_bits(12, states=False)), "divided by 257; said", GREY),
-        Odd("PNG, RGB of 16 bits", bytes_of(deep_png()), "the upper 8 bits", RGB),
-        Odd("TIFF, RGB of 16 bits", bytes_of(deep_tiff()), "the upper 8 bits", RGB),
+        Odd("PNG, RGB of 16 bits", bytes_of(deep_png()), "the upper 8 bits; said", RGB),
+        Odd("TIFF, RGB of 16 bits", bytes_of(deep_tiff()), "the upper 8 bits; said", RGB),
         Odd(
             "TIFF, grey of 32 bits", bytes_of(encoded(SIXTEEN.convert("I"), "TIFF")), "0 to 65535, divided by 257", GREY
         ),

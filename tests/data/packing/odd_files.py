@@ -146,6 +146,14 @@ def tiff(
     return b"II*\0" + struct.pack("<I", at) + data + struct.pack("<H", len(all_tags)) + entries + bytes(4) + rest
 
 
+def banded(bands: int, *extra: int) -> bytes:
+    """A TIFF of RGB and further bands of 8 bits, each 77; ``extra``: what they are declared to be, where they are."""
+    pixels = np.full((SIZE[1], SIZE[0], bands), 77, np.uint8)
+    pixels[..., :3] = np.asarray(picture(1, SIZE))
+    tags: Tags = {258: (3, [8] * bands), 277: (3, [bands]), **({338: (3, list(extra))} if extra else {})}
+    return tiff(tags, pixels=pixels.tobytes())
+
+
 def deep_tiff() -> bytes:
     """RGB of 16 bits."""
     return tiff(bits=16, pixels=(np.asarray(picture(1, SIZE)).astype("<u2") * 257).astype("<u2").tobytes())

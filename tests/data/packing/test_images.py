@@ -6,11 +6,12 @@ import io
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
-from tests.data.packing.odd_files import SIZE, Tags, of_bits, png, tiff, turned_by
+from tests.data.packing.odd_files import SIZE, Tags, banded, of_bits, png, tiff, turned_by
 from tests.data.packing.pictures import picture
 
 from steadytrain.data.checking.sources import examine_source
@@ -20,6 +21,7 @@ from steadytrain.data.images.decode import (
     decode,
     flatten,
     is_common_jpeg,
+    lost_in,
     orientation,
     read_header,
     to_pixels,
@@ -133,7 +135,8 @@ def test_packing_says_once_that_16_bits_hold_12(colour: int, tmp_path: Path) -> 
         path.write_bytes(of_bits(12, states=False, colour=colour))
     remarks: list[str] = []
     pack(tmp_path / "photos", tmp_path / "out", say=remarks.append)
-    [remark] = remarks
+    depth, remark = remarks
+    assert depth == "4 images have 16 bits a channel, of which 8 are kept"
     assert remark.startswith("4 images of 16 bits have no value above") and "-evaluate multiply 16 FILES" in remark
     report = examine_source(tmp_path / "photos", workers=0)
     assert [finding.detail for finding in report.findings.of("few-levels")] == [remark]
@@ -142,7 +145,66 @@ def test_packing_says_once_that_16_bits_hold_12(colour: int, tmp_path: Path) -> 
         png(*SIZE, bits=16, colour=colour, pixels=_encode_16.astype(">u2").tobytes())
     )
     pack(tmp_path / "photos", tmp_path / "again", say=remarks.append)
-    assert len(remarks) == 1  # one that is bright: the set has 16 bits, and some are dark
+    # One that is bright: the set has 16 bits, and some are dark.
+    assert remarks[2:] == ["5 images have 16 bits a channel, of which 8 are kept"]
+
+
+@pytest.mark.parametrize(("bands", "extra"), [(4, ()), (4, (0,)), (5, (0, 0))])
+def test_bands_that_are_no_colour_are_dropped_and_said(bands: int, extra: tuple[int, ...], tmp_path: Path) -> None:
+    data = banded(bands, *extra)
+    assert (np.asarray(decode(data)) == np.asarray(picture(1, SIZE))).all(), "not mixed into a colour"
+    for number in range(4):
+        path = tmp_path / "photos" / str(number % 2) / f"{number}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    remarks: list[str] = []
+    pack(tmp_path / "photos", tmp_path / "out", say=remarks.append)
+    assert remarks == [f"4 images have {bands} bands, of which the first 3 are kept"]
+    findings = examine_source(tmp_path / "photos", workers=0).findings
+    assert findings.counts["bands"] == 4 and not findings.has("transparency")
+
+
+def test_a_band_that_is_declared_transparency_is_laid_over_white() -> None:
+    assert not lost_in(banded(4, 2))
+    mixed, colours = (np.asarray(image).astype(int) for image in (decode(banded(4, 2)), picture(1, SIZE)))
+    assert np.abs(mixed - (colours * 77 + 255 * 178) / 255).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "is_ink"),
+    [
+        ({}, False),
+        ({"tiffinfo": {332: 2}}, False),
+        ({"icc_profile": bytes(16) + b"RGB " + bytes(108)}, False),
+        ({"tiffinfo": {332: 1}}, True),
+        ({"icc_profile": bytes(16) + b"CMYK" + bytes(108)}, True),
+    ],
+)
+def test_four_bands_are_inks_only_where_the_tiff_says_so(options: dict[str, Any], is_ink: bool) -> None:
+    data = _encode(picture(1, SIZE, "CMYK"), "TIFF", **options)
+    if is_ink:
+        assert decode(data).mode == "RGB"
+    else:
+        with pytest.raises(BadImageError, match=r"four bands stored as CMYK.*convert it to RGB"):
+            decode(data)
+    assert decode(_encode(picture(1, SIZE, "CMYK"), "JPEG")).mode == "RGB"
+
+
+@pytest.mark.parametrize(
+    ("data", "bits"),
+    [
+        (_encode(Image.new("I;16", (4, 4)), "PNG"), 16),
+        (of_bits(12, states=True), 12),
+        (b"P6\n2 2\n65535\n" + bytes(24), 16),
+        (b"P5\n# by hand\n2 2\n4095\n" + bytes(8), 16),
+        (b"P6\n2 2\n255\n" + bytes(12), 8),
+        (_encode(Image.new("RGB", (4, 4)), "PNG"), 8),
+        (_encode(Image.new("RGB", (4, 4)), "JPEG"), 8),
+        (b"no image", 8),
+    ],
+)
+def test_bits_beyond_eight_are_told(data: bytes, bits: int) -> None:
+    assert lost_in(data) == ({"sixteen-bit": f"{bits} bits a channel, of which 8 are kept"} if bits > 8 else {})
 
 
 def test_values_of_unknown_range_are_refused() -> None:

@@ -165,4 +165,6 @@ def test_two_at_once_on_one_output_do_not_meet(made: Path, tmp_path: Path) -> No
         with pytest.raises(DataError, match=r"a\.rec is being written by another process|a\.rec, .* exist"):
             pack(made / "photos", tmp_path / "a")
         assert first.communicate()[1] == ""
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["a.idx", "a.json", "a.lst", "a.rec"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        f"a.{end}" for end in ("hashes", "idx", "json", "lst", "rec")
+    ]

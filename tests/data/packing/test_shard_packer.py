@@ -31,7 +31,7 @@ from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.select import Selection
 from steadytrain.errors import DataError, StorageError, TooManyBadError
 
-SUFFIXES = (".rec", ".idx", ".json", ".lst")
+SUFFIXES = (".rec", ".idx", ".json", ".lst", ".hashes")
 WORKER = """
 import os, signal, sys, time
 from steadytrain.data.packing import shard_packer as worker

@@ -24,9 +24,7 @@ def pictures(some_cifar: Path) -> Callable[[str], Pictures]:
     """``pictures("train")``: 100 (or 40) of the real ones, each a class number and uint8[32, 32, 3]."""
 
     def read(split: str) -> Pictures:
-        [listing] = [
-            listing for listing in list_folder(some_cifar) if listing.split == ("val" if split == "test" else split)
-        ]
+        [listing] = [listing for listing in list_folder(some_cifar) if listing.split == split]
         rows = np.random.default_rng(0).permutation(len(listing))[: 100 if split == "train" else 40].tolist()
         return [(int(listing.labels[row]), np.asarray(Image.open(some_cifar / listing.names[row]))) for row in rows]
 
@@ -56,12 +54,12 @@ def ten(tmp_path: Path, pictures: Callable[[str], Pictures]) -> Path:
 
 @pytest.mark.slow
 def test_the_pictures_are_the_real_ones(ten: Path, tmp_path: Path, pictures: Callable[[str], Pictures]) -> None:
-    train, val = found(ten, tmp_path)
-    assert [(value.split, value.classes, len(value)) for value in (train, val)] == [
+    train, test = found(ten, tmp_path)
+    assert [(value.split, value.classes, len(value)) for value in (train, test)] == [
         ("train", tuple(NAMES), 100),
-        ("val", tuple(NAMES), 40),
+        ("test", tuple(NAMES), 40),
     ]
-    for listing, wanted in ((train, pictures("train")), (val, pictures("test"))):
+    for listing, wanted in ((train, pictures("train")), (test, pictures("test"))):
         assert listing.labels.tolist() == [label for label, _ in wanted]
         assert listing.pieces is not None and listing.pieces.pixels is not None and listing.pieces.pixels.planar
         for number, (_, pixels) in enumerate(wanted):
@@ -83,9 +81,9 @@ def test_cifar_100_uses_the_fine_label(tmp_path: Path, pictures: Callable[[str],
         (tmp_path / f"{name}.bin").write_bytes(b"".join(records))
     (tmp_path / "fine_label_names.txt").write_text("\n".join(f"fine{n:02d}" for n in range(100)))
     (tmp_path / "coarse_label_names.txt").write_text("\n".join(f"coarse{n}" for n in range(20)))
-    train, val = found(tmp_path, tmp_path / "scratch")
+    train, test = found(tmp_path, tmp_path / "scratch")
     assert train.labels.tolist() == list(range(100))
-    assert (train.classes[99], val.split, val.classes == train.classes) == ("fine99", "val", True)
+    assert (train.classes[99], test.split, test.classes == train.classes) == ("fine99", "test", True)
     planes = np.frombuffer(content(train, 99), np.uint8).reshape(3, 32, 32)
     assert np.array_equal(planes.transpose(1, 2, 0), pictures("train")[99][1])
 

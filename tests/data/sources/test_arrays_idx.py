@@ -41,18 +41,18 @@ def write_idx(
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_a_folder_gives_training_and_validation_sets(
+def test_a_folder_gives_training_and_test_sets(
     tmp_path: Path, digits: tuple[NDArray[np.uint8], NDArray[np.uint8]], pack: bool
 ) -> None:
     images, labels = digits
     write_idx(tmp_path / "mnist", "train", images[:40], labels[:40], pack=pack)
     write_idx(tmp_path / "mnist", "t10k", images[40:], labels[40:], pack=pack)
-    train, val = found(tmp_path / "mnist", tmp_path / "scratch")
-    assert [(value.split, len(value), value.classes) for value in (train, val)] == [
+    train, test = found(tmp_path / "mnist", tmp_path / "scratch")
+    assert [(value.split, len(value), value.classes) for value in (train, test)] == [
         ("train", 40, tuple("0123456789")),
-        ("val", 20, tuple("0123456789")),
+        ("test", 20, tuple("0123456789")),
     ]
-    assert [content(val, number) for number in range(20)] == [image.tobytes() for image in images[40:]]
+    assert [content(test, number) for number in range(20)] == [image.tobytes() for image in images[40:]]
     assert train.labels.tolist() == labels[:40].tolist()
     assert train.pieces is not None and train.pieces.pixels == PixelShape(8, 8, 1)
     assert np.all(train.sizes == 64)

@@ -54,8 +54,8 @@ def test_other_files_are_skipped_and_reported(tmp_path: Path) -> None:
         (["train", "val"], ["train", "val"]),
         (["train", "validation", "test"], ["train", "val", "test"]),
         (["Train", "valid"], ["train", "val"]),
-        (["train", "test", "annotations"], ["train", "val"]),
-        (["training", "testing"], ["train", "val"]),
+        (["train", "test", "annotations"], ["train", "test"]),
+        (["training", "testing"], ["train", "test"]),
         (["train", "dev", "test"], ["train", "val", "test"]),
         (["train"], ["train"]),
     ],
@@ -211,7 +211,7 @@ def test_a_class_list_keeps_a_class_that_is_named_like_a_cache(tmp_path: Path) -
 
 def test_splits_are_found_beside_recycle_bins(tmp_path: Path) -> None:
     inside = [f"{name}/{split}/1.jpg" for name in ("cat", "dog") for split in ("train", "test")]
-    assert [part.split for part in list_folder(_touch(tmp_path / "a", *inside, "@Recycle/1.jpg"))] == ["train", "val"]
+    assert [part.split for part in list_folder(_touch(tmp_path / "a", *inside, "@Recycle/1.jpg"))] == ["train", "test"]
     around = [f"{split}/{name}/1.jpg" for name in ("cat", "dog", "#recycle") for split in ("train", "val")]
     train, val = list_folder(_touch(tmp_path / "b", *around, "@Recycle/1.jpg"))
     assert train.classes == val.classes == ("cat", "dog")

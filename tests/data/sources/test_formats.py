@@ -287,7 +287,7 @@ def test_one_file_of_arrays_is_named_too(tmp_path: Path) -> None:
     message = _refused(tmp_path / "a.npz", tmp_path / "scratch")
     assert message.startswith(f"{tmp_path / 'a.npz'} is NumPy arrays (.npz): write its images into a folder")
     _run(message, tmp_path / "work")
-    assert [part.split for part in found(tmp_path / "work" / "images", tmp_path / "scratch")] == ["train", "val"]
+    assert [part.split for part in found(tmp_path / "work" / "images", tmp_path / "scratch")] == ["train", "test"]
 
 
 OTHERS: dict[str, tuple[str, bytes, str]] = {

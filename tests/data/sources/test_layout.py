@@ -76,7 +76,7 @@ KAGGLE = {
 LAYOUTS: dict[str, tuple[Files, dict[str, dict[str, object]]]] = {
     "Hugging Face, a table in each split": (
         HUGGING_FACE,
-        {"train": {"train/1.png": "cat", "train/2.png": "dog"}, "val": {"test/1.png": "dog"}},
+        {"train": {"train/1.png": "cat", "train/2.png": "dog"}, "test": {"test/1.png": "dog"}},
     ),
     "Hugging Face, JSON lines": (
         {
@@ -92,14 +92,14 @@ LAYOUTS: dict[str, tuple[Files, dict[str, dict[str, object]]]] = {
             "train/metadata.csv": b"file_name,label\nimages/1.png,cat\nimages/2.png,dog\n",
             "test/metadata.csv": b"file_name,label\nimages/1.png,dog\n",
         },
-        {"train": {"train/images/1.png": "cat", "train/images/2.png": "dog"}, "val": {"test/images/1.png": "dog"}},
+        {"train": {"train/images/1.png": "cat", "train/images/2.png": "dog"}, "test": {"test/images/1.png": "dog"}},
     ),
     "Hugging Face, one table above the splits": (
         {
             **_images("train/1.png", "train/2.png", "test/1.png"),
             "metadata.csv": b"file_name,label\ntrain/1.png,cat\ntrain/2.png,dog\ntest/1.png,dog\n",
         },
-        {"train": {"train/1.png": "cat", "train/2.png": "dog"}, "val": {"test/1.png": "dog"}},
+        {"train": {"train/1.png": "cat", "train/2.png": "dog"}, "test": {"test/1.png": "dog"}},
     ),
     "Hugging Face, without splits": (
         {**_images("1.png", "2.png"), "metadata.csv": b"file_name,label\n1.png,cat\n2.png,dog\n"},
@@ -133,7 +133,7 @@ LAYOUTS: dict[str, tuple[Files, dict[str, dict[str, object]]]] = {
             **_images("train/1.jpg", "train/2.jpg", "test/1.jpg", "test/3.jpg"),
             "labels.csv": b"id,label\n1,cat\n2,dog\n3,dog\n",
         },
-        {"train": {"train/1.jpg": "cat", "train/2.jpg": "dog"}, "val": {"test/3.jpg": "dog"}},
+        {"train": {"train/1.jpg": "cat", "train/2.jpg": "dog"}, "test": {"test/3.jpg": "dog"}},
     ),
     "Kaggle, a folder twice and train_labels.csv": (
         {
@@ -166,7 +166,7 @@ LAYOUTS: dict[str, tuple[Files, dict[str, dict[str, object]]]] = {
         | _images("seg_pred/seg_pred/9.jpg"),
         {
             "train": {"seg_train/seg_train/sea/1.jpg": "sea", "seg_train/seg_train/ice/1.jpg": "ice"},
-            "val": {"seg_test/seg_test/sea/2.jpg": "sea"},
+            "test": {"seg_test/seg_test/sea/2.jpg": "sea"},
         },
     ),
     "Kaggle, test images without labels": (
@@ -192,7 +192,7 @@ LAYOUTS: dict[str, tuple[Files, dict[str, dict[str, object]]]] = {
             **_images("train/bag/1.jpg", "train/hat/1.jpg", "test/bag/2.jpg"),
             "train.csv": b"image,label\ntrain/bag/1.jpg,0\ntrain/hat/1.jpg,1\n",
         },
-        {"train": {"train/bag/1.jpg": "bag", "train/hat/1.jpg": "hat"}, "val": {"test/bag/2.jpg": "bag"}},
+        {"train": {"train/bag/1.jpg": "bag", "train/hat/1.jpg": "hat"}, "test": {"test/bag/2.jpg": "bag"}},
     ),
     "Kaggle, parts of a set": (
         {
@@ -211,7 +211,7 @@ LAYOUTS: dict[str, tuple[Files, dict[str, dict[str, object]]]] = {
             "labels.csv": b"path,label\ntrain/1.jpg,a\ntrain/2.jpg,b\ntest/3.jpg,b\n",
             "README": b"",
         },
-        {"train": {"data/train/1.jpg": "a", "data/train/2.jpg": "b"}, "val": {"data/test/3.jpg": "b"}},
+        {"train": {"data/train/1.jpg": "a", "data/train/2.jpg": "b"}, "test": {"data/test/3.jpg": "b"}},
     ),
     "splits and their table one level deeper": (
         {
@@ -241,25 +241,25 @@ LAYOUTS: dict[str, tuple[Files, dict[str, dict[str, object]]]] = {
         _images("cat/train/1.jpg", "cat/test/1.jpg", "dog/train/1.jpg", "dog/test/2.jpg"),
         {
             "train": {"cat/train/1.jpg": "cat", "dog/train/1.jpg": "dog"},
-            "val": {"cat/test/1.jpg": "cat", "dog/test/2.jpg": "dog"},
+            "test": {"cat/test/1.jpg": "cat", "dog/test/2.jpg": "dog"},
         },
     ),
     **{
         f"{train} and {test}": (
             _images(f"{train}/cat/1.jpg", f"{train}/dog/1.jpg", f"{test}/cat/2.jpg"),
-            {"train": {f"{train}/cat/1.jpg": "cat", f"{train}/dog/1.jpg": "dog"}, "val": {f"{test}/cat/2.jpg": "cat"}},
+            {"train": {f"{train}/cat/1.jpg": "cat", f"{train}/dog/1.jpg": "dog"}, split: {f"{test}/cat/2.jpg": "cat"}},
         )
-        for train, test in [
-            ("X_train", "X_test"),
-            ("training_set", "test_set"),
-            ("Training Images", "Validation Images"),
-            ("asl_alphabet_train", "asl_alphabet_test"),
-            ("train2017", "val2017"),
-            ("trainval", "test"),
-            ("TRAIN", "holdout"),
-            ("train", "hold_out"),
-            ("train", "eval"),
-            ("train", "test1"),
+        for train, test, split in [
+            ("X_train", "X_test", "test"),
+            ("training_set", "test_set", "test"),
+            ("Training Images", "Validation Images", "val"),
+            ("asl_alphabet_train", "asl_alphabet_test", "test"),
+            ("train2017", "val2017", "val"),
+            ("trainval", "test", "test"),
+            ("TRAIN", "holdout", "test"),
+            ("train", "hold_out", "test"),
+            ("train", "eval", "val"),
+            ("train", "test1", "test"),
         ]
     },
 }
@@ -305,9 +305,9 @@ def test_zips_of_splits_with_their_tables_inside(tmp_path: Path) -> None:
     for split in ("train", "test"):
         inside = {name.partition("/")[2]: data for name, data in HUGGING_FACE.items() if name.startswith(split)}
         _zip(inside, tmp_path / "set" / split)
-    train, val = found(tmp_path / "set", tmp_path / "scratch")
+    train, test = found(tmp_path / "set", tmp_path / "scratch")
     assert (train.split, train.classes, train.labels.tolist()) == ("train", ("cat", "dog"), [0, 1])
-    assert (val.split, val.labels.tolist()) == ("val", [1])
+    assert (test.split, test.labels.tolist()) == ("test", [1])
 
 
 def test_labels_that_are_named_split_as_the_folders_do(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_labels_that_are_named_split_as_the_folders_do(tmp_path: Path) -> None:
         listings = found(source, tmp_path / "scratch", labels=tmp_path / "set" / "x.csv")
         assert _labels(listings, files) == {
             "train": {"train/1.jpg": "cat", "train/2.jpg": "dog"},
-            "val": {"test/3.jpg": "dog"},
+            "test": {"test/3.jpg": "dog"},
         }
 
 
@@ -409,11 +409,11 @@ def _trees(*tops: str, inside: Iterable[str] = ("cat", "dog")) -> list[str]:
 
 
 ALIKE = {
-    "two tests": (_trees("train", "test_A", "test_B"), "train --val test_A"),
+    "two tests": (_trees("train", "test_A", "test_B"), "train --test test_A"),
     "a word for a split that is not known": (_trees("train", "devel"), "train --val devel"),
     "no word for a split": (_trees("augmented", "original"), "augmented --val original"),
     "two training sets": (_trees("train_clean", "train_noisy", "val"), "train_clean --val val"),
-    "two training sets, one of which is certain": (_trees("train", "train_lq", "test"), "train --val test"),
+    "two training sets, one of which is certain": (_trees("train", "train_lq", "test"), "train --test test"),
     "without labels": (_trees("labeled", "unlabeled"), "labeled --val unlabeled"),
     "folds": (_trees(*(f"fold_{number}" for number in range(5))), "fold_0 --val fold_1"),
     "sites with splits": (_trees("A", "B", inside=("train/cat", "train/dog", "val/cat", "val/dog")), "A --val B"),
@@ -428,7 +428,7 @@ ALIKE = {
     ),
     "splits within folders of their names": (
         _trees("seg_train/seg_train", "seg_test/seg_test", "more_train/more_train"),
-        "seg_train/seg_train --val seg_test/seg_test",
+        "seg_train/seg_train --test seg_test/seg_test",
     ),
     "one more folder around the classes": (_trees("A/images", "B/images", "C/shots"), "A/images --val B/images"),
     "patients, some of one class": (_trees(*map(str, range(20, 39))) + _trees("39", inside=["cat"]), "20 --val 21"),
@@ -460,8 +460,8 @@ def test_folders_of_the_same_folders_are_no_classes(
 def test_the_command_for_each_meaning_of_such_folders_works(
     tmp_path: Path, case: str, pack: Callable[[Files, Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names, train_and_val = ALIKE[case]
-    assert train_and_val is not None
+    names, words = ALIKE[case]
+    assert words is not None
     monkeypatch.chdir(tmp_path)
     source = pack(_images(*names), Path("a set"))
     with pytest.raises(DataError) as error:
@@ -473,12 +473,14 @@ def test_the_command_for_each_meaning_of_such_folders_works(
         subprocess.run(["bash", "-c", message.split("Unpack it (")[1].split("). Splits")[0]], check=True)
     folder = Path(f"{source}-unpacked" if source.is_file() else source, "release" * (source.suffix == ".tar"))
 
-    _, _, train, _, val = shlex.split(message.split("Splits: ")[1].split("; ")[0])
-    assert [train, val] == [f"{folder}/{name}" for name in train_and_val.split(" --val ")]
-    with closing(open_named(st.Data(train=train, val=val))) as opened:
-        top = train_and_val.split(" --val ")[0]
+    _, _, train, flag, place = shlex.split(message.split("Splits: ")[1].split("; ")[0])
+    top, other = words.split(f" {flag} ")
+    assert [train, place] == [f"{folder}/{name}" for name in (top, other)]
+    split = flag.removeprefix("--")
+    with closing(open_named(st.Data(train=train, **{split: place}))) as opened:  # type: ignore[arg-type]
+        part = getattr(opened, split)
         inside = tuple(sorted({name.rsplit("/", 2)[1] for name in names if name.startswith(f"{top}/")}))
-        assert (opened.train.class_list, opened.val and opened.val.class_list) == (inside,) * 2
+        assert (opened.train.class_list, part and part.class_list) == (inside,) * 2
 
     if "parts of one set: " in message:
         _, _, *parts, _ = shlex.split(message.split("parts of one set: ")[1].split("; classes")[0])

@@ -84,18 +84,18 @@ def test_files_of_the_hub_are_packed_as_a_folder_of_the_same_images(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("names", "split"),
     [
-        ["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"],
-        ["data/train-00000-of-00001-b42526cd3b3e5d9a.parquet", "data/valid-00000-of-00001-1b42526cd3b3e5d9.parquet"],
-        ["default/train/0000.parquet", "default/validation/0000.parquet"],
-        ["plain_text/train/0000.parquet", "plain_text/test/0000.parquet"],
-        ["plain_text/cifar10-train.parquet", "plain_text/cifar10-test.parquet"],
-        ["train.parquet", "dev.parquet"],
-        ["data/partial-train/0000.parquet", "data/partial-test/0000.parquet"],
+        (["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"], "test"),
+        (["data/train-00000-of-00001-b42526cd3b3e.parquet", "data/valid-00000-of-00001-1b42526cd3b3.parquet"], "val"),
+        (["default/train/0000.parquet", "default/validation/0000.parquet"], "val"),
+        (["plain_text/train/0000.parquet", "plain_text/test/0000.parquet"], "test"),
+        (["plain_text/cifar10-train.parquet", "plain_text/cifar10-test.parquet"], "test"),
+        (["train.parquet", "dev.parquet"], "val"),
+        (["data/partial-train/0000.parquet", "data/partial-test/0000.parquet"], "test"),
     ],
 )
-def test_names_of_files_and_folders_say_the_split(tmp_path: Path, names: list[str]) -> None:
+def test_names_of_files_and_folders_say_the_split(tmp_path: Path, names: list[str], split: str) -> None:
     hub = tmp_path / "hub"
     for number, name in enumerate(names):
         _part(hub / name, 4 + number, 10 * number)
@@ -103,14 +103,14 @@ def test_names_of_files_and_folders_say_the_split(tmp_path: Path, names: list[st
     (hub / "assets").mkdir()
     (hub / "assets" / "banner.png").write_bytes(encoded(99))
     (hub / "logo.png").write_bytes(encoded(98))
-    train, val = found(hub, tmp_path / "scratch")
-    assert [(part.split, len(part), part.classes) for part in (train, val)] == [
+    train, other = found(hub, tmp_path / "scratch")
+    assert [(part.split, len(part), part.classes) for part in (train, other)] == [
         ("train", 4, ("zebra", "ant", "cow")),
-        ("val", 5, ("zebra", "ant", "cow")),
+        (split, 5, ("zebra", "ant", "cow")),
     ]
     assert train.labels.tolist() == [0, 1, 2, 0]
-    assert list(val.names) == ["0010.png", "0011.png", "0012.png", "0013.png", "0014.png"]
-    assert [content(val, number) for number in range(5)] == [encoded(10 + number) for number in range(5)]
+    assert list(other.names) == ["0010.png", "0011.png", "0012.png", "0013.png", "0014.png"]
+    assert [content(other, number) for number in range(5)] == [encoded(10 + number) for number in range(5)]
     [alone] = found(hub / names[0], tmp_path / "other")
     assert (alone.split, alone.labels.tolist()) == ("", train.labels.tolist())
 

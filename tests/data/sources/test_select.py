@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from tests.data.packing.pictures import write_folder
 from tests.data.sources.samples import content, encoded, found, told, write_tar
 
 from steadytrain.data.sources.find import find
 from steadytrain.data.sources.folder import list_folder
+from steadytrain.data.sources.groups import say_whole_classes
 from steadytrain.data.sources.listing import Listing, Pieces, PixelShape
 from steadytrain.data.sources.select import (
     Identical,
@@ -171,17 +173,15 @@ def _sides(parts: Sequence[Listing]) -> dict[str, set[str]]:
     return sides
 
 
-@pytest.mark.parametrize("identical", ["bytes", "pixels"])
+@pytest.mark.parametrize("identical", get_args(Identical))
 def test_images_that_are_the_same_are_not_parted(tmp_path: Path, identical: Identical) -> None:
     folder = write_folder(tmp_path / "data", {"cat": 20, "dog": 20})
     for path in sorted(folder.glob("*/*"))[::2]:
         data = path.read_bytes()
-        path.with_stem(f"{path.stem}-again").write_bytes(data + b"xx" * (identical == "pixels"))
+        path.with_stem(f"{path.stem}-again").write_bytes(data + b"xx" * (identical != "bytes"))
     messages: list[str] = []
     parts = Selection(val_fraction=0.3, identical=identical).of(list_folder(folder), messages.append)
-    assert (
-        messages[-1] == f"20 images are the same as another (by {identical}): duplicates stay on one side of the split"
-    )
+    assert messages[-1] == "60 images are 40 groups: copies and near copies stay on one side of a split"
     assert all(len(splits) == 1 for splits in _sides(parts).values())
     assert [part.counts() for part in parts] == [(21, 21), (9, 9)]
     write_tar(tmp_path / "a.tar", {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("*/*")})
@@ -210,7 +210,7 @@ def test_a_line_that_repeats_an_image_stays_beside_it(tmp_path: Path) -> None:
     listed = find(str(tmp_path / "a.lst"), scratch=tmp_path / "scratch", say=messages.append)
     train, val = Selection(val_fraction=0.5).of(listed, messages.append)
     assert not set(train.names) & set(val.names)
-    assert (train.counts(), val.counts(), messages[0][:24]) == ((4, 4), (4, 4), "8 images are the same as")
+    assert (train.counts(), val.counts(), messages[-1][:26]) == ((4, 4), (4, 4), "16 images are 8 groups: co")
 
 
 def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:
@@ -224,17 +224,17 @@ def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:
     assert train.groups is not None and val.groups is not None
     assert not set(train.groups) & set(val.groups)
     assert (train.counts(), val.counts()) == ((16, 16), (4, 4))
-    assert messages == ["10 groups; each stays on one side of the split"]
+    assert messages[-1].startswith("40 images are 10 groups: copies and near copies, and those of --group-by,")
     for group, source, message in (
         (
             "patients",
             "a.csv",
-            r"--group is 'patients', and there is no such column \(the columns: path, label,",
+            r"--group-by is 'patients', and there is no such column \(the columns: path, label,",
         ),
         (
             "patient",
             "",
-            r"--group patient names a column of a table \(CSV, TSV\), and the labels of .* do not come from one",
+            r"--group-by patient names a column of a table \(CSV, TSV\), and the labels of .* do not come from one",
         ),
     ):
         with pytest.raises(DataError, match=message):
@@ -242,6 +242,43 @@ def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:
     (folder / "a.csv").write_text("\n".join(["path,label,patient", f"{names[0]},cat,1", f"{names[1]},cat, "]))
     with pytest.raises(DataError, match=r"line 3: the group \(patient\) is empty"):
         find(str(folder / "a.csv"), group="patient", scratch=tmp_path / "scratch", say=messages.append)
+
+
+def test_near_copies_are_not_parted_and_folders_and_names_neither(tmp_path: Path) -> None:
+    for number in range(24):
+        place = tmp_path / ("cat", "dog")[number % 2] / f"series-{number % 2}{number // 4}"
+        place.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(np.random.default_rng(number).integers(0, 255, (8, 8, 3), dtype=np.uint8))
+        image = image.resize((96, 96), Image.Resampling.BICUBIC)
+        image.save(place / f"{number:02}a.png")
+        image.resize((64, 64)).save(place / f"{number:02}b.jpg", quality=70)
+    for group_by, begins in ((None, 2), ("folder", 8), (r"(series-\d+)/", 8)):
+        selection = Selection(val_fraction=0.2, group_by=group_by)
+        train, val = selection.of(list_folder(tmp_path), lambda _: None)
+        keys = [
+            {Path(name).name[:2] if begins == 2 else Path(name).parent.name for name in part.names}
+            for part in (train, val)
+        ]
+        assert len(val) and not keys[0] & keys[1], group_by
+
+
+def test_a_wished_number_of_training_images_is_exact_though_groups_do_not_fit() -> None:
+    labels = np.repeat([0, 1], [20, 21])
+    sets = np.concatenate([np.arange(20) // 4, 20 + np.arange(21) // 3])
+    for per_class in (1, 5, 7, 16):
+        train, val = hold_out(_listing(labels.tolist()), per_class=per_class, sets=sets)
+        assert train.counts()[:2] == (per_class, per_class)
+        split_of = {int(Path(name).stem): part.split for part in (train, val) for name in part.names}
+        assert all(
+            len({split_of.get(int(row)) for row in np.flatnonzero(sets == one)} - {None}) == 1 for one in set(sets)
+        )
+        assert len(train) + len(val) >= 41 - 3 - 2
+
+
+def test_a_class_that_is_one_group_is_named() -> None:
+    said: list[str] = []
+    say_whole_classes(np.array([0, 0, 1, 1, 2]), np.array([0, 0, 2, 3, 4]), ("ape", "bee", "cat"), said.append)
+    assert said == ["ape is one group of images that belong together: none of them can be held out"]
 
 
 def test_images_beside_the_class_folders_are_skipped_and_reported(tmp_path: Path) -> None:

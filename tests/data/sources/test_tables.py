@@ -192,15 +192,15 @@ def test_blanks_join_labels_only_where_they_can_mean_nothing_else(read: Read) ->
         read("image,tags\na.jpg,red car\nb.jpg,red\nc.jpg,car\n")
 
 
-def test_a_column_of_splits_is_honoured(read: Read, tmp_path: Path) -> None:
+def test_a_column_of_splits_is_honoured(read: Read) -> None:
     text = "path,label,data set\na.jpg,cat,valid\nb.jpg,dog,train\nc.jpg,cat,Train\n"
     train, val = read(text)
     assert (train.split, train.names, train.labels.tolist()) == ("train", ["b.jpg", "c.jpg"], [1, 0])
     assert (val.split, val.names, val.classes) == ("val", ["a.jpg"], ("cat", "dog"))
-    assert [listing.split for listing in read("a.jpg,cat,train\nb.jpg,dog,test\nc.jpg,dog,train\n")] == ["train", "val"]
-    messages: list[str] = []
-    found(tmp_path / "a.csv", tmp_path, messages)
-    assert "its test part is used for validation" in messages[-1]
+    assert [listing.split for listing in read("a.jpg,cat,train\nb.jpg,dog,test\nc.jpg,dog,train\n")] == [
+        "train",
+        "test",
+    ]
     assert [listing.split for listing in read("path,label,split\na.jpg,cat,test\nb.jpg,dog,test\n")] == [""]
 
 
@@ -421,7 +421,7 @@ def test_a_table_beside_the_folder_of_its_name(tmp_path: Path) -> None:
     [alone] = found(tmp_path / "train.csv", tmp_path / ".scratch")
     assert alone.names == listing.names
     (tmp_path / "test.csv").write_text("id,label\n3,cat\n")
-    assert [(part.split, len(part)) for part in found(tmp_path, tmp_path / ".scratch")] == [("train", 2), ("val", 1)]
+    assert [(part.split, len(part)) for part in found(tmp_path, tmp_path / ".scratch")] == [("train", 2), ("test", 1)]
 
 
 def test_split_column_that_contradicts_the_folders_is_reported(read: Read) -> None:

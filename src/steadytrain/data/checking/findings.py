@@ -66,6 +66,7 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
     "palette": ("note", "palette", "becomes RGB"),
     "one-bit": ("note", "1 bit a pixel", "becomes grey, 0 or 255"),
     "sixteen-bit": ("note", "more than 8 bits a channel", "the upper 8 bits, of 16 or of those stated"),
+    "bands": ("warning", "bands beside colour and declared transparency", "dropped"),
     "few-levels": ("warning", "images of 16 bits that use few of them", "nearly black, in few levels"),
     "transparency": ("note", "transparency", "composited over white"),
     "other-colours": ("note", "Lab, HSV or YCbCr", "becomes RGB"),
@@ -77,6 +78,8 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
         "decoded completely; encoded again when packed",
     ),
     "long": ("note", "more than 20 times as long as wide", "a square crop shows little of it"),
+    "wide": ("note", "images mostly longer than 2:1", "training squashes them to squares: --fit pad keeps proportions"),
+    "cropped": ("note", "much of the images lies outside of centre squares", "--fit squash or pad shows all of them"),
     "orientation": ("note", "EXIF or XMP orientation not upright", "rotated upright when packed"),
     "lies-on-its-side": (
         "warning",
@@ -97,6 +100,11 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
     "conflicting-labels": ("warning", "the same image in several classes", "no model can be right on all of them"),
     "leak": ("warning", "validation images that are also in the training set", "the measured accuracy is too high"),
     "duplicate": ("note", "duplicate images", "they weigh more than others"),
+    "suspect-label": (
+        "warning",
+        "labels that may be wrong, the likeliest first",
+        "another class is likelier, with these probabilities: look at each",
+    ),
     "near-conflict": ("warning", "images of several classes that look the same", "look at them: which class is right?"),
     "near-leak": ("warning", "validation images that look like training images", "the measured accuracy is too high"),
     "near-duplicate": ("note", "images that look like another", "they weigh more than others"),

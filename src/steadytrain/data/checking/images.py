@@ -5,6 +5,7 @@ Both kinds of check, of record files and of sources, go by this.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from steadytrain.data.checking.findings import Findings
-from steadytrain.data.images.look import FINGERPRINT_BYTES, Fingerprints, Look
+from steadytrain.data.images.look import FINGERPRINT_BYTES, Fingerprints, Look, is_wide
 from steadytrain.data.images.near import Hashes
 from steadytrain.data.images.statistics import DeepImages
+from steadytrain.format import percent
 
 SMALL = 10  # images of a class
+MUCH_CROPPED = 0.4  # of the pixels outside of centre squares: photographs of 3:2 have 33 %, screens of 16:9 44 %
 UNEVEN = 10  # times as many images in the largest class as in the smallest
 
 
@@ -31,6 +34,7 @@ class ImageTally:
         self._prints = bytearray()
         self._hashes = bytearray()
         self._deep = DeepImages()
+        self._sizes = array("i")
 
     @property
     def prints(self) -> Fingerprints:
@@ -54,6 +58,7 @@ class ImageTally:
             (low, high), (least, most) = self.width or (look.width,) * 2, self.height or (look.height,) * 2
             self.width = min(low, look.width), max(high, look.width)
             self.height = min(least, look.height), max(most, look.height)
+            self._sizes.extend((look.height, look.width))
         for kind, detail in look.odd:
             self.findings.add(kind, detail, **place)
         self._deep.add(look.peak)
@@ -62,6 +67,19 @@ class ImageTally:
         """Add that images of 16 bits use few of them, when all have been seen."""
         if remark := self._deep.remark():
             self.findings.add("few-levels", remark)
+
+    def add_shape(self) -> list[str]:
+        """Say, when all have been seen, how much of the images centre squares leave out; add where that is much."""
+        if not self._sizes:
+            return []
+        sizes = np.frombuffer(self._sizes, np.int32).reshape(-1, 2).astype(np.int64)
+        outside = 1 - float((sizes.min(axis=1) / sizes.max(axis=1)).mean())
+        fact = f"{percent(outside)} of the pixels lie outside of the images' centre squares"
+        if is_wide(sizes):
+            self.findings.add("wide", f"--fit crop would never see {percent(outside)} of the pixels in evaluation")
+        elif outside > MUCH_CROPPED:
+            self.findings.add("cropped", f"{percent(outside)} of their pixels, which evaluation never sees")
+        return [fact]
 
 
 def check_classes(

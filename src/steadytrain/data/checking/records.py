@@ -115,7 +115,7 @@ def examine_records(
     card = check_card(path, scan, findings)
     labels = check_labels(path, scan, card, findings)
     check_index(path, scan, findings)
-    facts: list[str] = []
+    facts = scan.images.add_shape()
     if decode:
         images = _image_set(scan, tuple(labels.classes))
         find_copies(images, findings)

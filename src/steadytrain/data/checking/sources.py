@@ -132,6 +132,7 @@ def examine_source(
         facts.append(f"several labels for each image{none}")
     if not decode:
         facts.append("the images themselves were not checked")
+    facts += images.add_shape()
     return Report(
         path=shown,
         what=kind,

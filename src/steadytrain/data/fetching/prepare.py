@@ -23,10 +23,11 @@ from PIL import Image
 
 from steadytrain.data.fetching.catalogue import DataSet, find_data_set
 from steadytrain.data.fetching.download import Patience, download, mirror_urls
-from steadytrain.data.images.encode import PackSettings
-from steadytrain.data.packing.pack import PackedFile, mute, pack
+from steadytrain.data.images.encode import Encoding, PackSettings
+from steadytrain.data.packing.pack import PackedFile, PackRequest, mute, pack_request
 from steadytrain.data.recordio.card import Card, card_path
 from steadytrain.data.sources.archives import TAR_ERRORS
+from steadytrain.data.sources.select import Selection
 from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import DataError, RunError, storage_errors
 from steadytrain.files import lock_at_once, open_lock, replacing
@@ -122,20 +123,20 @@ def fetch(
                 f" {data_set.classes} classes, which no classifier can get right (steady pack keeps them)"
             )
         with scratch_beside(folder / f"{data_set.name}-lists") as scratch:
-            return pack(
-                _source(data_set, downloads, paths),
-                out,
-                labels=_split_table(data_set, paths, scratch),
+            selection = Selection(
                 exclude=[data_set.clutter] if data_set.clutter else [],
                 train_per_class=data_set.train_per_class,
                 val_fraction=data_set.val_fraction,
-                encoding="png" if data_set.layout in ("stl10", "svhn") else "auto",  # their pixels, without loss
-                shorter_side=shorter_side,
-                workers=workers,
-                force=force,
-                progress=advance.packed,
-                say=say,
+                test_validates=not data_set.has_test,
             )
+            encoding: Encoding = "png" if data_set.layout in ("stl10", "svhn") else "auto"  # their pixels, without loss
+            request = PackRequest(
+                sources=(str(_source(data_set, downloads, paths)),),
+                labels=_split_table(data_set, paths, scratch),
+                selection=selection,
+                settings=PackSettings(encoding=encoding, shorter_side=shorter_side),
+            )
+            return pack_request(request, out, workers=workers, force=force, progress=advance.packed, say=say)
 
 
 def _already(folder: Path, data_set: DataSet) -> list[PackedFile]:

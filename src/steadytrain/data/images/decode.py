@@ -13,6 +13,8 @@ grey of 9 to 15 bits              grey, scaled from that range, where the file s
 palette                           RGB
 transparency of any kind          laid over white; grey stays grey
 CMYK, YCCK, YCbCr, Lab, HSV       RGB, colour profiles ignored
+CMYK TIFF without a word of inks  refused (below)
+TIFF with further bands           dropped, but for declared transparency
 32-bit float                      refused: its range is not known
 EXIF or XMP orientation 2 to 8    turned upright
 more than 100 million pixels      refused, by the header, before anything is decoded
@@ -24,6 +26,9 @@ Cameras and scanners give 10, 12 or 14 bits, which stand in files of 16. How man
 by the bits a sample or the largest value of a TIFF, or by OME's ``SignificantBits``. Where nothing says so, the values
 are taken for those of 16 bits: a guess by an image's own values would make dark ones bright. ``info["peak"]`` of a
 decoded image is then its largest value, and whoever sees all images of a set can tell.
+
+Four bands of a sensor are stored as CMYK too. Inks are meant where a TIFF has an ink set or a colour profile of CMYK,
+or data of Photoshop; a JPEG of four colours has inks. ``info["lost"]`` words what is not used, by kind of finding.
 """
 
 from __future__ import annotations
@@ -32,9 +37,11 @@ import contextlib
 import ctypes
 import functools
 import io
+import logging
 import re
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +69,7 @@ STRIP_PIXELS = 4_000_000
 """Pixels of a larger image that are made plain at a time."""
 
 _LOOK_FOR_BITS = 2**16  # bytes; sBIT stands before the palette and the pixels
+_PHOTOMETRIC, _BANDS, _EXTRA, _INK_SET, _PHOTOSHOP, _PROFILE = 262, 277, 338, 332, 34377, 34675  # tags of TIFF
 _DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 _PNG_HEAD = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 # Bits a channel, kind of colour, and the methods of compression, filtering and interlacing.
@@ -84,6 +92,8 @@ def read_header(data: bytes | memoryview) -> Image.Image:
     """
     if not len(data):
         raise BadImageError("empty: 0 bytes")
+    if bytes(data[:2]) in (b"II", b"MM"):
+        _silence_tiff()
     try:
         image = Image.open(io.BytesIO(_without_long_texts(data)), formats=_FORMATS)
     except Image.DecompressionBombError as error:
@@ -91,8 +101,6 @@ def read_header(data: bytes | memoryview) -> Image.Image:
         raise BadImageError(_too_many(int(number[0]) if number else 2 * MAX_PIXELS)) from None
     except Exception as error:  # noqa: BLE001 - decoders of strangers' files raise whatever they like
         raise BadImageError(why_no_image(data, error)) from None
-    if image.format == "TIFF":
-        _silence_libtiff()
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise BadImageError(_too_many(width * height))
@@ -110,7 +118,53 @@ def read_header(data: bytes | memoryview) -> Image.Image:
         raise BadImageError("a camera's raw file, which is not read here: convert it to JPEG or PNG")
     if (bits := _significant_bits(image, data)) is not None:
         image.info["bits"] = bits
+    lost = {}
+    if (depth := bits or _stored_bits(image, data)) > 8:
+        lost["sixteen-bit"] = f"{depth} bits a channel, of which 8 are kept"
+    if tags and (unused := _unused_bands(image, tags)):
+        kept = tags[_BANDS] - unused
+        lost["bands"] = f"{tags[_BANDS]} bands, of which the first {'is' if kept == 1 else f'{kept} are'} kept"
+    image.info["lost"] = lost
     return image
+
+
+def lost_in(data: bytes) -> Mapping[str, str]:
+    """Return ``info["lost"]`` of an image file; nothing of one that cannot be read, and at once of most."""
+    lost: Mapping[str, str] = {}
+    if data[:2] != b"\xff\xd8" and (data[:8] != _PNG_START or data[24:25] == b"\x10"):
+        with contextlib.suppress(BadImageError):
+            lost = read_header(data).info.get("lost", {})
+    return lost
+
+
+def _unused_bands(image: Image.Image, tags: Any) -> int:
+    """Count the last bands of a TIFF that are no colour or declared transparency; BadImageError where nothing tells."""
+    profile = tags.get(_PROFILE, b"")
+    is_for_print = _PHOTOSHOP in tags or (isinstance(profile, bytes) and profile[16:20] == b"CMYK")
+    if image.mode == "CMYK" and not is_for_print and tags.get(_INK_SET) != 1:
+        raise BadImageError(
+            "four bands stored as CMYK, which are not read here unless an ink set of CMYK (tag 332) or a profile says"
+            " that they are inks: convert it to RGB"
+        )
+    has_alpha = (tags.get(_EXTRA) or (0,))[0] in (1, 2)
+    if image.mode in ("RGBA", "LA") and not has_alpha:
+        image.info["opaque"] = True  # Pillow takes a band that is not declared for transparency
+    num_colours = {0: 1, 1: 1, 3: 1, 5: 4}.get(tags.get(_PHOTOMETRIC), 3)
+    return max(0, int(tags.get(_BANDS, 1)) - num_colours - has_alpha)
+
+
+def _stored_bits(image: Image.Image, data: bytes | memoryview) -> int:
+    """Return the bits a channel that an image file has; 8 where it has fewer, or cannot have more."""
+    if image.format == "PNG":
+        return int(data[24])
+    if image.format == "TIFF":
+        return int(max(getattr(image, "tag_v2", {}).get(258, (8,))))
+    if image.format == "AVIF":
+        found = re.search(rb"av1C..(.)", bytes(data[:_LOOK_FOR_BITS]), re.DOTALL)
+        return 8 if found is None else {0x40: 10, 0x60: 12}.get(found[1][0] & 0x60, 8)
+    is_ppm = image.format == "PPM" and image.mode != "1"
+    words = re.sub(rb"#[^\n]*", b"", bytes(data[:200])).split()[3:4] if is_ppm else []  # the largest value
+    return 16 if words and int(words[0]) > 255 else 8
 
 
 def _significant_bits(image: Image.Image, data: bytes | memoryview) -> int | None:
@@ -150,8 +204,9 @@ def _bits_of_png(start: bytes) -> int | None:
 
 
 @functools.cache
-def _silence_libtiff() -> None:
-    """Stop the libtiff inside Pillow from printing to standard error; its errors reach us as exceptions."""
+def _silence_tiff() -> None:
+    """Stop Pillow, and the libtiff inside it, from printing to standard error; their errors reach us as exceptions."""
+    logging.getLogger("PIL.TiffImagePlugin").addHandler(logging.NullHandler())
     place = Path(PIL.__file__).parent
     for path in (*place.parent.glob("pillow.libs/libtiff*"), *place.glob(".dylibs/libtiff*")):
         with contextlib.suppress(OSError, AttributeError):
@@ -339,6 +394,8 @@ def flatten(image: Image.Image) -> Image.Image:
         return _eight_bits(image)
     if mode == "F":
         raise BadImageError("32-bit float pixels: their range is not known")
+    if image.info.get("opaque"):
+        return image.convert(mode[:-1])
     if "transparency" in image.info or mode.endswith(("A", "a")):
         colour = image.convert("RGBA")
         paper = Image.new("RGBA", colour.size, "white")

@@ -39,6 +39,7 @@ from steadytrain.data.images.decode import (
     turn,
 )
 from steadytrain.data.images.file_types import frame_of, scan_of
+from steadytrain.data.images.near import begin_hashes
 from steadytrain.data.images.resize import resize
 from steadytrain.data.images.statistics import PixelCount
 from steadytrain.errors import DataError, did_you_mean
@@ -140,7 +141,8 @@ class PackSettings:
 class PackedImage(NamedTuple):
     """An image ready to be stored; ``height`` and ``width`` are those of the upright picture.
 
-    ``peak``: the largest value of an image of 16 bits whose range is not known; -1 for any other.
+    ``peak``: the largest value of 16 bits whose range is not known, else -1; ``lost``: what is not kept, in words.
+    ``hashes``: as of :func:`~steadytrain.data.images.near.end_hashes`, or what these are made of; empty: none.
     """
 
     data: bytes
@@ -150,6 +152,8 @@ class PackedImage(NamedTuple):
     format: str
     kept: bool
     peak: int = -1
+    hashes: bytes = b""
+    lost: tuple[str, ...] = ()
 
 
 def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = None) -> PackedImage:
@@ -161,15 +165,17 @@ def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = N
     image = _open_plain_jpeg(data, settings) or _open_plain_png(data, settings) or _open(data, settings)
     size = _fit(image.size, settings.shorter_side)
     stays = image.can_stay and size == image.size
-    kept = stays or settings.encoding == "pass"
+    kept, source = stays or settings.encoding == "pass", data
     if stays and settings.mark_kept and image.format == "jpg":
         original, data = data, add_restart_markers(data, most=settings.restart)
         kept = data is original
     if stays and count is None:
-        return _packed(data, (*image.size[::-1], image.channels), image.format, kept=kept)
+        packed = _packed(data, (*image.size[::-1], image.channels), image.format, kept=kept)
+        return packed._replace(hashes=begin_hashes(np.asarray(image.decoded), stored=data, source=source))
     pixels, peak = image.decoded, -1
+    lost: tuple[str, ...] = ()
     if isinstance(pixels, Image.Image):
-        peak = pixels.info.get("peak", -1)
+        peak, lost = pixels.info.get("peak", -1), tuple(pixels.info.get("lost", {}).values())
     if isinstance(pixels, Image.Image):  # average down by a whole factor first, as a JPEG's decoder does
         pixels = to_pixels(pixels, factor=max(1, reduction(pixels.size, settings.shorter_side)))
     image = image._replace(decoded=pixels)  # what Pillow holds of a large image is as large again
@@ -180,7 +186,7 @@ def pack_bytes(data: bytes, settings: PackSettings, count: PixelCount | None = N
         packed = _encode(pixels, _target_format(settings, size), settings)
     if count is not None:
         count.add(pixels)
-    return packed if peak < 0 else packed._replace(peak=peak)
+    return packed._replace(peak=peak, lost=lost, hashes=begin_hashes(pixels, stored=packed.data, source=source))
 
 
 def pack_pixels(pixels: Pixels, settings: PackSettings, count: PixelCount | None = None) -> PackedImage:
@@ -194,7 +200,7 @@ def pack_pixels(pixels: Pixels, settings: PackSettings, count: PixelCount | None
     packed = _encode(pixels, _target_format(settings, size), settings)
     if count is not None:
         count.add(pixels)
-    return packed
+    return packed._replace(hashes=begin_hashes(pixels, stored=packed.data))
 
 
 class _Opened(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from steadytrain.data.arrays import Pixels
+from steadytrain.data.arrays import Ints, Pixels
 from steadytrain.data.images.decode import (
     BadImageError,
     decode_file,
@@ -30,17 +30,28 @@ T = TypeVar("T")
 Fingerprints = NDArray[np.uint8]  # [N, 16]; zeros for an image that was not looked at, or cannot be used
 FINGERPRINT_BYTES = 16
 LONGEST = 20  # times as long as wide
+WIDE = 2  # times as long as wide: beyond that, a square shows less than half of an image
 _TOO_LARGE = "too large for this machine's memory"
 _BY_MODE = {
     "CMYK": "cmyk",
     "P": "palette",
     "PA": "palette",
     "1": "one-bit",
-    "I": "sixteen-bit",
     "LAB": "other-colours",
     "HSV": "other-colours",
     "YCbCr": "other-colours",
 }
+
+
+def is_wide(sizes: Ints) -> bool:
+    """Return whether images of these heights and widths, int64[n, 2], are mostly longer than :data:`WIDE` to one.
+
+    One pixel is no matter: packing rounds.
+
+    >>> is_wide(np.array([[100, 200], [200, 100], [100, 900]])), is_wide(np.array([[480, 120]]))
+    (False, True)
+    """
+    return len(sizes) > 0 and bool(np.median((sizes.max(axis=1) - 1) / sizes.min(axis=1)) > WIDE)
 
 
 class Look(NamedTuple):
@@ -130,9 +141,8 @@ def _odd_traits(image: Image.Image, data: bytes, *, is_sound: bool) -> Iterator[
     mode, format = image.mode, format_of(image)
     if kind := _BY_MODE.get(mode):
         yield kind, ""
-    if mode.startswith("I;16") or (format == "png" and data[24] == 16 and mode != "I"):
-        yield "sixteen-bit", ""
-    if "transparency" in image.info or mode.endswith(("A", "a")):
+    yield from image.info.get("lost", {}).items()
+    if "transparency" in image.info or (mode.endswith(("A", "a")) and "opaque" not in image.info):
         yield "transparency", ""
     try:
         if getattr(image, "is_animated", False):
@@ -169,7 +179,7 @@ def duplicates(prints: Fingerprints) -> Iterator[list[int]]:
     [[0, 2, 5]]
     """
     rows = np.flatnonzero(prints.any(axis=1))
-    words = np.ascontiguousarray(prints[rows]).view(np.uint64)
+    words = np.ascontiguousarray(prints[rows]).view(np.uint64)  # of digests as two words each, too
     order = np.lexsort((words[:, 1], words[:, 0]))
     is_first = np.ones(len(rows), np.bool_)
     is_first[1:] = (words[order][1:] != words[order][:-1]).any(axis=1)

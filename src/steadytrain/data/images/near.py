@@ -10,7 +10,8 @@ one differs in at most one bit, so each hash is held against those in 4 x 17 buc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,8 +24,12 @@ from steadytrain.data.arrays import Ints, Pixels
 Hashes = NDArray[np.uint64]  # [N, 2]: of each image, and of it mirrored; zeros where there is none
 
 MOST_BITS = 6  # in which two hashes may differ, at most 7 here; docs/laboratory.md has the measurement
+LEAST_SIDE = 48  # pixels; scans of digits and letters below it look alike, and are compared by their bytes
+SEEN_SIDE = 128  # pixels of the shorter side that packing looks at; docs/laboratory.md
 
 _SIDE, _BANDS, _BAND_BITS = 32, 4, 16
+_DIGESTS_BYTES = 32
+_MIRROR = np.resize([-1.0, 1.0], 8)
 _FLAT = 1.0  # grey levels of standard deviation, below which rounding decides over the signs
 _CHUNK = 1 << 21  # candidates that are compared at once
 _COSINES = np.cos(np.pi * np.outer(np.arange(1, 9), 2 * np.arange(_SIDE) + 1) / (2 * _SIDE))
@@ -42,12 +47,51 @@ class Alike(NamedTuple):
 def perceptual_hash(pixels: Image.Image | Pixels) -> bytes:
     """16 bytes: the hash of an upright image of 8 bits, and of the same mirrored; zeros for one without structure."""
     image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
-    grey = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.BOX), np.float64)
-    if grey.std() < _FLAT:
-        return bytes(16)
-    waves = _COSINES @ grey @ _COSINES.T
-    both = (waves, waves * np.resize([-1, 1], 8))
-    return b"".join(np.packbits(part > np.median(part)).tobytes() for part in both)
+    grey = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.BOX))
+    return _hash_all(grey[None]).tobytes()
+
+
+def _hash_all(grey: Pixels) -> Pixels:
+    """Hash images that were shrunk to uint8 [M, 32, 32]: uint8 [M, 16]."""
+    waves = _COSINES @ grey.astype(np.float64) @ _COSINES.T
+    both = np.stack([waves, waves * _MIRROR], axis=1).reshape(-1, 2, 64)
+    hashes = np.packbits(both > np.sort(both)[..., 31:33].mean(axis=2, keepdims=True), axis=2).reshape(-1, 16)
+    hashes[grey.std(axis=(1, 2)) < _FLAT] = 0
+    return hashes
+
+
+def begin_hashes(pixels: Pixels, *, stored: bytes, source: bytes | None = None) -> bytes:
+    """Return what :func:`end_hashes` makes the hashes of an image of.
+
+    Args:
+        pixels: upright, of 8 bits; those with a side below :data:`LEAST_SIDE` are not looked at.
+        stored: the encoded image in the record.
+        source: the content of its file; None: what is stored.
+    """
+    stored_digest = hashlib.sha256(stored).digest()[:16]
+    source_digest = stored_digest if source in (None, stored) else hashlib.sha256(source or b"").digest()[:16]
+    return source_digest + stored_digest + (_shrink(pixels) if min(pixels.shape[:2]) >= LEAST_SIDE else b"")
+
+
+def end_hashes(begun: Sequence[bytes]) -> list[bytes]:
+    """Return 48 bytes for each image: perceptual hash (or zeros), digest of its file, and of what is stored.
+
+    Of many images at once: of one the calls would cost more than the work.
+    """
+    near = np.zeros((len(begun), 16), np.uint8)
+    if rows := [row for row, part in enumerate(begun) if len(part) > _DIGESTS_BYTES]:
+        grey = np.frombuffer(b"".join(begun[row][_DIGESTS_BYTES:] for row in rows), np.uint8)
+        near[rows] = _hash_all(grey.reshape(-1, _SIDE, _SIDE))
+    return [near[row].tobytes() + part[:_DIGESTS_BYTES] for row, part in enumerate(begun)]
+
+
+def _shrink(pixels: Pixels) -> bytes:
+    """Return about what :func:`perceptual_hash` shrinks an image to, in a quarter of the time, by some pixels."""
+    step = -(-min(pixels.shape[:2]) // SEEN_SIDE)
+    part = pixels[step // 2 :: step, step // 2 :: step]
+    if part.ndim == 3:  # a quarter red, half green, a quarter blue
+        part = (part[..., 0] >> 2) + (part[..., 1] >> 1) + (part[..., 2] >> 2)
+    return Image.fromarray(np.ascontiguousarray(part)).resize((_SIDE, _SIDE), Image.Resampling.BOX).tobytes()
 
 
 def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
@@ -68,7 +112,35 @@ def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
         ]
         rows = rows[earlier == rows]
     none = np.iinfo(np.int64).max
-    best = np.full(len(rows), none)  # bits that differ, whether mirrored, number: the smallest counts
+    best = np.full(len(hashes), none)  # bits that differ, whether mirrored, number: the smallest counts
+    for at, like, bits, is_mirrored in _candidates(hashes, rows, keys, first):
+        fits = np.ones(len(at), np.bool_) if others is not None else like < at
+        np.minimum.at(best, at[fits], ((bits << 40) | (is_mirrored << 39) | like)[fits])
+    for row in np.flatnonzero(best != none).tolist():
+        code = int(best[row])
+        pairs.append(Alike(row, code & ((1 << 39) - 1), bool(code >> 39 & 1)))
+    return sorted(pairs)
+
+
+def near_pairs(hashes: Hashes) -> Iterator[Ints]:
+    """Yield all pairs of images that look alike, each with the bits that differ: int64 [M, 3], some millions at a time.
+
+    Of images with one hash each is paired with the first alone. A pair may come several times.
+    """
+    keys, first, number = np.unique(hashes[:, 0], return_index=True, return_inverse=True)
+    likes = first[number]
+    equal = np.flatnonzero((likes < np.arange(len(hashes))) & (hashes[:, 0] > 0))
+    yield np.stack([likes[equal], equal, 0 * equal], axis=1)
+    rows = np.flatnonzero((likes == np.arange(len(hashes))) & (hashes[:, 0] > 0))
+    for at, like, bits, _ in _candidates(hashes, rows, keys[keys > 0], first[keys > 0]):
+        is_new = like < at
+        yield np.stack([like, at, bits], axis=1)[is_new]
+
+
+def _candidates(
+    hashes: Hashes, rows: Ints, keys: NDArray[np.uint64], first: Ints
+) -> Iterator[tuple[Ints, Ints, Ints, int]]:
+    """Yield which of ``rows`` look like which of ``first``, whose hashes are ``keys``; bits, and whether mirrored."""
     for band in range(_BANDS):
         shift = np.uint64(band * _BAND_BITS)
         words = _word(keys, shift)
@@ -80,17 +152,15 @@ def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
             for flip in (0, *(1 << bit for bit in range(_BAND_BITS))):
                 for at, place in _ranges(starts[word ^ flip], starts[(word ^ flip) + 1]):
                     key = order[place]
-                    words_apart = (queries[at] ^ keys[key]).view(np.uint16).reshape(-1, _BANDS)
-                    bits = _ONES[words_apart].sum(axis=1, dtype=np.int64)
+                    bits = count_bits(queries[at] ^ keys[key])
                     fits = bits <= MOST_BITS
-                    if others is None:
-                        fits &= first[key] < rows[at]
-                    code = (bits << 40) | (is_mirrored << 39) | first[key]
-                    np.minimum.at(best, at[fits], code[fits])
-    for row, code in zip(rows.tolist(), best.tolist(), strict=True):
-        if code != none:
-            pairs.append(Alike(row, code & ((1 << 39) - 1), bool(code >> 39 & 1)))
-    return sorted(pairs)
+                    yield rows[at[fits]], first[key[fits]], bits[fits], is_mirrored
+
+
+def count_bits(words: NDArray[np.uint64]) -> Ints:
+    """Count the bits that are set: int64 of the same shape."""
+    parts = np.ascontiguousarray(words).view(np.uint16).reshape(*words.shape, _BANDS)
+    return np.asarray(_ONES[parts].sum(axis=-1), np.int64)
 
 
 def _ranges(starts: Ints, ends: Ints) -> Iterator[tuple[Ints, Ints]]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from PIL import Image
 
 from steadytrain.data.arrays import Ints, Pixels
+from steadytrain.format import count
 
 SMALL = 128 * 128  # pixels up to which all are counted, many images at a time: a call costs as much as so many pixels
 EVERY = 8  # rows of a larger one
@@ -78,18 +81,24 @@ def mean_and_std(totals: Ints, *, channels: int) -> tuple[tuple[float, ...], tup
 
 
 class DeepImages:
-    """The number of images of 16 bits whose range is not known, and the largest of their values."""
+    """Images of 16 bits whose range is not known, their largest value, and images by what of them is not kept."""
 
-    def __init__(self, count: int = 0, peak: int = 0) -> None:
-        self.count, self.peak = count, peak
+    def __init__(self, count: int = 0, peak: int = 0, lost: Mapping[str, int] | None = None) -> None:
+        self.count, self.peak, self.lost = count, peak, Counter(lost)
 
-    def add(self, peak: int) -> None:
-        """Count in an image by its ``info["peak"]``; -1 for any other."""
+    def add(self, peak: int, lost: Iterable[str] = ()) -> None:
+        """Count in an image by its ``info["peak"]`` (-1: none) and the words of its ``info["lost"]``."""
+        self.lost.update(lost)
         if peak >= 0:
             self.count, self.peak = self.count + 1, max(self.peak, peak)
 
     def __add__(self, other: DeepImages) -> DeepImages:
-        return DeepImages(self.count + other.count, max(self.peak, other.peak))
+        return DeepImages(self.count + other.count, max(self.peak, other.peak), self.lost + other.lost)
+
+    def remarks(self) -> list[str]:
+        """Say what is not kept, and how many images have it; last what :meth:`remark` says."""
+        lost = (f"{count(number, 'image has', 'images have')} {words}" for words, number in self.lost.items())
+        return [*lost, *filter(None, [self.remark()])]
 
     def remark(self) -> str:
         """Say what is lost and how to keep it, where none of them uses the upper bits; empty else.

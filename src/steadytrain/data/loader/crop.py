@@ -13,6 +13,13 @@ Only geometry stands here, for many images at once in numpy; the pixels are move
 ``none``, and every evaluation
     The shorter side is resized to ``size / crop``, rounded down as timm does, and the centre square is taken.
 
+That is the fit ``crop``. Two others show whole images, whose random boxes have ratios relative to the image's own:
+
+``squash``
+    Box or image is resized to the square, each axis by a scale of its own.
+``pad``
+    Its longer side is resized to the square's, and what is left on both sides of the shorter is filled (letterbox).
+
 >>> crop = Crop(kind="none", size=224, crop=0.875)
 >>> plan = crop.plan(np.array([[512, 768]]), np.empty((1, 0)))
 >>> plan.boxes.tolist(), plan.resized.tolist(), plan.corners.tolist()
@@ -31,6 +38,7 @@ from numpy.typing import NDArray
 
 from steadytrain.config import Data
 from steadytrain.config.defaults import SMALL as SMALL
+from steadytrain.config.parts import ImageFit
 from steadytrain.config.plain import check_types
 from steadytrain.data.arrays import Floats, Ints
 from steadytrain.errors import InputError
@@ -95,6 +103,8 @@ class Crop:
         crop: fraction of the shorter side that evaluation keeps.
         interpolation: of every resize; always antialiased.
         channels: 3 (RGB) or 1 (grey).
+        fit: ``crop``, ``squash`` or ``pad``; see the module.
+        fill: value of each channel, 0 to 255, beside padded images; empty: black.
 
     Raises:
         InputError: a value is out of range.
@@ -109,6 +119,8 @@ class Crop:
     crop: float = 1.0
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     channels: Literal[1, 3] = 3
+    fit: ImageFit = "crop"
+    fill: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_types(self, "crop")
@@ -129,21 +141,21 @@ class Crop:
 
     def only_shifts(self, height: int, width: int) -> bool:
         """Return whether images of this size are only shifted, never resized."""
-        side = {"resized-crop": 0, "pad-crop": self.size, "none": self._evaluated_side}[self.kind]
-        return min(height, width) == side
+        is_filled = self.kind == "pad-crop" and self.fit == "pad"  # by a colour; what is shifted, by zeros
+        if self.kind == "resized-crop" or is_filled or (self.fit != "crop" and height != width):
+            return False
+        return min(height, width) == self._resized_side
 
     def never_shrinks(self, height: int, width: int) -> bool:
         """Return whether a JPEG of this size is decoded at its full size, whatever is drawn."""
-        room = 2 * SHRINK_MARGIN
-        if self.kind == "resized-crop":
-            few = max(height, width) < room * self.size
-        else:
-            few = min(height, width) < room * (self.size if self.kind == "pad-crop" else self._evaluated_side)
-        return few or max(height, width) <= NEVER_SHRUNK
+        by_longer = self.kind == "resized-crop" or self.fit == "pad"
+        side = max(height, width) if by_longer else min(height, width)
+        return side < 2 * SHRINK_MARGIN * self._resized_side or max(height, width) <= NEVER_SHRUNK
 
     @property
-    def _evaluated_side(self) -> int:
-        return math.floor(self.size / self.crop)
+    def _resized_side(self) -> int:
+        """Side that a box or an image is resized to: the shorter one, the longer one (``pad``), or both."""
+        return math.floor(self.size / self.crop) if self.kind == "none" else self.size
 
     def plan(self, sizes: Ints, draws: Floats) -> CropPlan:
         """Plan the squares of images of these sizes.
@@ -153,17 +165,31 @@ class Crop:
             draws: float64[n, num_draws], uniform in [0, 1).
         """
         n = len(sizes)
-        flips = self.flips(draws, n)
-        if self.kind == "resized-crop":
-            boxes = self._random_boxes(sizes, draws)
-            resized, corners = np.full((n, 2), self.size), np.zeros((n, 2), dtype=np.int64)
-            shrinks = _shrinks(boxes, resized, sizes)
-            return CropPlan(_snapped(boxes, shrinks, sizes), resized, corners, flips, shrinks)
+        side, is_random = self._resized_side, self.kind == "resized-crop"
         boxes = np.concatenate((np.zeros_like(sizes), sizes[:, ::-1]), axis=1)
-        side = self.size if self.kind == "pad-crop" else self._evaluated_side
-        shorter = sizes.min(axis=1, keepdims=True)
-        resized = np.where(sizes == shorter, side, side * sizes // shorter)  # the longer rounded down, as torchvision
-        return CropPlan(boxes, resized, self.corners(resized, draws), flips, _shrinks(boxes, resized, sizes))
+        boxes = self._random_boxes(sizes, draws) if is_random else boxes
+        sides = boxes[:, [3, 2]] - boxes[:, [1, 0]]
+        if self.fit == "pad":  # rounded as timm's ResizeKeepRatio
+            resized = np.rint(side * sides / sides.max(axis=1, keepdims=True)).astype(np.int64).clip(1)
+        elif is_random or self.fit == "squash":
+            resized = np.full((n, 2), side)
+        else:
+            shorter = sides.min(axis=1, keepdims=True)
+            resized = np.where(sides == shorter, side, side * sides // shorter)  # the longer down, as torchvision
+        shrinks = _shrinks(boxes, resized, sizes)
+        boxes = _snapped(boxes, shrinks, sizes) if is_random else boxes
+        return CropPlan(boxes, resized, self.corners(resized, draws), self.flips(draws, n), shrinks)
+
+    def seen(self, sizes: Ints) -> Floats:
+        """Return the share of the pixels of images of these sizes that evaluation sees, float64[n].
+
+        >>> Crop(kind="none", size=224, crop=0.875).seen(np.array([[300, 400], [224, 224]])).round(3).tolist()
+        [0.575, 0.766]
+        """
+        plan = self.for_evaluation().plan(sizes, np.empty((len(sizes), 0)))
+        first, last = plan.corners.clip(0), np.minimum(plan.corners + self.size, plan.resized)
+        shares: Floats = ((last - first) / plan.resized).prod(axis=1)
+        return shares
 
     def needed(self, plan: CropPlan) -> Ints:
         """Return left, top, right, bottom of all pixels that count in making the squares, int64[n, 4].
@@ -192,16 +218,19 @@ class Crop:
 
         They are negative where the square begins in the padding.
         """
-        if self.kind == "pad-crop":
-            free = resized + (2 * self.pad - self.size)
-            return (draws[:, _X : _Y + 1][:, ::-1] * (free + 1)).astype(np.int64) - self.pad
-        return np.rint((resized - self.size) / 2).astype(np.int64)
+        half = (resized - self.size) / 2
+        centred = np.where(half < 0, np.ceil(half), np.rint(half)).astype(np.int64)
+        if self.kind != "pad-crop":
+            return centred
+        free, first = (resized - self.size, 0) if self.fit == "crop" else (0, centred)
+        return first + (draws[:, _X : _Y + 1][:, ::-1] * (free + 2 * self.pad + 1)).astype(np.int64) - self.pad
 
     def _random_boxes(self, sizes: Ints, draws: Floats) -> Ints:
         height, width = sizes[:, :1], sizes[:, 1:]
         tries = draws[:, _FIRST_TRY:].reshape(len(sizes), _TRIES, 2)
         area = height * width * _between(tries[..., 0], *self.area)
-        ratio = np.exp(_between(tries[..., 1], math.log(self.ratio[0]), math.log(self.ratio[1])))
+        own = 1.0 if self.fit == "crop" else width / height
+        ratio = own * np.exp(_between(tries[..., 1], math.log(self.ratio[0]), math.log(self.ratio[1])))
         widths = np.rint(np.sqrt(area * ratio)).astype(np.int64)
         heights = np.rint(np.sqrt(area / ratio)).astype(np.int64)
         fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
@@ -210,8 +239,8 @@ class Crop:
         left = (draws[:, [_X]] * (width - w + 1)).astype(np.int64)
         top = (draws[:, [_Y]] * (height - h + 1)).astype(np.int64)
         if not fitted.all():
-            widest = np.maximum(np.minimum(width, np.rint(height * self.ratio[1])), 1).astype(np.int64)
-            highest = np.maximum(np.minimum(height, np.rint(width / self.ratio[0])), 1).astype(np.int64)
+            widest = np.maximum(np.minimum(width, np.rint(height * own * self.ratio[1])), 1).astype(np.int64)
+            highest = np.maximum(np.minimum(height, np.rint(width / own / self.ratio[0])), 1).astype(np.int64)
             w, h = np.where(fitted, w, widest), np.where(fitted, h, highest)
             left, top = np.where(fitted, left, (width - w) // 2), np.where(fitted, top, (height - h) // 2)
         return np.concatenate((left, top, left + w, top + h), axis=1)
@@ -225,6 +254,8 @@ def crop_for(
     largest: int,
     crop: float | None = None,
     interpolation: Literal["bilinear", "bicubic"] | None = None,
+    fit: ImageFit | None = None,
+    fill: tuple[int, ...] = (),
 ) -> Crop:
     """Make the crop that a recipe's ``data`` asks for, its open choices settled by the images and the model.
 
@@ -233,7 +264,8 @@ def crop_for(
         size: side of the square, in pixels.
         channels: 3 (RGB) or 1 (grey).
         largest: longest side of any image of the data, in pixels.
-        crop, interpolation: the model's own, taken where ``data`` says nothing.
+        crop, interpolation, fit: the model's own, taken where ``data`` says nothing.
+        fill: as of :class:`Crop`.
 
     >>> crop_for(Data(train="digits.rec"), size=28, channels=1, largest=28).kind
     'pad-crop'
@@ -249,6 +281,8 @@ def crop_for(
         crop=data.crop or crop or (1.0 if small else 0.875),
         interpolation=data.interpolation or interpolation or "bilinear",
         channels=channels,
+        fit=data.fit or fit or "crop",
+        fill=fill,
     )
 
 

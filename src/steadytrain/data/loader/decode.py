@@ -306,7 +306,7 @@ def _place(out: Pixels, part: ImagePart, crop: Crop, square: Square, scratch: Sc
     y1, x1 = max(y0, min(crop.size, height - top)), max(x0, min(crop.size, width - left))
     square_pixels = scratch.square(out.shape) if square.flip else out
     if (y1 - y0, x1 - x0) != (crop.size, crop.size):
-        square_pixels[...] = 0
+        square_pixels[...] = crop.fill or 0
     if y1 > y0 and x1 > x0:
         box = x - part.left, y - part.top, right - part.left, bottom - part.top
         window = Window(box, (height, width), top + y0, left + x0, y1 - y0, x1 - x0, part.shrunk)

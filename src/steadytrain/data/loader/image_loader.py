@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from PIL import Image
 
 from steadytrain.config.plain import checked
+from steadytrain.data.arrays import Ints
 from steadytrain.data.loader.batch import BadImage, Batch, BufferPool, LoadedBatch
 from steadytrain.data.loader.batch_worker import MOST_BATCHES, BatchWorker, WorkerScratch
 from steadytrain.data.loader.crop import Crop
@@ -177,6 +178,11 @@ class ImageLoader:
         if total is None:
             raise TypeError("a training stream without stop has no length")
         return total
+
+    def ids_at(self, positions: Ints) -> Ints:
+        """Return the records that stand at some positions of the stream, int64; positions must not fall."""
+        order = self._worker.order
+        return self.task.records[positions if order is None else order.ids(positions)]
 
     def __iter__(self) -> Iterator[Batch]:
         if os.getpid() != self._process:

@@ -16,7 +16,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -41,10 +41,12 @@ from steadytrain.data.recordio.card import (
     read_classes,
 )
 from steadytrain.data.recordio.framing import pack_header
+from steadytrain.data.recordio.hashes import HASHES, SUFFIX, hashes_file
 from steadytrain.data.recordio.lst import format_line, list_path
 from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers, remove_left
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all, source_name
+from steadytrain.data.sources.groups import is_column
 from steadytrain.data.sources.listing import PORTION_FILES, Listing
 from steadytrain.data.sources.select import Identical, Selection, shard
 from steadytrain.data.storage.outgoing import Outgoing
@@ -95,7 +97,8 @@ class PackRequest:
             raise DataError("name at least one source")
         if self.group is not None and self.selection.val_fraction is None and self.selection.train_per_class is None:
             raise DataError(
-                f"--group {self.group} keeps groups together where a source is split: give --val-fraction, or drop it"
+                f"--group-by {self.group} keeps groups together where a source is split: give --val-fraction, or drop"
+                " it"
             )
 
     @property
@@ -107,8 +110,10 @@ class PackRequest:
         """List the sources, which lie at ``places`` on this disk; one listing, or one for each split."""
         lookup: dict[str, Any] = {"root": self.root, "labels": self.labels, "classes": self.classes}
         columns = ColumnNames.of(self.path_column, self.label_column, self.split_column, self.zip_names)
-        lookup |= {"group": self.group, "columns": columns}
-        return self.selection.of(find_all(places, **lookup, scratch=scratch, say=say), say)
+        group = self.group if self.group is not None and is_column(self.group) else None
+        lookup |= {"group": group, "columns": columns}
+        selection = replace(self.selection, group_by=None if group else self.group)
+        return selection.of(find_all(places, **lookup, scratch=scratch, say=say), say)
 
 
 def pack(
@@ -128,7 +133,7 @@ def pack(
     label_column: str | Sequence[str] | None = None,
     split_column: str | None = None,
     zip_names: str | None = None,
-    identical: Identical = "bytes",
+    identical: Identical = "near",
     shards: int | None = None,
     shorter_side: int | None = None,
     quality: int = 95,
@@ -159,12 +164,14 @@ def pack(
         val_fraction: of each class to hold out for validation, above 0 and below 1.
         train_per_class: instead, how many images of each class to train with; the rest validates.
         seed: chooses which.
-        group: a table's column: images that share its value (a patient, a video) stay on one side of the split.
+        group: what stays on one side of the split beside copies (a patient, a video): ``folder``, images of one folder
+            below that of their class; a table's column; or a regular expression, whose first group is the same in their
+            names.
         path_column, label_column, split_column: the table's columns of paths, labels (several make label vectors) and
             splits, by their names or by their numbers from 1 on; None finds them.
         zip_names: the code page of the names in a zip that tells none, such as ``gbk``.
-        identical: what images have to share to stay on one side of it: ``bytes``, or ``pixels``, for which each is
-            decoded once more.
+        identical: what copies are, which stay on one side of it: ``near``, images that look alike (scaled, mirrored,
+            encoded again), or ``pixels``, for both of which each is decoded once more; or ``bytes``.
         shards: files to write for each split, ``OUT-00000-of-00004.rec`` and so on; None: one, by its plain name.
         shorter_side, quality, encoding, grey, restart, mark_kept, subsampling: see ``PackSettings``.
         max_bad: files that may be left out; None: the larger of 1 % and 5.
@@ -298,7 +305,7 @@ def _pack_and_send(
         card = card_of(file)
         assert card is not None
         packed.append(PackedFile(file, card))
-    beside = [file.with_suffix(suffix) for file in files for suffix in (".idx", ".lst", ".json")]
+    beside = [file.with_suffix(suffix) for file in files for suffix in (".idx", ".lst", SUFFIX, ".json")]
     outgoing.send(work, [[path for path in beside if path.exists()], files], say)  # records last: see RecordWriter
     return packed
 
@@ -343,7 +350,7 @@ def pack_listings(
     if workers is not None and not 1 <= workers <= 1024:
         raise DataError(f"--workers is {workers}; it must be from 1 to 1024")
     num_children = 1 if total < _FEW_FILES else min(workers or cores(), -(-total // PORTION_FILES))
-    versions = json.dumps([PIL.__version__, simplejpeg.__version__]).encode()
+    versions = json.dumps([PIL.__version__, simplejpeg.__version__, "with hashes"]).encode()
     keeps_lists = [keeps_list(path, sources) for path, _ in files]
     with ExitStack() as stack:
         writers = [
@@ -403,10 +410,10 @@ def pack_listings(
             for tally, writer, keeps in zip(tallies, writers, keeps_lists, strict=True)
         ]
         for writer, card, tally, keeps in zip(writers, cards, tallies, keeps_lists, strict=True):
-            writer.companions[".json"] = card.to_json()
+            writer.companions |= {".json": card.to_json(), SUFFIX: tally.hashes(card.digest)}
             if not keeps:  # last, so that a list that is there has its card beside it
                 writer.companions[".lst"] = tally.list_lines()
-        if remark := sum((tally.deep for tally in tallies), start=DeepImages()).remark():
+        for remark in sum((tally.deep for tally in tallies), start=DeepImages()).remarks():
             say(remark)
         for writer in writers:
             writer.complete()  # all of them, before the first appears
@@ -514,8 +521,6 @@ def remark_on_split(shards: Sequence[Listing], say: Say) -> None:
     """Say what is odd about one split, whose first shard names the files passed over."""
     listing = shards[0]
     where = f"{listing.split}: " if listing.split else ""
-    if listing.split == "val" and listing.names[0].casefold().startswith("test"):
-        say("val: there is no val folder; the test folder is used for validation")
     folders = [printable(name) for name in listing.passed_over if name.endswith("/")]
     if beside := [name for name in folders if listing.split and name.count("/") == 1]:
         say(f"{where}{', '.join(beside)} beside the folders for training and validation: not read")
@@ -550,6 +555,7 @@ class Tally:
         self.deep = DeepImages()
         # One entry an image, in arrays: a million Python objects would weigh more than the images in flight.
         self._heights, self._widths, self._numbers = array("i"), array("i"), array("q")
+        self._hashes = bytearray()
         self._num_noted = (0, 0)  # images and rejected files that stand in notes
 
     @property
@@ -585,13 +591,14 @@ class Tally:
         if isinstance(image, str):
             self._num_kept += 1
             return
+        self._hashes += image.hashes
         self._heights.append(image.height)
         self._widths.append(image.width)
         self._encodings[image.format] += 1
         self._num_kept += image.kept
         self._num_counted += self.is_counted(self.num_seen - 1)
         self._colour = self._colour or image.channels == 3
-        self.deep.add(image.peak)
+        self.deep.add(image.peak, image.lost)
 
     def reject(self, reason: str) -> Rejected:
         """Count in a file that was left out."""
@@ -606,10 +613,11 @@ class Tally:
         return {
             "seen": self.num_seen,
             "columns": [encode_numbers(column[images:]) for column in columns],
+            "hashes": base64.b64encode(self._hashes[HASHES.itemsize * images :]).decode(),
             "rejected": self.rejected[rejected:],
             "encodings": self._encodings,
             "totals": [self._num_kept, self._num_counted, self._colour],
-            "deep": [self.deep.count, self.deep.peak],
+            "deep": [self.deep.count, self.deep.peak, self.deep.lost],
             "counts": base64.b64encode(self.counts.tobytes()).decode(),
         }
 
@@ -618,6 +626,7 @@ class Tally:
         for note in notes:
             for column, text in zip((self._numbers, self._heights, self._widths), note["columns"], strict=True):
                 append_numbers(text, column)
+            self._hashes += base64.b64decode(note["hashes"])
             self.rejected += (Rejected(*file) for file in note["rejected"])
         if notes:
             self.num_seen = notes[-1]["seen"]
@@ -642,6 +651,10 @@ class Tally:
     def list_lines(self) -> Iterator[str]:
         """Yield a line for each image that was kept, for the list beside the records."""
         return _list_lines(self.listing, self._numbers)
+
+    def hashes(self, digest: str) -> bytes:
+        """Return the content of the file of hashes beside records with this digest."""
+        return hashes_file(self._hashes, digest)
 
     def class_counts(self) -> tuple[int, ...]:
         """Return the images of each class that were kept."""

@@ -9,6 +9,7 @@ from functools import partial
 from steadytrain.data.arrays import Ints
 from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.images.encode import PackedImage, PackSettings, pack_bytes, pack_pixels
+from steadytrain.data.images.near import end_hashes
 from steadytrain.data.images.statistics import PixelCount
 from steadytrain.data.sources.listing import Piece, read_file, read_piece
 from steadytrain.machine.worker_pool import map_in_children
@@ -47,8 +48,10 @@ class EncodedPortion:
 def encode_portion(portion: Portion, settings: PackSettings) -> EncodedPortion:
     """Encode one portion in this process."""
     count = PixelCount()
-    results = tuple(pack_file(place, settings, count if counted else None) for place, counted in portion)
-    return EncodedPortion(results, count.totals())
+    results = [pack_file(place, settings, count if counted else None) for place, counted in portion]
+    hashes = iter(end_hashes([image.hashes for image in results if not isinstance(image, str)]))
+    hashed = (image if isinstance(image, str) else image._replace(hashes=next(hashes)) for image in results)
+    return EncodedPortion(tuple(hashed), count.totals())
 
 
 def encode_all(portions: Iterable[Portion], settings: PackSettings, *, workers: int) -> Generator[EncodedPortion]:

@@ -52,22 +52,29 @@ from steadytrain.machine.facts import require_cache_folder
 UNUSED_SECONDS = 3600.0  # that a copy of an earlier state stays after somebody asked for it
 
 _MOST_FILES = 10_000
-_STATES = "states.txt"
+_STATES = "listed.txt"
+"""States of the source that a copy is of. Copies of 0.2, whose "states.txt" it is not, took a test part to validate."""
+
+
+_INSTEAD = {"train": ("train",), "val": ("val", "test"), "test": ("test", "val")}
+"""The parts that do for a purpose, the best first."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Record files to train on and to validate with; ``val`` is None where the source has no such part.
+    """Record files to train on, to validate and to test with; None where the source has no such part.
 
-    Either may name several files, as ``OUT-{00000..00003}-of-00004.rec`` does; :class:`Records` opens those as one.
+    Each may name several files, as ``OUT-{00000..00003}-of-00004.rec`` does; :class:`Records` opens those as one.
     """
 
     train: Path
     val: Path | None
+    test: Path | None = None
 
-    def only(self, split: Literal["train", "val"]) -> Path:
-        """Return the file for a purpose: ``val`` is what there is for validation, else all there is."""
-        return self.val if split == "val" and self.val is not None else self.train
+    def only(self, split: Literal["train", "val", "test"]) -> Path:
+        """Return the file for a purpose: of ``val`` and ``test`` the other will do, else all there is."""
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        return next((path for name in _INSTEAD[split] if (path := parts[name]) is not None), self.train)
 
 
 def prepare(
@@ -82,7 +89,7 @@ def prepare(
     zip_names: str | None = None,
     trained_column: str = "",
     trainable: bool = False,
-    only: Literal["val"] | None = None,
+    only: Literal["val", "test"] | None = None,
     cache: str | Path | None = None,
     shorter_side: int | None = 256,
     workers: int | None = None,
@@ -96,7 +103,7 @@ def prepare(
 
     Args:
         source: a ``.rec`` or several by braces and wildcards, or whatever else ``pack``
-            takes; of a source that is split ``train`` and ``val`` are used.
+            takes.
         root, labels: as for :func:`~steadytrain.data.packing.pack.pack`.
         classes: the class list to use, in its order: names, or the path of a card that has them.
         path_column, label_column, split_column, zip_names: as for :func:`~steadytrain.data.packing.pack.pack`.
@@ -145,6 +152,10 @@ def prepare(
                 say_reused=say_reused,
                 check=check,
             ).get()
+    parts = {"val": ("validation", prepared.val), "test": ("test", prepared.test)}
+    for split, (word, path) in parts.items():
+        if only is not None and split != only and path is not None and prepared.only(only) == path:
+            say(f"{source} has no {parts[only][0]} part: its {word} part is used")
     card = card_for(prepared.train)
     if class_list and card is not None:
         refuse_other_classes(card.class_list, class_list, of=prepared.train, card=card_name)
@@ -166,7 +177,7 @@ def _as_records(source: str, options: Mapping[str, object], say: Say) -> Prepare
         return Prepared(join_paths(files) if is_uri(source) else Path(source), None)
     # ``OUT-{train,val}.rec`` has two sets, each of which may be several files.
     sets = {split: join_paths(group) for split, group in groups.items()}
-    return Prepared(sets.get("train") or next(iter(sets.values())), sets.get("val"))
+    return Prepared(sets.get("train") or next(iter(sets.values())), sets.get("val"), sets.get("test"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +226,8 @@ class _Request:
                 if not all(listing.pieces is not None for listing in listings):
                     state = ""  # images lie outside of the files that were named: their state does not say all
                 folder = self._folder(listings, scratch)
-                part = [listing for listing in listings if listing.split == self.only]
+                parts = {listing.split: [listing] for listing in listings}
+                part = next((parts[name] for name in _INSTEAD.get(self.only or "", ()) if name in parts), [])
                 if self.check is not None:
                     self.check((part or listings)[0])
                 if part and not folder.is_dir():
@@ -258,7 +270,7 @@ class _Request:
             raise DataError(f"{error}{f' (steady pack {self.source} OUT has it)' * has_option}") from error
         for listing in listings if self.trainable else ():
             require_zero_or_one(listing.labels, where=self.source)
-        return [listing for listing in Selection().of(listings, self.remark) if listing.split != "test"]
+        return Selection().of(listings, self.remark)
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[Path]:
@@ -333,9 +345,9 @@ def _use(folder: Path, state: str) -> Prepared:
             with (folder / _STATES).open("a", encoding="utf-8") as file:
                 file.write(state + "\n")
         os.utime(folder)
-    paths = {split: folder / f"data{'-' * bool(split)}{split}.rec" for split in ("", "train", "val")}
+    paths = {split: folder / f"data{'-' * bool(split)}{split}.rec" for split in ("train", "", "val", "test")}
     existing = {split: path for split, path in paths.items() if path.is_file()}
-    return Prepared(existing.get("train") or existing.get("") or existing["val"], existing.get("val"))
+    return Prepared(next(iter(existing.values())), existing.get("val"), existing.get("test"))
 
 
 def _damage_of_copy(folder: Path) -> str:

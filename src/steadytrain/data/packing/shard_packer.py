@@ -39,6 +39,7 @@ from steadytrain.data.packing.pack import (
 from steadytrain.data.packing.portions import EncodedPortion, Portion, encode_all
 from steadytrain.data.packing.store_images import THREADS, fetch_images, folder_in_store, list_in_store
 from steadytrain.data.recordio.card import Card
+from steadytrain.data.recordio.hashes import SUFFIX
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.storage.scratch import scratch_beside, temporary_scratch
@@ -291,7 +292,7 @@ class ShardPacker:
         shutil.rmtree(self.hidden, ignore_errors=True)
         if isinstance(self.folder, StoreFolder):
             if may_be_there:
-                names = [name for path, _ in self.files for name in _files_of(path)]
+                names = [n for path, _ in self.files for n in (path.with_suffix(SUFFIX).name, *_files_of(path))]
                 abort_uploads(self.folder.at("any"), names, self.say)
         else:  # the plan of an earlier version
             with suppress(OSError):
@@ -367,10 +368,11 @@ class ShardPacker:
                     self.rejections.add(rejected)
                 self.progress(self._num_done() + tally.num_seen, self.total)
             card = tally.card(writer, settings, source=self.request.source)
-            if remark := tally.deep.remark():
+            for remark in tally.deep.remarks():
                 self.say(f"{path.name}: {remark}")
-            writer.companions |= {".json": card.to_json(), ".lst": tally.list_lines()}
-        *companions, records = _files_of(path)
+            hashes = {SUFFIX: tally.hashes(card.digest)}
+            writer.companions |= {".json": card.to_json(), ".lst": tally.list_lines(), **hashes}
+        *companions, records = [path.with_suffix(SUFFIX).name, *_files_of(path)]
         with ThreadPoolExecutor(len(companions), "storage") as pool:
             list(pool.map(lambda name: self.folder.write(name, scratch / name), companions))
         self.folder.write(records, scratch / records)

@@ -20,7 +20,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from steadytrain.data.arrays import Ints
 from steadytrain.data.images.decode import BadImageError, read_header
 from steadytrain.data.images.file_types import LOOK_AT, NO_IMAGE, PACK_IMAGES, UNKNOWN, recognise
+from steadytrain.data.images.look import is_wide
 from steadytrain.data.recordio.card import (
     Card,
     LabelNames,
@@ -48,6 +49,7 @@ from steadytrain.data.recordio.framing import (
     read_payload,
     unpack,
 )
+from steadytrain.data.recordio.hashes import SUFFIX, ImageHashes, cached_path, read_hashes
 from steadytrain.data.recordio.index import (
     Offsets,
     RecordColumns,
@@ -64,7 +66,7 @@ from steadytrain.data.storage.object_cache import open_objects
 from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import open_ranges
 from steadytrain.data.storage.store import MOST_REQUESTS, is_uri
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, StorageError
 from steadytrain.format import count, printable
 from steadytrain.format import size as size_words
 from steadytrain.machine.process import allow_open_files
@@ -255,6 +257,13 @@ class _File:
         if self.card is not None and self.card.digest:
             return self.card.digest
         return self.view.digest()
+
+    def hashes(self) -> ImageHashes | None:
+        """Map the hashes beside it; None where there are none of these records."""
+        if self.card is None or not self.card.digest:
+            return None
+        path = self.view.list_beside(SUFFIX) or self.path.with_suffix(SUFFIX)
+        return read_hashes(path, self.card.digest, len(self.offsets))
 
 
 def _open_files(paths: Sequence[Path]) -> list[_File]:
@@ -778,10 +787,41 @@ class Records:
         return headers
 
     @cached_property
+    def sampled_sizes(self) -> Ints:
+        """Height and width of some images spread over the files, int64[k, 2], or of one where all are of one size."""
+        if self.card is not None and all(low == high > 0 for low, _, high in (self.card.height, self.card.width)):
+            return np.array([[self.card.height[0], self.card.width[0]]])
+        sizes, numbers = [], _spread(len(self), 128)
+        self.settle(numbers)
+        for number in numbers.tolist():
+            with contextlib.suppress(BadImageError, DataError):
+                sizes.append(read_header(self.image(number)).size[::-1])
+        return np.array(sizes, np.int64).reshape(-1, 2)
+
+    @property
+    def usual_fit(self) -> Literal["crop", "squash"]:
+        """Return how these images become square where nobody has chosen: whole, if most of them are long."""
+        return "squash" if is_wide(self.sampled_sizes) else "crop"
+
+    @cached_property
     def digest(self) -> str:
         """sha256 (hex) of the file: the card's, or computed when it is first asked for; of several, that of theirs."""
         digests = [file.digest() for file in self._files]
         return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return self._bytes
+
+    @cached_property
+    def hashes(self) -> ImageHashes | None:
+        """[N], hashes of the images, by which copies are found; None where neither files nor cache have them."""
+        parts = [part for file in self._files if (part := file.hashes()) is not None]
+        if len(parts) < len(self._files):
+            with contextlib.suppress(StorageError):  # there may be no cache
+                return read_hashes(cached_path(self.digest), self.digest, len(self))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def close(self) -> None:
         """Let go of the files; closing twice is fine."""

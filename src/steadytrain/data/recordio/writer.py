@@ -33,7 +33,7 @@ class RecordWriter:
         work: names what is being written, with everything that its bytes depend on; None: never take anything up.
 
     Attributes:
-        companions: texts, or their lines, to be put in place together with the records, by suffix.
+        companions: texts, their lines or bytes, to be put in place together with the records, by suffix.
         notes: of the marks that were taken up, oldest first.
         starts_over: there were marks, and none could be taken up: of other work, or the disk has changed them.
 
@@ -44,7 +44,7 @@ class RecordWriter:
 
     def __init__(self, path: Path, *, force: bool = False, work: str | None = None) -> None:
         self.path = path
-        self.companions: dict[str, str | Iterable[str]] = {}
+        self.companions: dict[str, str | bytes | Iterable[str]] = {}
         self.notes: list[Any] = []
         self.starts_over = False
         self.num_bytes = 0
@@ -142,13 +142,14 @@ class RecordWriter:
         """
         if self._unplaced is not None:
             return
-        texts: dict[str, str | Iterable[str]] = {".idx": self.index_lines(), **self.companions}
+        texts: dict[str, str | bytes | Iterable[str]] = {".idx": self.index_lines(), **self.companions}
         with storage_errors(self.path):
             self._flush()
             os.fsync(self._file.fileno())
             for suffix, lines in texts.items():
                 with create(self._part_of(suffix)) as file:
-                    file.writelines(line.encode() for line in ([lines] if isinstance(lines, str) else lines))
+                    parts = [lines] if isinstance(lines, str | bytes) else lines
+                    file.writelines(part.encode() if isinstance(part, str) else part for part in parts)
                     file.flush()
                     os.fsync(file.fileno())
         # Records come last: without them nothing looks finished. But where others are replaced they come first, and
@@ -252,7 +253,7 @@ class RecordWriter:
         self.complete()
         suffixes, self._unplaced = self._unplaced or (), ()
         with storage_errors(self.path):
-            for suffix in {".json", ".idx", *suffixes} - {".rec"} if suffixes else ():
+            for suffix in {".json", ".idx", ".hashes", *suffixes} - {".rec"} if suffixes else ():
                 self.path.with_suffix(suffix).unlink(missing_ok=True)
             for suffix in suffixes:
                 self._part_of(suffix).replace(self.path.with_suffix(suffix))

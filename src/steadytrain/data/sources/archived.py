@@ -72,7 +72,7 @@ def _are_classes(archives: list[SourceFile]) -> bool:
 def _list_splits(request: Request) -> list[Listing]:
     listings: list[Listing] = []
     groups = _groups(request)
-    for split, paths in order_splits(groups, request.say, str(request.where)).items():
+    for split, paths in order_splits(groups).items():
         try:
             parts = request.list_part(request.part(request.where, paths, after=listings))
         except DataError as error:

@@ -39,7 +39,7 @@ _IDX_NAME = re.compile(
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _UNSIGNED_BYTES = 8
 _OTHER_TYPES = {9: "signed bytes", 11: "16-bit numbers", 12: "32-bit numbers", 13: "floats", 14: "doubles"}
-_IDX_SPLITS = {"train": "train", "t10k": "val", "test": "val", "val": "val"}
+_IDX_SPLITS = {"train": "train", "t10k": "test", "test": "test", "val": "val"}
 _CIFAR_BYTES = 32 * 32 * 3
 _CIFAR_BATCH = re.compile(r"(?:data_batch_\d+|test_batch)(\.bin)?")
 _CIFAR_FILES = frozenset(
@@ -110,8 +110,7 @@ def list_idx_pair(request: Request) -> list[Listing]:
 
 
 def list_idx_folder(request: Request) -> list[Listing]:
-    """List a folder with ``train-images-idx3-ubyte`` and the like: ``train-*`` trains, ``t10k-*`` or ``test-*``
-    validates.
+    """List a folder with ``train-images-idx3-ubyte`` and the like, by split; ``t10k-*`` is the test set.
 
     Raises:
         DataError: as for a pair, or more than one set of them.
@@ -126,12 +125,13 @@ def list_idx_folder(request: Request) -> list[Listing]:
         splits = {"": next(iter(sets.values()))}
     else:
         splits = {_IDX_SPLITS.get(re.split(r"[-_.]", name)[-1], ""): path for name, path in sets.items()}
-        if sorted(splits) != ["train", "val"] or len(sets) > 2 or len({name.rpartition("-")[0] for name in sets}) > 1:
+        is_one_set = len(splits) == len(sets) and len({name.rpartition("-")[0] for name in sets}) == 1
+        if not is_one_set or "train" not in splits or "" in splits:
             raise DataError(
                 f"{folder} holds several sets ({few([p.name for p in sets.values()])}): give one of these files"
             )
     listings: list[Listing] = []
-    for split, path in sorted(splits.items()):
+    for split, path in order_splits(splits).items():
         images, labels = (open_source(file, request.scratch, request.say) for file in (path, _idx_partner(path)))
         listings.append(_list_idx(request.part(folder, after=listings), images, labels, split=split))
     return listings
@@ -232,7 +232,7 @@ def _files_in(folder: Path) -> FileList:
 
 
 def list_cifar(request: Request) -> list[Listing]:
-    """List the training batches to train and the test batch to validate with.
+    """List the training batches and the test batch, as splits.
 
     Raises:
         DataError: the form for Python (a pickle), a file of the wrong length, or a label beyond the classes.
@@ -266,7 +266,7 @@ def list_cifar(request: Request) -> list[Listing]:
     num_labels = 1 + hundred
     stride = num_labels + _CIFAR_BYTES
     listings = []
-    for split, batches in order_splits(splits, lambda _: None, str(root)).items():
+    for split, batches in order_splits(splits).items():
         arrays: list[_Array] = []
         columns: list[NDArray[np.uint8]] = []
         for base in batches:

@@ -211,7 +211,7 @@ def find_columns(
     path = chosen.get("--path-column")
     if path is None:
         path = _find_path(names, body, width, {*chosen.values(), *labels}, is_file)
-    group_place = None if group is None else _place_of("--group", group, names, width)
+    group_place = None if group is None else _place_of("--group-by", group, names, width)
     left = [place for place in range(width) if place not in {path, group_place, *labels}]
     split = chosen.get("--split-column")
     full = [pair for pair in (numbered or list(enumerate(rows, 1)))[has_header:] if len(pair[1]) >= width]

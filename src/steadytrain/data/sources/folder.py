@@ -2,10 +2,9 @@
 
 A class is a folder; all images below it, at any depth, belong to it. A folder that holds ``train`` and perhaps ``val``
 and ``test``, each with class folders, is split into those; :mod:`steadytrain.data.sources.layout` knows their other
-names. Without a ``val``, ``test`` is the validation set, if it has classes. Classes and files are sorted by code point,
-as ``torchvision.datasets.ImageFolder`` does, so that labels agree with it. Links are followed, but never in a circle,
-and never up to a folder that the class lies in. Hidden files and the leftovers of file managers are ignored; other
-files are passed over and listed as such.
+names. Classes and files are sorted by code point, as ``torchvision.datasets.ImageFolder`` does, so that labels agree
+with it. Links are followed, but never in a circle, and never up to a folder that the class lies in. Hidden files and
+the leftovers of file managers are ignored; other files are passed over and listed as such.
 
 A validation set that is one folder of images with its classes in a text beside them (Tiny ImageNet's ``val/images`` and
 ``val_annotations.txt``) is taken apart by that text; images of such a set's ``test``, which have no labels, are passed
@@ -222,8 +221,6 @@ def list_tree(top: Folder, files: FileList, *, root: Path, classes: Sequence[str
         "test" in paths and "test" in splits and flat_folder(look, paths["test"]) is not None
     ):  # of a contest: its images have no labels
         splits["train"].others += rows_in_order(splits.pop("test"), files)
-    if "val" not in splits and "test" in splits:
-        splits["val"] = splits.pop("test")  # as CIFAR and MNIST are handed out: what is not trained on validates
     listings: list[Listing] = []
     kept: set[str] = set()  # that are classes by one of the splits
     for folder in splits.values():

@@ -202,6 +202,8 @@ def _words_for_alike(look: FolderLook, where: Path, paths: Sequence[str], base: 
     ordered = sorted(paths, key=lambda path: ("train", "", "val", "test").index(splits[path]))
     num_parts = sum(split in ("train", "") for split in splits.values())
     places = [shlex.quote(str(folder / (path.partition("/")[0] if is_divided else path))) for path in ordered]
+    other = num_parts % len(places) or 1
+    flag = "--test" if splits[ordered[other]] == "test" else "--val"
     several = f"parts of one set: steady pack {' '.join(places[:num_parts])} OUT; " * (num_parts > 1)
     sed = r's#^\./([^/]+)/.*#"&","\1"#'
     if is_divided or len({path.partition("/")[0] for path in paths}) == 1:  # or the classes may be those of train
@@ -210,8 +212,8 @@ def _words_for_alike(look: FolderLook, where: Path, paths: Sequence[str], base: 
     find = rf"find ./*/ -type f -not -path '*/.*' | grep -iE '\.({suffixes})$' | sort | sed -E '{sed}' > classes.csv"
     return (
         f"{where} holds {few(paths)}, each with folders of the same names ({few(look(paths[0]).folders)}), so these may"
-        f" be splits, parts of one set, or classes. {unpack}Splits: steady train {places[0]} --val"
-        f" {places[num_parts % len(places) or 1]}; {several}classes: (cd {shlex.quote(str(folder))} && {find}), and"
+        f" be splits, parts of one set, or classes. {unpack}Splits: steady train {places[0]} {flag} {places[other]};"
+        f" {several}classes: (cd {shlex.quote(str(folder))} && {find}), and"
         f" give {shlex.quote(str(folder / 'classes.csv'))}"
     )
 

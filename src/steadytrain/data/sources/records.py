@@ -51,7 +51,7 @@ def list_records(request: Request) -> list[Listing]:
     paths, where = request.paths, str(request.paths[0].parent)
     groups = group_by_split(paths, [path.name for path in paths], where) if len(paths) > 1 else {"": list(paths)}
     listings: list[Listing] = []
-    for split, group in order_splits(groups, request.say, where).items():
+    for split, group in order_splits(groups).items():
         class_list = request.part(request.where, after=listings).classes or None
         parts = [_list_file(path, split, class_list, request.scratch, request.say) for path in group]
         listings.append(merge(parts) if len(parts) > 1 else parts[0])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -18,8 +19,11 @@ from numpy.typing import NDArray
 from steadytrain.data.arrays import Ints
 from steadytrain.data.filenames import is_image
 from steadytrain.data.images.decode import BadImageError
-from steadytrain.data.images.look import FINGERPRINT_BYTES, duplicates, look_in_children
+from steadytrain.data.images.look import look_in_children
+from steadytrain.data.images.near import LEAST_SIDE
 from steadytrain.data.names import Names
+from steadytrain.data.recordio.hashes import HASHES, ImageHashes
+from steadytrain.data.sources.groups import group_images, group_keys, say_whole_classes
 from steadytrain.data.sources.labels import class_name, is_number, whole_number
 from steadytrain.data.sources.listing import (
     PORTION_FILES,
@@ -31,21 +35,11 @@ from steadytrain.data.sources.listing import (
     read_file,
     read_piece,
 )
-from steadytrain.data.storage.local_files import read_patiently, read_range
 from steadytrain.errors import DataError, did_you_mean
-from steadytrain.format import Say, few
+from steadytrain.format import Say, count, few
 from steadytrain.machine.cgroups import cores
 
-Identical = Literal["bytes", "pixels"]
-
-END_BYTES = 4096
-"""Bytes at the end of an image that are compared before all of it is."""
-
-ReadImages = Callable[[Listing, Sequence[int], bool], Iterator[bytes | memoryview | None]]
-"""Yields the bytes of some images of a listing, all of them or the last :data:`END_BYTES`; None for an unreadable one.
-
-In place of the end, whatever is equal where it is equal (a checksum) will do.
-"""
+Identical = Literal["near", "pixels", "bytes"]
 
 _NO_LABEL = frozenset(["", "nan", "null", "n/a", "na", "#n/a", "<na>", "none", "-1", "undefined"])
 
@@ -59,7 +53,9 @@ class Selection:
         val_fraction: of each class to hold out for validation; None: none.
         train_per_class: instead, how many images of each class to train with.
         seed: chooses which.
-        identical: what images have to share to stay on one side of the split.
+        identical: what images have to share to stay on one side of the split, as of :func:`find_sets`.
+        group_by: what else keeps them there, as of :func:`find_sets`.
+        test_validates: a source without a validation part validates with its test part, as published figures do.
     """
 
     only: Sequence[str] = ()
@@ -67,28 +63,39 @@ class Selection:
     val_fraction: float | None = None
     train_per_class: int | None = None
     seed: int = 0
-    identical: Identical = "bytes"
+    identical: Identical = "near"
+    group_by: str | None = None
+    test_validates: bool = False
 
-    def of(self, listings: Sequence[Listing], say: Say, read: ReadImages | None = None) -> list[Listing]:
+    def of(self, listings: Sequence[Listing], say: Say) -> list[Listing]:
         """Apply it. Raises DataError for values that do not fit the source.
 
         Args:
             listings: of the source.
             say: takes remarks, a line each.
-            read: how images are read that have to be compared; None: from this machine's files.
         """
         if not 0 <= self.seed < 2**64:
             raise DataError(f"--seed is {self.seed}; it must be from 0 to 2**64 - 1")
         chosen = choose(without_loose(listings, say), only=self.only, exclude=self.exclude)
         remark(chosen, say)
+        if self.test_validates and "val" not in {listing.split for listing in chosen}:
+            chosen = [replace(part, split="val") if part.split == "test" else part for part in chosen]
         if self.val_fraction is None and self.train_per_class is None:
             return chosen
         if splits := ", ".join(listing.split for listing in chosen if listing.split):
             raise DataError(f"the source already has splits ({splits}): drop --val-fraction and --train-per-class")
-        sets = find_sets(chosen[0], self.identical, say, read)
-        return hold_out(
+        sets = find_sets(chosen[0], self.identical, say, self.group_by)
+        if self.train_per_class is None:
+            say_whole_classes(chosen[0].labels, sets, chosen[0].classes, say)
+        parts = hold_out(
             chosen[0], fraction=self.val_fraction, per_class=self.train_per_class, seed=self.seed, sets=sets
         )
+        if num_left := len(chosen[0]) - sum(map(len, parts)):
+            say(
+                f"{count(num_left, 'image')} in neither part: they belong together with images of which"
+                " --train-per-class takes as many as it needs"
+            )
+        return parts
 
 
 def take(listing: Listing, rows: Ints | slice) -> Listing:
@@ -150,7 +157,8 @@ def hold_out(
     Args:
         listing: of any images.
         fraction: of each class to validate with, above 0 and below 1.
-        per_class: instead, how many images of each class to train with; the rest validates (Caltech-256: 60).
+        per_class: instead, how many images of each class to train with; the rest validates (Caltech-256: 60), but for
+            the rest of sets of which a part is needed to have as many.
         seed: chooses which.
         sets: of images that stay together, as :func:`find_sets` returns them.
 
@@ -171,10 +179,7 @@ def hold_out(
                 f"{len(short)} class{plural} fewer than {per_class} images ({few(short)}): use a smaller number,"
                 " or exclude them"
             )
-        labels = listing.labels.astype(np.int64)
-        most = np.unique(labels, return_counts=True)[1]
-        is_drawn = _draw(labels, np.minimum(most, per_class), most, seed, sets)
-        train, val = np.flatnonzero(is_drawn), np.flatnonzero(~is_drawn)
+        train, val = _draw_exactly(listing.labels.astype(np.int64), per_class, seed, sets)
     elif fraction is not None and 0 < fraction < 1:
         train, val = split_by_fraction(listing.labels, fraction=fraction, seed=seed, sets=sets)
     else:
@@ -211,6 +216,92 @@ def split_by_fraction(labels: Labels, *, fraction: float, seed: int, sets: Ints 
     wanted = np.minimum(np.maximum(np.rint(counts * fraction).astype(np.int64), 1), most) if fraction else 0 * counts
     is_held_out = _draw(groups, wanted, most, seed, sets)
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+
+
+def fold_numbers(labels: Labels, *, folds: int, seed: int, groups: Ints | None = None) -> Ints:
+    """Deal images to folds that are alike in size and in their share of each class: int64[N], 0 to ``folds`` - 1.
+
+    Groups that have several classes come first, the largest ahead, each to the fold that has least of these; then those
+    of each class from the largest to single images, which even out what is left.
+
+    Args:
+        labels: [N], the class of each image; vectors, [N, L], count for nothing.
+        folds: how many; DataError for fewer than two, or more than there are groups.
+        seed: 0 to 2**64 - 1; chooses which images.
+        groups: int64[N], the number of each image's group, which stays whole; None: each stands alone.
+
+    >>> fold_of = fold_numbers(np.array([0, 0, 0, 1, 1, 1]), folds=2, seed=1, groups=np.array([7, 7, 5, 8, 6, 6]))
+    >>> np.bincount(fold_of).tolist(), bool(fold_of[0] == fold_of[1]), bool(fold_of[4] == fold_of[5])
+    ([3, 3], True, True)
+    """
+    classes = np.unique(labels, return_inverse=True)[1] if labels.ndim == 1 else np.zeros(len(labels), np.int64)
+    _, first, numbers = np.unique(np.arange(len(labels)) if groups is None else groups, True, True)
+    sizes = np.bincount(numbers)
+    if not 2 <= folds <= len(sizes):
+        raise DataError(f"{folds} folds of {len(sizes):,} groups of images: it must be from 2 to {len(sizes):,}")
+    totals = np.bincount(classes)
+    counts = np.zeros((folds, len(totals)), np.int64)
+    keys, fold_of = _splitmix64(len(labels), seed)[first], np.zeros(len(sizes), np.int64)
+    is_mixed = np.zeros(len(sizes), np.bool_)
+    is_mixed[numbers[classes != classes[first][numbers]]] = True
+    mixed, by_group, ends = np.flatnonzero(is_mixed), np.argsort(numbers, kind="stable"), np.cumsum(sizes)
+    for group in mixed[np.lexsort((keys[mixed], -sizes[mixed]))].tolist():
+        rows = by_group[ends[group] - sizes[group] : ends[group]]
+        present, images = np.unique(classes[rows], return_counts=True)
+        crowding = ((2 * counts[:, present] + images) * images / totals[present] ** 2).sum(axis=1)
+        fold_of[group] = np.lexsort((counts.sum(axis=1), crowding))[0]
+        counts[fold_of[group], present] += images
+    pure = np.flatnonzero(~is_mixed)
+    pure = pure[np.lexsort((keys[pure], -sizes[pure], classes[first[pure]]))]
+    kinds = np.stack([classes[first[pure]], sizes[pure]], axis=1)
+    for same in np.split(pure, np.flatnonzero((np.diff(kinds, axis=0) != 0).any(axis=1)) + 1) if len(pure) else ():
+        label, size = classes[first[same[0]]], int(sizes[same[0]])
+        has, total = counts[:, label], counts.sum(axis=1)
+        most = -(-int(has.max() - has.min()) // size) - (-len(same) // folds)
+        heights = has[:, None] + size * np.arange(most)  # of a fold, each time that it takes one more group
+        order = np.lexsort((np.repeat(total, most), heights.ravel()))[: len(same)]
+        fold_of[same] = order // most
+        counts[:, label] += size * np.bincount(fold_of[same], minlength=folds)
+    return fold_of[numbers]
+
+
+def _draw_exactly(labels: Ints, per_class: int, seed: int, sets: Ints | None) -> tuple[Ints, Ints]:
+    """Draw so many images of each class, or all that it has; return their numbers and those of the others.
+
+    Where no set fits into what is missing, the smallest that is large enough gives a part; its rest is in neither.
+    """
+    _, number, most = np.unique(labels, return_inverse=True, return_counts=True)
+    wanted = np.minimum(most, per_class)
+    is_drawn = _draw(labels, wanted, wanted, seed, sets)
+    is_left = np.zeros(len(labels), np.bool_)
+    for label in np.flatnonzero(np.bincount(number[is_drawn], minlength=len(most)) < wanted).tolist():
+        assert sets is not None
+        while (missing := wanted[label] - int((is_drawn & (number == label)).sum())) > 0:
+            rows = np.flatnonzero((number == label) & ~is_drawn)
+            is_free = ~is_left[rows] if (~is_left[rows]).any() else np.ones(len(rows), np.bool_)
+            names, sizes = np.unique(sets[rows[is_free]], return_counts=True)
+            chosen = names[np.lexsort((sizes, sizes < missing))[0]]
+            is_drawn[rows[sets[rows] == chosen][:missing]] = True
+            is_left |= sets == chosen
+    return np.flatnonzero(is_drawn), np.flatnonzero(~is_drawn & ~is_left)
+
+
+def draw_evenly(numbers: Ints, labels: Labels, most: int | None) -> Ints:
+    """Return at most so many numbers: the same share of each class, evenly spread; the order is kept.
+
+    Args:
+        numbers: int64[n] of images.
+        labels: of all images; of several labels each no class is looked at.
+        most: None: all.
+
+    >>> draw_evenly(np.arange(6), np.array([0, 1, 0, 1, 0, 1]), 2)
+    array([0, 5])
+    """
+    if most is None or len(numbers) <= most:
+        return numbers
+    by_class = numbers[labels[numbers].argsort(kind="stable")] if labels.ndim == 1 else numbers
+    chosen: Ints = np.sort(by_class[np.linspace(0, len(numbers) - 1, most).astype(np.int64)])
+    return chosen
 
 
 def _draw(labels: Ints, wanted: Ints, most: Ints, seed: int, sets: Ints | None) -> NDArray[np.bool_]:
@@ -261,90 +352,50 @@ def _draw(labels: Ints, wanted: Ints, most: Ints, seed: int, sets: Ints | None) 
     return is_drawn
 
 
-def find_sets(listing: Listing, identical: Identical, say: Say, read: ReadImages | None = None) -> Ints | None:
-    """Find images that must not be parted: of one group of the table's, and those that are the same.
+def find_sets(listing: Listing, identical: Identical, say: Say, group_by: str | None = None) -> Ints | None:
+    """Find images that must not be parted: those that are the same, that look alike, or belong together by a user.
 
     Args:
-        identical: by their bytes, of which only what files of one size have is read; or by their ``pixels``, for which
-            every image is decoded.
+        identical: by ``bytes``, which are read where several images have as many; by their ``pixels``, for which every
+            image is decoded; ``near``: copies that were scaled, mirrored or encoded again, too.
         say: takes what was found.
-        read: how images are read to compare their bytes; None: from this machine's files.
+        group_by: as of :func:`~steadytrain.data.sources.groups.group_keys`; of a column the listing has the values.
 
     Returns:
         int64[N], the number of each image's set; None where each stands alone.
     """
-    same = _same_bytes(listing, read or _read_files) if identical == "bytes" else _same_pixels(listing, say)
-    links = [(rows[0], row) for rows in same for row in rows[1:]]
-    if links:
-        plural = "s are" if len(links) > 1 else " is"
-        say(
-            f"{len(links):,} image{plural} the same as another (by {identical}): duplicates stay on one side of"
-            " the split"
-        )
-    if listing.groups is not None:
-        first: dict[str, int] = {}
-        links += [(first.setdefault(group, row), row) for row, group in enumerate(listing.groups)]
-        say(f"{len(first):,} groups; each stays on one side of the split")
-    if not links:
-        return None
-    parent = list(range(len(listing)))  # union-find
-
-    def root(row: int) -> int:
-        while parent[row] != row:
-            parent[row] = row = parent[parent[row]]
-        return row
-
-    for first_row, second_row in links:
-        parent[root(second_row)] = root(first_row)
-    return np.array([root(row) for row in range(len(listing))])
+    keys: Sequence[str | None] | None = listing.groups
+    if keys is None and group_by is not None:
+        keys = group_keys(listing.names, listing.labels, listing.classes, group_by)
+    hashes = _same_bytes(listing) if identical == "bytes" else _look(listing, identical, say)
+    return group_images(hashes, listing.labels, keys=keys, name=listing.names.__getitem__, say=say)
 
 
-def _same_bytes(listing: Listing, read: ReadImages) -> list[list[int]]:
-    """Groups of images that are the same byte for byte. Of files of one size a block is compared first, then all."""
+def _same_bytes(listing: Listing) -> ImageHashes:
+    """Digest the images of which others have as many bytes."""
     _, inverse, counts = np.unique(listing.sizes, return_inverse=True, return_counts=True)
-    rows = np.flatnonzero((counts[inverse] > 1) & (listing.sizes > 0)).tolist()
-    groups: list[list[int]] = []
-    for whole in (False, True):
-        prints = np.zeros((len(listing), 16), np.uint8)
-        for row, data in zip(rows, read(listing, rows, whole), strict=True):
-            if data is not None:
-                digest = hashlib.sha256(int(listing.sizes[row]).to_bytes(8, "little") + data).digest()
-                prints[row] = np.frombuffer(digest, np.uint8, 16)
-        groups = list(duplicates(prints))
-        rows = [row for group in groups for row in group]
-    return groups
+    hashes = np.zeros(len(listing), HASHES)
+    for row in np.flatnonzero(counts[inverse] > 1).tolist():
+        with suppress(BadImageError, OSError):  # reported when it is packed
+            [place] = listing.places(row, row + 1)
+            digest = hashlib.sha256(read_piece(place) if isinstance(place, Piece) else read_file(place)).digest()
+            hashes["stored"][row] = np.frombuffer(digest, np.uint64, 2)
+    return hashes
 
 
-def _read_files(listing: Listing, rows: Sequence[int], whole: bool) -> Iterator[bytes | None]:
-    for row in rows:
-        [place] = listing.places(row, row + 1)
-        yield _read(place, int(listing.sizes[row]), whole=whole)
-
-
-def _read(place: str | Piece, size: int, *, whole: bool) -> bytes | None:
-    """Read an image, or what tells it from most others of its size: its end. None for one that cannot be read."""
-    try:
-        if isinstance(place, Piece):
-            if not whole and place.crc >= 0:
-                return place.crc.to_bytes(4, "little")
-            if not whole and not place.deflated:
-                skipped = max(0, place.size - END_BYTES)
-                place = place._replace(offset=place.offset + skipped, size=place.size - skipped)
-            return read_piece(place)
-        if whole:
-            return read_file(place)
-        return read_patiently(partial(read_range, place, max(0, size - END_BYTES), END_BYTES), place)
-    except (BadImageError, OSError):  # reported when it is packed
-        return None
-
-
-def _same_pixels(listing: Listing, say: Say) -> list[list[int]]:
-    """Groups of images whose pixels are the same, upright and of 8 bits, however their files differ."""
-    say(f"decoding {len(listing):,} images once to find identical pixels before the split")
+def _look(listing: Listing, identical: Identical, say: Say) -> ImageHashes:
+    """Hash the pixels of all images, upright and of 8 bits, however their files differ."""
+    quicker = "; --identical bytes compares files alone" * (identical == "near")
+    say(f"decoding {len(listing):,} images once to find copies before the split{quicker}")
     places = (listing.places(*portion) for portion in listing.portions())
-    looks = look_in_children(places, look_at_files, workers=min(cores(), 1 + len(listing) // PORTION_FILES))
-    prints = b"".join(look.fingerprint for portion in looks for look in portion)
-    return list(duplicates(np.frombuffer(prints, np.uint8).reshape(-1, FINGERPRINT_BYTES)))
+    look_at = partial(look_at_files, near=True) if identical == "near" else look_at_files
+    looks = look_in_children(places, look_at, workers=min(cores(), 1 + len(listing) // PORTION_FILES))
+    hashes = np.zeros(len(listing), HASHES)
+    for row, look in enumerate(look for portion in looks for look in portion):
+        hashes["stored"][row] = np.frombuffer(look.fingerprint, np.uint64)
+        if min(look.width, look.height) >= LEAST_SIDE:
+            hashes["near"][row] = np.frombuffer(look.near, np.uint64)
+    return hashes
 
 
 def _splitmix64(n: int, seed: int) -> NDArray[np.uint64]:

@@ -110,7 +110,7 @@ class Request:
     def in_order(self, listings: Sequence[Listing]) -> list[Listing]:
         """Put the listings of splits in order, the training set first; one alone is no split."""
         splits = {listing.split: listing for listing in listings}
-        ordered = order_splits(splits, self.say, str(self.where))
+        ordered = order_splits(splits)
         if len(ordered) == 1:
             return [replace(listings[0], split="")]
         return [replace(listing, split=split) for split, listing in ordered.items()]
@@ -149,7 +149,7 @@ class SourceKind:
 def refuse_columns(request: Request) -> None:
     """Raise DataError for an option that names a column, where labels come from no table."""
     options = replace(request.columns, zip_names="").options()  # of which nothing is said where no zip needs it
-    for flag, name in (*options, *((("--group", request.group),) if request.group else ())):
+    for flag, name in (*options, *((("--group-by", request.group),) if request.group else ())):
         raise DataError(
             f"{flag} {name} names a column of a table (CSV, TSV), and the labels of {request.source} do not come from"
             f" one: drop {flag}"

@@ -284,7 +284,7 @@ def read_table(request: Request, path: Path, images: NamedImages, stored_at: Pat
     elif "train" not in parts:
         raise DataError(f"{where} has {' and '.join(sorted(parts))} in its split column, but no train")
     listings = []
-    for split, numbers in order_splits(parts, say, where).items():
+    for split, numbers in order_splits(parts).items():
         listing = images.listing(body.names.take(numbers), labels[numbers], classes=class_names, split=split)
         parted = body.groups.take(numbers) if columns.group is not None else None
         label_column = plain_name(columns) if len(columns.labels) == 1 else ""

@@ -218,8 +218,8 @@ class ByteRanges(ABC):
         """Note that files of so many bytes, this one among them, are read together."""
         return
 
-    def list_beside(self) -> Path | None:
-        """Fetch the ``.lst`` beside it, and return its path; None where it is not fetched, or there is none."""
+    def list_beside(self, suffix: str = ".lst") -> Path | None:
+        """Fetch the ``.lst``, or another file, beside it; return its path; None: it is not fetched, or not there."""
         return None
 
     def traffic(self) -> Traffic | None:

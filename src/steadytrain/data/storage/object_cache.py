@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from steadytrain.data.filenames import braces, validation_names
+from steadytrain.data.filenames import braces, names_beside
 from steadytrain.data.storage.pages import PAGE_BYTES, PagedFile, origin_path, paged_files
 from steadytrain.data.storage.store import (
     MOST_REQUESTS,
@@ -191,8 +191,8 @@ def open_objects(uri: str) -> list[Path]:
     return files
 
 
-def fetch_list(file: Path, uri: str) -> Path | None:
-    """Fetch the list (``.lst``) beside the record file at ``uri``, unless it lies beside its copy ``file`` already.
+def fetch_list(file: Path, uri: str, suffix: str = ".lst") -> Path | None:
+    """Fetch the list, or what else is beside the record file at ``uri``, unless it lies beside its copy ``file``.
 
     Returns:
         Its path; None where there is none.
@@ -200,22 +200,22 @@ def fetch_list(file: Path, uri: str) -> Path | None:
     Raises:
         StorageError: the store does not answer, or the cache cannot be written.
     """
-    path = file.with_suffix(".lst")
+    path = file.with_suffix(suffix)
     if not path.exists():
         place = ObjectPlace.parse(uri)
         with storage_errors(path), locked(file.parent / ".lock"):
-            _fetch_companion(Store(place, patience_seconds=OPENING_SECONDS), place, file, ".lst", None)
+            _fetch_companion(Store(place, patience_seconds=OPENING_SECONDS), place, file, suffix, None)
     return path if path.exists() else None
 
 
-def find_validation_object(uri: str) -> str | None:
-    """Find ``X-val.rec`` beside ``X-train.rec``, by its URI; None where there is none.
+def find_object_beside(uri: str, split: str) -> str | None:
+    """Find ``X-val.rec``, or ``X-test.rec``, beside ``X-train.rec``, by its URI; None where there is none.
 
     Errors as of :func:`open_object`.
     """
     place = ObjectPlace.parse(uri)
     store = Store(place, patience_seconds=OPENING_SECONDS)
-    for name in validation_names(place.name):
+    for name in names_beside(place.name, split):
         with contextlib.suppress(DataError):
             store.stat(place.sibling(name))
             return str(place.sibling(name))

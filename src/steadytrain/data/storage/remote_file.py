@@ -169,8 +169,8 @@ class RemoteFile(ByteRanges):
                 self._filled = 0
                 pool.fill(self)
 
-    def list_beside(self) -> Path | None:
-        return fetch_list(self.file, self.name)
+    def list_beside(self, suffix: str = ".lst") -> Path | None:
+        return fetch_list(self.file, self.name, suffix)
 
     def digest(self) -> str:
         """Return what its store tells contents apart by; it is not read whole for that."""

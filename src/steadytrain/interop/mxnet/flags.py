@@ -15,9 +15,9 @@ CUT = (
     "whole images are scaled and their middle is cut out; MXNet cut it out of images as they are stored, which shows"
     " less of those packed much larger: compare on images packed with --shorter-side"
 )
-HELD_OUT = "what lies beside it, else a tenth of each class held out; MXNet trained on all (--set data.holdout=0)"
+HELD_OUT = "what lies beside it, else a tenth or a fifth of each class held out; MXNet trained on all (--holdout 0)"
 OF_OTHER_WEIGHTS = "left out: it belongs to MXNet's network, and the weights in its place say how they want images"
-_FIXED = ("data.interpolation=bilinear", "optim.label_smoothing=0")
+_FIXED = ("data.interpolation=bilinear", "data.fit=crop", "optim.label_smoothing=0")
 _TUNED = ("model.train=full", "model.batch_norm=train", "model.decay=1", "optim.ema=none")
 """Settings of the old scripts whatever their flags, which our commands do not have; the second part is that of scripts
 that fine-tune.

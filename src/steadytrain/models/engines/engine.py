@@ -21,8 +21,8 @@ StoredPrecision = Literal["fp32", "fp16", "bf16", "int8"]
 Metadata = Mapping[str, str]
 Inputs = tuple[Tensor, ...]
 
-KEY = "steadytrain"
-"""Name of the description, which is JSON, in the metadata of a file."""
+KEY, KEY_OF_PIXELS = "steadytrain", "steadytrain-pixels"
+"""Name of the description, JSON in a file's metadata; another where the file preprocesses images, which 0.2 refuses."""
 
 NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
 """Variable by which ONNX Runtime, from 1.32 on, does not report its use to its makers."""

@@ -16,6 +16,7 @@
   const unit = curves.unit(longest);
 
   function hover(figure, trace) {
+    if (figure.x) return `${escaped(told.runs[trace.run].name)}<br><b>%{y:${figure.format}}</b> of %{x:.1%}<extra></extra>`;
     const what = { train: "training ", val: "validation ", only: "" }[trace.role];
     const where = curves.where(axis === "epoch", unit);
     const within = trace.low ? "<br>95 %: %{customdata[1]:.2%} to %{customdata[2]:.2%}" : "";
@@ -29,8 +30,8 @@
     const dense = trace.y.length > 1000;
     return {
       type: "scatter",
-      mode: (trace.role === "val" && trace.y.length <= 60) || trace.y.length === 1 ? "lines+markers" : "lines",
-      x: axis === "epoch" ? trace.epoch : trace.seconds.map((s) => s / unit[1]),
+      mode: figure.x ? "lines" : (trace.role === "val" && trace.y.length <= 60) || trace.y.length === 1 ? "lines+markers" : "lines",
+      x: trace.x ? trace.x : axis === "epoch" ? trace.epoch : trace.seconds.map((s) => s / unit[1]),
       y: trace.y,
       customdata: trace.step.map((step, i) => (trace.low ? [step, trace.low[i], trace.high[i]] : [step])),
       hovertemplate: hover(figure, trace),
@@ -51,8 +52,8 @@
         margin: { l: 8, r: 10, t: 6, b: 8 },
         width: printing ? (wide ? 670 : 320) : here.clientWidth,
         height: printing ? 200 : here.clientHeight,
-        x: { rangemode: "tozero", title: curves.title(axis === "epoch", unit) },
-        y: { automargin: true, rangemode: figure.zero ? "tozero" : "normal", tickformat: { top1: ".0%", wait: ".2~%" }[figure.id] ?? "", ...(figure.id === "top1" ? curves.share : {}) },
+        x: figure.x ? { range: [0, 1], tickformat: ".0%", title: { text: figure.x } } : { rangemode: "tozero", title: curves.title(axis === "epoch", unit) },
+        y: { automargin: true, rangemode: figure.zero ? "tozero" : "normal", tickformat: { top1: ".0%", coverage: ".0%", wait: ".2~%" }[figure.id] ?? "", ...(figure.id === "top1" ? curves.share : {}) },
       });
       Plotly.react(here, figure.traces.map((trace) => drawn(figure, trace)), plan, {
         displaylogo: false,

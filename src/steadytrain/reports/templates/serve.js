@@ -64,11 +64,13 @@ async function classify(file) {
   at("answers").prepend(item);
   try {
     const answer = await ask("/predict", { method: "POST", headers: { "content-type": "application/octet-stream" }, body: file });
-    const { classes, error } = answer.images[0];
+    const { classes, error, unlike, sure } = answer.images[0];
     side.lastChild.remove();
     if (error) side.append(element("p", error, "bad"));
     else if (classes.length) side.append(...classes.map(row));
     else side.append(element("p", "no label above the threshold", "quiet"));
+    if (sure === false) side.append(element("p", "not sure", "bad"));
+    if (unlike) side.append(element("p", "unlike the training images", "bad"));
     alarm();
   } catch (error) {
     side.lastChild.remove();

@@ -10,43 +10,42 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from steadytrain.data.loader import Batch
-from steadytrain.data.sources.select import split_by_fraction
-from steadytrain.errors import ModelError
+from steadytrain.data.results.predictions import write_predictions
+from steadytrain.data.sources.select import fold_numbers, split_by_fraction
+from steadytrain.errors import ModelError, StorageError
 from steadytrain.events import ProbeProgress
 from steadytrain.models import Built
 from steadytrain.training import build
 from steadytrain.training.data import load
+from steadytrain.training.evaluation import image_outputs
+from steadytrain.training.features.folds import fit_classifier, out_of_fold
+from steadytrain.training.features.table import FEATURE_BATCH, TableWriter, open_table, table_folder
+from steadytrain.training.inference.trained import Trained
 from steadytrain.training.session.session import Session
-
-PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
-"""Candidates for the weight of half the squared norm, of features whose mean square is 1; the strongest first."""
 
 HELD_OUT = 0.2
 """Share of each class of the training images that the penalty is chosen on; the fit that is kept has them all."""
 
-FEATURE_BATCH = 32
-"""Images that are sent through the frozen network together."""
-
 TOLD_SECONDS = 1.0
 """Seconds between two events of the progress."""
-
-MOST_ITERATIONS = 300
-"""The most iterations of L-BFGS: with a line search it comes to its tolerance in a tenth of these."""
 
 
 def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> Iterator[ProbeProgress]:
     """Fit the classifier of a session that has made no update, and yield how far it is; stopped, it is not fitted.
 
     The first pass sees each training image as evaluation does, the others as training does. Of several ranks each
-    computes the features of its batches, and all get the first rank's classifier.
+    computes the features of its batches, and all get the first rank's classifier. A process alone keeps the features of
+    the first pass in the cache (:mod:`~steadytrain.training.features.table`), or has them from there.
 
     Raises:
         ModelError: the classifier is not one linear layer.
@@ -66,9 +65,11 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
     values, classes, ids = (torch.cat(tables) for tables in zip(*parts, strict=True))
     records = np.arange(len(data.train)) if data.train_ids is None else data.train_ids
     labels = np.asarray(data.train.labels, np.int64)[records]
-    _, held_out = split_by_fraction(labels, fraction=HELD_OUT, seed=recipe.seed)
+    groups = None if data.groups is None else data.groups[records]
+    _, held_out = split_by_fraction(labels, fraction=HELD_OUT, seed=recipe.seed, sets=groups)
     is_held = torch.isin(ids, torch.from_numpy(records[held_out]).to(ids.device))
     weight, bias, penalty, top1 = fit_classifier(values, classes, is_held, len(data.classes))
+    folded = _answer_folds(session, parts[0]) if recipe.model.folds else {}
     copies = [head] if state.ema is None else [head, state.ema.module.get_submodule(session.built.head[0])]
     with torch.no_grad():
         for name, value in (("weight", weight), ("bias", bias)):
@@ -78,7 +79,29 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
             for parameter in (*parameters, *masters):
                 parameter.copy_(value.view_as(parameter))
     seconds = time.perf_counter() - began
-    yield msgspec.structs.replace(progress, fit_seconds=seconds, features=values.shape[1], penalty=penalty, top1=top1)
+    fitted: dict[str, Any] = {"fit_seconds": seconds, "features": values.shape[1], "penalty": penalty, "top1": top1}
+    yield msgspec.structs.replace(progress, **fitted, **folded)
+
+
+def _answer_folds(session: Session, part: tuple[Tensor, Tensor, Tensor]) -> dict[str, Any]:
+    """Answer about each training image by a classifier that has not seen it; write the answers beside the run.
+
+    ``part``: features, labels and record numbers. Returns fields of :class:`ProbeProgress`.
+    """
+    data, recipe, world = session.data, session.recipe, session.state.engine.world
+    values, labels, ids = (table.cpu().numpy() for table in part)
+    order = np.argsort(ids)
+    values, labels, ids = values[order], labels[order], ids[order]
+    groups = None if data.groups is None else data.groups[ids]
+    fold_of = fold_numbers(labels, folds=recipe.model.folds, seed=recipe.seed, groups=groups)
+    device = session.state.engine.device
+    answers = out_of_fold(values, labels, fold_of, len(data.classes), groups=groups, device=device)
+    if world.rank == 0:
+        logits = torch.from_numpy(answers.logits)
+        outputs = image_outputs(logits, logits.argmax(1), torch.from_numpy(labels)).numpy()
+        write_predictions(session.run.directory / "folds.csv", data.train, ids, data.classes, outputs)
+    figures = {"fold_top1": answers.top1, "fold_loss": answers.loss, "fold_loss_error": answers.loss_error}
+    return {"by_fold": list(answers.by_fold), **figures}
 
 
 def find_linear(built: Built) -> nn.Linear | nn.Conv2d:
@@ -94,6 +117,17 @@ def _refused(built: Built) -> ModelError:
         f"the classifier of {built.name} ({', '.join(built.head) or 'unknown'}) is not one linear layer that ends the"
         " network: it cannot be fitted to features; use model.train=head, or head:1+full"
     )
+
+
+def _table_folder(session: Session, head: nn.Module) -> Path | None:
+    """Return where the features of the first pass are kept; None: ranks share the pass, or there is no cache."""
+    state, name = session.state, session.built.name
+    if state.engine.world.size > 1:
+        return None
+    trained = Trained(state.module, state.policy, session.input, session.data.classes, name, Path(name))
+    with suppress(StorageError):
+        return table_folder(trained, session.data.train, head=head)
+    return None
 
 
 def compute_features(
@@ -114,8 +148,10 @@ def compute_features(
     """
     state, data, world = session.state, session.data, session.state.engine.world
     n, is_stopped, rows = data.num_train, False, []
+    table = _table_folder(session, head) if number == 0 else None
     labels, ids = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
     caught: list[tuple[Tensor, Tensor]] = []
+    values: Tensor | None = None
     stride = FEATURE_BATCH * world.size
     began = last_report = time.perf_counter()
     waited, batches = before.wait_seconds, 0
@@ -131,6 +167,17 @@ def compute_features(
         shard=(world.rank, world.size),
         threads=session.feed.task.num_threads,
     )
+
+    if table is not None:
+        numbers = feed.ids_at(np.arange(n))
+        if (kept := open_table(table, len(data.train), numbers)) is not None:
+            feed.close()
+            if stop():
+                return None, before
+            arrays = kept.values[numbers], np.asarray(data.train.labels, np.int64)[numbers], numbers
+            values, labels, ids = (torch.from_numpy(array).to(state.engine.device) for array in arrays)
+            done, seconds = before.images + n, before.seconds + time.perf_counter() - began
+            return (values, labels, ids), msgspec.structs.replace(before, images=done, seconds=seconds, reused=n)
 
     def until_stopped() -> Iterator[Batch]:
         nonlocal is_stopped
@@ -160,7 +207,6 @@ def compute_features(
     hook = head.register_forward_hook(catch)
     modes = [(part, part.training) for part in state.module.modules()]
     state.module.eval()
-    values: Tensor | None = None
     try:
         with feed:
             for batch, (places, is_new) in zip(load(until_stopped(), state.engine.device), rows, strict=False):
@@ -187,74 +233,9 @@ def compute_features(
     if float(state.engine.sum(torch.tensor(float(is_stopped), device=device))):
         return None, reached
     assert values is not None, "a pass has a batch for each rank"
+    if table is not None:
+        with suppress(StorageError), TableWriter.open(table, len(data.train)) as writer:
+            writer.write(ids.numpy(), values.cpu().numpy())
     # A row is one rank's, and 0 in the tables of the others: their sum is exact.
     values, labels, ids = (state.engine.sum(table.to(device)) for table in (values, labels, ids))
     return (values, labels, ids), reached
-
-
-def fit_classifier(
-    values: Tensor, labels: Tensor, is_held: Tensor, num_classes: int
-) -> tuple[Tensor, Tensor, float, float]:
-    """Choose the penalty on the held-out rows by their loss, then fit all rows.
-
-    Features are centred, and divided by one number so that their mean square is 1; the classifier that is returned
-    takes them as they are.
-
-    Args:
-        values: float32 [N, D]; ``labels`` int64 [N]; ``is_held`` bool [N]: rows to choose the penalty on.
-
-    Returns:
-        Weights [num_classes, D], biases [num_classes], the penalty, and top-1 of the held-out rows under it.
-    """
-    centre = values.mean(0)
-    scale = (values - centre).square().mean().sqrt().clamp(min=1e-12)
-    x = (values - centre) / scale
-    penalty, top1 = PENALTIES[2], 0.0
-    if 0 < int(is_held.sum()) < len(x):
-        best, fitted = float("inf"), None
-        for candidate in PENALTIES:
-            fitted = minimize(x[~is_held], labels[~is_held], num_classes, candidate, fitted)
-            logits = functional.linear(x[is_held], *fitted)
-            loss = float(functional.cross_entropy(logits, labels[is_held]))
-            if loss < best:
-                best, penalty = loss, candidate
-                top1 = float((logits.argmax(1) == labels[is_held]).float().mean())
-    weight, bias = minimize(x, labels, num_classes, penalty, None)
-    return weight / scale, bias - weight @ centre / scale, penalty, top1
-
-
-def minimize(
-    x: Tensor, labels: Tensor, num_classes: int, penalty: float, start: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor]:
-    """Minimise the mean cross-entropy plus ``penalty`` times half the squared norm of the weights, by L-BFGS.
-
-    Scikit-learn's ``LogisticRegression`` minimises the same with ``C = 1 / (N * penalty)``. (Liu & Nocedal 1989, "On
-    the Limited Memory BFGS Method for Large Scale Optimization".)
-
-    >>> x, labels = torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1])
-    >>> weight, bias = minimize(x, labels, 2, 0.1, None)
-    >>> bool(weight[1] > 0 > weight[0]), bool(bias.abs().max() < 1e-4)
-    (True, True)
-    """
-    weight = x.new_zeros(num_classes, x.shape[1]) if start is None else start[0].clone()
-    bias = x.new_zeros(num_classes) if start is None else start[1].clone()
-    parameters = [weight.requires_grad_(), bias.requires_grad_()]
-    lbfgs = torch.optim.LBFGS(
-        parameters,
-        max_iter=MOST_ITERATIONS,
-        tolerance_grad=1e-6,
-        tolerance_change=1e-9,
-        history_size=10,
-        line_search_fn="strong_wolfe",
-    )
-
-    def closure() -> Tensor:
-        lbfgs.zero_grad()
-        loss = functional.cross_entropy(functional.linear(x, weight, bias), labels)
-        loss = loss + penalty / 2 * weight.square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    with torch.enable_grad():
-        lbfgs.step(closure)  # type: ignore[no-untyped-call]
-    return weight.detach(), bias.detach()

@@ -7,9 +7,8 @@ It changes the order of no probabilities, so no prediction either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from steadytrain.data.arrays import Ints
 from steadytrain.errors import DataError, ModelError, RunError
 from steadytrain.format import count
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.evaluation import Evaluation
-from steadytrain.training.inference.inference import EvaluationData, evaluate, open_evaluation_data
-from steadytrain.training.inference.trained import Trained, Which, restore
-from steadytrain.training.metrics import calibration_of
+from steadytrain.training.inference.trained import Trained
+from steadytrain.training.metrics import calibration_of, standard_error
 
 LEAST, MOST = 0.05, 20.0
 """Temperatures between which the best one must lie: beyond, nearly every image is right, or the model is no better than
@@ -40,8 +39,10 @@ class Fit:
     """A temperature and what it does to the ``n`` images that it was fitted on.
 
     ``score``: top-1; of several labels, mAP: it stays. ``nll_before``, ``ece_before``: with a temperature of 1.
-    ``nll``, ``ece``: of each half of the images (every other one) with the temperature fitted on the other half, which
-    ``halves`` has: none judges itself.
+    ``nll``, ``ece``: of each half of the images (every other one, or every other group) with the temperature fitted on
+    the other half, which ``halves`` has: none judges itself. ``ece_by_chance``: what a perfectly calibrated model shows
+    on so many images. ``gain``, ``gain_error``: by how much the NLL falls so, and its standard error. ``left``: why no
+    temperature is kept.
     """
 
     temperature: float
@@ -52,6 +53,11 @@ class Fit:
     nll: float
     ece_before: float
     ece: float
+    ece_by_chance_before: float
+    ece_by_chance: float
+    gain: float
+    gain_error: float
+    left: str = ""
 
 
 def fit_temperature(logits: NDArray[np.float32], labels: NDArray[Any]) -> float:
@@ -134,11 +140,12 @@ def _likelihoods(
     return tuple(torch.cat(parts).numpy() for parts in (losses, shares, rights))  # type: ignore[return-value]
 
 
-def fit(evaluation: Evaluation) -> Fit:
+def fit(evaluation: Evaluation, groups: Ints | None = None) -> Fit:
     """Fit the temperature on all images of an evaluation, and judge one fitted on each half of them on the other.
 
     Args:
         evaluation: of a model without a temperature, with its logits.
+        groups: int64 [n], images of which are in one half, and count as one in the standard error; None: each alone.
 
     Raises:
         DataError: as of :func:`fit_temperature`, of all images or of a half.
@@ -146,11 +153,16 @@ def fit(evaluation: Evaluation) -> Fit:
     logits, labels = evaluation.logits, evaluation.labels
     assert logits is not None and labels is not None
     temperature = fit_temperature(logits, labels)
-    even, odd = slice(0, None, 2), slice(1, None, 2)
+    half_of = (np.arange(len(logits)) if groups is None else np.unique(groups, return_inverse=True)[1]) % 2
+    even, odd = half_of == 0, half_of == 1
     halves = fit_temperature(logits[even], labels[even]), fit_temperature(logits[odd], labels[odd])
     loss, shares, rights = _likelihoods(logits, labels, 1.0)
-    judged = [_likelihoods(logits[rows], labels[rows], halves[1 - half]) for half, rows in enumerate((even, odd))]
-    losses, p, right = (np.concatenate(parts) for parts in zip(*judged, strict=True))
+    losses, p, right = np.empty_like(loss), np.empty_like(shares), np.empty_like(rights)
+    width = len(shares) // len(loss)  # of several labels each has a probability
+    for half, rows in enumerate((even, odd)):
+        wide = np.repeat(rows, width)
+        losses[rows], p[wide], right[wide] = _likelihoods(logits[rows], labels[rows], halves[1 - half])
+    before, after = calibration_of(shares, rights), calibration_of(p, right)
     return Fit(
         temperature=temperature,
         halves=halves,
@@ -158,47 +170,13 @@ def fit(evaluation: Evaluation) -> Fit:
         score=evaluation.score,
         nll_before=float(loss.mean()),
         nll=float(losses.mean()),
-        ece_before=calibration_of(shares, rights).ece,
-        ece=calibration_of(p, right).ece,
+        gain=float((loss - losses).mean()),
+        gain_error=standard_error(loss - losses, groups),
+        ece_before=before.ece,
+        ece=after.ece,
+        ece_by_chance_before=before.chance,
+        ece_by_chance=after.chance,
     )
-
-
-def calibrate(
-    place: str | Path | Run | Trained,
-    data: str | Path | EvaluationData | None = None,
-    *,
-    which: Which = "best",
-    batch_size: int | None = None,
-    threads: int | None = None,
-    progress: Callable[[int, int], object] | None = None,
-) -> Fit:
-    """Fit a temperature to trained weights, and keep it in their file: what is restored from it uses it.
-
-    Args:
-        place: a run or its folder, or a weights file that steadytrain wrote; or what ``restore`` returned.
-        data: images that were not trained on, as for ``evaluate``; None takes the run's own validation data.
-        which, batch_size, threads, progress: as for ``evaluate``.
-
-    Raises:
-        DataError: no temperature is best on these images, or they cannot be used.
-        ModelError, RunError: the file can keep none, or its run is still training.
-        StorageError: it cannot be written; the file is untouched.
-    """
-    trained = place if isinstance(place, Trained) else restore(place, which=which)
-    opened = data if isinstance(data, EvaluationData) else None
-    try:
-        require_own_weights(trained)
-        opened = opened or open_evaluation_data(trained, data)  # type: ignore[arg-type]
-        bare, digest = replace(trained, temperature=1.0), opened.digest
-        result = evaluate(bare, opened, batch_size=batch_size, threads=threads, progress=progress, keep_logits=True)
-    finally:
-        if opened is not None:
-            opened.records.close()
-    fitted = fit(result)
-    tensors, about = checkpoints.read_weights(trained.path)
-    about["calibration"] = {"temperature": fitted.temperature, "n": fitted.n, "data": digest}
-    checkpoints.write_weights(trained.path, tensors, about)
-    return fitted
 
 
 def require_own_weights(trained: Trained) -> None:

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from steadytrain.errors import DataError, ModelError
+from steadytrain.errors import DataError
 from steadytrain.run import Run
 from steadytrain.training.data import load
+from steadytrain.training.inference.classifier import classifier_inputs, find_classifier
 from steadytrain.training.inference.inference import Files, Images, open_feed
 from steadytrain.training.inference.trained import Trained, restore
 from steadytrain.training.memory import PassLimit
@@ -66,45 +67,6 @@ def features(
                 if bad:
                     number, reason = min(bad.items())
                     raise DataError(f"{source.path(number)}: {reason}: leave it out")
-                head = head or _classifier(trained, batch.images[:1])
-                rows.append(_inputs_of(head, trained, batch.images, limit).cpu())
+                head = head or find_classifier(trained, batch.images[:1])
+                rows.append(classifier_inputs(head, trained, batch.images, limit).cpu())
     return torch.cat(rows).numpy()
-
-
-def _forward(trained: Trained, images_BHWC: torch.Tensor) -> torch.Tensor:
-    with trained.policy.autocast():
-        logits: torch.Tensor = trained.module(trained.policy.images(images_BHWC, trained.input.mean, trained.input.std))
-    return logits
-
-
-def _classifier(trained: Trained, images_BHWC: torch.Tensor) -> nn.Module:
-    """Return the linear layer, or 1x1 convolution, whose output is the network's. Raises ModelError."""
-    outputs: dict[nn.Module, torch.Tensor] = {}
-    parts = trained.module.modules()
-    layers: list[nn.Module] = [part for part in parts if isinstance(part, nn.Linear | nn.Conv2d)]
-    with ExitStack() as stack:
-        for layer in layers:
-            hook = layer.register_forward_hook(lambda part, _, output: outputs.update({part: output.detach()}))
-            stack.callback(hook.remove)
-        logits = _forward(trained, images_BHWC)
-    for layer, output in outputs.items():
-        if output.numel() == logits.numel() and torch.equal(output.reshape_as(logits), logits):
-            return layer
-    raise ModelError(f"{trained.title} does not end in one linear layer: what its features are is not known")
-
-
-def _inputs_of(head: nn.Module, trained: Trained, images_BHWC: torch.Tensor, limit: PassLimit) -> torch.Tensor:
-    """Return what the classifier is given for each image, float32 [B, D]."""
-    caught: list[torch.Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0].detach().float().flatten(1)))
-
-    def forward(at_once: int) -> torch.Tensor:
-        caught.clear()
-        for part in images_BHWC.tensor_split(-(-len(images_BHWC) // at_once)):
-            _forward(trained, part)
-        return torch.cat(caught)
-
-    try:
-        return limit.fit(forward, len(images_BHWC))
-    finally:
-        hook.remove()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from steadytrain.data.filenames import expand, is_ignored, is_image, is_pattern
+from steadytrain.data.images.decode import lost_in
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
 from steadytrain.data.loader.task import at_least
 from steadytrain.data.packing.prepare import Prepared, prepare
@@ -33,6 +34,7 @@ from steadytrain.run import Run
 from steadytrain.training import build
 from steadytrain.training.data import are_values, load, match_places, open_data, open_records, require_outputs
 from steadytrain.training.evaluation import Evaluation, evaluate_module, logits_of, write_per_image
+from steadytrain.training.inference.limits import Judge, Judgement, open_judge
 from steadytrain.training.inference.trained import Trained, Which, class_names, read_class_file, rename_classes, restore
 from steadytrain.training.memory import PassLimit
 
@@ -155,6 +157,7 @@ def evaluate(
             is_multi_label=trained.is_multi_label,
             keep_logits=keep_logits,
             temperature=trained.temperature,
+            shift=trained.other_shift,
             say=say,
         )
         if per_image is not None:
@@ -226,7 +229,7 @@ def open_evaluation_data(
             raise DataError(f"{trained.path} belongs to no run: name the data to evaluate on") from error
         if words := run.outside_notice():
             say(words)
-        sets = open_data(run.data, seed=run.recipe.seed, begun=run.progress().started)
+        sets = open_data(run.data, run.recipe.model, seed=run.recipe.seed, run=run)
         if sets.val is None:
             sets.close()
             raise DataError(f"{run.directory} was trained without validation data: name the data to evaluate on")
@@ -385,14 +388,16 @@ def _unmatched(trained: Trained, data: str, matches: Sequence[Match], num_classe
 class Prediction:
     """The likeliest classes of one image, best first, with their probabilities; or why there are none.
 
-    Of several labels those above the threshold, of which there may be none. ``path``: of the file; of an image of a
-    record file ``photos.rec:17``, its number behind the colon; ``-`` of bytes.
+    Of several labels those above the threshold, of which there may be none. ``judgement``: whether the image is like
+    the training images, where that is known (:mod:`steadytrain.training.inference.limits`). ``path``: of the
+    file; of an image of a record file ``photos.rec:17``, its number behind the colon; ``-`` of bytes.
     """
 
     path: Path
     classes: tuple[str, ...] = ()
     probabilities: tuple[float, ...] = ()
     error: str | None = None
+    judgement: Judgement | None = None
 
 
 Images = str | Path | bytes
@@ -421,6 +426,7 @@ class Files:
 
     Attributes:
         shorter_side: in pixels, to which a file that has to be turned is scaled down on the way; None: none is.
+        lost: files by what of them is not used, in words, as far as they have been read.
 
     Raises:
         DataError: a folder without images, a pattern that fits no file, or a record file that cannot be opened.
@@ -428,6 +434,7 @@ class Files:
 
     def __init__(self, images: Images | Sequence[Images]) -> None:
         self.shorter_side: int | None = None
+        self.lost = Counter[str]()
         self._places: list[Path | bytes | tuple[Records, int]] = []
         with ExitStack() as stack:
             for item in [images] if isinstance(images, str | Path | bytes) else _named_images(images):
@@ -450,9 +457,11 @@ class Files:
         if isinstance(place, tuple):
             return place[0].image(place[1])
         if isinstance(place, bytes):
-            return upright(place, shorter_side=self.shorter_side)
-        with read_errors(place):
-            data = read_patiently(place.read_bytes, str(place))
+            data = place
+        else:
+            with read_errors(place):
+                data = read_patiently(place.read_bytes, str(place))
+        self.lost.update(lost_in(data).values())
         return upright(data, shorter_side=self.shorter_side)
 
     def path(self, i: int) -> Path:
@@ -537,6 +546,8 @@ def predict(
     which: Which = "best",
     classes: str | Path | Sequence[str] | None = None,
     threshold: float = 0.5,
+    abstain_at: float | None = None,
+    judge: Judge | None = None,
     batch_size: int | None = None,
     threads: int | None = None,
 ) -> Iterator[Prediction]:
@@ -550,11 +561,14 @@ def predict(
         top: classes to return for each at most; None: 5, or all labels above the threshold.
         which, classes: as for :func:`restore`.
         threshold: of several labels, those with a probability above it.
+        abstain_at: the share of answers that are to be right: the others are not sure, which ``judgement`` says.
+        judge: of the model's limits; None: those beside its weights, if there are any.
         batch_size: images at a time, fewer where memory runs out; None: up to 64, on a CPU fewer of large images.
         threads: that load images; None chooses.
 
     Raises:
-        DataError: a folder without images, a pattern that fits no file, or a record file that cannot be opened.
+        DataError: a folder without images, a pattern that fits no file, a record file that cannot be opened, or
+            an ``abstain_at`` that cannot be promised.
 
     >>> import tempfile, timm
     >>> from PIL import Image
@@ -569,6 +583,7 @@ def predict(
     if top is not None:
         at_least(1, "top", top)
     trained = _trained(place, which, classes)
+    judge = judge or open_judge(trained, abstain_at)
     top = min(top or (len(trained.classes) if trained.is_multi_label else 5), len(trained.classes))
     with ExitStack() as stack:
         source = images if isinstance(images, Files) else stack.enter_context(Files(images))
@@ -580,11 +595,15 @@ def predict(
         for batch in load(feed, trained.policy.device):
             n = len(batch.images)
             with torch.no_grad():
-                logits = logits_of(trained.module, batch.images, trained.policy, trained.input, limit)
+                judged: Sequence[Judgement | None] = [None] * n
+                if judge is None:
+                    logits = logits_of(trained.module, batch.images, trained.policy, trained.input, limit)
+                else:
+                    logits, judged = judge.answer(batch.images, limit)
                 ranked = logits.topk(top)  # by logits: the temperature changes no order
                 p = trained.probabilities(logits).gather(1, ranked.indices)
-            rows = zip(range(first, first + n), ranked.indices.tolist(), p.tolist(), strict=True)
-            for number, outputs, probabilities in rows:
+            rows = zip(range(first, first + n), ranked.indices.tolist(), p.tolist(), judged, strict=True)
+            for number, outputs, probabilities, judgement in rows:
                 path = source.path(number)
                 if number in errors:
                     yield Prediction(path, error=errors.pop(number))
@@ -592,5 +611,5 @@ def predict(
                 if trained.is_multi_label:  # the likeliest come first
                     outputs = outputs[: sum(value > threshold for value in probabilities)]
                 names = tuple(trained.classes[k] for k in outputs)
-                yield Prediction(path, names, tuple(probabilities[: len(names)]))
+                yield Prediction(path, names, tuple(probabilities[: len(names)]), judgement=judgement)
             first += n

@@ -18,6 +18,8 @@ from torch import nn
 from steadytrain import config as recipes
 from steadytrain import models
 from steadytrain.config.factories import OBJECT, checkpoint_format
+from steadytrain.config.figures import FIGURES
+from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
@@ -31,7 +33,9 @@ from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
 from steadytrain.models.registry import HUB, ModelSource, licence_note
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
+from steadytrain.training.data import DataSets
 from steadytrain.training.device import choose_device, require_usable
+from steadytrain.training.metrics import even_shift
 from steadytrain.training.precision import Policy, set_products
 from steadytrain.training.remarks import scaling_remark
 from steadytrain.training.state import describe_nonfinite
@@ -59,6 +63,8 @@ class Trained:
         licence: of the weights, or of those that they were trained from; empty where there are none.
         symbol: as of :class:`steadytrain.models.Built`.
         is_unnamed: its classes are called by numbers, their places in records that name none.
+        class_counts, weighting, prior, prior_shift, limits: as of :class:`steadytrain.models.exported.Description`.
+        is_probe: its classifier was fitted to the features of a network that saw none of its run's images.
     """
 
     module: nn.Module = field(repr=False)
@@ -76,12 +82,26 @@ class Trained:
     licence: str = ""
     symbol: str = ""
     is_unnamed: bool = False
+    class_counts: tuple[int, ...] = ()
+    weighting: str = ""
+    prior: str = ""
+    prior_shift: tuple[float, ...] = ()
+    is_probe: bool = False
+    limits: Mapping[str, float | str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         """The model's name for others to read: that of a foreign checkpoint without its folder."""
         prefix = checkpoint_format(self.name)
         return f"{prefix}:{Path(self.name.removeprefix(f'{prefix}:')).name}" if prefix else self.name
+
+    @property
+    def other_shift(self) -> NDArray[np.float64] | None:
+        """What turns logits into those of the frequencies to compare with, [K]: those learned, or else equal ones."""
+        if self.prior:
+            return -np.array(self.prior_shift)
+        shift = None if self.is_multi_label else even_shift(self.class_counts, self.weighting)
+        return None if shift is None else shift * self.temperature
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Turn logits [B, K] into probabilities: of each label by itself where an image may have several."""
@@ -116,7 +136,7 @@ def restore(
             (:mod:`steadytrain.export`), whatever engine runs it; or the name of a pretrained model of timm, such as
             ``timm/resnet18.a1_in1k``: its weights are fetched once, and ``Trained.notes`` says what their licence
             restricts.
-        which: of a run, the ``best`` weights by validation top-1 (of several labels: mAP), whose figures the run
+        which: of a run, the ``best`` weights on the validation images (``every.best``), whose figures the run
             reports as its result, or the ``last``. Without validation there are only the last; while a run goes on,
             only the best so far.
         model: name of the model. Needed for files that do not say it, and for a ``pkg.mod:factory``, which
@@ -217,8 +237,29 @@ def restore(
         licence=str(about.get("licence", "")),
         symbol=built.symbol,
         is_unnamed=bool(about.get("unnamed")),
+        class_counts=tuple(about.get("class_counts", ())),
+        weighting=str(about.get("weighting", "")),
+        prior=str(about.get("prior", "")),
+        prior_shift=tuple(about.get("prior_shift", ())),
+        is_probe=run is not None and about.get("step") == 0 and bool(parse_train(run.recipe.model.train).probe_passes),
     )
     return rename_classes(trained, names)
+
+
+def frozen_network(recipe: recipes.Recipe, data: DataSets, *, allow_import: bool = False) -> Trained:
+    """Build the network that a run would start from, in evaluation mode: its pretrained weights, for its features.
+
+    Its classifier is a new one.
+
+    Args:
+        recipe: of the run: its model, size, normalisation, precision and device.
+        data: the images that it would be trained on; stay open.
+        allow_import: import a ``pkg.mod:factory``.
+    """
+    built, input = build.model(recipe, data, allow_import=allow_import)
+    policy = _set_policy(recipe.precision, choose_device(recipe.parallel.device))
+    module, name = policy.prepare(built.module).eval(), built.name
+    return Trained(module, policy, input, data.classes, name, Path(built.weights or name), licence=built.licence)
 
 
 def _restore_exported(
@@ -249,6 +290,11 @@ def _restore_exported(
         calibrated_on=described.calibrated_on,
         licence=described.licence,
         is_unnamed=described.is_unnamed,
+        class_counts=described.class_counts,
+        weighting=described.weighting,
+        prior=described.prior,
+        prior_shift=described.prior_shift,
+        limits=described.limits,
     )
     return rename_classes(trained, names)
 
@@ -345,7 +391,8 @@ def _chosen(run: Run, path: Path) -> str:
     """Describe which of a run's weights a file holds."""
     best = run.progress().best
     if path.name == "best.safetensors" and best is not None:
-        return f"best by validation {score_name(best.mean_ap is not None)}, epoch {epoch(best.epoch)}"
+        name = FIGURES.get(best.figure or "", score_name(best.mean_ap is not None))
+        return f"best by validation {name}, epoch {epoch(best.epoch)}"
     if path.name == run.weights.name:
         return "last" if best is not None else "last: nothing was validated"
     return ""

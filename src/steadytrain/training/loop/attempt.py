@@ -66,7 +66,8 @@ def attempts(
 ) -> Events:
     """Take a run from where it stands to its end, yielding each event after it was written.
 
-    It takes more than one attempt where some updates are computed in other numbers (``every.fp32``).
+    It takes more than one attempt where some updates are computed in other numbers (``every.fp32``), or begin again
+    from the probe.
 
     Args:
         run, began, probe: as of :func:`.steps.steps`.
@@ -79,6 +80,7 @@ def attempts(
     run = Run.open(run)
     signal: str | None = NUMBERS
     while signal == NUMBERS:
+        run = run if each.get("group") else run.as_decided()
         signal = yield from _attempt(run, began, probe=probe, **each)
         began, probe = None, False
     return signal
@@ -291,7 +293,7 @@ def _start_monitors(
     clock, cursor, minutes = session.clock, session.state.cursor, session.recipe.every.stall_minutes
     patience = StallLimits(end=60 * minutes if minutes else None)
     dog = Watchdog(clock, log=log, folder=session.run.directory, patience=patience)
-    feeds = [session.feed] if session.validation is None else [session.feed, session.validation.feed]
+    feeds = [session.feed, *(part.feed for part in (session.validation, session.test) if part is not None)]
 
     def doing() -> dict[str, str]:
         records = {name: words for feed in feeds for name, words in feed.doing().items()}

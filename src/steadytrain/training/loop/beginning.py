@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
+from steadytrain.config.defaults import GENTLE_EPOCHS, MAX_WARMUP_SHARE
 from steadytrain.config.phases import parse_train
 from steadytrain.errors import ModelError
-from steadytrain.events import Evaluated, Event, Noticed, ProbeProgress, Resumed
-from steadytrain.format import count
+from steadytrain.events import Evaluated, Event, Noticed, ProbeProgress, Resumed, Tried
+from steadytrain.format import count, duration
 from steadytrain.monitor.samples import memory_text
-from steadytrain.run import RunProgress
+from steadytrain.run import Run, RunProgress
 from steadytrain.training.finetuning.linear_probe import HELD_OUT, fit_head
+from steadytrain.training.finetuning.tries import MOST_UNDONE, UNDONE, is_below, next_try
 from steadytrain.training.loop.evaluating import maybe_evaluate
 from steadytrain.training.loop.reporting import pending_notices
+from steadytrain.training.loop.saving import export
 from steadytrain.training.profile.probe import probe_beside
 from steadytrain.training.session.session import Session
 
@@ -81,12 +85,19 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
         yield Noticed(message=f"all parameters are trained at once, without a probe: {error}", step=0)
         return
     if probe is not None and probe.fit_seconds is not None:
+        speed = probe.images_per_second
+        how = "" if speed is None else f" ({speed:,.0f} images/s)"
+        how += f" ({probe.reused:,} of {probe.total:,} from the cache)" if probe.reused else ""
         yield Noticed(
-            message=f"probe: {probe.features:,} features of each image in {probe.seconds:.1f} s"
-            f" ({probe.images_per_second:,.0f} images/s); classifier fitted in {probe.fit_seconds:.1f} s, penalty"
-            f" {probe.penalty:g} chosen on {HELD_OUT:.0%} of the training images (top-1 {probe.top1:.4f} there)",
+            message=f"probe: {probe.features:,} features of each image in {probe.seconds:.1f} s{how}; classifier fitted"
+            f" in {probe.fit_seconds:.1f} s, penalty {probe.penalty:g} chosen on {HELD_OUT:.0%} of the training images"
+            f" (top-1 {probe.top1:.4f} there)",
             step=0,
         )
+        if probe.by_fold:
+            loss = f"loss {probe.fold_loss:.4f} (standard error {probe.fold_loss_error:.4f})"
+            words = f"{probe.fold_words}, {loss}; folds.csv has each image"
+            yield Noticed(message=words, step=0)
         session.state.evaluated = -1.0  # the classifier is evaluated as it is
     session.laps.restart()
 
@@ -96,4 +107,82 @@ def _evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator[Even
     for event in maybe_evaluate(session, stop):
         yield event
         if isinstance(event, Evaluated) and not event.step and session.timeline.steps:
-            session.state.probe = event.score
+            session.state.probe = event.goodness
+            if session.can_begin_again and (session.recipe.budget.fill or session.recipe.every.undone == "restart"):
+                export(session, session.run.probe_weights.name)
+
+
+UNDONE_EPOCHS = 3.0
+"""Epochs after the probe in which updates can undo it: two of warm-up, and the first at the full rate."""
+
+
+def is_undone(session: Session) -> bool:
+    """Return whether updates were just found to have undone the probe, and are to begin again from it."""
+    if session.recipe.every.undone != "restart" or not session.run.probe_weights.exists():
+        return False
+    progress, cursor = session.run.progress(), session.state.cursor
+    probe, newest = progress.probe, progress.evaluated
+    if probe is None or newest is None or newest.step != cursor.step or cursor.step <= session.first_step:
+        return False
+    num_undone = sum(event.verdict == UNDONE for event in progress.tried if event.step < cursor.step)
+    per_epoch, left = session.timeline.steps_per_epoch, session.timeline.steps - cursor.step
+    is_early = cursor.step - session.first_step <= UNDONE_EPOCHS * per_epoch + 1 and left >= per_epoch
+    return is_early and num_undone < MOST_UNDONE and is_below(newest, probe)
+
+
+def begin_again(session: Session) -> Generator[Event, None, bool]:
+    """Decide at the end of updates from a probe whether others begin from it, and write that into the run's recipe.
+
+    They do where these have undone it, and with ``budget.fill`` as long as there is time and it helps. An event tells
+    what was tried; a line, why nothing more is.
+    """
+    run, recipe, undone = session.run, session.recipe, is_undone(session)
+    fills = recipe.budget.fill and recipe.budget.minutes is not None
+    if not (undone or fills) or not run.probe_weights.exists():
+        return False
+    progress, first, step = run.progress(), session.first_step, session.state.cursor.step
+    scored = [event for event in progress.evaluations if event.step > first and math.isfinite(event.loss)]
+    if progress.probe is None or not scored:
+        return False
+    best, per_epoch = min(scored, key=lambda event: event.loss), session.timeline.steps_per_epoch
+    spent = session.clock.seconds()
+    seconds = sum(value for bucket, value in spent.items() if bucket not in ("startup", "probe"))
+    earlier = [last - begun.time for begun, last in list(progress.spans.values())[:-1] if begun.step >= first]
+    epochs, updates = (step - first) / per_epoch, [event for event in progress.tried if event.what == "updates"]
+    before = [event for event in updates if event.step < step]  # one of this step was decided on before a kill
+    losses = [progress.probe.loss, *(event.loss for event in before)]
+    verdict = UNDONE if undone else "best so far" if best.loss < min(losses) else "no better"
+    tried = Tried(
+        step=step,
+        what="updates",
+        model=session.built.name,
+        size=session.input.size or 0,
+        loss=best.loss,
+        loss_error=best.loss_error,
+        top1=best.top1,
+        seconds=seconds + sum(earlier),
+        verdict=verdict,
+        lr=recipe.optim.lr,
+        epochs=epochs,
+    )
+    yield tried
+    if fills:
+        start = sum(value for part, value in session.started.startup.items() if part != "process")
+        left = session.ending.deadline - time.perf_counter() - start
+        fitting = left / (tried.seconds / epochs)
+    else:
+        fitting = session.timeline.epochs - step / per_epoch
+    lr, more, why = next_try([*before, tried], progress.probe, fitting, fills=fills)
+    if recipe.budget.minutes and not more:
+        unused = max(0.0, session.ending.deadline - time.perf_counter())
+        why += f"; {duration(unused)} of {count(recipe.budget.minutes, 'minute')} are left"
+    session.notice(why)
+    yield from pending_notices(session)
+    if more:
+        changes: dict[str, object] = {"every.tries": (*recipe.every.tries, (step, lr))}
+        if fills:
+            changes["budget.epochs"] = step / per_epoch + more
+            if recipe.optim.warmup_epochs < GENTLE_EPOCHS:  # it was short because the updates before were few
+                changes["optim.warmup_epochs"] = min(GENTLE_EPOCHS, MAX_WARMUP_SHARE * more)
+        Run.create(run.directory, run.recipe.with_(changes))
+    return bool(more)

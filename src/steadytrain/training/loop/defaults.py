@@ -20,6 +20,7 @@ from steadytrain.config.defaults import (
     FEW_IMAGES,
     FINETUNED_MODELS,
     SMALL,
+    WHOLE_AREA,
     WITHOUT_PROBE,
     apply_changes,
     fit_to_data,
@@ -29,10 +30,10 @@ from steadytrain.config.factories import is_own_model
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves
 from steadytrain.data.fetching.catalogue import find_data_set
-from steadytrain.data.filenames import find_validation_records
+from steadytrain.data.filenames import find_records_beside
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import require_there, source_name
-from steadytrain.data.storage.object_cache import find_validation_object
+from steadytrain.data.storage.object_cache import find_object_beside
 from steadytrain.data.storage.store import is_uri, local_name
 from steadytrain.errors import DataError, InputError, RecipeError
 from steadytrain.events import Started
@@ -65,12 +66,13 @@ class ChosenRecipe:
 
 @dataclass(frozen=True)
 class _Facts:
-    """Facts of training data that defaults depend on; ``largest_side`` in pixels."""
+    """Facts of training data that defaults depend on; ``largest_side`` in pixels, ``fit`` where none is chosen."""
 
     num_images: int
     num_classes: int
     largest_side: int
     is_multi_label: bool = False
+    fit: str = "crop"
 
 
 def default_recipe(
@@ -159,7 +161,7 @@ def finetune(
     >>> first = st.train(st.Run.create("runs/first", st.default_recipe("photos", small)))
     >>> tuned = st.finetune("photos", {**small, "model.weights": first.run.weights}, run="runs/tuned")
     >>> tuned.status, tuned.run.recipe.optim.name, st.evaluate(tuned.run).n
-    ('finished', 'adamw', 2)
+    ('finished', 'adamw', 4)
     """
     out = wants_progress(progress)
 
@@ -207,10 +209,13 @@ def choose_recipe(
     _require_data(data)
     chosen = {**dict(leaves(file_values)), **changes}
     changes = {**changes, "data.train": data}
-    find_val = find_validation_object if is_uri(data) else find_validation_records
-    if chosen.get("data.val") is None and "data.holdout" not in chosen and (val := find_val(data)):
+    find_beside = find_object_beside if is_uri(data) else find_records_beside
+    if chosen.get("data.val") is None and "data.holdout" not in chosen and (val := find_beside(data, "val")):
         say(f"validation data: {val}, found beside {data} (--holdout 0.1 holds out a part of {data} instead)")
         changes["data.val"] = str(val)
+    is_free = chosen.get("data.test") is None
+    if is_free and (test := find_beside(data, "test")) and str(test) != str(chosen.get("data.val")):
+        changes["data.test"] = str(test)
     model, weights = chosen.get("model.name"), chosen.get("model.weights")
     if weights is not None:
         changes.setdefault("model.pretrained", False)
@@ -225,6 +230,8 @@ def choose_recipe(
         changed = apply_changes(replace(usual, precision=precision), file_values, changes)
         if facts.is_multi_label and "model.train" not in chosen and parse_train(changed.model.train).probe_passes:
             changed = changed.with_({"model.train": WITHOUT_PROBE})
+        if (changed.data.fit or facts.fit) != "crop" and not finetune and "data.area" not in chosen:
+            changed = changed.with_({"data.area": WHOLE_AREA})
         if on_gpus is None:  # ranks elsewhere may have the GPU that this machine lacks
             device = changed.parallel.device
             on_gpus = ranks > 1 and (device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()))
@@ -248,9 +255,10 @@ def choose_recipe(
         models.require_fit(source, draft.model, size=draft.data.size)
     if draft.model.pretrained and source.kind == "timm":
         models.require_weights(source)
-    opened = open_named(draft.data, begun=begun, say=say, remark=say, say_reused=True, progress=progress)
+    opened = open_named(draft.data, draft.model, begun=begun, say=say, remark=say, say_reused=True, progress=progress)
     train = opened.train
-    facts = _Facts(len(train), len(train.class_list), train.largest_side, train.labels.ndim > 1)
+    fit = "crop" if begun is not None and "fit" not in begun.model.get("input", {}) else train.usual_fit
+    facts = _Facts(len(train), len(train.class_list), train.largest_side, train.labels.ndim > 1, fit)
     if not finetune and "model.name" not in chosen and (advice := _advice(draft, facts)):
         say(advice)
     return ChosenRecipe(partial(recipe, facts), opened)
@@ -308,8 +316,8 @@ def _advice(recipe: Recipe, facts: _Facts) -> str:
         return ""
     data = recipe.data
     words = ["steady", "finetune", str(data.train)]
-    for flag, value in (("val", data.val), ("root", data.root), ("labels", data.labels), ("classes", data.classes)):
-        words += [] if value is None else [f"--{flag}", str(value)]
+    for flag in ("val", "test", "root", "labels", "classes"):
+        words += [] if (value := getattr(data, flag)) is None else [f"--{flag}", str(value)]
     columns = ColumnNames.of(data.path_column, data.label_column, data.split_column, data.zip_names)
     words += [word for option in columns.options() for word in option]
     few = f"{per_class:,.0f} images a class are few to train from scratch"

@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import torch
 
-from steadytrain.data.loader import Batch, ImageLoader
-from steadytrain.errors import SteadyError
-from steadytrain.events import Evaluated, Event
+from steadytrain.config.figures import NEED_OUTPUTS, SIGN, is_better
+from steadytrain.data.loader import Batch
+from steadytrain.errors import CheckpointError, DivergedError, ModelError, SteadyError
+from steadytrain.events import Evaluated, Event, Tested
+from steadytrain.format import few
+from steadytrain.training.checkpoints import read_weights
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.ema import Ema
-from steadytrain.training.evaluation import evaluate_module, write_per_image
+from steadytrain.training.evaluation import Evaluation, evaluate_module, write_per_image
+from steadytrain.training.inference.prior import weighting
 from steadytrain.training.loop.saving import (
     export,
     finish_writing,
@@ -22,6 +27,8 @@ from steadytrain.training.loop.saving import (
     settled_loss,
     write_checkpoint,
 )
+from steadytrain.training.metrics import even_shift
+from steadytrain.training.metrics import figure as figure_of
 from steadytrain.training.session.session import Session, Validation
 
 STATISTICS_BATCHES = 8
@@ -86,38 +93,15 @@ def _evaluate(
     session: Session, validation: Validation, stop: Callable[[], str | None], settled: contextlib.ExitStack
 ) -> Iterator[Event]:
     """Evaluate and keep the best weights; ``settled``: until when all ranks have the weights that count."""
-    state, engine = session.state, session.state.engine
+    state, engine, module = session.state, session.state.engine, session.evaluated_module
     settled_loss(session)
     engine.rest()
     began = time.perf_counter()
-    was_stopped = False
-
-    def until_stopped(feed: ImageLoader) -> Iterator[Batch]:
-        nonlocal was_stopped
-        for batch in feed:
-            session.clock.to(session.clock.bucket)  # the watchdog sees that it moves
-            if stop():
-                was_stopped = True
-                return
-            yield batch
-
     try:
         with session.clock.within("evaluation"):
-            module, num_classes = session.evaluated_module, len(session.data.classes)
             is_last = session.is_done
             settled.enter_context(engine.settled(module))
-            evaluation = evaluate_module(
-                module,
-                until_stopped(validation.feed),
-                state.policy,
-                session.input,
-                num_classes,
-                sum_ranks=engine.sum,
-                num_outputs=session.data.num_val,
-                is_multi_label=session.data.num_labels is not None,
-                limit=validation.limit,
-            )
-            stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
+            evaluation = _evaluate_on(session, validation, session.data.num_val, stop)
     except Exception:
         # The updates are sound whatever became of the validation data; other ranks are not asked for their part.
         with contextlib.suppress(SteadyError):
@@ -126,30 +110,138 @@ def _evaluate(
                 write_checkpoint(session, time.perf_counter())
                 yield from finish_writing(session)
         raise
-    if not stopped:
+    if evaluation is not None:
+        value = figure_of(evaluation, state.figure)
+        now = SIGN[state.figure] * value, evaluation.loss
+        is_best = is_better(state.figure, now, (state.best, state.best_loss), evaluation.n)
         state.evaluated, validation.seconds = session.epoch, time.perf_counter() - began
-        yield Evaluated(
-            step=state.cursor.step,
-            epoch=session.epoch,
-            n=evaluation.n,
-            loss=evaluation.loss,
-            top1=evaluation.top1,
-            top5=evaluation.top5,
-            mean_ap=evaluation.mean_ap,
-            seconds=validation.seconds,
-            weights="model" if state.ema is None else "ema" if state.ema.decay is not None else "swa",
-        )
+        seconds, figures = validation.seconds, _figures(session, evaluation)
+        figures |= {
+            "figure": state.figure,
+            "figure_value": value,
+            "is_best": is_best,
+            "loss_error": evaluation.loss_error,
+        }
+        yield Evaluated(step=state.cursor.step, epoch=session.epoch, seconds=seconds, **figures)
         progress = session.timeline.batches.progress(state.cursor.step)
         if (span := session.timeline.plateau) is not None and progress > span.begin:
-            state.plateau = state.plateau.after(span.stage, top1=evaluation.score, loss=evaluation.loss)
-        is_finite = math.isfinite(evaluation.loss)
+            watched = {"top1": evaluation.score, "loss": -evaluation.loss}
+            state.plateau = state.plateau.after(span.stage, watched.get(span.stage.on, now[0]))
+        totals = zip(session.data.classes, evaluation.total, strict=True)
+        left_out = [name for name, n in totals if n in (0, evaluation.n) and state.figure == "auc"]
+        if left_out and not math.isfinite(state.best):
+            session.notice(f"AUC leaves out the classes of no validation image, or of each: {few(left_out)}")
         state.misses += 1
-        if evaluation.score > state.best and is_finite:
+        if is_best:
             require_finite_weights(session, module)  # padding hides those that see nothing else from the loss
-            state.best, state.misses = evaluation.score, 0
+            (state.best, state.best_loss), state.misses = now, 0
             export(session, "best.safetensors")
             if session.is_first:
                 with session.clock.within("checkpoint"):  # it is the disk's time, as that of the weights
                     write_per_image(session.run.predictions, *session.data.validated, evaluation)
-        if is_last and not is_finite:
-            raise session.diverged(f"the loss on the validation images is {evaluation.loss}")
+        if is_last and not math.isfinite(evaluation.loss):
+            kept = "" if math.isfinite(state.best) else "; no evaluation was finite, and there are no best weights"
+            values = [engine.own_values(value.detach()) for value in (*module.parameters(), *module.buffers())]
+            square = torch.stack([value.float().square().sum() for value in values]).sum()
+            if math.isfinite(float(engine.sum(square))):  # the network can be used, in training mode at least
+                export(session, "model.safetensors")
+                yield from finish_writing(session)
+                kept += "; model.safetensors has the last weights, which are finite"
+            raise DivergedError(f"{session.diverged(f'the loss on the validation images is {evaluation.loss}')}{kept}")
+
+
+def _evaluate_on(
+    session: Session, part: Validation, num_images: int, stop: Callable[[], str | None]
+) -> Evaluation | None:
+    """Evaluate the network as it is on images, together with the other ranks; None where somebody asks to stop."""
+    state, engine = session.state, session.state.engine
+    was_stopped = False
+
+    def until_stopped() -> Iterator[Batch]:
+        nonlocal was_stopped
+        for batch in part.feed:
+            session.clock.to(session.clock.bucket)  # the watchdog sees that it moves
+            if stop():
+                was_stopped = True
+                return
+            yield batch
+
+    data, counts = session.data, session.data.class_counts.tolist()
+    evaluation = evaluate_module(
+        session.evaluated_module,
+        until_stopped(),
+        state.policy,
+        session.input,
+        len(data.classes),
+        sum_ranks=engine.sum,
+        num_outputs=num_images,
+        is_multi_label=data.num_labels is not None,
+        keep_logits=state.figure in NEED_OUTPUTS and part is session.validation,
+        shift=None if data.num_labels else even_shift(counts, weighting(session.recipe)),
+        limit=part.limit,
+    )
+    stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
+    return None if stopped else evaluation
+
+
+def _figures(session: Session, evaluation: Evaluation) -> dict[str, Any]:
+    """Return the figures of an evaluation that its event holds."""
+    ema, macro = session.state.ema, evaluation.macro
+    figures = {name: getattr(evaluation, name) for name in ("n", "loss", "top1", "top5", "mean_ap")}
+    figures["even_top1"], figures["even_macro_recall"] = evaluation.other or (None, None)
+    weights = "model" if ema is None else "ema" if ema.decay is not None else "swa"
+    return {**figures, "macro_recall": macro.recall, "macro_f1": macro.f1, "weights": weights}
+
+
+def evaluate_test(session: Session, stop: Callable[[], str | None]) -> Generator[Event, None, bool]:
+    """Evaluate the best weights, or the last where none were validated, on the test images; the run ends with it.
+
+    An attempt that goes on after it was killed at its very end does not evaluate the same weights again.
+
+    Returns:
+        Whether that is done; not where somebody asks to stop.
+    """
+    if session.test is None or session.data.test is None:
+        return True
+    with session.clock.within("evaluation"):
+        digest, progress = session.data.test.digest, session.run.progress()
+        tested = progress.tested if progress.tested is not None and progress.tested.data == digest else None
+        step, is_done = _load_best(session, tested)
+        if is_done:
+            return True
+        began = time.perf_counter()
+        with session.state.engine.settled(session.evaluated_module):
+            evaluation = _evaluate_on(session, session.test, session.data.num_test, stop)
+    if evaluation is None:
+        return False
+    epoch = session.timeline.epoch(int(session.timeline.batches.position(step)))
+    seconds, figures = time.perf_counter() - began, _figures(session, evaluation)
+    figures |= {"before": progress.num_tested, "num_seen": session.data.num_test_seen}
+    yield Tested(step=step, epoch=epoch, seconds=seconds, data=digest, **figures)
+    return True
+
+
+def _load_best(session: Session, tested: Tested | None) -> tuple[int, bool]:
+    """Load the best weights on all ranks, as the first one has written them; the last stay where there are none.
+
+    Args:
+        tested: of weights that were tested already: if they are the best, nothing is loaded.
+
+    Returns:
+        The updates after which these were the weights, and whether they were tested already.
+    """
+    engine, module = session.state.engine, session.evaluated_module
+    weights, step = dict[str, torch.Tensor](), session.state.cursor.step
+    if session.is_first:
+        with contextlib.suppress(CheckpointError, ModelError):
+            weights, about = read_weights(session.run.directory / "best.safetensors")
+            step = int(about.get("step", step))
+    facts = [bool(weights), step, tested is not None and step == tested.step] if session.is_first else [0, 0, 0]
+    has_best, step, is_done = engine.sum(torch.tensor(facts, dtype=torch.int64, device=engine.device)).tolist()
+    if has_best and not is_done:
+        state = {}
+        for name, value in module.state_dict().items():  # of which a rank may have a part
+            whole = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+            state[name] = engine.broadcast(whole.copy_(weights[name]) if session.is_first else whole)
+        engine.load_weights(module, state)
+    return step, bool(is_done)

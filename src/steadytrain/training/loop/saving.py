@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from steadytrain.events import Saved
+from steadytrain.training.inference.prior import weighting
 from steadytrain.training.session.session import Session
 
 
@@ -68,6 +69,7 @@ def export(session: Session, name: str) -> None:
     about = {
         "model": {"name": built.name, "options": dict(recipe.model.options)},
         "classes": list(data.classes),
+        "class_counts": data.class_counts.tolist(),
         "multi_label": data.num_labels is not None,
         "input": vars(session.input),
         "licence": built.licence,
@@ -78,6 +80,8 @@ def export(session: Session, name: str) -> None:
         about["symbol"] = built.symbol
     if data.is_unnamed:
         about["unnamed"] = True
+    if weighted := weighting(recipe):
+        about["weighting"] = weighted
     with session.clock.within("checkpoint"):
         session.saver.export(name, weights, about)
 

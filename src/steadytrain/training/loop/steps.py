@@ -13,7 +13,7 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.process_group import Group, ranks_of
 from steadytrain.errors import DivergedError, SteadyError
-from steadytrain.events import Evaluated, Event
+from steadytrain.events import Evaluated, Event, Tested
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import OpenedData
@@ -39,12 +39,16 @@ _DOES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of an attempt: ``status`` (finished, interrupted, preempted), updates done, last evaluation, run."""
+    """The outcome of an attempt: ``status`` (finished, interrupted, preempted), updates done, last evaluation, run.
+
+    ``tested``: the evaluation of the best weights on test images, which no choice has seen; None without any.
+    """
 
     status: str
     step: int
     evaluated: Evaluated | None
     run: Run = field(repr=False)
+    tested: Tested | None = None
 
 
 def train(run: Run | str | Path, *, allow_import: bool | None = None, progress: bool | None = None) -> Outcome:
@@ -72,7 +76,7 @@ def train_opened(
         pass
     now = run.progress()
     assert now.ended is not None, "steps() returned without an Ended event"
-    return Outcome(now.ended.status, now.ended.step, now.evaluated, run)
+    return Outcome(now.ended.status, now.ended.step, now.evaluated, run, now.tested)
 
 
 def repeat(
@@ -163,6 +167,7 @@ def steps(
             else:
                 return
 
+            run = run if group else run.as_decided()
             hear = stop if ranks is None else partial(_any_stop, stop, ranks)
             explain = partial(_explained, run, problem, allow_import, say, hear, since)
             find = partial(_remedied, run, problem, explain, say)

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
+from steadytrain.config.figures import FIGURES, SIGN
 from steadytrain.events import Event, Step
-from steadytrain.format import score_name
 from steadytrain.run import RunProgress
 from steadytrain.training.clock import Clock, Waits
 from steadytrain.training.consensus import Wish
 from steadytrain.training.data import DeviceBatch, join_batches, load
-from steadytrain.training.loop.beginning import begin
-from steadytrain.training.loop.evaluating import is_due, maybe_evaluate, settle_average
+from steadytrain.training.loop.beginning import begin, begin_again, is_undone
+from steadytrain.training.loop.evaluating import evaluate_test, is_due, maybe_evaluate, settle_average
 from steadytrain.training.loop.reporting import accounts, end_epoch, epochs, log_line, pending_notices
 from steadytrain.training.loop.saving import export, finish_writing, require_finite, save, written
 from steadytrain.training.profile.step_cost import StepMeasuring, measure_step
@@ -49,6 +49,8 @@ def run_updates(
     wish = consensus.ask_now(Wish(stop=stop()))
     if _is_out_of_patience(session):
         _end_here(session, _patience_notice(session))
+    if is_undone(session):
+        session.ending.last_step = session.state.cursor.step
     seen = replace(session.state.cursor)  # after the update before: other workers may have made some since
     for batch in () if wish.stop or session.is_done else _batches(session):
         session = _begin_phase(session)
@@ -83,8 +85,9 @@ def run_updates(
         if is_last:
             break
     signal = wish.stop or (NUMBERS if session.changes_numbers else None)
-    yield from _finish(session, signal)
-    return signal
+    if signal is None and (yield from begin_again(session)):
+        signal = NUMBERS
+    return (yield from _finish(session, stop, signal))
 
 
 def _batches(session: Session) -> Iterator[DeviceBatch]:
@@ -142,7 +145,7 @@ def _wish(session: Session, stop: Callable[[], str | None], *, is_measuring_due:
     saver = session.saver  # to save by the clock is the first rank's, and to save before its machine goes any rank's
     is_save_due = saver.is_due() if session.is_first else saver.is_hurried
     # An evaluation and a checkpoint may be all that the run has time for.
-    at_end = saver.seconds + (0.0 if session.validation is None else session.validation.seconds)
+    at_end = saver.seconds + session.closing_seconds
     is_late = session.is_first and time.perf_counter() + at_end >= session.ending.deadline
     return Wish(signal, is_save_due, is_measuring_due, is_late, saver.seconds if session.is_first else 0.0)
 
@@ -185,6 +188,8 @@ def _evaluate_and_ask(session: Session, stop: Callable[[], str | None], wish: Wi
     if _is_out_of_patience(session) and not then.stop:
         _end_here(session, _patience_notice(session))
         yield from pending_notices(session)
+    if is_undone(session):
+        session.ending.last_step = session.state.cursor.step
     return Wish(then.stop, wish.save or then.save)
 
 
@@ -196,8 +201,12 @@ def _save(session: Session, before: int, *, is_last: bool) -> Iterator[Event]:
     save(session)
 
 
-def _finish(session: Session, signal: str | None) -> Iterator[Event]:
-    """End the attempt: all is written, and at the end of the run the weights are exported."""
+def _finish(session: Session, stop: Callable[[], str | None], signal: str | None) -> Events:
+    """End the attempt: all is written, and at the end of the run the weights are exported and tested.
+
+    Returns:
+        The signal, also where one comes meanwhile.
+    """
     state = session.state
     if state.probe is not None and not signal:
         session.notice(_probe_notice(session, state.probe))
@@ -213,8 +222,13 @@ def _finish(session: Session, signal: str | None) -> Iterator[Event]:
         with state.engine.settled(session.evaluated_module):
             export(session, "model.safetensors")
     yield from finish_writing(session)
+    if not signal and not (yield from evaluate_test(session, stop)):
+        signal = session.consensus.ask_now(Wish(stop())).stop
+    if not signal and session.is_first:
+        session.run.probe_weights.unlink(missing_ok=True)
     session.clock.settle()
     yield from accounts(session)
+    return signal
 
 
 class _Garbage:
@@ -258,16 +272,19 @@ def _has_passed(every: int | None, before: int, now: int) -> bool:
 def _patience_notice(session: Session) -> str:
     state = session.state
     times = "the last evaluation" if state.misses == 1 else f"{state.misses} evaluations"
-    name = score_name(session.data.num_labels is not None)
-    return f"validation {name} has not risen above {state.best:.4f} in {times}; the best weights are kept"
+    best = f"{'risen above' if SIGN[state.figure] > 0 else 'fallen below'} {SIGN[state.figure] * state.best:.4f}"
+    return f"validation {FIGURES[state.figure]} has not {best} in {times}; the best weights are kept"
 
 
 def _probe_notice(session: Session, probe: float) -> str:
     """Say at the end of a run whether updates made its probe better, and so which of them is kept."""
-    best, name = session.state.best, score_name(session.data.num_labels is not None)
-    if best > probe:
-        return f"fine-tuning raised validation {name} from {probe:.4f}, the probe's, to {best:.4f} (best.safetensors)"
+    state, event = session.state, session.run.progress().best
+    name, sign = f"validation {FIGURES[state.figure]}", SIGN[state.figure]
+    before, best = sign * probe, sign * state.best
+    if state.best > probe or (event is not None and event.step):
+        verb = "lowered" if sign < 0 else "raised" if best > before else "lowered the loss; within a standard error,"
+        return f"fine-tuning {verb} {name} from {before:.4f}, the probe's, to {best:.4f} (best.safetensors)"
     return (
-        f"no epoch was better than the probe, which is kept: best.safetensors holds it (validation {name} {probe:.4f});"
+        f"no epoch was better than the probe, which is kept: best.safetensors holds it ({name} {before:.4f});"
         " --train probe reaches it without updates"
     )

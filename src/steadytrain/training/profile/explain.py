@@ -73,7 +73,8 @@ def explain(recipe: Recipe, *, ranks: int = 1, allow_import: bool = False) -> Ex
     """
     notes: list[str] = []
     device = prepare_device(recipe)
-    with preserve_process(device), closing(open_data(recipe.data, seed=recipe.seed, say=notes.append)) as data:
+    opened = open_data(recipe.data, recipe.model, seed=recipe.seed, say=notes.append)
+    with preserve_process(device), closing(opened) as data:
         build.require_schedule(recipe, data.num_train)
         machine = set_up_machine(recipe, device, None, notes.append)
         share = share_of(World(size=ranks), recipe.batch_size, recipe.optim.accumulate)

@@ -100,7 +100,7 @@ def find_rate(
     recipe = recipe.with_({"optim.ema": None, "parallel.graph": False, "precision.compile": "none"})
     device = prepare_device(recipe)
     rates, losses = [LOWEST * (HIGHEST / LOWEST) ** (k / (updates - 1)) for k in range(updates)], []
-    with preserve_process(device), closing(open_data(recipe.data, seed=recipe.seed, say=say)) as data:
+    with preserve_process(device), closing(open_data(recipe.data, recipe.model, seed=recipe.seed, say=say)) as data:
         set_up_machine(recipe, device, None, say)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)

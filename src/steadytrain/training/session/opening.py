@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from steadytrain.config import Recipe, schedules
+from steadytrain.config.figures import USUAL
 from steadytrain.config.plain import build as build_part
 from steadytrain.config.timeline import Timeline
 from steadytrain.cost.bill import BillPart, make_bill, merge_parts, part_of, parts_from
@@ -24,8 +25,9 @@ from steadytrain.distributed.asynchronous.cluster import Cluster
 from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.process_group import Group, ranks_of
 from steadytrain.distributed.world import World
-from steadytrain.errors import CheckpointError, RunError, SteadyError
+from steadytrain.errors import CheckpointError, RecipeError, RunError, SteadyError
 from steadytrain.events import Compiled, Event, EventLog, FeedPlaced, Halved, Noticed, Saved
+from steadytrain.format import Say
 from steadytrain.models import Built, Input, first_epochs
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
@@ -34,7 +36,7 @@ from steadytrain.training.compute.compile import RecordedWork, compile_update, r
 from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import pass_of, use_fastest_threads
 from steadytrain.training.consensus import Alone, Together
-from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named
+from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named, side_to_pack, validate_as_begun
 from steadytrain.training.device import gpus_of_ranks, notice_change, prepare_device, set_up_machine
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.remarks import remarks
@@ -127,6 +129,7 @@ class _Work:
 
     feed: ImageLoader
     validation: Validation | None
+    test: Validation | None
     update: Update
     compiled: Compiled | None
     clock: Clock
@@ -194,6 +197,7 @@ def open_session(
             consensus=Alone() if attempt.group is None else Together(attempt.group),
             feed=work.feed,
             validation=work.validation,
+            test=work.test,
             saver=Saver(run, work.writer, msgspec.structs.replace(started, attempt=log.attempt), earlier, began),
             clock=work.clock,
             laps=Laps(),
@@ -255,7 +259,7 @@ def _open_images(attempt: _Attempt, place: _Place) -> _Images:
     if world.size > 1 and is_together:
         place.machine["images_per_rank"] = images_per_rank(share, world.size)
     build.require_schedule(recipe, data.num_train)
-    for records in filter(None, (data.train, data.val)):
+    for records in filter(None, (data.train, data.val, data.test)):
         records.digest  # noqa: B018 - it is kept; a file without a card is read whole for it
     attempt.start.passed_data(None if attempt.opened is None else attempt.opened.cost)
     return _Images(data, share)
@@ -286,13 +290,21 @@ def _begin_or_resume(attempt: _Attempt, place: _Place, images: _Images, network:
     recipe, allow_import = attempt.recipe, attempt.allow_import
     data, built, input, num_train = images.data, network.built, network.input, images.data.num_train
     engine = build.engine(recipe, place.device, attempt.peers, num_train=num_train)
+    saved, tries = place.saved, recipe.every.tries
+    begins_again = saved is not None and bool(tries) and tries[-1][0] == saved["cursor"]["step"]
+    if begins_again:
+        built.module.load_state_dict(checkpoints.read_weights(attempt.run.probe_weights)[0])
     state = build.state(recipe, built, engine, num_train=num_train, allow_import=allow_import, input=input)
-    if place.saved is None:
+    if saved is not None and begins_again:
+        fresh, parts = state.state_dict(), ("model", "optimizer", "ema", "policy", "engine", "meters")
+        saved |= {name: fresh[name] for name in parts} | {"misses": 0}
+    if saved is None:
         on_start = remarks(recipe, built, input, data, parts=images.share.micro_batches)
         for note in (*built.notes, *state.policy.notes, *on_start):
             attempt.notice(note)
     else:
-        _resume(state, place.saved, attempt.run, data, attempt.notice)
+        _resume(state, saved, attempt.run, data, attempt.notice)
+    _set_figure(state, recipe, saved or {}, data, attempt.notice)
     if (step := engine.joined_step) is not None:  # the others have trained on
         state.cursor = Cursor(step, step * recipe.batch_size)
         if step < recipe.batches(num_train).steps:  # its own running statistics are to settle first
@@ -307,10 +319,9 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
     """Open the loaders, make the update, and choose how it is computed: recomputing, threads, compiling, a graph."""
     recipe, group, notice, start = attempt.recipe, attempt.group, attempt.notice, attempt.start
     data, state, share, input = images.data, progress.state, images.share, network.input
-    feed, val_feed = build.feeds(recipe, data, input, state, share, notice, attempt.place, sharing=place.sharing)
-    attempt.stack.callback(feed.close)
-    if val_feed is not None:
-        attempt.stack.callback(val_feed.close)
+    feed, *others = build.feeds(recipe, data, input, state, share, notice, attempt.place, sharing=place.sharing)
+    for loader in filter(None, (feed, *others)):
+        attempt.stack.callback(loader.close)
     place.machine["feed_threads"] = feed.task.num_threads
     writer: Writer[Saved | None] = Writer(place.device)
     attempt.stack.callback(writer.close)
@@ -351,8 +362,9 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
     if isinstance(update.work, RecordedWork):
         attempt.stack.callback(update.work.close)
     notice_change(place.before, place.machine, "compile", notice)
-    validation = None if val_feed is None else Validation(val_feed, PassLimit("evaluation", attempt.outbox.append))
-    return _Work(feed, validation, update, compiled, clock, writer)
+    limit = PassLimit("evaluation", attempt.outbox.append)
+    validation, test = (None if loader is None else Validation(loader, limit) for loader in others)
+    return _Work(feed, validation, test, update, compiled, clock, writer)
 
 
 def _price_and_spent(price: Price, earlier: Sequence[BillPart]) -> dict[str, Any]:
@@ -433,7 +445,7 @@ def _agree_on_passes(update: Update, state: State, group: Group) -> None:
 def _seconds_before(run: Run, recipe: Recipe) -> float:
     """Seconds of all attempts before this one, as their events tell; 0 where the recipe sets no time."""
     spans = run.progress().spans if recipe.budget.minutes else {}
-    return sum(newest - started.time for started, newest in spans.values())
+    return sum(newest - (started.began or started.time) for started, newest in spans.values())
 
 
 def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:
@@ -488,7 +500,7 @@ def _require_best(run: Run, saved: dict[str, Any], notice: Callable[[str], None]
             checkpoints.read_weights(path)
     except SteadyError:
         notice(f"{path} is damaged: the best weights are chosen again, from here on")
-        saved["best"] = -1.0
+        saved["best"] = -math.inf
 
 
 def _open_data(attempt: _Attempt) -> DataSets:
@@ -496,20 +508,23 @@ def _open_data(attempt: _Attempt) -> DataSets:
 
     Of several ranks the first of each machine comes first, since it may have to pack them.
     """
-    named, notice, group = attempt.run.data, attempt.notice, attempt.group
+    named, model, notice, group = attempt.run.data, attempt.recipe.model, attempt.notice, attempt.group
+    begun = attempt.run.progress().started
 
     def open_here() -> DataSets:
         opened = attempt.opened
-        if opened is None or not opened.suits(named):
-            opened = open_named(named, begun=attempt.run.progress().started, say=notice)
+        if opened is None or not opened.suits(named, side_to_pack(named, model, begun)):
+            opened = open_named(named, model, begun=begun, say=notice)
             attempt.stack.callback(opened.close)
-        return data_sets(opened, named, seed=attempt.recipe.seed, say=notice)
+        opened = validate_as_begun(opened, begun)
+        return data_sets(opened, named, seed=attempt.recipe.seed, run=attempt.run, say=notice)
 
     if group is None:
         return open_here()
     data = group.run_first_then_rest(open_here, is_first=group.world.is_local_first)
     about = data.about()
-    group.require_same("other images", [about["train_digest"], about["val_digest"]])
+    parts = ("train_digest", "val_digest", "test_digest", "split")
+    group.require_same("other images", [about.get(part) for part in parts])
     return data
 
 
@@ -532,4 +547,24 @@ def _resume(state: State, saved: dict[str, Any], run: Run, data: DataSets, notic
     state.load_state_dict(saved)
     if about.get("val_digest") != data.about()["val_digest"]:
         notice("the validation data have changed since this run began: the best weights are chosen again")
-        state.best, state.plateau, state.probe = -1.0, schedules.Plateau(drops=state.plateau.drops), None
+        _choose_again(state)
+
+
+def _choose_again(state: State) -> None:
+    """Forget what earlier evaluations came to: those to come are not compared with them."""
+    state.best, state.best_loss, state.misses, state.probe = -math.inf, math.inf, 0, None
+    state.plateau = schedules.Plateau(drops=state.plateau.drops)
+
+
+def _set_figure(state: State, recipe: Recipe, saved: Mapping[str, Any], data: DataSets, notice: Say) -> None:
+    """Set the figure that chooses the best weights: that which a run began with, unless another is asked for."""
+    asked, is_multi_label = recipe.every.best or USUAL, data.num_labels is not None
+    if asked == "top5" and (is_multi_label or len(data.classes) <= 5):
+        raise RecipeError("every.best is 'top5', which says nothing of five classes, or several labels: take top1")
+    state.figure = chosen = "map" if is_multi_label and asked in (USUAL, "top1") else asked
+    if saved:  # by an older version, if it does not say
+        state.figure = saved.get("figure") or ("map" if is_multi_label else "top1")
+    if recipe.every.best and state.figure != chosen:
+        notice(f"the best weights are chosen by {chosen} from here on, no longer by {state.figure}")
+        state.figure = chosen
+        _choose_again(state)

@@ -12,6 +12,7 @@ from functools import cached_property
 from torch import nn
 
 from steadytrain.config import Recipe
+from steadytrain.config.phases import parse_train
 from steadytrain.config.timeline import Timeline
 from steadytrain.data.loader import ImageLoader
 from steadytrain.errors import DivergedError
@@ -87,7 +88,7 @@ class StartLedger:
 
 @dataclass
 class Validation:
-    """The images that are validated on, how many at a time, and the ``seconds`` of the last evaluation."""
+    """The images that are validated, or tested, on, how many at a time, and the ``seconds`` of the last evaluation."""
 
     feed: ImageLoader
     limit: PassLimit
@@ -115,7 +116,7 @@ class Session:
         compiled: what compiling came to; None: nothing is compiled.
         consensus: the decisions that ranks share.
         feed: batches to train on.
-        validation: None: there is nothing to evaluate on.
+        validation, test: None: there is nothing to evaluate on.
         saver: of checkpoints and weights.
         clock, laps: where the time goes; since the last log line.
         started: the attempt's first event.
@@ -136,6 +137,7 @@ class Session:
     consensus: Alone
     feed: ImageLoader
     validation: Validation | None
+    test: Validation | None
     saver: Saver
     clock: Clock
     laps: Laps
@@ -161,15 +163,37 @@ class Session:
         return self.state.cursor.step >= (planned if last is None else last)
 
     @property
+    def closing_seconds(self) -> float:
+        """Seconds that an evaluation and the test may take at the end of the run."""
+        last = 0.0 if self.validation is None else self.validation.seconds
+        each = last / self.data.num_val if last else self.laps.epoch_seconds / max(1, self.laps.epoch_images)
+        return last + (0.0 if self.test is None else each * self.data.num_test)
+
+    @property
     def changes_numbers(self) -> bool:
-        """Return whether the next update is to be computed in other numbers than this attempt's (``every.fp32``)."""
+        """Return whether the next update is to be made otherwise than this attempt's: in fp32, or from the probe."""
         after = self.run.recipe.after(self.state.cursor.step)
-        return not self.is_done and after.precision.name != self.recipe.precision.name
+        differs = (after.precision.name, after.every.tries) != (self.recipe.precision.name, self.recipe.every.tries)
+        return not self.is_done and differs
 
     @cached_property
     def phase_steps(self) -> frozenset[int]:
         """Updates before which some parameters begin to be trained."""
         return frozenset(map(self.timeline.update_at, self.first_epochs.values()))
+
+    @property
+    def first_step(self) -> int:
+        """The updates of the run before those of this try, which began with the probe."""
+        return self.recipe.every.tries[-1][0] if self.recipe.every.tries else 0
+
+    @property
+    def can_begin_again(self) -> bool:
+        """Return whether updates may begin again from the probe: in one process, and at one batch, size and phase."""
+        recipe, plan = self.recipe, parse_train(self.recipe.model.train)
+        grows = recipe.optim.grow_batch or recipe.data.grow_size or recipe.optim.swa is not None or plan.has_phases
+        depends = bool(grows) or recipe.waits_for_evaluations or recipe.budget.epochs is None
+        is_alone = self.state.engine.world.size == 1 and recipe.parallel.engine != "async"
+        return bool(plan.probe_passes and self.timeline.steps) and is_alone and not depends
 
     @property
     def evaluated_module(self) -> nn.Module:

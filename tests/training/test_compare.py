@@ -1,0 +1,117 @@
+"""Sizes and networks, compared by probes of their features out of fold before a run within so many minutes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
+from steadytrain.events import Tried
+from steadytrain.models.registry import Entry
+from steadytrain.run import Run
+from steadytrain.training import train
+from steadytrain.training.finetuning import compare as comparing
+from steadytrain.training.finetuning.compare import best_of, compare, list_candidates
+
+
+@pytest.fixture(scope="module")
+def start(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """Fine-tuning from a network of digits that takes images of any size."""
+    recipe = Recipe(
+        data=Data(train=str(digits), holdout=0.2, pad=1),
+        model=Model("resnet20"),
+        optim=Optim("sgd", lr=0.05),
+        budget=Budget(epochs=1),
+        parallel=Parallel(device="cpu", threads=1, compute_threads=1),
+        batch_size=32,
+    )
+    weights = train(Run.create(tmp_path_factory.mktemp("start") / "run", recipe)).run.weights
+    return recipe.with_({"model.weights": str(weights), "model.train": "probe+full"})
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure for a moment."""
+    monkeypatch.setattr(comparing, "MEASURE_SECONDS", 0.1)
+
+
+def test_sizes_are_compared_by_the_out_of_fold_loss_of_their_probes(
+    start: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "SIZES", (2, 8))
+    said: list[str] = []
+    candidates = list_candidates(start, {"model.name", "model.weights"}, allow_import=False)
+    assert [recipe.data.size for recipe in candidates] == [2, 8]
+    best = compare(candidates, 60, began=time.perf_counter(), allow_import=False, say=said.append)
+    assert [event.size for event in best.tried] == [2, 8] and len(said) == 2
+    assert best.recipe.data.size == min(best.tried, key=lambda event: event.loss).size == 8
+    assert [event.verdict for event in best.tried] == ["", "chosen"]
+    assert best.num_train == 320 and best.num_val == 80 and best.rates.full > 0
+    assert all(event.what == "features" and event.loss_error for event in best.tried)
+
+
+def test_what_the_user_chose_stays(start: Recipe) -> None:
+    named = {"model.name", "model.weights"}
+    (only,) = list_candidates(start.with_({"data.size": 8}), {*named, "data.size"}, allow_import=False)
+    assert only.data.size == 8
+    assert list_candidates(start.with_({"model.train": "full"}), named, allow_import=False) == [
+        start.with_({"model.train": "full"})
+    ]
+
+
+def test_networks_are_those_whose_free_weights_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    here: dict[str, Any] = {"height": 160, "width": 160, "channels": 3, "num_classes": 1000, "weights": "at hand"}
+    catalogue = [
+        Entry(name="timm/test_vit", licence="cc-by-nc-4.0", **here),
+        Entry(name="timm/test_resnet", licence="apache-2.0", **here),
+        Entry(name="timm/test_efficientnet", licence="apache-2.0", **{**here, "weights": "hub"}),
+    ]
+    monkeypatch.setattr(comparing, "catalogue", lambda: catalogue)
+    recipe = Recipe(
+        data=Data(train="photos"), model=Model("timm/mobilenetv2_100", pretrained=True, train="probe+discriminative")
+    )
+    names = {each.model.name for each in list_candidates(recipe, set(), allow_import=False)}
+    assert names == {"timm/mobilenetv2_100", "timm/test_resnet"}
+    chosen = {each.model.name for each in list_candidates(recipe, {"model.name"}, allow_import=False)}
+    assert chosen == {"timm/mobilenetv2_100"}
+
+
+def test_too_few_minutes_for_a_comparison_take_the_fastest(start: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "SIZES", (2, 8))
+    candidates = list_candidates(start, {"model.name", "model.weights"}, allow_import=False)
+    best = compare(candidates, 1e-4, began=time.perf_counter(), allow_import=False, say=lambda line: None)
+    assert best.recipe.data.size == 2 and not best.tried
+
+
+@pytest.mark.parametrize(
+    ("losses", "epochs", "size"),
+    [
+        ((0.43, 0.30, 0.27), (31, 11, 5), 160),  # within the error of the lowest, with time for a whole schedule
+        ((0.43, 0.32, 0.27), (31, 11, 5), 224),
+        ((0.43, 0.32, 0.27), (31, 11, 2), 160),  # no time for updates
+        ((0.90, 0.70, 0.27), (31, 11, 2), 224),  # its probe is better than the updates of others
+        ((0.43, 0.32, 0.27), (2, 1, 0), 224),
+    ],
+)
+def test_the_choice_weighs_the_probe_and_the_time_for_updates(
+    losses: tuple[float, ...], epochs: tuple[float, ...], size: int
+) -> None:
+    tried = [
+        Tried(
+            step=0,
+            what="features",
+            model="a",
+            size=s,
+            loss=loss,
+            loss_error=0.03,
+            top1=0.9,
+            seconds=1,
+            verdict="",
+            epochs=n,
+        )
+        for s, loss, n in zip((96, 160, 224), losses, epochs, strict=True)
+    ]
+    assert tried[best_of(tried)].size == size

@@ -1,0 +1,151 @@
+"""What is held out: groups whole, kept in the run, the same after a resume; images that were trained on are counted."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+import steadytrain as st
+from steadytrain.config import Budget, Data, Every, Model, Parallel, Recipe
+from steadytrain.data.packing.pack import pack
+from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources.select import split_by_fraction
+from steadytrain.errors import DataError
+from steadytrain.events import Saved
+from steadytrain.training import split as splits
+from steadytrain.training.data import open_data
+from steadytrain.training.split import choose_split, count_trained_on
+
+
+def write_pairs(folder: Path, scenes: int = 20, side: int = 64) -> Path:
+    """Pictures of two classes, each there twice: as PNG and as JPEG, in a folder for each pair."""
+    for number in range(scenes):
+        place = folder / ("cat", "dog")[number % 2] / f"pair-{number}"
+        place.mkdir(parents=True, exist_ok=True)
+        small = np.random.default_rng(number).integers(0, 255, (9, 9, 3), dtype=np.uint8)
+        image = Image.fromarray(small).resize((side, side), Image.Resampling.BICUBIC)
+        image.save(place / f"n{number:02}-a.png")
+        image.save(place / f"n{number:02}-b.jpg", quality=60)
+    return folder
+
+
+def recipe(data: Path, **values: object) -> Recipe:
+    recipe = Recipe(
+        data=Data(train=str(data)),
+        model=Model("mlp", options={"hidden": 8}),
+        budget=Budget(epochs=4),
+        every=Every(evaluate_epochs=1, save_steps=1),
+        parallel=Parallel(device="cpu", threads=1),
+        batch_size=8,
+    )
+    return recipe.with_({"data.size": 16, **values})
+
+
+def stop_after(run: st.Run, step: int) -> None:
+    for event in st.steps(run):
+        if isinstance(event, Saved) and event.step >= step - 1:
+            break
+
+
+def pairs_of(records: Records, ids: NDArray[np.int64] | None) -> set[str]:
+    names = list(records.names())
+    return {Path(names[row]).name[:3] for row in (range(len(names)) if ids is None else ids)}
+
+
+def test_near_copies_are_on_one_side_and_the_line_says_how_many_groups_there_are(tmp_path: Path) -> None:
+    said: list[str] = []
+    data = Data(train=str(write_pairs(tmp_path / "images")))
+    with open_data(data, seed=0, say=said.append).train as train:
+        sets = open_data(data, seed=0)
+        assert not pairs_of(train, sets.train_ids) & pairs_of(train, sets.val_ids)
+        assert sets.groups is not None and len(np.unique(sets.groups)) == 20
+        assert sets.num_val == 8  # a fifth of few images
+        other = open_data(data, seed=1)
+        assert not np.array_equal(other.val_ids, sets.val_ids)  # type: ignore[arg-type]
+    assert "40 images are 20 groups: copies and near copies stay on one side of a split" in said
+    assert any("8 of 40 images (20% of each class, by whole groups) are held out" in line for line in said)
+
+
+@pytest.mark.parametrize("group_by", ["folder", r"/n(\d)", "patient"])
+def test_what_the_user_groups_is_on_one_side(tmp_path: Path, group_by: str) -> None:
+    images = write_pairs(tmp_path / "images", side=24)  # too small for near copies to be told
+    source = images
+    if group_by == "patient":
+        names = sorted(path.relative_to(images) for path in images.glob("*/*/*"))
+        rows = [f"{name},{name.parts[0]},{name.name[:3]}" for name in names]
+        source = images / "table.csv"
+        source.write_text("\n".join(["path,label,patient", *rows]))
+    sets = open_data(
+        Data(train=str(source), group_by=group_by, label_column=("label",) if source != images else ()), seed=0
+    )
+    assert not pairs_of(sets.train, sets.train_ids) & pairs_of(sets.train, sets.val_ids)
+
+
+def test_a_run_keeps_its_split_whatever_the_rule_is_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = write_pairs(tmp_path / "images")
+    whole = st.train(st.Run.create(tmp_path / "whole", recipe(images)), progress=False)
+    run = st.Run.create(tmp_path / "stopped", recipe(images))
+    stop_after(run, 5)
+    kept = np.load(run.split)["val_ids"]
+    monkeypatch.setattr(splits, "group_images", lambda *_, **__: None)  # another rule
+    st.train(st.Run.create(tmp_path / "stopped", recipe(images)), progress=False)
+    assert whole.run.weights.read_bytes() == run.weights.read_bytes()
+    sets = open_data(run.data, seed=0, run=run)
+    assert np.array_equal(sets.val_ids, kept)  # type: ignore[arg-type]
+    whole_file = run.split.read_bytes()
+    for damaged in (whole_file[:100] + b"\xff" * 9 + whole_file[109:], whole_file[:-30], b"", None):
+        run.split.unlink() if damaged is None else run.split.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"split.npz is missing or damaged, and other images would be held out now"):
+            open_data(run.data, seed=0, run=run)
+
+
+def test_a_run_of_before_keeps_the_split_by_class_alone(tmp_path: Path) -> None:
+    images = write_pairs(tmp_path / "images")
+    run = st.Run.create(tmp_path / "run", recipe(images, **{"data.holdout": 0.1}))
+    stop_after(run, 2)
+    run.split.unlink()
+    log = run.directory / "events.jsonl"
+    log.write_text("".join(line.replace('"split":', '"other":') for line in log.read_text().splitlines(True)))
+    run = st.Run.create(run.directory, recipe(images))  # the same command, whose default was a tenth
+    assert run.recipe.data.holdout == 0.1
+    with Records.open(open_data(run.data, seed=0).train.path) as train:
+        old = split_by_fraction(train.labels, fraction=0.1, seed=0)[1]
+        assert np.array_equal(choose_split(train, run.data, seed=0, run=run).val_ids, old)
+    assert not run.split.exists()
+
+
+def test_images_that_were_trained_on_are_counted(tmp_path: Path) -> None:
+    images = write_pairs(tmp_path / "images")
+    run = st.Run.create(tmp_path / "run", recipe(images))
+    st.train(run, progress=False)
+    pack(images, tmp_path / "other", quality=70, shorter_side=40)  # packed anew, by other settings
+    with Records.open(tmp_path / "other.rec") as records:
+        assert count_trained_on(run.directory, records) == 32
+    with Records.open(open_data(run.data, seed=0).train.path) as records:
+        assert count_trained_on(run.directory, records) == 32
+        assert count_trained_on(tmp_path, records) is None
+
+
+@pytest.mark.parametrize("kind", ["folder", "rec", "rec without hashes"])
+def test_validation_images_that_are_training_images_are_said(tmp_path: Path, kind: str) -> None:
+    images, said = write_pairs(tmp_path / "images"), list[str]()
+    val = write_pairs(tmp_path / "val", scenes=2)
+    shutil.copy(images / "cat" / "pair-4" / "n04-a.png", val / "cat" / "new.png")
+    if kind != "folder":
+        for name in ("images", "val"):
+            pack(tmp_path / name, tmp_path / f"{name}-packed")
+            if "without" in kind:
+                (tmp_path / f"{name}-packed.hashes").unlink()
+        images, val = tmp_path / "images-packed.rec", tmp_path / "val-packed.rec"
+    open_data(Data(train=str(images), val=str(val)), seed=0, say=said.append)
+    assert any(line.startswith("5 of 5 validation images are training images") for line in said)
+
+
+def test_a_tenth_is_held_out_of_many_images_and_a_fifth_of_few() -> None:
+    assert [Data(train="x").share_held_out(n) for n in (999, 1000)] == [0.2, 0.1]
+    assert Data(train="x", holdout=0.3).share_held_out(10) == 0.3
