@@ -41,7 +41,7 @@ from finetune_probe import images_of
 from steadytrain.config.figures import USUAL, is_better
 from steadytrain.config.plain import plain
 from steadytrain.reports import spread
-from steadytrain.training.evaluation import Evaluation
+from steadytrain.training.evaluation import Evaluation, evaluate_module
 from steadytrain.training.loop import evaluating
 
 Floats = NDArray[np.float64]
@@ -72,22 +72,22 @@ def answers(
     """Train once; return log-probabilities [evaluations, n, classes] of the pool, and its labels."""
     if not file.exists():
         seen: list[Evaluation] = []
-        evaluate = evaluating.evaluate_module
 
         def keep(*words: Any, **more: Any) -> Evaluation:
-            seen.append(evaluate(*words, **{**more, "keep_logits": True}))
+            seen.append(evaluate_module(*words, **{**more, "keep_logits": True}))
             return seen[-1]
 
         changes: dict[str, object] = {"data.val": str(pooled(images)), "seed": seed, "every.keep": 1}
         run = args.work / "turn" / file.stem
         shutil.rmtree(run, ignore_errors=True)
-        evaluating.evaluate_module = keep  # type: ignore[assignment]
+        loop = vars(evaluating)
+        loop["evaluate_module"] = keep  # of each evaluation, its answers
         try:
             if case == "finetune":
                 (weights,) = (args.data / "weights" / "mobilenetv2_100").glob("*.safetensors")
-                recipe = {"data.size": args.size, "budget.epochs": args.epochs, "model.weights": str(weights.resolve())}
-                google = dict(setting.split("=", 1) for setting in GOOGLES)
-                google = {k: [0.5, 0.5, 0.5] if k.startswith("data.") else v for k, v in google.items()}
+                recipe: dict[str, object] = {"data.size": args.size, "budget.epochs": args.epochs, "model.weights": str(weights.resolve())}
+                settings = dict(setting.split("=", 1) for setting in GOOGLES)
+                google = {k: [0.5, 0.5, 0.5] if k.startswith("data.") else v for k, v in settings.items()}
                 st.finetune(
                     str(images / "train"),
                     {**changes, **recipe, **google, "model.name": "timm/mobilenetv2_100"},
@@ -99,11 +99,11 @@ def answers(
                 recipe_ = st.default_recipe(str(images / "train"), changes)
                 st.train(st.Run.create(run, recipe_), progress=False)
         finally:
-            evaluating.evaluate_module = evaluate
+            loop["evaluate_module"] = evaluate_module
         logits = np.stack([evaluation.logits for evaluation in seen if evaluation.logits is not None])
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.with_suffix(".part").open("wb") as part:
-            np.savez(part, logits=logits, labels=seen[0].labels)
+            np.savez(part, logits=logits, labels=np.asarray(seen[0].labels))
         file.with_suffix(".part").rename(file)
         shutil.rmtree(run)
         machine.say(f"{file.stem}: top-1 by evaluation {[round(evaluation.top1, 3) for evaluation in seen]}")

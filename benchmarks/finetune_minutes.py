@@ -60,7 +60,7 @@ def contend(name: str, images: Path, weights: Path, seed: int, turn: Path, args:
         words = [images, weights, 20, seed, SIZES[-1], turn, 60 * int(number)]
         script = str(PEERS / "finetune_autogluon.py")
         answer = asked([*one, str(python), clock, script, *map(str, words)], turn, LIMIT)
-        values = json.loads(answer.splitlines()[-1])
+        values: dict[str, Any] = json.loads(answer.splitlines()[-1])
     else:
         words = ["finetune", images / "train", "--val", images / "validation", "--run", turn / "run", "--seed", seed]
         words += ["--model", "timm/mobilenetv2_100", "--weights", weights, "--json"]

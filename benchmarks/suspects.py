@@ -71,7 +71,7 @@ def confusion(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     """Return how likely each class is confused with each other one: [K, K], rows add up to 1."""
     means = np.array([probabilities[labels == k].mean(0) for k in range(probabilities.shape[1])])
     np.fill_diagonal(means, 0)
-    return means / means.sum(1, keepdims=True)
+    return np.asarray(means / means.sum(1, keepdims=True))
 
 
 def flipped(labels: np.ndarray, rate: float, kind: str, likely: np.ndarray, seed: int) -> np.ndarray:
