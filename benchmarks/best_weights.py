@@ -85,7 +85,8 @@ def answers(
         try:
             if case == "finetune":
                 (weights,) = (args.data / "weights" / "mobilenetv2_100").glob("*.safetensors")
-                recipe: dict[str, object] = {"data.size": args.size, "budget.epochs": args.epochs, "model.weights": str(weights.resolve())}
+                recipe: dict[str, object] = {"data.size": args.size, "budget.epochs": args.epochs}
+                recipe["model.weights"] = str(weights.resolve())
                 settings = dict(setting.split("=", 1) for setting in GOOGLES)
                 google = {k: [0.5, 0.5, 0.5] if k.startswith("data.") else v for k, v in settings.items()}
                 st.finetune(
