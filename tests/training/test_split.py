@@ -86,6 +86,24 @@ def test_what_the_user_groups_is_on_one_side(tmp_path: Path, group_by: str) -> N
     assert not pairs_of(sets.train, sets.train_ids) & pairs_of(sets.train, sets.val_ids)
 
 
+def test_folders_of_the_same_names_in_each_class_are_groups_where_the_user_says_so(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for number in range(30):
+        place = tmp_path / "pets" / ("cat", "dog")[number % 2] / f"patient-{number // 2 % 5}" / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (64, 64, 3), np.uint8)).save(place)
+    with pytest.raises(DataError, match=r"series\) in each class: steady train \S+ --group-by folder"):
+        open_data(Data(train=str(tmp_path / "pets")), seed=0)
+    data = open_data(Data(train=str(tmp_path / "pets"), group_by="folder"), seed=0)
+    assert data.classes == ("cat", "dog") and data.groups is not None and len(np.unique(data.groups)) == 5
+    assert data.train_ids is not None and data.val_ids is not None
+    assert not {*data.groups[data.train_ids]} & {*data.groups[data.val_ids]}
+    data.close()
+    files = pack(tmp_path / "pets", tmp_path / "out", group="folder", val_fraction=0.2)
+    names = [{Path(name).parent.name for name in Records.open(file.path).names()} for file in files]
+    assert len(names) == 2 and not names[0] & names[1]
+
+
 def test_a_run_keeps_its_split_whatever_the_rule_is_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = write_pairs(tmp_path / "images")
     whole = st.train(st.Run.create(tmp_path / "whole", recipe(images)), progress=False)

@@ -482,6 +482,12 @@ def test_the_command_for_each_meaning_of_such_folders_works(
         inside = tuple(sorted({name.rsplit("/", 2)[1] for name in names if name.startswith(f"{top}/")}))
         assert (opened.train.class_list, part and part.class_list) == (inside,) * 2
 
+    tops = {name.split("/")[names[0].startswith("train/A")] for name in names}
+    if "groups (" in message:
+        _, _, train, _, group_by = shlex.split(message.split("in each class: ")[1].split("; ")[0])
+        with closing(open_named(st.Data(train=train, group_by=group_by))) as opened:
+            assert set(opened.train.class_list) == tops
+
     if "parts of one set: " in message:
         _, _, *parts, _ = shlex.split(message.split("parts of one set: ")[1].split("; classes")[0])
         [packed, *_] = st.pack(parts, tmp_path / "out")
@@ -489,7 +495,6 @@ def test_the_command_for_each_meaning_of_such_folders_works(
 
     command = message.split("classes: ")[1].split(", and give")[0]
     subprocess.run(["bash", "-c", command], check=True)
-    tops = {name.split("/")[names[0].startswith("train/A")] for name in names}
     listings = found(shlex.split(message.split(", and give ")[1])[0], tmp_path / "scratch")
     assert set(listings[0].classes) == tops
     assert sum(map(len, listings)) == len(names)

@@ -46,7 +46,7 @@ class LabelNames(tuple[str, ...]):
 
 
 class RunClasses(tuple[str, ...]):
-    """The class list that a run began with: which folders of its source are classes was decided then."""
+    """A class list of a source of which it is decided which folders are classes, as when its run began; empty: all."""
 
     __slots__ = ()
 

@@ -204,6 +204,9 @@ def _words_for_alike(look: FolderLook, where: Path, paths: Sequence[str], base: 
     places = [shlex.quote(str(folder / (path.partition("/")[0] if is_divided else path))) for path in ordered]
     other = num_parts % len(places) or 1
     flag = "--test" if splits[ordered[other]] == "test" else "--val"
+    groups = ""
+    if not any(splits.values()) and not any("/" in path for path in paths):
+        groups = f"groups (patients, series) in each class: steady train {shlex.quote(str(folder))} --group-by folder; "
     several = f"parts of one set: steady pack {' '.join(places[:num_parts])} OUT; " * (num_parts > 1)
     sed = r's#^\./([^/]+)/.*#"&","\1"#'
     if is_divided or len({path.partition("/")[0] for path in paths}) == 1:  # or the classes may be those of train
@@ -213,7 +216,7 @@ def _words_for_alike(look: FolderLook, where: Path, paths: Sequence[str], base: 
     return (
         f"{where} holds {few(paths)}, each with folders of the same names ({few(look(paths[0]).folders)}), so these may"
         f" be splits, parts of one set, or classes. {unpack}Splits: steady train {places[0]} {flag} {places[other]};"
-        f" {several}classes: (cd {shlex.quote(str(folder))} && {find}), and"
+        f" {groups}{several}classes: (cd {shlex.quote(str(folder))} && {find}), and"
         f" give {shlex.quote(str(folder / 'classes.csv'))}"
     )
 
