@@ -26,7 +26,7 @@ from steadytrain.format import OnProgress, Say, count, print_note
 from steadytrain.machine import facts
 from steadytrain.training import build
 from steadytrain.training.data import load
-from steadytrain.training.inference.classifier import classifier_inputs, classifier_of
+from steadytrain.training.inference.classifier import classifier_of, features_and_logits
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.precision import products
@@ -132,7 +132,7 @@ def _compute(
             images, n = batch.images, len(batch.images)
             if n < batch_size:
                 images = torch.cat([images, images[-1:].expand(batch_size - n, *images.shape[1:])])
-            values = classifier_inputs(head, trained, images, limit)[:n]
+            values = features_and_logits(head, trained, images, limit)[0][:n]
             writer.write(missing[first : first + n], values.cpu().numpy())
             first += n
             if progress is not None:

@@ -43,11 +43,6 @@ def find_classifier(trained: Trained, images_BHWC: torch.Tensor) -> nn.Module:
     raise ModelError(f"{trained.title} does not end in one linear layer: what its features are is not known")
 
 
-def classifier_inputs(head: nn.Module, trained: Trained, images_BHWC: torch.Tensor, limit: PassLimit) -> torch.Tensor:
-    """Return what the classifier is given for each image, float32 [B, D]."""
-    return features_and_logits(head, trained, images_BHWC, limit)[0]
-
-
 def features_and_logits(
     head: nn.Module, trained: Trained, images_BHWC: torch.Tensor, limit: PassLimit
 ) -> tuple[torch.Tensor, torch.Tensor]:
