@@ -26,7 +26,7 @@ from steadytrain.data.packing.prepare import prepare as prepare_records
 from steadytrain.data.recordio.card import RunClasses, card_for, read_classes, record_files
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.results.scores import UNEVEN, class_ratio
-from steadytrain.data.sources.groups import FOLDER, make_hashes, say_whole_classes
+from steadytrain.data.sources.groups import decided_classes, make_hashes, say_whole_classes
 from steadytrain.data.sources.labels import require_zero_or_one, say_doubt
 from steadytrain.data.sources.layout import TABLES
 from steadytrain.data.sources.listing import Labels
@@ -452,9 +452,7 @@ def _say_unmeasured(
 
 
 def _prepare_train(data: Data, classes: RunClasses | None, prepare: Callable[..., Prepared]) -> Prepared:
-    class_list: RunClasses | Path | None = classes if data.classes is None else Path(data.classes)
-    if class_list is None and data.group_by == FOLDER:
-        class_list = RunClasses()  # folders of the same names in all classes are groups, and no splits
+    class_list = decided_classes(classes if data.classes is None else Path(data.classes), data.group_by)
     if _is_val_alone_a_table(data):  # where paths start, and which columns count, is then said of that
         return prepare(data.train, classes=class_list, zip_names=data.zip_names)
     columns = {"path_column": data.path_column, "label_column": data.label_column, "split_column": data.split_column}

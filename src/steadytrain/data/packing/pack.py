@@ -34,7 +34,6 @@ from steadytrain.data.packing.portions import EncodedPortion, Portion, encode_al
 from steadytrain.data.recordio.card import (
     Card,
     Rejected,
-    RunClasses,
     card_of,
     card_path,
     companion_fault,
@@ -47,7 +46,7 @@ from steadytrain.data.recordio.lst import format_line, list_path
 from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers, remove_left
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import find_all, source_name
-from steadytrain.data.sources.groups import FOLDER, is_column
+from steadytrain.data.sources.groups import decided_classes, is_column
 from steadytrain.data.sources.listing import PORTION_FILES, Listing
 from steadytrain.data.sources.select import Identical, Selection, shard
 from steadytrain.data.storage.outgoing import Outgoing
@@ -109,9 +108,8 @@ class PackRequest:
 
     def listings(self, places: Sequence[str], scratch: Path, say: Say) -> list[Listing]:
         """List the sources, which lie at ``places`` on this disk; one listing, or one for each split."""
-        lookup: dict[str, Any] = {"root": self.root, "labels": self.labels, "classes": self.classes}
-        if self.classes is None and self.group == FOLDER:
-            lookup["classes"] = RunClasses()  # folders of the same names in all classes are groups, and no splits
+        classes = decided_classes(self.classes, self.group)
+        lookup: dict[str, Any] = {"root": self.root, "labels": self.labels, "classes": classes}
         columns = ColumnNames.of(self.path_column, self.label_column, self.split_column, self.zip_names)
         group = self.group if self.group is not None and is_column(self.group) else None
         lookup |= {"group": group, "columns": columns}

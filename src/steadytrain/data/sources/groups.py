@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from math import inf
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
@@ -20,6 +21,7 @@ from steadytrain.data.arrays import Ints
 from steadytrain.data.images.decode import BadImageError, decode_file, orientation, read_header, to_pixels, turn
 from steadytrain.data.images.look import duplicates
 from steadytrain.data.images.near import MOST_BITS, SEEN_SIDE, Hashes, begin_hashes, count_bits, end_hashes, near_pairs
+from steadytrain.data.recordio.card import RunClasses
 from steadytrain.data.recordio.hashes import HASHES, ImageHashes, cached_path, hashes_file
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.listing import Labels
@@ -28,6 +30,8 @@ from steadytrain.files import replace_file
 from steadytrain.format import OnProgress, Say, count, few, printable
 from steadytrain.machine.cgroups import cores
 
+C = TypeVar("C")
+
 FOLDER = "folder"
 """Value of ``--group-by``: images of one folder below that of their class belong together."""
 
@@ -35,6 +39,14 @@ GIANT_SHARE, GIANT_IMAGES = 0.2, 16
 """Share of a class, and images, beyond which a chain of near copies is cut: more than what is held out."""
 
 _PORTION, _MOST_EDGES, _BLOCK_EDGES, _MOST_COMPARED = 64, 1 << 22, 1 << 16, 2048
+
+
+def decided_classes(classes: C | None, group_by: str | None) -> C | RunClasses | None:
+    """Return a class list; without one, where folders are groups, that of a source whose top folders are its classes.
+
+    Folders of the same names in all classes are groups then, and no splits.
+    """
+    return RunClasses() if classes is None and group_by == FOLDER else classes
 
 
 def is_column(group_by: str) -> bool:
