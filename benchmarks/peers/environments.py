@@ -47,7 +47,11 @@ ENVIRONMENTS = {
         ),
         "import torchvision",
     ),
-    "autogluon": Environment(("autogluon.multimodal==1.6.3",), "from autogluon.multimodal import MultiModalPredictor"),
+    "autogluon": Environment(
+        # === takes the build of that name alone: torchvision's operators are not in a +cpu build of another index.
+        ("autogluon.multimodal==1.6.3", "torch===2.13.0", "torchvision==0.28.0"),
+        "from autogluon.multimodal import MultiModalPredictor",
+    ),
 }
 
 
