@@ -29,7 +29,6 @@ from steadytrain.training.data import DataSets, DeviceBatch, load, open_data
 from steadytrain.training.device import prepare_device, set_up_machine
 from steadytrain.training.features.folds import out_of_fold
 from steadytrain.training.features.table import FEATURE_BATCH, feature_table
-from steadytrain.training.finetuning.linear_probe import find_linear
 from steadytrain.training.finetuning.tries import FIRST_EPOCHS
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.precision import Policy
@@ -216,7 +215,6 @@ def measure(recipe: Recipe, *, seconds: float, allow_import: bool) -> tuple[Rate
         set_up_machine(recipe, device, None, lambda message: None)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)
-        find_linear(built)
         state = build.state(recipe, built, build.engine(recipe, device, None), input=input)
         update = build.update(recipe, built, input, state, num_classes=len(data.classes), num_labels=data.num_labels)
         startup = time.perf_counter() - began

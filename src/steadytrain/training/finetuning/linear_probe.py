@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,14 @@ from steadytrain.data.results.predictions import write_predictions
 from steadytrain.data.sources.select import fold_numbers, split_by_fraction
 from steadytrain.errors import ModelError, StorageError
 from steadytrain.events import ProbeProgress
-from steadytrain.models import Built
 from steadytrain.training import build
 from steadytrain.training.data import load
 from steadytrain.training.evaluation import image_outputs
 from steadytrain.training.features.folds import fit_classifier, out_of_fold
 from steadytrain.training.features.table import FEATURE_BATCH, TableWriter, open_table, table_folder
+from steadytrain.training.inference.classifier import classifier_of, features_and_logits
 from steadytrain.training.inference.trained import Trained
+from steadytrain.training.memory import PassLimit
 from steadytrain.training.session.session import Session
 
 HELD_OUT = 0.2
@@ -51,12 +52,17 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
         ModelError: the classifier is not one linear layer.
     """
     state, recipe, data = session.state, session.recipe, session.data
-    head = find_linear(session.built)
+    trained = frozen(session)
+    try:
+        with evaluation_mode(state.module):
+            head = classifier_of(trained)
+    except ModelError as error:
+        raise ModelError(f"{error}; use model.train=head, or head:1+full") from error
     progress = ProbeProgress(step=0, images=0, total=passes * data.num_train)
     yield progress
     parts = []
     for number in range(passes):
-        part, progress = yield from compute_features(session, head, number, stop, progress)
+        part, progress = yield from compute_features(session, trained, head, number, stop, progress)
         if part is None:
             return
         parts.append(part)
@@ -70,7 +76,9 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
     is_held = torch.isin(ids, torch.from_numpy(records[held_out]).to(ids.device))
     weight, bias, penalty, top1 = fit_classifier(values, classes, is_held, len(data.classes))
     folded = _answer_folds(session, parts[0]) if recipe.model.folds else {}
-    copies = [head] if state.ema is None else [head, state.ema.module.get_submodule(session.built.head[0])]
+    copies = [head]
+    if state.ema is not None:
+        copies += [b for a, b in zip(state.module.modules(), state.ema.module.modules(), strict=True) if a is head]
     with torch.no_grad():
         for name, value in (("weight", weight), ("bias", bias)):
             parameters = [parameter for copy in copies if (parameter := getattr(copy, name)) is not None]
@@ -104,53 +112,51 @@ def _answer_folds(session: Session, part: tuple[Tensor, Tensor, Tensor]) -> dict
     return {"by_fold": list(answers.by_fold), **figures}
 
 
-def find_linear(built: Built) -> nn.Linear | nn.Conv2d:
-    """Return the classifier, one linear layer or one 1x1 convolution. Raises ModelError."""
-    head = built.module.get_submodule(built.head[0]) if len(built.head) == 1 else None
-    if isinstance(head, nn.Linear) or (isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1)):
-        return head
-    raise _refused(built)
+def frozen(session: Session) -> Trained:
+    """Return the network of a session that has made no update, as what computes features takes it."""
+    name = session.built.name
+    return Trained(session.state.module, session.state.policy, session.input, session.data.classes, name, Path(name))
 
 
-def _refused(built: Built) -> ModelError:
-    return ModelError(
-        f"the classifier of {built.name} ({', '.join(built.head) or 'unknown'}) is not one linear layer that ends the"
-        " network: it cannot be fitted to features; use model.train=head, or head:1+full"
-    )
-
-
-def _table_folder(session: Session, head: nn.Module) -> Path | None:
-    """Return where the features of the first pass are kept; None: ranks share the pass, or there is no cache."""
-    state, name = session.state, session.built.name
-    if state.engine.world.size > 1:
-        return None
-    trained = Trained(state.module, state.policy, session.input, session.data.classes, name, Path(name))
-    with suppress(StorageError):
-        return table_folder(trained, session.data.train, head=head)
-    return None
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Put all parts of a network into evaluation mode, and back."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def compute_features(
-    session: Session, head: nn.Linear | nn.Conv2d, number: int, stop: Callable[[], str | None], before: ProbeProgress
+    session: Session,
+    trained: Trained,
+    head: nn.Module,
+    number: int,
+    stop: Callable[[], str | None],
+    before: ProbeProgress,
 ) -> Generator[ProbeProgress, None, tuple[tuple[Tensor, Tensor, Tensor] | None, ProbeProgress]]:
     """Send each training image through the frozen network once, and yield how far all passes are.
 
     Returns float32 [N, D] features, int64 [N] labels and record numbers; None where any rank was asked to stop.
 
-    Raises ModelError where the classifier does not end the network.
-
     Args:
         session: nothing of it changes.
-        head: its classifier, whose input is what is kept.
+        trained: its network, and ``head`` the classifier of that, whose input is what is kept.
         number: of the pass: 0 crops as evaluation does, later ones as training does.
         stop: is asked before each batch.
         before: the progress of the passes before it.
     """
     state, data, world = session.state, session.data, session.state.engine.world
     n, is_stopped, rows = data.num_train, False, []
-    table = _table_folder(session, head) if number == 0 else None
+    table: Path | None = None
+    if number == 0 and world.size == 1:  # ranks share the pass
+        with suppress(StorageError):  # there may be no cache
+            table = table_folder(trained, data.train, head=head)
     labels, ids = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
-    caught: list[tuple[Tensor, Tensor]] = []
+    limit = PassLimit("evaluation", on_halved=lambda halved: None, mode="halve" if world.size == 1 else "fixed")
     values: Tensor | None = None
     stride = FEATURE_BATCH * world.size
     began = last_report = time.perf_counter()
@@ -192,9 +198,6 @@ def compute_features(
             rows.append((places, is_new))
             yield batch
 
-    def catch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        caught.append((inputs[0].detach(), output.detach()))
-
     def progress() -> ProbeProgress:
         return msgspec.structs.replace(
             before,
@@ -204,31 +207,18 @@ def compute_features(
             feed={name: value for name, value in vars(feed.stats()).items() if name != "by_loop"},
         )
 
-    hook = head.register_forward_hook(catch)
-    modes = [(part, part.training) for part in state.module.modules()]
-    state.module.eval()
-    try:
-        with feed:
-            for batch, (places, is_new) in zip(load(until_stopped(), state.engine.device), rows, strict=False):
-                with torch.no_grad(), state.policy.autocast():
-                    logits = state.module(state.policy.images(batch.images, session.input.mean, session.input.std))
-                ((inputs, output),) = caught
-                caught.clear()
-                if inputs[0].numel() != head.weight[0].numel() or not torch.equal(output.view_as(logits), logits):
-                    raise _refused(session.built)  # it is a sum over places, or something follows it
-                inputs = inputs.float().flatten(1)
-                if values is None:
-                    values = inputs.new_zeros(n, inputs.shape[1])
-                values[places[is_new].to(inputs.device)] = inputs[is_new.to(inputs.device)]
-                waited, batches = waited + batch.wait_seconds, batches + 1
-                if time.perf_counter() - last_report >= TOLD_SECONDS and batches * stride < n:
-                    last_report = time.perf_counter()
-                    yield progress()
-            reached = progress()
-    finally:
-        hook.remove()
-        for part, mode in modes:
-            part.training = mode
+    with evaluation_mode(state.module), feed:
+        for batch, (places, is_new) in zip(load(until_stopped(), state.engine.device), rows, strict=False):
+            with torch.no_grad():
+                inputs, _ = features_and_logits(head, trained, batch.images, limit)
+            if values is None:
+                values = inputs.new_zeros(n, inputs.shape[1])
+            values[places[is_new].to(inputs.device)] = inputs[is_new.to(inputs.device)]
+            waited, batches = waited + batch.wait_seconds, batches + 1
+            if time.perf_counter() - last_report >= TOLD_SECONDS and batches * stride < n:
+                last_report = time.perf_counter()
+                yield progress()
+        reached = progress()
     device = state.engine.device
     if float(state.engine.sum(torch.tensor(float(is_stopped), device=device))):
         return None, reached

@@ -40,7 +40,10 @@ def find_classifier(trained: Trained, images_BHWC: torch.Tensor) -> nn.Module:
     for layer, output in outputs.items():
         if output.numel() == logits.numel() and torch.equal(output.reshape_as(logits), logits):
             return layer
-    raise ModelError(f"{trained.title} does not end in one linear layer: what its features are is not known")
+    raise ModelError(
+        f"the classifier of {trained.title} is not one linear layer that ends the network: what its features are is not"
+        " known"
+    )
 
 
 def features_and_logits(
