@@ -16,7 +16,7 @@ from steadytrain.training.finetuning.compare import RESERVE, Rates, compare, lis
 from steadytrain.training.finetuning.tries import first_epochs
 
 PLANNED = (
-    *("model.train", "model.name", "data.size"),
+    *("model.train", "model.name", "data.size", "data.fit"),
     *("budget.epochs", "budget.steps", "budget.minutes", "budget.fill"),
     *("optim.lr", "optim.ema", "optim.warmup", "optim.warmup_epochs"),
 )
@@ -65,7 +65,14 @@ class FinetunePlan:
 
 
 def choose(
-    rates: Rates, *, minutes: float, spent: float, num_train: int, num_val: int, train: str | None = None
+    rates: Rates,
+    *,
+    minutes: float,
+    spent: float,
+    num_train: int,
+    num_val: int,
+    train: str | None = None,
+    refuses: bool = True,
 ) -> tuple[Option, ...]:
     """Choose between a probe alone and updates from it.
 
@@ -82,6 +89,7 @@ def choose(
         minutes: in all; ``spent``: seconds of them that are over.
         num_train, num_val: images.
         train: a ``model.train`` of the user's: the only option then.
+        refuses: minutes that are too few; else the first option is taken all the same, as most of them are over.
 
     Raises:
         RecipeError: not even one pass, or one epoch of the user's choice, fits.
@@ -96,7 +104,7 @@ def choose(
         epochs = max(0, int((left - passes) / epoch)) if epoch else 0
         fits = epochs >= 1 if epoch else passes <= left
         options.append(Option(word, passes, epoch, epochs, "fits" if fits else "too slow"))
-    if all(option.verdict != "fits" for option in options):
+    if refuses and all(option.verdict != "fits" for option in options):
         seconds = options[0].pass_seconds + options[0].epoch_seconds
         least = (seconds + spent + rates.startup) / (1 - RESERVE) / 60
         raise RecipeError(
@@ -115,6 +123,7 @@ def plan_finetune(
     chosen: Container[str],
     began: float,
     allow_import: bool = False,
+    fetches: bool = False,
     say: Say = lambda message: None,
 ) -> FinetunePlan:
     """Compare, measure, choose, and return the recipe that fits into so many minutes, which end it too if they must.
@@ -124,6 +133,7 @@ def plan_finetune(
         minutes: from ``began`` on, by ``time.perf_counter()``.
         chosen: keys of the recipe that the user chose: these stay.
         allow_import: import the recipe's ``pkg.mod:factory`` model.
+        fetches: networks may be fetched to be compared.
         say: takes a line on each size and network that was compared.
 
     Raises:
@@ -136,8 +146,9 @@ def plan_finetune(
             f" --set budget.minutes={minutes:g}"
         )
     can_choose = "model.train" not in chosen and bool(parse_train(recipe.model.train).probe_passes)
-    candidates = list_candidates(recipe, chosen, allow_import=allow_import)
-    compared = compare(candidates, minutes, began=began, allow_import=allow_import, say=say)
+    candidates = list_candidates(recipe, chosen, allow_import=allow_import, fetches=fetches)
+    keeps_fit = "data.fit" in chosen
+    compared = compare(candidates, minutes, began=began, allow_import=allow_import, keeps_fit=keeps_fit, say=say)
     recipe, rates = compared.recipe, compared.rates
     options = choose(
         rates,
@@ -146,6 +157,7 @@ def plan_finetune(
         num_train=compared.num_train,
         num_val=compared.num_val,
         train=None if can_choose else recipe.model.train,
+        refuses=not compared.tried,
     )
     best = next(option for option in options if option.verdict == "chosen")
     fills = bool(parse_train(best.train).probe_passes and best.epochs)
