@@ -91,10 +91,10 @@ class FitGain:
     def words(self) -> str:
         """Say what is better, by how much, and which flag takes it."""
         loss, fit = self.tried.loss, self.tried.fit
+        images, difference = count(self.n, "training image"), f"{self.gain:.4f}, standard error {self.error:.4f}"
         return (
-            f"--fit {fit} is better for these images: by folds of {count(self.n, 'training image')}, the loss of a"
-            f" probe is {loss:.4f} with {fit} and {loss + self.gain:.4f} with {self.instead} (difference {self.gain:.4f},"
-            f" standard error {self.error:.4f})"
+            f"--fit {fit} is better for these images: by folds of {images}, the loss of a probe is {loss:.4f} with {fit}"
+            f" and {loss + self.gain:.4f} with {self.instead} (difference {difference})"
         )
 
 
