@@ -93,7 +93,7 @@ class FitGain:
         loss, fit = self.tried.loss, self.tried.fit
         images, difference = count(self.n, "training image"), f"{self.gain:.4f}, standard error {self.error:.4f}"
         return (
-            f"--fit {fit} is better for these images: by folds of {images}, the loss of a probe is {loss:.4f} with {fit}"
+            f"--fit {fit} is better here: by folds of {images}, the loss of a probe is {loss:.4f} with {fit}"
             f" and {loss + self.gain:.4f} with {self.instead} (difference {difference})"
         )
 
