@@ -376,6 +376,17 @@ def buffers_of(*modules: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]
 
 
 @contextmanager
+def preserve_modes(module: nn.Module) -> Iterator[None]:
+    """Restore which parts of a network are in training mode on exit."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+@contextmanager
 def preserve_buffers(module: nn.Module) -> Iterator[None]:
     """Restore a network's buffers (running statistics) on exit, and drop its gradients."""
     before = [(part, name, buffer, buffer.clone()) for part, name, buffer in buffers_of(module)]

@@ -27,14 +27,7 @@ from steadytrain.training.compute.timing import timed, use_fastest_threads
 from steadytrain.training.data import DataSets, DeviceBatch, load, open_data
 from steadytrain.training.device import prepare_device, set_up_machine
 from steadytrain.training.features.table import FEATURE_BATCH
-from steadytrain.training.finetuning.fits import (
-    FIT_IMAGES,
-    FOLDS,
-    Folded,
-    compare_fits,
-    fold_training,
-    tried_features,
-)
+from steadytrain.training.finetuning.fits import FIT_IMAGES, FOLDS, Folded, compare_fits, fold_training, tried_features
 from steadytrain.training.finetuning.tries import FIRST_EPOCHS
 from steadytrain.training.inference.classifier import classifier_of
 from steadytrain.training.inference.trained import Trained

@@ -25,9 +25,10 @@ from steadytrain.training import build
 from steadytrain.training.data import DataSets
 from steadytrain.training.features.folds import OutOfFold, out_of_fold, standard_error
 from steadytrain.training.features.table import feature_table
-from steadytrain.training.finetuning.linear_probe import evaluation_mode, frozen
+from steadytrain.training.finetuning.linear_probe import frozen
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.session.session import Session
+from steadytrain.training.state import preserve_modes
 
 FOLDS = 5
 
@@ -100,18 +101,8 @@ class FitGain:
 
 def tried_features(model: str, input: Input, answers: OutOfFold, *, seconds: float, fit: str | None = None) -> Tried:
     """Return the event of a network and a size of images, by the answers of its probes."""
-    return Tried(
-        step=0,
-        what="features",
-        model=model,
-        size=input.size or 0,
-        loss=answers.loss,
-        loss_error=answers.loss_error,
-        top1=answers.top1,
-        seconds=seconds,
-        verdict="",
-        fit=fit,
-    )
+    figures = {"loss": answers.loss, "loss_error": answers.loss_error, "top1": answers.top1, "seconds": seconds}
+    return Tried(step=0, what="features", model=model, size=input.size or 0, verdict="", fit=fit, **figures)
 
 
 def compare_fits(recipe: Recipe, built: Built, trained: Trained, data: DataSets) -> list[FitGain]:
@@ -149,6 +140,7 @@ def better_fit(session: Session) -> FitGain | None:
     is_free = session.state.engine.world.size == 1 and recipe.budget.minutes is None and data.num_train >= 4 * FOLDS
     gains = list[FitGain]()
     if is_worth and is_free:
-        with suppress(StorageError), evaluation_mode(session.state.module):  # there may be no cache
+        with suppress(StorageError), preserve_modes(session.state.module):  # there may be no cache
+            session.state.module.eval()
             gains = compare_fits(recipe, session.built, frozen(session), data)
     return gains[0] if gains and gains[0].is_sure else None

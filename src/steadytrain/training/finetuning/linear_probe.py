@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from steadytrain.training.inference.classifier import classifier_of, features_an
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.session.session import Session
+from steadytrain.training.state import preserve_modes
 
 HELD_OUT = 0.2
 """Share of each class of the training images that the penalty is chosen on; the fit that is kept has them all."""
@@ -54,7 +55,8 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
     state, recipe, data = session.state, session.recipe, session.data
     trained = frozen(session)
     try:
-        with evaluation_mode(state.module):
+        with preserve_modes(state.module):
+            state.module.eval()
             head = classifier_of(trained)
     except ModelError as error:
         raise ModelError(f"{error}; use model.train=head, or head:1+full") from error
@@ -116,18 +118,6 @@ def frozen(session: Session) -> Trained:
     """Return the network of a session that has made no update, as what computes features takes it."""
     name = session.built.name
     return Trained(session.state.module, session.state.policy, session.input, session.data.classes, name, Path(name))
-
-
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Put all parts of a network into evaluation mode, and back."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def compute_features(
@@ -207,7 +197,8 @@ def compute_features(
             feed={name: value for name, value in vars(feed.stats()).items() if name != "by_loop"},
         )
 
-    with evaluation_mode(state.module), feed:
+    with preserve_modes(state.module), feed:
+        state.module.eval()
         for batch, (places, is_new) in zip(load(until_stopped(), state.engine.device), rows, strict=False):
             with torch.no_grad():
                 inputs, _ = features_and_logits(head, trained, batch.images, limit)

@@ -89,7 +89,7 @@ def choose(
         minutes: in all; ``spent``: seconds of them that are over.
         num_train, num_val: images.
         train: a ``model.train`` of the user's: the only option then.
-        refuses: minutes that are too few; else the first option is taken all the same, as most of them are over.
+        refuses: minutes that are too few; else the first option is taken all the same, with one epoch at most.
 
     Raises:
         RecipeError: not even one pass, or one epoch of the user's choice, fits.
@@ -101,7 +101,7 @@ def choose(
         plan = parse_train(word)
         passes = plan.probe_passes * num_train / rates.features + (evaluation if plan.probe_passes else 0.0)
         epoch = 0.0 if plan.main == "probe" else num_train / rates.full + evaluation
-        epochs = max(0, int((left - passes) / epoch)) if epoch else 0
+        epochs = max(0 if refuses or train is None else 1, int((left - passes) / epoch)) if epoch else 0
         fits = epochs >= 1 if epoch else passes <= left
         options.append(Option(word, passes, epoch, epochs, "fits" if fits else "too slow"))
     if refuses and all(option.verdict != "fits" for option in options):
