@@ -138,7 +138,8 @@ def compare(
         missing = {each.model.name for each in candidates[1:] if each.model.pretrained} - {first.model.name}
         missing = {name for name in missing if not has_local_weights(name)}
         rated = _rate_all(candidates, missing, rate, least, say)
-        left, fastest = seconds_left() - share, rated[0]
+        left = seconds_left() - share
+        fastest = next(pair for pair in rated if pair[0].model.name not in missing)
         rated = [pair for pair in rated if (n + data.num_val) / pair[1].features + pair[1].startup <= left]
         totals = accumulate(1 / rates.features for _, rates in rated)
         rated = [pair for pair, total in zip(rated, totals, strict=True) if 1 / total >= least]

@@ -132,12 +132,8 @@ def compute_features(
 
     Returns float32 [N, D] features, int64 [N] labels and record numbers; None where any rank was asked to stop.
 
-    Args:
-        session: nothing of it changes.
-        trained: its network, and ``head`` the classifier of that, whose input is what is kept.
-        number: of the pass: 0 crops as evaluation does, later ones as training does.
-        stop: is asked before each batch.
-        before: the progress of the passes before it.
+    ``number``: of the pass: 0 crops as evaluation does, later ones as training does. ``stop`` is asked before each
+    batch. ``before``: the progress of the passes before it.
     """
     state, data, world = session.state, session.data, session.state.engine.world
     n, is_stopped, rows = data.num_train, False, []

@@ -74,25 +74,15 @@ def choose(
     train: str | None = None,
     refuses: bool = True,
 ) -> tuple[Option, ...]:
-    """Choose between a probe alone and updates from it.
+    """Choose a probe and updates for as many epochs as fit, since the best weights are kept; the probe where none does.
 
-    The rule: a probe and updates for as many epochs as fit, since the best weights are kept; the probe where not one
-    does.
+    ``spent``: seconds of the minutes that are over. ``train``: a ``model.train`` of the user's, the only option then.
+    ``refuses``: raise RecipeError where no option fits; else the first is taken, with one epoch at most.
 
     >>> rates = Rates(features=200, full=25, startup=4)
     >>> options = choose(rates, minutes=3, spent=20, num_train=640, num_val=250)
     >>> [(option.train, option.epochs, option.verdict) for option in options]
     [('probe', 0, 'fits'), ('probe+discriminative', 4, 'chosen')]
-
-    Args:
-        rates: measured ones.
-        minutes: in all; ``spent``: seconds of them that are over.
-        num_train, num_val: images.
-        train: a ``model.train`` of the user's: the only option then.
-        refuses: minutes that are too few; else the first option is taken all the same, with one epoch at most.
-
-    Raises:
-        RecipeError: not even one pass, or one epoch of the user's choice, fits.
     """
     left = 60 * minutes * (1 - RESERVE) - spent - rates.startup
     evaluation = num_val / rates.features
@@ -126,12 +116,11 @@ def plan_finetune(
     fetches: bool = False,
     say: Say = lambda message: None,
 ) -> FinetunePlan:
-    """Compare, measure, choose, and return the recipe that fits into so many minutes, which end it too if they must.
+    """Return the recipe that fits into so many minutes, by measuring and comparing; they end the run if they must.
 
     Args:
-        recipe: of a user's choices and the defaults.
+        recipe: of a user's choices, whose keys are ``chosen`` and stay, and the defaults.
         minutes: from ``began`` on, by ``time.perf_counter()``.
-        chosen: keys of the recipe that the user chose: these stay.
         allow_import: import the recipe's ``pkg.mod:factory`` model.
         fetches: networks may be fetched to be compared.
         say: takes a line on each size and network that was compared.
@@ -162,16 +151,13 @@ def plan_finetune(
     best = next(option for option in options if option.verdict == "chosen")
     fills = bool(parse_train(best.train).probe_passes and best.epochs)
     epochs = first_epochs(best.epochs) if fills else best.epochs
-    changes: dict[str, object] = {"model.train": best.train, "budget.epochs": epochs, "budget.minutes": minutes}
-    changes["budget.fill"] = fills
-    if best.epoch_seconds > LONG_EPOCH and "every.evaluate_epochs" not in chosen:
-        changes["every.evaluate_epochs"] = 0.5  # updates that undo the probe are noticed earlier
-    usual = usual_recipe(str(recipe.data.train), finetune=True, small=False).optim
-    warmup = {"optim.warmup": usual.warmup, "optim.warmup_epochs": usual.warmup_epochs}
-    changes |= {key: value for key, value in warmup.items() if key not in chosen}  # not those of another method
-    if not best.epochs:
-        changes |= {"optim.ema": None, "optim.warmup_epochs": 0.0}
-    planned = recipe.with_(changes)
-    if best.epochs:
-        planned = fit_to_epochs(planned, epochs, chosen=chosen)
+    budget = {"budget.epochs": epochs, "budget.minutes": minutes, "budget.fill": fills}
+    usual = usual_recipe(str(recipe.data.train), finetune=True, small=False).optim  # not that of another method
+    free = {"optim.warmup": usual.warmup, "optim.warmup_epochs": usual.warmup_epochs}
+    if best.epoch_seconds > LONG_EPOCH:
+        free["every.evaluate_epochs"] = 0.5  # updates that undo the probe are noticed earlier
+    free = {key: value for key, value in free.items() if key not in chosen}
+    none = {} if epochs else {"optim.ema": None, "optim.warmup_epochs": 0.0}
+    planned = recipe.with_({"model.train": best.train, **budget, **free, **none})
+    planned = fit_to_epochs(planned, epochs, chosen=chosen) if epochs else planned
     return FinetunePlan(planned, options, rates, minutes, compared.tried)
