@@ -544,7 +544,7 @@ def fetch_weights(source: ModelSource, *, seconds: float) -> None:
     """Fetch the hub's weights of one of timm's models into its cache, within so many seconds.
 
     Raises:
-        ModelError: it has none, the hub cannot be reached, or the seconds are over.
+        ModelError: it has none, the hub cannot be reached, the seconds are over, or what came is damaged.
     """
     import timm
 
@@ -556,6 +556,7 @@ def fetch_weights(source: ModelSource, *, seconds: float) -> None:
     if fetched.is_late or fetched.code:
         why = f"not within {duration(seconds)}" if fetched.is_late else fetched.last_line
         raise _unreachable(source.name, why)
+    _require_stated_digest(source.name, config)
 
 
 def _cached_weights(name: str, config: Any) -> dict[str, str]:
