@@ -20,7 +20,7 @@ from steadytrain.models import Input
 from steadytrain.training.data import load
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.precision import Policy
-from steadytrain.training.state import preserve_modes
+from steadytrain.training.state import in_mode
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,7 @@ def evaluate_module(
             positions.append(batch.positions)
             yield batch
 
-    with preserve_modes(module), torch.no_grad():
-        module.eval()
+    with in_mode(module, "evaluation"), torch.no_grad():
         for batch in load(batches if num_outputs is None else keep_positions(), device):
             logits = logits_of(module, batch.images, policy, input, limit)
             labels, scaled = batch.labels, logits if temperature == 1 else logits / temperature

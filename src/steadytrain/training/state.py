@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -376,9 +376,10 @@ def buffers_of(*modules: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]
 
 
 @contextmanager
-def preserve_modes(module: nn.Module) -> Iterator[None]:
-    """Restore which parts of a network are in training mode on exit."""
+def in_mode(module: nn.Module, mode: Literal["training", "evaluation"]) -> Iterator[None]:
+    """Put all parts of a network into a mode, and each back into its own on exit."""
     modes = [(part, part.training) for part in module.modules()]
+    module.train(mode == "training")
     try:
         yield
     finally:

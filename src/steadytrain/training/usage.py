@@ -26,7 +26,7 @@ from steadytrain.format import count, few
 from steadytrain.models.weights import NETWORK_ERRORS
 from steadytrain.training.data import random_batch
 from steadytrain.training.precision import Policy
-from steadytrain.training.state import preserve_buffers, preserve_modes, preserve_process
+from steadytrain.training.state import in_mode, preserve_buffers, preserve_process
 
 IMAGES, PASSES = 2, 2
 _READS = frozenset(f"aten::{name}" for name in ("_local_scalar_dense", "equal", "is_nonzero", "nonzero"))
@@ -76,10 +76,9 @@ def find_usage(module: nn.Module, policy: Policy, shape: tuple[int, int, int]) -
         preserve_process(policy.device),
         preserve_buffers(module),
         suppress(*NETWORK_ERRORS, MemoryError),
-        preserve_modes(module),
+        in_mode(module, "training"),
     ):
         before = other_generators()
-        module.train()
         images = policy.images(random_batch(IMAGES, shape, policy.device).images, None, None)
         for _ in range(PASSES):
             module.zero_grad(set_to_none=True)

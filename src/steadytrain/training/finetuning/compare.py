@@ -20,19 +20,19 @@ from steadytrain.config.phases import parse_train
 from steadytrain.errors import ModelError, SteadyError, first_line
 from steadytrain.events import Tried
 from steadytrain.format import Say
-from steadytrain.models import Built, Input
+from steadytrain.models import Built
 from steadytrain.models.registry import catalogue, has_local_weights, licence_kind
 from steadytrain.training import build
 from steadytrain.training.compute.timing import timed, use_fastest_threads
 from steadytrain.training.data import DataSets, DeviceBatch, load, open_data
 from steadytrain.training.device import prepare_device, set_up_machine
 from steadytrain.training.features.table import FEATURE_BATCH
-from steadytrain.training.finetuning.fits import FIT_IMAGES, FOLDS, Folded, compare_fits, fold_training, tried_features
+from steadytrain.training.finetuning.fits import FIT_IMAGES, FOLDS, compare_fits, fold_training
 from steadytrain.training.finetuning.tries import FIRST_EPOCHS
 from steadytrain.training.inference.classifier import classifier_of
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.precision import Policy
-from steadytrain.training.state import preserve_process
+from steadytrain.training.state import in_mode, preserve_process
 
 RESERVE = 0.1
 """Share of the minutes that nothing is planned for: measured rates are of a moment, and saving takes time too."""
@@ -151,7 +151,8 @@ def compare(
         if can_fold and len(rated) > 1:
             folded = fold_training(data, first.seed, int(share / sum(1 / rates.features for _, rates in rated)))
             for recipe, rates in rated:
-                event = _try_features(recipe, data, folded, allow_import=allow_import)
+                _, trained = _freeze(recipe, data, allow_import=allow_import)
+                event, _ = folded.try_features(trained, data, recipe.parallel.threads)
                 fitting = (seconds_left() - n / rates.features) / (n / rates.full + data.num_val / rates.features)
                 tried.append(replace(event, epochs=max(0.0, fitting)))
                 say(tried[-1].words)
@@ -159,14 +160,13 @@ def compare(
             recipe, tried[best] = rated[best][0], replace(tried[best], verdict="chosen")
             rates, _ = rate(recipe)  # other sizes were estimated
         if can_fold and 2 * min(n, FIT_IMAGES) / rates.features <= FITS_SHARE * seconds_left():
-            built, input = build.model(recipe, data, allow_import=allow_import)
-            gains = compare_fits(recipe, built, _frozen(recipe, built, input, data), data)
-            tried += [gain.tried for gain in gains]
-            if gains and gains[0].is_sure:
-                say(gains[0].words)
-                if not keeps_fit:
-                    tried[-len(gains)] = replace(gains[0].tried, verdict="chosen")
-                    recipe = recipe.with_({"data.fit": gains[0].tried.fit})
+            fits = compare_fits(recipe, *_freeze(recipe, data, allow_import=allow_import), data)
+            for event in fits:
+                say(event.words)
+            if not keeps_fit and (better := [event for event in fits if event.verdict]):
+                fits[fits.index(better[0])] = replace(better[0], verdict="chosen")
+                recipe = recipe.with_({"data.fit": better[0].fit})
+            tried += fits
         return Compared(recipe, rates, n, data.num_val, data.num_test, tuple(tried))
 
 
@@ -233,18 +233,12 @@ def _fetch(names: Iterable[str], seconds: float, say: Say) -> set[str]:
     return lost
 
 
-def _frozen(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Trained:
+def _freeze(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built, Trained]:
+    """Make the network of a recipe, and what computes its features."""
+    built, input = build.model(recipe, data, allow_import=allow_import)
     policy = Policy(recipe.precision, prepare_device(recipe))
     module = policy.prepare(built.module).eval()
-    return Trained(module, policy, input, data.classes, built.name, Path(built.name))
-
-
-def _try_features(recipe: Recipe, data: DataSets, folded: Folded, *, allow_import: bool) -> Tried:
-    """Fit probes of a frozen network to all folds but one, and return what they say of that."""
-    began = time.perf_counter()
-    built, input = build.model(recipe, data, allow_import=allow_import)
-    answers = folded.answers(_frozen(recipe, built, input, data), data, recipe.parallel.threads)
-    return tried_features(built.name, input, answers, seconds=time.perf_counter() - began)
+    return built, Trained(module, policy, input, data.classes, built.name, Path(built.name))
 
 
 def measure(recipe: Recipe, *, data: DataSets, seconds: float, opened: float, allow_import: bool) -> tuple[Rates, int]:
@@ -263,7 +257,8 @@ def measure(recipe: Recipe, *, data: DataSets, seconds: float, opened: float, al
     update = build.update(recipe, built, input, state, num_classes=len(data.classes), num_labels=data.num_labels)
     startup = opened + time.perf_counter() - began
     if parse_train(recipe.model.train).probe_passes:
-        classifier_of(_frozen(recipe, built, input, data))
+        with in_mode(state.module, "evaluation"):
+            classifier_of(Trained(state.module, state.policy, input, data.classes, built.name, Path(built.name)))
     use_fastest_threads(recipe, update, state, lambda message: None)
 
     def send_through(batch: DeviceBatch) -> None:

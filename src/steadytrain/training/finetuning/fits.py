@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import get_args
 
+import msgspec
 import numpy as np
 import torch
 from torch.nn import functional
@@ -14,21 +15,20 @@ from torch.nn import functional
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import MUCH_UNSEEN
 from steadytrain.config.parts import ImageFit
-from steadytrain.data.arrays import Ints
+from steadytrain.data.arrays import Floats, Ints
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.select import draw_evenly, fold_numbers
 from steadytrain.errors import StorageError
 from steadytrain.events import Tried
-from steadytrain.format import count
 from steadytrain.models import Built, Input
 from steadytrain.training import build
 from steadytrain.training.data import DataSets
-from steadytrain.training.features.folds import OutOfFold, out_of_fold, standard_error
+from steadytrain.training.features.folds import out_of_fold, standard_error
 from steadytrain.training.features.table import feature_table
 from steadytrain.training.finetuning.linear_probe import frozen
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.session.session import Session
-from steadytrain.training.state import preserve_modes
+from steadytrain.training.state import in_mode
 
 FOLDS = 5
 
@@ -51,10 +51,21 @@ class Folded:
     fold_of: Ints
     groups: Ints | None
 
-    def answers(self, trained: Trained, data: DataSets, threads: int | None = None) -> OutOfFold:
-        """Fit probes of a frozen network to all folds but one, and answer about that; features stay in the cache."""
+    def try_features(self, trained: Trained, data: DataSets, threads: int | None) -> tuple[Tried, Floats]:
+        """Fit probes of a frozen network to all folds but one; return what they say of that, and each image's loss.
+
+        Features stay in the cache.
+        """
+        began, model = time.perf_counter(), trained.name
         table = feature_table(trained, data.train, ids=self.ids, threads=threads, say=lambda line: None)
-        return out_of_fold(table.values[self.ids], self.labels, self.fold_of, len(data.classes), groups=self.groups)
+        values, classes = table.values[self.ids], len(data.classes)
+        answers = out_of_fold(values, self.labels, self.fold_of, classes, groups=self.groups)
+        logits, labels = torch.from_numpy(answers.logits), torch.from_numpy(self.labels)
+        losses = functional.cross_entropy(logits, labels, reduction="none").double().numpy()
+        figures = {"loss": answers.loss, "loss_error": answers.loss_error, "top1": answers.top1}
+        figures["seconds"] = time.perf_counter() - began
+        size = trained.input.size or 0
+        return Tried(step=0, what="features", model=model, size=size, verdict="", **figures), losses
 
 
 def fold_training(data: DataSets, seed: int, most: int) -> Folded:
@@ -74,62 +85,28 @@ def other_fits(input: Input, records: Records) -> tuple[ImageFit, ...]:
     return tuple(fit for fit in get_args(ImageFit) if fit != input.fit)
 
 
-@dataclass(frozen=True)
-class FitGain:
-    """What another fit leaves of a probe's loss on ``n`` images: how much less than ``instead``, and its error."""
+def compare_fits(recipe: Recipe, built: Built, trained: Trained, data: DataSets) -> list[Tried]:
+    """Try the other ways in which images may become square, best first; empty where images are nearly square.
 
-    tried: Tried
-    instead: ImageFit
-    gain: float
-    error: float
-    n: int
-
-    @property
-    def is_sure(self) -> bool:
-        return self.gain > SURE_ERRORS * self.error
-
-    @property
-    def words(self) -> str:
-        """Say what is better, by how much, and which flag takes it."""
-        loss, fit = self.tried.loss, self.tried.fit
-        images, difference = count(self.n, "training image"), f"{self.gain:.4f}, standard error {self.error:.4f}"
-        return (
-            f"--fit {fit} is better here: by folds of {images}, the loss of a probe is {loss:.4f} with {fit}"
-            f" and {loss + self.gain:.4f} with {self.instead} (difference {difference})"
-        )
-
-
-def tried_features(model: str, input: Input, answers: OutOfFold, *, seconds: float, fit: str | None = None) -> Tried:
-    """Return the event of a network and a size of images, by the answers of its probes."""
-    figures = {"loss": answers.loss, "loss_error": answers.loss_error, "top1": answers.top1, "seconds": seconds}
-    return Tried(step=0, what="features", model=model, size=input.size or 0, verdict="", fit=fit, **figures)
-
-
-def compare_fits(recipe: Recipe, built: Built, trained: Trained, data: DataSets) -> list[FitGain]:
-    """Compare the losses of the same training images under each fit, best first; empty where images are nearly square.
-
-    The error is that of the difference, one image or group of them at a time. Features stay in the cache.
+    The verdict of one that is surely better than that of ``trained`` says so, and names the flag: its losses are lower
+    beyond the error of the difference, image by image, or group by group.
     """
-    gains, own, input = list[FitGain](), np.zeros(0), trained.input
-    others = other_fits(input, data.train)
-    folded = fold_training(data, recipe.seed, FIT_IMAGES)
+    tried, own, input, threads = list[Tried](), np.zeros(0), trained.input, recipe.parallel.threads
+    folded, others = fold_training(data, recipe.seed, FIT_IMAGES), other_fits(input, data.train)
     for fit in (input.fit, *others) if others else ():
-        began, crop = time.perf_counter(), build.crop_share(recipe, built.input, input.size or 0, fit)
-        answers = folded.answers(
-            replace(trained, input=replace(input, fit=fit, crop=crop)), data, recipe.parallel.threads
-        )
-        logits, labels = torch.from_numpy(answers.logits), torch.from_numpy(folded.labels)
-        losses = functional.cross_entropy(logits, labels, reduction="none").double().numpy()
+        crop = build.crop_share(recipe, built.input, input.size or 0, fit)
+        event, losses = folded.try_features(replace(trained, input=replace(input, fit=fit, crop=crop)), data, threads)
         if fit == input.fit:
             own = losses
             continue
-        event = tried_features(built.name, input, answers, seconds=time.perf_counter() - began, fit=fit)
-        error = standard_error(own - losses, folded.groups)
-        gains.append(FitGain(event, input.fit, float((own - losses).mean()), error, len(losses)))
-    return sorted(gains, key=lambda each: -each.gain)
+        gain, error = float((own - losses).mean()), standard_error(own - losses, folded.groups)
+        better = f"--fit {fit} is better than {input.fit} here, by {gain:.4f} ± {error:.4f} of the loss"
+        verdict = better if gain > SURE_ERRORS * error else ""
+        tried.append(msgspec.structs.replace(event, fit=fit, verdict=verdict))
+    return sorted(tried, key=lambda each: each.loss)
 
 
-def better_fit(session: Session) -> FitGain | None:
+def better_fit(session: Session) -> Tried | None:
     """Return a fit that is surely better than that of a session which has fitted a probe.
 
     Looked for where it may matter, and costs none of the user's minutes: where evaluation never sees most of the
@@ -138,9 +115,8 @@ def better_fit(session: Session) -> FitGain | None:
     recipe, data = session.recipe, session.data
     is_worth = session.started.model.get("unseen", 0.0) > MUCH_UNSEEN or recipe.model.folds
     is_free = session.state.engine.world.size == 1 and recipe.budget.minutes is None and data.num_train >= 4 * FOLDS
-    gains = list[FitGain]()
+    tried = list[Tried]()
     if is_worth and is_free:
-        with suppress(StorageError), preserve_modes(session.state.module):  # there may be no cache
-            session.state.module.eval()
-            gains = compare_fits(recipe, session.built, frozen(session), data)
-    return gains[0] if gains and gains[0].is_sure else None
+        with suppress(StorageError), in_mode(session.state.module, "evaluation"):  # there may be no cache
+            tried = compare_fits(recipe, session.built, frozen(session), data)
+    return next((event for event in tried if event.verdict), None)

@@ -33,7 +33,7 @@ from steadytrain.training.inference.classifier import classifier_of, features_an
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.session.session import Session
-from steadytrain.training.state import preserve_modes
+from steadytrain.training.state import in_mode
 
 HELD_OUT = 0.2
 """Share of each class of the training images that the penalty is chosen on; the fit that is kept has them all."""
@@ -55,8 +55,7 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
     state, recipe, data = session.state, session.recipe, session.data
     trained = frozen(session)
     try:
-        with preserve_modes(state.module):
-            state.module.eval()
+        with in_mode(state.module, "evaluation"):
             head = classifier_of(trained)
     except ModelError as error:
         raise ModelError(f"{error}; use model.train=head, or head:1+full") from error
@@ -193,8 +192,7 @@ def compute_features(
             feed={name: value for name, value in vars(feed.stats()).items() if name != "by_loop"},
         )
 
-    with preserve_modes(state.module), feed:
-        state.module.eval()
+    with in_mode(state.module, "evaluation"), feed:
         for batch, (places, is_new) in zip(load(until_stopped(), state.engine.device), rows, strict=False):
             with torch.no_grad():
                 inputs, _ = features_and_logits(head, trained, batch.images, limit)
