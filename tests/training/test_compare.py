@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
+from steadytrain.config.defaults import FETCHED_MODELS
 from steadytrain.errors import ModelError
 from steadytrain.events import Tried
 from steadytrain.models import fetch_weights
@@ -200,7 +201,7 @@ def test_what_may_be_fetched_is_a_candidate_only_where_the_user_says_so() -> Non
     )
     for fetches in (False, True):
         names = {each.model.name for each in list_candidates(recipe, set(), allow_import=False, fetches=fetches)}
-        assert (set(comparing.FETCHED_MODELS) <= names) == fetches
+        assert (set(FETCHED_MODELS) <= names) == fetches
     named = list_candidates(recipe, {"model.name"}, allow_import=False, fetches=True)
     assert {each.model.name for each in named} == {"timm/mobilenetv2_100"}
 
@@ -210,16 +211,16 @@ def test_weights_that_come_too_slowly_are_given_up(hub: Path) -> None:
         fetch_weights(find("timm/test_resnet"), seconds=0)
 
 
-@pytest.mark.parametrize("name", list(comparing.FETCHED_MODELS))
+@pytest.mark.parametrize("name", list(FETCHED_MODELS))
 def test_networks_that_may_be_fetched_are_free_and_as_costly_as_is_said(name: str) -> None:
     import timm
     from torch.utils.flop_counter import FlopCounterMode
 
     assert find(name).licence == "apache-2.0"
-    options = {"img_size": 224} if "vit" in name else {}
+    options: dict[str, Any] = {"img_size": 224} if "vit" in name else {}
     with torch.device("meta"), torch.no_grad():
         network = timm.create_model(name.removeprefix("timm/"), **options).eval()
         with FlopCounterMode(display=False) as counter:
             network(torch.zeros(1, 3, 224, 224))
     cost = counter.get_total_flops() / 2e9, sum(p.numel() for p in network.parameters()) / 1e6
-    assert cost == pytest.approx(comparing.FETCHED_MODELS[name], abs=0.06)
+    assert cost == pytest.approx(FETCHED_MODELS[name], abs=0.06)

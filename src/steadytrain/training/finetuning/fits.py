@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -62,7 +62,7 @@ class Folded:
         answers = out_of_fold(values, self.labels, self.fold_of, classes, groups=self.groups)
         logits, labels = torch.from_numpy(answers.logits), torch.from_numpy(self.labels)
         losses = functional.cross_entropy(logits, labels, reduction="none").double().numpy()
-        figures = {"loss": answers.loss, "loss_error": answers.loss_error, "top1": answers.top1}
+        figures: dict[str, Any] = {"loss": answers.loss, "loss_error": answers.loss_error, "top1": answers.top1}
         figures["seconds"] = time.perf_counter() - began
         size = trained.input.size or 0
         return Tried(step=0, what="features", model=model, size=size, verdict="", **figures), losses
