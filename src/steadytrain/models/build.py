@@ -548,8 +548,8 @@ def fetch_weights(source: ModelSource, *, seconds: float) -> None:
     """
     import timm
 
-    config: Any = timm.models.get_pretrained_cfg(source.inner) or timm.models.PretrainedCfg()
-    _cached_weights(source.name, config)
+    require_weights(source)
+    config: Any = timm.models.get_pretrained_cfg(source.inner)
     code = "import sys, huggingface_hub; huggingface_hub.hf_hub_download(*sys.argv[1:])"
     file = config.hf_hub_filename or "model.safetensors"
     fetched = run_program(python("-c", code, config.hf_hub_id, file), seconds=max(0.0, seconds), own_group=True)
