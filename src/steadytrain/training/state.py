@@ -383,8 +383,8 @@ def in_mode(module: nn.Module, mode: Literal["training", "evaluation"]) -> Itera
     try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for part, was_training in modes:
+            part.training = was_training
 
 
 @contextmanager

@@ -69,14 +69,14 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
         parts.append(part)
     yield progress
     began = time.perf_counter()
-    values, classes, ids = (torch.cat(tables) for tables in zip(*parts, strict=True))
+    values, ids = (torch.cat(tables) for tables in zip(*parts, strict=True))
     records = np.arange(len(data.train)) if data.train_ids is None else data.train_ids
-    labels = np.asarray(data.train.labels, np.int64)[records]
-    groups = None if data.groups is None else data.groups[records]
-    _, held_out = split_by_fraction(labels, fraction=HELD_OUT, seed=recipe.seed, sets=groups)
+    labels, groups = np.asarray(data.train.labels, np.int64), None if data.groups is None else data.groups[records]
+    classes = torch.from_numpy(labels).to(ids.device)[ids]
+    _, held_out = split_by_fraction(labels[records], fraction=HELD_OUT, seed=recipe.seed, sets=groups)
     is_held = torch.isin(ids, torch.from_numpy(records[held_out]).to(ids.device))
     weight, bias, penalty, top1 = fit_classifier(values, classes, is_held, len(data.classes))
-    folded = _answer_folds(session, parts[0]) if recipe.model.folds else {}
+    folded = _answer_folds(session, *parts[0]) if recipe.model.folds else {}
     copies = [head]
     if state.ema is not None:
         copies += [b for a, b in zip(state.module.modules(), state.ema.module.modules(), strict=True) if a is head]
@@ -92,15 +92,15 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
     yield msgspec.structs.replace(progress, **fitted, **folded)
 
 
-def _answer_folds(session: Session, part: tuple[Tensor, Tensor, Tensor]) -> dict[str, Any]:
+def _answer_folds(session: Session, features: Tensor, numbers: Tensor) -> dict[str, Any]:
     """Answer about each training image by a classifier that has not seen it; write the answers beside the run.
 
-    ``part``: features, labels and record numbers. Returns fields of :class:`ProbeProgress`.
+    ``numbers``: of the records that ``features`` are of. Returns fields of :class:`ProbeProgress`.
     """
     data, recipe, world = session.data, session.recipe, session.state.engine.world
-    values, labels, ids = (table.cpu().numpy() for table in part)
-    order = np.argsort(ids)
-    values, labels, ids = values[order], labels[order], ids[order]
+    order = numbers.argsort()
+    values, ids = features[order].cpu().numpy(), numbers[order].cpu().numpy()
+    labels = np.asarray(data.train.labels, np.int64)[ids]
     groups = None if data.groups is None else data.groups[ids]
     fold_of = fold_numbers(labels, folds=recipe.model.folds, seed=recipe.seed, groups=groups)
     device = session.state.engine.device
@@ -126,10 +126,10 @@ def compute_features(
     number: int,
     stop: Callable[[], str | None],
     before: ProbeProgress,
-) -> Generator[ProbeProgress, None, tuple[tuple[Tensor, Tensor, Tensor] | None, ProbeProgress]]:
+) -> Generator[ProbeProgress, None, tuple[tuple[Tensor, Tensor] | None, ProbeProgress]]:
     """Send each training image through the frozen network once, and yield how far all passes are.
 
-    Returns float32 [N, D] features, int64 [N] labels and record numbers; None where any rank was asked to stop.
+    Returns float32 [N, D] features and int64 [N] record numbers; None where any rank was asked to stop.
 
     ``number``: of the pass: 0 crops as evaluation does, later ones as training does. ``stop`` is asked before each
     batch. ``before``: the progress of the passes before it.
@@ -140,7 +140,7 @@ def compute_features(
     if number == 0 and world.size == 1:  # ranks share the pass
         with suppress(StorageError):  # there may be no cache
             table = table_folder(trained, data.train, head=head)
-    labels, ids = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
+    ids = torch.zeros(n, dtype=torch.int64)
     limit = PassLimit("evaluation", on_halved=lambda halved: None, mode="halve" if world.size == 1 else "fixed")
     values: Tensor | None = None
     stride = FEATURE_BATCH * world.size
@@ -165,10 +165,9 @@ def compute_features(
             feed.close()
             if stop():
                 return None, before
-            arrays = kept.values[numbers], np.asarray(data.train.labels, np.int64)[numbers], numbers
-            values, labels, ids = (torch.from_numpy(array).to(state.engine.device) for array in arrays)
+            values, ids = (torch.from_numpy(array).to(state.engine.device) for array in (kept.values[numbers], numbers))
             done, seconds = before.images + n, before.seconds + time.perf_counter() - began
-            return (values, labels, ids), msgspec.structs.replace(before, images=done, seconds=seconds, reused=n)
+            return (values, ids), msgspec.structs.replace(before, images=done, seconds=seconds, reused=n)
 
     def until_stopped() -> Iterator[Batch]:
         nonlocal is_stopped
@@ -178,7 +177,6 @@ def compute_features(
                 return
             places = torch.from_numpy(batch.positions - number * n)
             is_new = places < n  # the last batch goes on into the next epoch
-            labels[places[is_new]] = torch.from_numpy(batch.labels[is_new.numpy()]).long()
             ids[places[is_new]] = torch.from_numpy(batch.ids[is_new.numpy()])
             rows.append((places, is_new))
             yield batch
@@ -212,5 +210,5 @@ def compute_features(
         with suppress(StorageError), TableWriter.open(table, len(data.train)) as writer:
             writer.write(ids.numpy(), values.cpu().numpy())
     # A row is one rank's, and 0 in the tables of the others: their sum is exact.
-    values, labels, ids = (state.engine.sum(table.to(device)) for table in (values, labels, ids))
-    return (values, labels, ids), reached
+    values, ids = (state.engine.sum(table.to(device)) for table in (values, ids))
+    return (values, ids), reached
