@@ -72,7 +72,7 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
     values, ids = (torch.cat(tables) for tables in zip(*parts, strict=True))
     records = np.arange(len(data.train)) if data.train_ids is None else data.train_ids
     labels, groups = np.asarray(data.train.labels, np.int64), None if data.groups is None else data.groups[records]
-    classes = torch.from_numpy(labels).to(ids.device)[ids]
+    classes = torch.from_numpy(labels[ids.cpu().numpy()]).to(ids.device)
     _, held_out = split_by_fraction(labels[records], fraction=HELD_OUT, seed=recipe.seed, sets=groups)
     is_held = torch.isin(ids, torch.from_numpy(records[held_out]).to(ids.device))
     weight, bias, penalty, top1 = fit_classifier(values, classes, is_held, len(data.classes))
