@@ -133,6 +133,14 @@ def test_minutes_are_filled_until_two_tries_bring_nothing(filling: Recipe, tmp_p
     assert [event.step for event in updates] == list(range(1, updates[-1].step + 1))
 
 
+def test_minutes_that_are_over_allow_one_evaluation_and_no_other_try(filling: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", filling.with_({"budget.minutes": 1e-6}))
+    seen = list(steps(run))
+    assert [event.step for event in seen if isinstance(event, events.Evaluated)] == [0, 1]
+    assert run.finished() is not None and not run.as_decided().recipe.every.tries
+    assert evaluate(run).n == 80
+
+
 def test_a_run_that_fills_its_minutes_goes_on_after_a_kill_with_the_same_updates(
     filling: Recipe, tmp_path: Path, weights: Weights
 ) -> None:

@@ -82,7 +82,7 @@ def test_the_clock_ends_a_run_with_an_evaluation_and_a_checkpoint(recipe: Recipe
 
 
 def test_the_clock_counts_earlier_attempts(recipe: Recipe, tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run", recipe.with_({"budget.epochs": 50, "budget.minutes": 30}))
+    run = Run.create(tmp_path / "run", recipe.with_({"budget.epochs": 50, "budget.minutes": 1}))
     seen: list[events.Event] = []
     for event in steps(run, stop=lambda: "SIGINT" if len(seen) >= 5 else None):
         if isinstance(event, events.Step):
@@ -91,6 +91,8 @@ def test_the_clock_counts_earlier_attempts(recipe: Recipe, tmp_path: Path) -> No
     lines[-1]["time"] += 40 * 60  # as if the first attempt had taken so long
     run.log_path().write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert train(run.directory).step == 6
+    said = [event.message for event in run.events() if isinstance(event, events.Noticed)]
+    assert any("its 1 minute is over; the best weights are kept" in message for message in said)
 
 
 def test_patience_without_validation_is_refused(recipe: Recipe) -> None:

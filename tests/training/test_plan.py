@@ -12,7 +12,10 @@ import pytest
 
 from steadytrain import events
 from steadytrain.cli import main
-from steadytrain.errors import RecipeError
+from steadytrain.cli.options import TrainingOptions
+from steadytrain.cli.train import _train_as_rank
+from steadytrain.distributed.world import World
+from steadytrain.errors import InputError, RecipeError
 from steadytrain.run import Run
 from steadytrain.training.finetuning.compare import RESERVE, Rates
 from steadytrain.training.finetuning.plan import PLANNED, choose
@@ -57,6 +60,17 @@ def test_too_few_minutes_are_refused_with_how_many_it_takes(minutes: float, trai
         choose(RATES, minutes=minutes, train=train, **DATA)
     enough = float(str(refused.value).partition("at least ")[2].partition(",")[0]) + 0.05
     assert any(o.verdict == "chosen" for o in choose(RATES, minutes=enough, train=train, **DATA))
+
+
+def test_minutes_that_a_comparison_has_used_up_still_train_a_probe() -> None:
+    options = choose(RATES, minutes=0.1, refuses=False, **DATA)
+    assert (options[0].train, options[0].verdict) == ("probe", "chosen")
+
+
+def test_several_ranks_are_refused_with_the_flags_that_end_them_by_the_clock(steady: Steady) -> None:
+    with pytest.raises(InputError, match=r"--epochs N --set budget\.minutes=5"):
+        _train_as_rank(World(size=2), "photos", TrainingOptions(budget_minutes=5), finetune=True, until=None)
+    assert "give --budget-minutes N with it" in steady("finetune", "photos", "--fetch-models")[1]
 
 
 PROBE = events.Evaluated(step=0, epoch=0, n=100, loss=0.5, loss_error=0.05, top1=0.8, top5=1.0, seconds=1)

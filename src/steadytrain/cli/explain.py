@@ -11,6 +11,7 @@ from steadytrain.cli.console import print_json, print_text
 from steadytrain.cli.options import TrainingOptions
 from steadytrain.config import Parallel, Recipe, schedules
 from steadytrain.config.batches import parse_growth, parse_sizes
+from steadytrain.config.defaults import MUCH_UNSEEN
 from steadytrain.config.losses import parse_loss
 from steadytrain.config.parts import ADAMS
 from steadytrain.config.phases import parse_train
@@ -68,9 +69,6 @@ def _explained_lines(recipe: Recipe, explained: Explained) -> Iterator[str]:
     twins = f"; {explained.masters:,} parameters with fp32 masters for the optimizer" if explained.masters else ""
     yield from _row("stored as", f"{stored}{twins}")
 
-
-MUCH_UNSEEN = 0.5
-"""Share of the pixels beyond which the head names the remedy: photographs of 3:2, 0.875 of them, leave out 49 %."""
 
 LINE, LABEL = 80, 14
 """Columns of a line of a run's head, and of its label."""

@@ -139,6 +139,8 @@ class TrainingOptions:
         flags: those that set a value of the recipe, by their names; each is described at the setting's own field.
         budget_minutes: finetune: compare sizes and networks, train the best as long as it helps, and end within this
             many minutes.
+        fetch_models: With --budget-minutes, also compare networks that are fetched for it, if they are fast enough
+            here: MobileNetV3, EfficientNetV2, ConvNeXt, DINOv2 (Apache-2.0, up to 115 MB each).
         repeats: Train with this many seeds, one run after another, and print the mean of their accuracies and its 95 %
             interval; the same command resumes and skips finished runs.
         workers: With --engine async, its workers, as --procs; else threads that load images, as --threads.
@@ -156,6 +158,7 @@ class TrainingOptions:
 
     flags: Annotated[RecipeFlags, Parameter(name="*")] = field(default_factory=dict)
     budget_minutes: Annotated[float | None, HEADINGS[OPTIMIZER]] = None
+    fetch_models: Annotated[bool, HEADINGS[OPTIMIZER]] = False
     repeats: Annotated[int | None, HEADINGS[OUTPUT], Parameter(validator=Number(gte=2, lte=MAX_REPEATS))] = None
     workers: Annotated[int | Literal["auto"] | None, HEADINGS[RANKS]] = None
     run: Annotated[str | None, HEADINGS[OUTPUT]] = None

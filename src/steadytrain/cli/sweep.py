@@ -183,7 +183,8 @@ def _recipe_maker(
 
 def _require_sensible(options: TrainingOptions) -> None:
     """Refuse flags of training that make no sense in a sweep. Raises InputError."""
-    remedies = {"recipe": "name the file first", "repeats": "use --seeds", "budget_minutes": "use steady finetune"}
+    remedies = {"recipe": "name the file first", "repeats": "use --seeds"}
+    remedies |= dict.fromkeys(("budget_minutes", "fetch_models"), "use steady finetune")
     remedies |= dict.fromkeys(("probe", "explain"), "use steady train for it")
     for name, remedy in remedies.items():
         if getattr(options, name) not in (None, False):

@@ -175,6 +175,8 @@ def _begin(
         raise InputError(
             f"--budget-minutes belongs to steady finetune; --set budget.minutes={minutes} ends any run by the clock"
         )
+    if options.fetch_models and options.budget_minutes is None:
+        raise InputError("--fetch-models is for the comparison of networks: give --budget-minutes N with it")
     require_trackers(options)
     world = world_from_environment(os.environ)
     if options.explain:
@@ -423,6 +425,7 @@ def _fit_minutes(
         chosen=options.chosen,
         began=own_start() or time.perf_counter(),
         allow_import=options.names_model,
+        fetches=options.fetch_models,
         say=note,
     )
     note(plan.words)
@@ -434,8 +437,13 @@ def _train_as_rank(
 ) -> int:
     """Train as one of several ranks, of which the first one prints."""
     if options.budget_minutes is not None or options.probe:
-        flag = "--probe" if options.probe else "--budget-minutes"
-        raise InputError(f"{flag} measures one process: use it with one (--procs 1, and no launcher)")
+        if options.probe:
+            raise InputError("--probe measures one process: use it with one (--procs 1, and no launcher)")
+        minutes = f"--set budget.minutes={options.budget_minutes:g}"
+        raise InputError(
+            f"--budget-minutes compares and tries in one process, and these are {count(world.size, 'rank')}: use"
+            f" --procs 1, or end a run of so many epochs by the clock with --epochs N {minutes}"
+        )
     with lasting_imports():
         from steadytrain.training import init_group
 

@@ -34,6 +34,20 @@ FINETUNED_MODELS = (
 The smallest come first, so that a CPU can train them. The weights of all of them are Apache-2.0.
 """
 
+FETCHED_MODELS = {
+    "timm/mobilenetv3_large_100": (0.22, 5.5),
+    "timm/tf_efficientnetv2_b0": (0.72, 7.1),
+    "timm/convnext_nano": (2.45, 15.6),
+    "timm/convnext_tiny": (4.46, 28.6),
+    "timm/vit_small_patch14_dinov2": (6.12, 21.6),
+}
+"""Networks that ``--budget-minutes`` may fetch, with billions of multiplications at 224 pixels and millions of
+parameters, the cheapest first. The weights of all of them are Apache-2.0.
+"""
+
+MUCH_UNSEEN = 0.5
+"""Share of the pixels beyond which a line names the remedy: photographs of 3:2, 0.875 of them, leave out 49 %."""
+
 FEW_IMAGES = 200
 """Photographs of a class, in the mean, below which training from scratch is advised against: a rule of thumb."""
 

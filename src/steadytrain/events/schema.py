@@ -492,8 +492,9 @@ class Tried(Event, frozen=True, kw_only=True):
     """One way to a better model that a run has tried, and what came of it.
 
     ``what``: ``features``: a probe of the frozen network, by folds of the training images; ``updates``: from the probe
-    on, for ``epochs`` at the learning rate ``lr``. With ``model``, on images of ``size`` pixels a side. ``loss``, its
-    standard error and ``top1``: out of fold, or of the best evaluation. ``verdict``: what was decided, in words.
+    on, for ``epochs`` at the learning rate ``lr``. With ``model``, on images of ``size`` pixels a side, made square by
+    ``fit`` where that is what was compared. ``loss``, its standard error and ``top1``: out of fold, or of the best
+    evaluation. ``verdict``: what was decided, in words.
     """
 
     step: Whole
@@ -507,6 +508,7 @@ class Tried(Event, frozen=True, kw_only=True):
     loss_error: float | None = None
     lr: Finite | None = None
     epochs: Finite | None = None
+    fit: str | None = None
 
     @property
     def words(self) -> str:
@@ -518,7 +520,8 @@ class Tried(Event, frozen=True, kw_only=True):
         how = "a probe by folds" if self.what == "features" else f"{epoch(self.epochs or 0.0)} epochs at {self.lr:g}"
         error = "" if self.loss_error is None else f" ± {self.loss_error:.4f}"
         figures = f"loss {self.loss:.4f}{error}, top-1 {percent(self.top1, 2)}, {duration(self.seconds)}"
-        return f"{self.model} at {self.size} pixels, {how}: {figures}{f': {self.verdict}' if self.verdict else ''}"
+        fit = f" ({self.fit})" if self.fit else ""
+        return f"{self.model} at {self.size} pixels{fit}, {how}: {figures}{f': {self.verdict}' if self.verdict else ''}"
 
 
 class Saved(Event, frozen=True, kw_only=True):

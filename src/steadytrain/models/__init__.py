@@ -6,6 +6,7 @@ groups = models.parameter_groups(built, train="full", decay=0.75, weight_decay=1
 
 from steadytrain.models.build import Built as Built
 from steadytrain.models.build import build as build
+from steadytrain.models.build import fetch_weights as fetch_weights
 from steadytrain.models.build import inspect_checkpoint as inspect_checkpoint
 from steadytrain.models.build import num_outputs as num_outputs
 from steadytrain.models.build import require_size as require_size

@@ -23,6 +23,8 @@ from torch.nn.parameter import is_lazy
 from steadytrain.config import Model, Scalar
 from steadytrain.config.factories import CHECKPOINTS, OBJECT, checkpoint_format, find_row, import_factory
 from steadytrain.errors import ModelError, did_you_mean, first_line
+from steadytrain.format import duration
+from steadytrain.machine.children import python, run_program
 from steadytrain.machine.web import client
 from steadytrain.models.class_names import imagenet_names
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
@@ -536,6 +538,25 @@ def require_weights(source: ModelSource) -> None:
     import timm
 
     _cached_weights(source.name, timm.models.get_pretrained_cfg(source.inner) or timm.models.PretrainedCfg())
+
+
+def fetch_weights(source: ModelSource, *, seconds: float) -> None:
+    """Fetch the hub's weights of one of timm's models into its cache, within so many seconds.
+
+    Raises:
+        ModelError: it has none, the hub cannot be reached, the seconds are over, or what came is damaged.
+    """
+    import timm
+
+    require_weights(source)
+    config: Any = timm.models.get_pretrained_cfg(source.inner)
+    code = "import sys, huggingface_hub; huggingface_hub.hf_hub_download(*sys.argv[1:])"
+    file = config.hf_hub_filename or "model.safetensors"
+    fetched = run_program(python("-c", code, config.hf_hub_id, file), seconds=max(0.0, seconds), own_group=True)
+    if fetched.is_late or fetched.code:
+        why = f"not within {duration(seconds)}" if fetched.is_late else fetched.last_line
+        raise _unreachable(source.name, why)
+    _require_stated_digest(source.name, config)
 
 
 def _cached_weights(name: str, config: Any) -> dict[str, str]:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from steadytrain import models, optim
 from steadytrain.config import Data, Optim, Recipe
 from steadytrain.config.batches import parse_sizes
+from steadytrain.config.parts import ImageFit
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import plain
 from steadytrain.config.schedules import usual_momentum
@@ -97,11 +98,16 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
         size=size,
         mean=spec.mean or mean or DEFAULT_MEAN[:channels],
         std=spec.std or std or DEFAULT_STD[:channels],
-        crop=spec.crop or (1.0 if size <= SMALL or fit != "crop" else default.crop or 0.875),
+        crop=crop_share(recipe, default, size, fit),
         interpolation=spec.interpolation or default.interpolation or "bilinear",
         channels=channels,
         fit=fit,
     )
+
+
+def crop_share(recipe: Recipe, default: Input, size: int, fit: ImageFit) -> float:
+    """Return the share of each side that evaluation keeps: the user's, all, or with ``crop`` that of the weights."""
+    return recipe.data.crop or (1.0 if size <= SMALL or fit != "crop" else default.crop or 0.875)
 
 
 def training_input(recipe: Recipe, input: Input, num_train: int, position: int = 0) -> Input:

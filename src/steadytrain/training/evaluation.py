@@ -20,6 +20,7 @@ from steadytrain.models import Input
 from steadytrain.training.data import load
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.precision import Policy
+from steadytrain.training.state import in_mode
 
 
 @dataclass(frozen=True)
@@ -149,39 +150,33 @@ def evaluate_module(
             positions.append(batch.positions)
             yield batch
 
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
-            for batch in load(batches if num_outputs is None else keep_positions(), device):
-                logits = logits_of(module, batch.images, policy, input, limit)
-                labels, scaled = batch.labels, logits if temperature == 1 else logits / temperature
-                counts[0] += len(labels)
-                if is_multi_label:
-                    losses = functional.binary_cross_entropy_with_logits(scaled, labels, reduction="none")
-                    loss += losses.double().mean(1).sum()
-                    above, has_label = logits > 0, labels > 0.5
-                    counts[1] += (above == has_label).all(1).sum()
-                    by_class[:3] += torch.stack([above & has_label, has_label, above]).sum(1)
-                    outputs.append(torch.cat([logits, labels], 1))
-                    continue
-                loss += functional.cross_entropy(scaled, labels, reduction="sum").double()
-                likely = logits.topk(min(5, num_classes), dim=1).indices
-                best = likely == labels[:, None]
-                top5 += best.sum()
-                counts[1] += best[:, 0].sum()
-                right.index_add_(0, labels, best[:, 0].long())  # bincount would wait for the device, at every batch
-                total.index_add_(0, labels, torch.ones_like(labels))
-                predicted.index_add_(0, likely[:, 0], torch.ones_like(labels))
-                if shift_K is not None:
-                    other_right.index_add_(0, labels, ((logits + shift_K).argmax(1) == labels).long())
-                if num_outputs is not None:
-                    parts = [image_outputs(scaled, likely[:, 0], labels)]
-                    parts += [logits, labels[:, None].float()] if keep_logits else []
-                    outputs.append(torch.cat(parts, 1))
-    finally:
-        for part, mode in modes:
-            part.training = mode
+    with in_mode(module, "evaluation"), torch.no_grad():
+        for batch in load(batches if num_outputs is None else keep_positions(), device):
+            logits = logits_of(module, batch.images, policy, input, limit)
+            labels, scaled = batch.labels, logits if temperature == 1 else logits / temperature
+            counts[0] += len(labels)
+            if is_multi_label:
+                losses = functional.binary_cross_entropy_with_logits(scaled, labels, reduction="none")
+                loss += losses.double().mean(1).sum()
+                above, has_label = logits > 0, labels > 0.5
+                counts[1] += (above == has_label).all(1).sum()
+                by_class[:3] += torch.stack([above & has_label, has_label, above]).sum(1)
+                outputs.append(torch.cat([logits, labels], 1))
+                continue
+            loss += functional.cross_entropy(scaled, labels, reduction="sum").double()
+            likely = logits.topk(min(5, num_classes), dim=1).indices
+            best = likely == labels[:, None]
+            top5 += best.sum()
+            counts[1] += best[:, 0].sum()
+            right.index_add_(0, labels, best[:, 0].long())  # bincount would wait for the device, at every batch
+            total.index_add_(0, labels, torch.ones_like(labels))
+            predicted.index_add_(0, likely[:, 0], torch.ones_like(labels))
+            if shift_K is not None:
+                other_right.index_add_(0, labels, ((logits + shift_K).argmax(1) == labels).long())
+            if num_outputs is not None:
+                parts = [image_outputs(scaled, likely[:, 0], labels)]
+                parts += [logits, labels[:, None].float()] if keep_logits else []
+                outputs.append(torch.cat(parts, 1))
     loss, top5, by_class, counts = (sum_ranks(count) for count in (loss, top5, by_class, counts))
     table = None
     if num_outputs is not None:  # an image is one rank's, and 0 in the tables of the others: their sum is exact

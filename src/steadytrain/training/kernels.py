@@ -28,7 +28,7 @@ from steadytrain.machine import facts
 from steadytrain.machine.facts import cache_folder
 from steadytrain.models.weights import NETWORK_ERRORS
 from steadytrain.training.precision import Policy, compute_in_fp32
-from steadytrain.training.state import preserve_buffers, preserve_process
+from steadytrain.training.state import in_mode, preserve_buffers, preserve_process
 
 TOLERANCE = 0.03
 """Largest difference from fp32, as a share of the largest value. Sound kernels stay below 0.005 in bf16, and what is
@@ -149,22 +149,17 @@ def products_of(module: nn.Module, policy: Policy, shapes: Sequence[tuple[int, i
     Both modes are looked at: in training, a network may leave out parts. What a network refuses, it will refuse in the
     first pass, and is not told here.
     """
-    modes = [(part, part.training) for part in module.modules()]
     watch = _Products()
-    try:
-        with ExitStack() as hooks, torch.no_grad(), suppress(*NETWORK_ERRORS, MemoryError):
-            for name, part in module.named_modules():
-                hooks.callback(part.register_forward_pre_hook(partial(watch.enter, name)).remove)
-                hooks.callback(part.register_forward_hook(watch.leave, always_call=True).remove)
-            for is_training in (False, True):
-                module.train(is_training)
-                for shape in shapes:
-                    images = policy.images(torch.zeros(LEAST_IMAGES, *shape, dtype=torch.uint8), None, None)
-                    with policy.autocast(), watch:
-                        module(images)
-    finally:
-        for part, mode in modes:
-            part.training = mode
+    with ExitStack() as hooks, suppress(*NETWORK_ERRORS, MemoryError), in_mode(module, "training"), torch.no_grad():
+        for name, part in module.named_modules():
+            hooks.callback(part.register_forward_pre_hook(partial(watch.enter, name)).remove)
+            hooks.callback(part.register_forward_hook(watch.leave, always_call=True).remove)
+        for is_training in (False, True):
+            module.train(is_training)
+            for shape in shapes:
+                images = policy.images(torch.zeros(LEAST_IMAGES, *shape, dtype=torch.uint8), None, None)
+                with policy.autocast(), watch:
+                    module(images)
     return watch.products
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -373,6 +373,18 @@ def buffers_of(*modules: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]
     """List all buffers of modules, with the part that has it and its name there."""
     parts = [part for module in modules for part in module.modules()]
     return [(part, name, buffer) for part in parts for name, buffer in part.named_buffers(recurse=False)]
+
+
+@contextmanager
+def in_mode(module: nn.Module, mode: Literal["training", "evaluation"]) -> Iterator[None]:
+    """Put all parts of a network into a mode, and each back into its own on exit."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.train(mode == "training")
+    try:
+        yield
+    finally:
+        for part, was_training in modes:
+            part.training = was_training
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from steadytrain.format import count, few
 from steadytrain.models.weights import NETWORK_ERRORS
 from steadytrain.training.data import random_batch
 from steadytrain.training.precision import Policy
-from steadytrain.training.state import preserve_buffers, preserve_process
+from steadytrain.training.state import in_mode, preserve_buffers, preserve_process
 
 IMAGES, PASSES = 2, 2
 _READS = frozenset(f"aten::{name}" for name in ("_local_scalar_dense", "equal", "is_nonzero", "nonzero"))
@@ -70,24 +70,23 @@ def find_usage(module: nn.Module, policy: Policy, shape: tuple[int, int, int]) -
     Args:
         shape: height, width and channels of the images.
     """
-    modes = [(part, part.training) for part in module.modules()]
     unused: list[set[str]] = []
     reads = _Reads()
-    with preserve_process(policy.device), preserve_buffers(module), suppress(*NETWORK_ERRORS, MemoryError):
+    with (
+        preserve_process(policy.device),
+        preserve_buffers(module),
+        suppress(*NETWORK_ERRORS, MemoryError),
+        in_mode(module, "training"),
+    ):
         before = other_generators()
-        try:
-            module.train()
-            images = policy.images(random_batch(IMAGES, shape, policy.device).images, None, None)
-            for _ in range(PASSES):
-                module.zero_grad(set_to_none=True)
-                with reads, policy.autocast():
-                    logits = module(images)
-                logits.float().sum().backward()
-                parameters = module.named_parameters()
-                unused.append({name for name, value in parameters if value.requires_grad and value.grad is None})
-        finally:
-            for part, mode in modes:
-                part.training = mode
+        images = policy.images(random_batch(IMAGES, shape, policy.device).images, None, None)
+        for _ in range(PASSES):
+            module.zero_grad(set_to_none=True)
+            with reads, policy.autocast():
+                logits = module(images)
+            logits.float().sum().backward()
+            parameters = module.named_parameters()
+            unused.append({name for name, value in parameters if value.requires_grad and value.grad is None})
         draws = other_generators() != before
     if not unused:
         return Usage()

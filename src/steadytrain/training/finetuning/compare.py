@@ -3,43 +3,42 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
-import numpy as np
 import torch
 from msgspec.structs import replace
 
 from steadytrain import models
 from steadytrain.config import Recipe
-from steadytrain.config.defaults import FINETUNED_MODELS, LEAST_EPOCHS
+from steadytrain.config.defaults import FETCHED_MODELS, FINETUNED_MODELS, LEAST_EPOCHS
 from steadytrain.config.phases import parse_train
-from steadytrain.data.arrays import Ints
-from steadytrain.data.sources.select import fold_numbers, split_by_fraction
-from steadytrain.errors import ModelError
+from steadytrain.errors import ModelError, SteadyError, first_line
 from steadytrain.events import Tried
 from steadytrain.format import Say
-from steadytrain.models.registry import catalogue, licence_kind
+from steadytrain.models import Built
+from steadytrain.models.registry import catalogue, has_local_weights, licence_kind
 from steadytrain.training import build
 from steadytrain.training.compute.timing import timed, use_fastest_threads
 from steadytrain.training.data import DataSets, DeviceBatch, load, open_data
 from steadytrain.training.device import prepare_device, set_up_machine
-from steadytrain.training.features.folds import out_of_fold
-from steadytrain.training.features.table import FEATURE_BATCH, feature_table
-from steadytrain.training.finetuning.linear_probe import find_linear
+from steadytrain.training.features.table import FEATURE_BATCH
+from steadytrain.training.finetuning.fits import FIT_IMAGES, FOLDS, compare_fits, fold_training
 from steadytrain.training.finetuning.tries import FIRST_EPOCHS
+from steadytrain.training.inference.classifier import classifier_of
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.precision import Policy
-from steadytrain.training.state import preserve_process
+from steadytrain.training.state import in_mode, preserve_process
 
 RESERVE = 0.1
 """Share of the minutes that nothing is planned for: measured rates are of a moment, and saving takes time too."""
 
 MEASURE_SHARE, MEASURE_SECONDS = 0.03, 6.0
-"""The most that each of the two measurements takes: this share of the minutes, and so many seconds."""
+"""The most that measuring a network takes: this share of the minutes, and so many seconds."""
 
 SIZES = (96, 160, 224)
 """Sides of images that are compared, in pixels: none is above the side that folders are packed at."""
@@ -47,13 +46,14 @@ SIZES = (96, 160, 224)
 COMPARE_SHARE, LEAST_COMPARED = 0.25, 300
 """The share of the minutes that comparing takes; and the least images of a comparison, where there are as many."""
 
+FETCH_SHARE, FITS_SHARE = 0.1, 0.1
+"""The share of the minutes that fetching networks takes; and of those that are left, comparing how images are cut."""
+
 MOST_NETWORKS = 4
-"""Networks that are compared: each has to be made, and measured."""
+"""Networks of those here that are compared: each has to be made, and measured."""
 
 UPDATES_GAIN = 0.7
 """What updates leave of a probe's loss, about: where only a worse size leaves time for them (docs/laboratory.md)."""
-
-FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -74,21 +74,25 @@ class Rates:
         return Rates(self.features * share, self.full * share, self.startup)
 
 
-def list_candidates(recipe: Recipe, chosen: Container[str], *, allow_import: bool) -> list[Recipe]:
+def list_candidates(
+    recipe: Recipe, chosen: Container[str], *, allow_import: bool, fetches: bool = False
+) -> list[Recipe]:
     """Return the recipe with each network whose weights are here, and with each size that it takes: those of a probe.
 
-    What the user chose stays. Nothing is fetched for it, and no weights of a non-commercial licence are taken.
+    What the user chose stays. No weights of a non-commercial licence are taken. ``fetches``: :data:`.FETCHED_MODELS`
+    are candidates as well, the cheapest first.
     """
     if not parse_train(recipe.model.train).probe_passes:
         return [recipe]
     names = [recipe.model.name]
     is_bound = bool(recipe.model.options) or recipe.data.mean is not None or recipe.model.weights is not None
     if "model.name" not in chosen and recipe.model.pretrained and not is_bound:
-        here = [entry for entry in catalogue() if entry.weights == "at hand" and entry.name != recipe.model.name]
+        here = [entry for entry in catalogue() if entry.weights == "at hand"]
         free = [entry.name for entry in here if licence_kind(entry.licence) != "non-commercial"]
         names += sorted(free, key=lambda name: name not in FINETUNED_MODELS)
+        names = [*list(dict.fromkeys(names))[:MOST_NETWORKS], *(FETCHED_MODELS if fetches else ())]
     candidates = []
-    for name in names[:MOST_NETWORKS]:
+    for name in dict.fromkeys(names):
         source, usable = models.find(name, allow_import=allow_import), list[Recipe]()
         for size in () if "data.size" in chosen else SIZES:
             try:
@@ -109,44 +113,61 @@ class Compared:
     num_train: int
     num_val: int
     num_test: int
-    tried: tuple[Tried, ...]
+    tried: tuple[Tried, ...] = ()
 
 
-def compare(candidates: Sequence[Recipe], minutes: float, *, began: float, allow_import: bool, say: Say) -> Compared:
+def compare(
+    candidates: Sequence[Recipe], minutes: float, *, began: float, allow_import: bool, keeps_fit: bool = False, say: Say
+) -> Compared:
     """Compare candidates by the out-of-fold loss of their probes, the fastest first, while that takes little time.
 
-    Of many images, a part of each class is enough.
+    What is compared leaves time for a probe of all images. Of many images, a part of each class is enough. Last, how
+    long images become square is compared; ``keeps_fit``: the user is told what is better, and keeps the choice.
     """
-    first, seconds = candidates[0], min(MEASURE_SECONDS, MEASURE_SHARE * 60 * minutes)
-    measured = dict[str, tuple[Rates, int]]()
-    for recipe in candidates:
-        if recipe.model.name not in measured:
-            measured[recipe.model.name] = measure(recipe, seconds=seconds, allow_import=allow_import)
-    rated = []
-    for recipe in candidates:
-        rates, side = measured[recipe.model.name]
-        rated.append((recipe, rates.at(recipe.data.size or side, side)))
-    rated.sort(key=lambda pair: -pair[1].features)
-    device = prepare_device(first)
+    first, opening, share = candidates[0], time.perf_counter(), COMPARE_SHARE * 60 * minutes
+    device, tried = prepare_device(first), list[Tried]()
+
+    def seconds_left() -> float:
+        return began + 60 * minutes * (1 - RESERVE) - time.perf_counter()
+
     with preserve_process(device), closing(open_data(first.data, first.model, seed=first.seed)) as data:
         set_up_machine(first, device, None, lambda message: None)
-        n, num_val, tried = data.num_train, data.num_val, list[Tried]()
-        numbers = [COMPARE_SHARE * 60 * minutes / total for total in accumulate(1 / r.features for _, r in rated)]
-        rated = [pair for pair, number in zip(rated, numbers, strict=True) if number >= min(n, LEAST_COMPARED)]
-        if len(rated) < 2 or data.num_labels is not None or n < 4 * FOLDS:
-            return Compared(*(rated or [(first, measured[first.model.name][0])])[0], n, num_val, data.num_test, ())
-        folds = _folds(data, numbers[len(rated) - 1] / n, first.seed)
-        for recipe, rates in rated:
-            tried.append(_try_features(recipe, data, folds, allow_import=allow_import))
-            left = 60 * minutes * (1 - RESERVE) - (time.perf_counter() - began) - n / rates.features
-            fitting = max(0.0, left / (n / rates.full + num_val / rates.features))
-            tried[-1] = replace(tried[-1], epochs=fitting)
-            say(tried[-1].words)
-    best = best_of(tried)
-    tried[best] = replace(tried[best], verdict="chosen")
-    recipe = rated[best][0]
-    rates, _ = measure(recipe, seconds=seconds, allow_import=allow_import)  # other sizes were estimated
-    return Compared(recipe, rates, n, num_val, data.num_test, tuple(tried))
+        n, seconds = data.num_train, min(MEASURE_SECONDS, MEASURE_SHARE * 60 * minutes)
+        opened, least = time.perf_counter() - opening, min(n, LEAST_COMPARED) / share
+        rate = partial(measure, data=data, seconds=seconds, opened=opened, allow_import=allow_import)
+        missing = {each.model.name for each in candidates[1:] if each.model.pretrained} - {first.model.name}
+        missing = {name for name in missing if not has_local_weights(name)}
+        rated = _rate_all(candidates, missing, rate, least, say)
+        left = seconds_left() - share
+        fastest = next(pair for pair in rated if pair[0].model.name not in missing)
+        rated = [pair for pair in rated if (n + data.num_val) / pair[1].features + pair[1].startup <= left]
+        totals = accumulate(1 / rates.features for _, rates in rated)
+        rated = [pair for pair, total in zip(rated, totals, strict=True) if 1 / total >= least]
+        fetched = dict.fromkeys(recipe.model.name for recipe, _ in rated if recipe.model.name in missing)
+        lost = _fetch(fetched, FETCH_SHARE * 60 * minutes, say)
+        rated = [pair for pair in rated if pair[0].model.name not in lost] or [fastest]
+        recipe, rates = rated[0]
+        can_fold = parse_train(first.model.train).probe_passes and data.num_labels is None and n >= 4 * FOLDS
+        if can_fold and len(rated) > 1:
+            folded = fold_training(data, first.seed, int(share / sum(1 / rates.features for _, rates in rated)))
+            for recipe, rates in rated:
+                _, trained = _freeze(recipe, data, allow_import=allow_import)
+                event, _ = folded.try_features(trained, data, recipe.parallel.threads)
+                fitting = (seconds_left() - n / rates.features) / (n / rates.full + data.num_val / rates.features)
+                tried.append(replace(event, epochs=max(0.0, fitting)))
+                say(tried[-1].words)
+            best = best_of(tried)
+            recipe, tried[best] = rated[best][0], replace(tried[best], verdict="chosen")
+            rates, _ = rate(recipe)  # other sizes were estimated
+        if can_fold and 2 * min(n, FIT_IMAGES) / rates.features <= FITS_SHARE * seconds_left():
+            fits = compare_fits(recipe, *_freeze(recipe, data, allow_import=allow_import), data)
+            for event in fits:
+                say(event.words)
+            if not keeps_fit and (better := [event for event in fits if event.verdict]):
+                fits[fits.index(better[0])] = replace(better[0], verdict="chosen")
+                recipe = recipe.with_({"data.fit": better[0].fit})
+            tried += fits
+        return Compared(recipe, rates, n, data.num_val, data.num_test, tuple(tried))
 
 
 def best_of(tried: Sequence[Tried]) -> int:
@@ -168,87 +189,99 @@ def best_of(tried: Sequence[Tried]) -> int:
     return many if is_close and many is not None else few
 
 
-def _folds(data: DataSets, share: float, seed: int) -> tuple[Ints, Ints, Ints]:
-    """Return the numbers of a share of the training records, their labels and their folds, groups together."""
-    ids = np.arange(len(data.train)) if data.train_ids is None else data.train_ids
-    labels = np.asarray(data.train.labels, np.int64)
-    if share < 1:
-        ids = ids[split_by_fraction(labels[ids], fraction=share, seed=seed)[1]]
-    groups = ids if data.groups is None else data.groups[ids]
-    folds = min(FOLDS, len(np.unique(groups)))
-    return ids, labels[ids], fold_numbers(labels[ids], folds=folds, seed=seed, groups=groups)
+def _rate_all(
+    candidates: Sequence[Recipe],
+    missing: Container[str],
+    rate: Callable[[Recipe], tuple[Rates, int]],
+    least: float,
+    say: Say,
+) -> list[tuple[Recipe, Rates]]:
+    """Measure each network once, those of ``missing`` without weights, and return the candidates, the fastest first.
+
+    A network that fails is left out, unless it is the user's. After one of ``missing`` that makes less than ``least``
+    images a second, none is measured: they cost more and more.
+    """
+    measured, rated = dict[str, tuple[Rates, int] | None](), list[tuple[Recipe, Rates]]()
+    for recipe in candidates:
+        name, is_missing = recipe.model.name, recipe.model.name in missing
+        if name not in measured:
+            measured[name] = None
+            try:
+                measured[name] = rate(recipe.with_({"model.pretrained": False}) if is_missing else recipe)
+            except (SteadyError, torch.OutOfMemoryError) as error:
+                if name == candidates[0].model.name:
+                    raise
+                say(f"{name} is not compared: {first_line(error)}")
+        if (pair := measured[name]) is not None:
+            rates = pair[0].at(recipe.data.size or pair[1], pair[1])
+            rated.append((recipe, rates))
+            if is_missing and rates.features < least:
+                break
+    return sorted(rated, key=lambda pair: -pair[1].features)
 
 
-def _try_features(recipe: Recipe, data: DataSets, folds: tuple[Ints, Ints, Ints], *, allow_import: bool) -> Tried:
-    """Fit probes of a frozen network to all folds but one, and return what they say of that."""
-    began, (ids, labels, fold_of) = time.perf_counter(), folds
+def _fetch(names: Iterable[str], seconds: float, say: Say) -> set[str]:
+    """Fetch the weights of networks within so many seconds in all; return the names of those that stay without."""
+    end, lost = time.perf_counter() + seconds, set[str]()
+    for name in names:
+        say(f"fetching the weights of {name}, to compare it")
+        try:
+            models.fetch_weights(models.find(name), seconds=end - time.perf_counter())
+        except ModelError as error:
+            say(f"{name} is not compared: {first_line(error)}")
+            lost.add(name)
+    return lost
+
+
+def _freeze(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built, Trained]:
+    """Make the network of a recipe, and what computes its features."""
     built, input = build.model(recipe, data, allow_import=allow_import)
     policy = Policy(recipe.precision, prepare_device(recipe))
     module = policy.prepare(built.module).eval()
-    trained = Trained(module, policy, input, data.classes, built.name, Path(built.name))
-    table = feature_table(trained, data.train, ids=ids, threads=recipe.parallel.threads, say=lambda line: None)
-    groups = None if data.groups is None else data.groups[ids]
-    answers = out_of_fold(table.values[ids], labels, fold_of, len(data.classes), groups=groups)
-    return Tried(
-        step=0,
-        what="features",
-        model=built.name,
-        size=input.size or 0,
-        loss=answers.loss,
-        loss_error=answers.loss_error,
-        top1=answers.top1,
-        seconds=time.perf_counter() - began,
-        verdict="",
-    )
+    return built, Trained(module, policy, input, data.classes, built.name, Path(built.name))
 
 
-def measure(recipe: Recipe, *, seconds: float, allow_import: bool) -> tuple[Rates, int]:
+def measure(recipe: Recipe, *, data: DataSets, seconds: float, opened: float, allow_import: bool) -> tuple[Rates, int]:
     """Time the frozen network, and updates of all that the recipe trains, on the user's images.
 
-    A network is made for it and thrown away; nothing is written. Returns the rates, and the size of the images.
+    A network is made for it and thrown away. Returns the rates, and the size of the images; ``opened``: the seconds
+    that opening the data took.
 
     Raises:
         ModelError: the classifier is not one linear layer.
     """
-    began = time.perf_counter()
-    device = prepare_device(recipe)
-    with preserve_process(device), closing(open_data(recipe.data, recipe.model, seed=recipe.seed)) as data:
-        set_up_machine(recipe, device, None, lambda message: None)
-        torch.manual_seed(recipe.seed)
-        built, input = build.model(recipe, data, allow_import=allow_import)
-        find_linear(built)
-        state = build.state(recipe, built, build.engine(recipe, device, None), input=input)
-        update = build.update(recipe, built, input, state, num_classes=len(data.classes), num_labels=data.num_labels)
-        startup = time.perf_counter() - began
-        use_fastest_threads(recipe, update, state, lambda message: None)
+    began, device = time.perf_counter(), prepare_device(recipe)
+    torch.manual_seed(recipe.seed)
+    built, input = build.model(recipe, data, allow_import=allow_import)
+    state = build.state(recipe, built, build.engine(recipe, device, None), input=input)
+    update = build.update(recipe, built, input, state, num_classes=len(data.classes), num_labels=data.num_labels)
+    startup = opened + time.perf_counter() - began
+    if parse_train(recipe.model.train).probe_passes:
+        with in_mode(state.module, "evaluation"):
+            classifier_of(Trained(state.module, state.policy, input, data.classes, built.name, Path(built.name)))
+    use_fastest_threads(recipe, update, state, lambda message: None)
 
-        def send_through(batch: DeviceBatch) -> None:
-            state.module.eval()
-            with torch.no_grad(), state.policy.autocast():
-                state.module(state.policy.images(batch.images, input.mean, input.std))
+    def send_through(batch: DeviceBatch) -> None:
+        state.module.eval()
+        with torch.no_grad(), state.policy.autocast():
+            state.module(state.policy.images(batch.images, input.mean, input.std))
 
-        def step(batch: DeviceBatch) -> None:
-            models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm)
-            update(state, batch, 1e-12)
+    def step(batch: DeviceBatch) -> None:
+        models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm)
+        update(state, batch, 1e-12)
 
-        rates: list[float] = []
-        for size, work in ((FEATURE_BATCH, send_through), (recipe.batch_size, step)):
-            feed = build.training_feed(
-                recipe, data, input, device, batch_size=size, start=0, stop=None, threads=recipe.parallel.threads
-            )
-            with feed:
-                rates.append(_rate(load(feed, device), work, size, device, seconds / 2))
-        features, full = rates
-        return Rates(features, full, startup), input.size or 0
+    def images_per_second(size: int, work: Callable[[DeviceBatch], None]) -> float:
+        threads = recipe.parallel.threads
+        with build.training_feed(
+            recipe, data, input, device, batch_size=size, start=0, stop=None, threads=threads
+        ) as feed:
+            batches = load(feed, device)
+            work(next(batches))  # is not counted
+            images, start = 0, time.perf_counter()
+            while images < 2 * size or time.perf_counter() - start < seconds / 2:
+                timed(device, lambda: work(next(batches)))
+                images += size
+            return images / (time.perf_counter() - start)
 
-
-def _rate(
-    batches: Iterator[DeviceBatch], work: Callable[[DeviceBatch], None], size: int, device: torch.device, seconds: float
-) -> float:
-    """Images per second of loading and ``work``, after a first batch that is not counted."""
-    work(next(batches))
-    images, began = 0, time.perf_counter()
-    while images < 2 * size or time.perf_counter() - began < seconds:
-        timed(device, lambda: work(next(batches)))
-        images += size
-    return images / (time.perf_counter() - began)
+    features, full = images_per_second(FEATURE_BATCH, send_through), images_per_second(recipe.batch_size, step)
+    return Rates(features, full, startup), input.size or 0

@@ -24,14 +24,16 @@ from steadytrain.data.results.predictions import write_predictions
 from steadytrain.data.sources.select import fold_numbers, split_by_fraction
 from steadytrain.errors import ModelError, StorageError
 from steadytrain.events import ProbeProgress
-from steadytrain.models import Built
 from steadytrain.training import build
 from steadytrain.training.data import load
 from steadytrain.training.evaluation import image_outputs
 from steadytrain.training.features.folds import fit_classifier, out_of_fold
 from steadytrain.training.features.table import FEATURE_BATCH, TableWriter, open_table, table_folder
+from steadytrain.training.inference.classifier import classifier_of, features_and_logits
 from steadytrain.training.inference.trained import Trained
+from steadytrain.training.memory import PassLimit
 from steadytrain.training.session.session import Session
+from steadytrain.training.state import in_mode
 
 HELD_OUT = 0.2
 """Share of each class of the training images that the penalty is chosen on; the fit that is kept has them all."""
@@ -51,26 +53,33 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
         ModelError: the classifier is not one linear layer.
     """
     state, recipe, data = session.state, session.recipe, session.data
-    head = find_linear(session.built)
+    trained = frozen(session)
+    try:
+        with in_mode(state.module, "evaluation"):
+            head = classifier_of(trained)
+    except ModelError as error:
+        raise ModelError(f"{error}; use model.train=head, or head:1+full") from error
     progress = ProbeProgress(step=0, images=0, total=passes * data.num_train)
     yield progress
     parts = []
     for number in range(passes):
-        part, progress = yield from compute_features(session, head, number, stop, progress)
+        part, progress = yield from compute_features(session, trained, head, number, stop, progress)
         if part is None:
             return
         parts.append(part)
     yield progress
     began = time.perf_counter()
-    values, classes, ids = (torch.cat(tables) for tables in zip(*parts, strict=True))
+    values, ids = (torch.cat(tables) for tables in zip(*parts, strict=True))
     records = np.arange(len(data.train)) if data.train_ids is None else data.train_ids
-    labels = np.asarray(data.train.labels, np.int64)[records]
-    groups = None if data.groups is None else data.groups[records]
-    _, held_out = split_by_fraction(labels, fraction=HELD_OUT, seed=recipe.seed, sets=groups)
+    labels, groups = np.asarray(data.train.labels, np.int64), None if data.groups is None else data.groups[records]
+    classes = torch.from_numpy(labels[ids.cpu().numpy()]).to(ids.device)
+    _, held_out = split_by_fraction(labels[records], fraction=HELD_OUT, seed=recipe.seed, sets=groups)
     is_held = torch.isin(ids, torch.from_numpy(records[held_out]).to(ids.device))
     weight, bias, penalty, top1 = fit_classifier(values, classes, is_held, len(data.classes))
-    folded = _answer_folds(session, parts[0]) if recipe.model.folds else {}
-    copies = [head] if state.ema is None else [head, state.ema.module.get_submodule(session.built.head[0])]
+    folded = _answer_folds(session, *parts[0]) if recipe.model.folds else {}
+    copies = [head]
+    if state.ema is not None:
+        copies += [b for a, b in zip(state.module.modules(), state.ema.module.modules(), strict=True) if a is head]
     with torch.no_grad():
         for name, value in (("weight", weight), ("bias", bias)):
             parameters = [parameter for copy in copies if (parameter := getattr(copy, name)) is not None]
@@ -83,15 +92,15 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
     yield msgspec.structs.replace(progress, **fitted, **folded)
 
 
-def _answer_folds(session: Session, part: tuple[Tensor, Tensor, Tensor]) -> dict[str, Any]:
+def _answer_folds(session: Session, features: Tensor, numbers: Tensor) -> dict[str, Any]:
     """Answer about each training image by a classifier that has not seen it; write the answers beside the run.
 
-    ``part``: features, labels and record numbers. Returns fields of :class:`ProbeProgress`.
+    ``numbers``: of the records that ``features`` are of. Returns fields of :class:`ProbeProgress`.
     """
     data, recipe, world = session.data, session.recipe, session.state.engine.world
-    values, labels, ids = (table.cpu().numpy() for table in part)
-    order = np.argsort(ids)
-    values, labels, ids = values[order], labels[order], ids[order]
+    order = numbers.argsort()
+    values, ids = features[order].cpu().numpy(), numbers[order].cpu().numpy()
+    labels = np.asarray(data.train.labels, np.int64)[ids]
     groups = None if data.groups is None else data.groups[ids]
     fold_of = fold_numbers(labels, folds=recipe.model.folds, seed=recipe.seed, groups=groups)
     device = session.state.engine.device
@@ -104,53 +113,35 @@ def _answer_folds(session: Session, part: tuple[Tensor, Tensor, Tensor]) -> dict
     return {"by_fold": list(answers.by_fold), **figures}
 
 
-def find_linear(built: Built) -> nn.Linear | nn.Conv2d:
-    """Return the classifier, one linear layer or one 1x1 convolution. Raises ModelError."""
-    head = built.module.get_submodule(built.head[0]) if len(built.head) == 1 else None
-    if isinstance(head, nn.Linear) or (isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1)):
-        return head
-    raise _refused(built)
-
-
-def _refused(built: Built) -> ModelError:
-    return ModelError(
-        f"the classifier of {built.name} ({', '.join(built.head) or 'unknown'}) is not one linear layer that ends the"
-        " network: it cannot be fitted to features; use model.train=head, or head:1+full"
-    )
-
-
-def _table_folder(session: Session, head: nn.Module) -> Path | None:
-    """Return where the features of the first pass are kept; None: ranks share the pass, or there is no cache."""
-    state, name = session.state, session.built.name
-    if state.engine.world.size > 1:
-        return None
-    trained = Trained(state.module, state.policy, session.input, session.data.classes, name, Path(name))
-    with suppress(StorageError):
-        return table_folder(trained, session.data.train, head=head)
-    return None
+def frozen(session: Session) -> Trained:
+    """Return the network of a session that has made no update, as what computes features takes it."""
+    name = session.built.name
+    return Trained(session.state.module, session.state.policy, session.input, session.data.classes, name, Path(name))
 
 
 def compute_features(
-    session: Session, head: nn.Linear | nn.Conv2d, number: int, stop: Callable[[], str | None], before: ProbeProgress
-) -> Generator[ProbeProgress, None, tuple[tuple[Tensor, Tensor, Tensor] | None, ProbeProgress]]:
+    session: Session,
+    trained: Trained,
+    head: nn.Module,
+    number: int,
+    stop: Callable[[], str | None],
+    before: ProbeProgress,
+) -> Generator[ProbeProgress, None, tuple[tuple[Tensor, Tensor] | None, ProbeProgress]]:
     """Send each training image through the frozen network once, and yield how far all passes are.
 
-    Returns float32 [N, D] features, int64 [N] labels and record numbers; None where any rank was asked to stop.
+    Returns float32 [N, D] features and int64 [N] record numbers; None where any rank was asked to stop.
 
-    Raises ModelError where the classifier does not end the network.
-
-    Args:
-        session: nothing of it changes.
-        head: its classifier, whose input is what is kept.
-        number: of the pass: 0 crops as evaluation does, later ones as training does.
-        stop: is asked before each batch.
-        before: the progress of the passes before it.
+    ``number``: of the pass: 0 crops as evaluation does, later ones as training does. ``stop`` is asked before each
+    batch. ``before``: the progress of the passes before it.
     """
     state, data, world = session.state, session.data, session.state.engine.world
     n, is_stopped, rows = data.num_train, False, []
-    table = _table_folder(session, head) if number == 0 else None
-    labels, ids = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
-    caught: list[tuple[Tensor, Tensor]] = []
+    table: Path | None = None
+    if number == 0 and world.size == 1:  # ranks share the pass
+        with suppress(StorageError):  # there may be no cache
+            table = table_folder(trained, data.train, head=head)
+    ids = torch.zeros(n, dtype=torch.int64)
+    limit = PassLimit("evaluation", on_halved=lambda halved: None, mode="halve" if world.size == 1 else "fixed")
     values: Tensor | None = None
     stride = FEATURE_BATCH * world.size
     began = last_report = time.perf_counter()
@@ -174,10 +165,9 @@ def compute_features(
             feed.close()
             if stop():
                 return None, before
-            arrays = kept.values[numbers], np.asarray(data.train.labels, np.int64)[numbers], numbers
-            values, labels, ids = (torch.from_numpy(array).to(state.engine.device) for array in arrays)
+            values, ids = (torch.from_numpy(array).to(state.engine.device) for array in (kept.values[numbers], numbers))
             done, seconds = before.images + n, before.seconds + time.perf_counter() - began
-            return (values, labels, ids), msgspec.structs.replace(before, images=done, seconds=seconds, reused=n)
+            return (values, ids), msgspec.structs.replace(before, images=done, seconds=seconds, reused=n)
 
     def until_stopped() -> Iterator[Batch]:
         nonlocal is_stopped
@@ -187,13 +177,9 @@ def compute_features(
                 return
             places = torch.from_numpy(batch.positions - number * n)
             is_new = places < n  # the last batch goes on into the next epoch
-            labels[places[is_new]] = torch.from_numpy(batch.labels[is_new.numpy()]).long()
             ids[places[is_new]] = torch.from_numpy(batch.ids[is_new.numpy()])
             rows.append((places, is_new))
             yield batch
-
-    def catch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        caught.append((inputs[0].detach(), output.detach()))
 
     def progress() -> ProbeProgress:
         return msgspec.structs.replace(
@@ -204,31 +190,18 @@ def compute_features(
             feed={name: value for name, value in vars(feed.stats()).items() if name != "by_loop"},
         )
 
-    hook = head.register_forward_hook(catch)
-    modes = [(part, part.training) for part in state.module.modules()]
-    state.module.eval()
-    try:
-        with feed:
-            for batch, (places, is_new) in zip(load(until_stopped(), state.engine.device), rows, strict=False):
-                with torch.no_grad(), state.policy.autocast():
-                    logits = state.module(state.policy.images(batch.images, session.input.mean, session.input.std))
-                ((inputs, output),) = caught
-                caught.clear()
-                if inputs[0].numel() != head.weight[0].numel() or not torch.equal(output.view_as(logits), logits):
-                    raise _refused(session.built)  # it is a sum over places, or something follows it
-                inputs = inputs.float().flatten(1)
-                if values is None:
-                    values = inputs.new_zeros(n, inputs.shape[1])
-                values[places[is_new].to(inputs.device)] = inputs[is_new.to(inputs.device)]
-                waited, batches = waited + batch.wait_seconds, batches + 1
-                if time.perf_counter() - last_report >= TOLD_SECONDS and batches * stride < n:
-                    last_report = time.perf_counter()
-                    yield progress()
-            reached = progress()
-    finally:
-        hook.remove()
-        for part, mode in modes:
-            part.training = mode
+    with in_mode(state.module, "evaluation"), feed:
+        for batch, (places, is_new) in zip(load(until_stopped(), state.engine.device), rows, strict=False):
+            with torch.no_grad():
+                inputs, _ = features_and_logits(head, trained, batch.images, limit)
+            if values is None:
+                values = inputs.new_zeros(n, inputs.shape[1])
+            values[places[is_new].to(inputs.device)] = inputs[is_new.to(inputs.device)]
+            waited, batches = waited + batch.wait_seconds, batches + 1
+            if time.perf_counter() - last_report >= TOLD_SECONDS and batches * stride < n:
+                last_report = time.perf_counter()
+                yield progress()
+        reached = progress()
     device = state.engine.device
     if float(state.engine.sum(torch.tensor(float(is_stopped), device=device))):
         return None, reached
@@ -237,5 +210,5 @@ def compute_features(
         with suppress(StorageError), TableWriter.open(table, len(data.train)) as writer:
             writer.write(ids.numpy(), values.cpu().numpy())
     # A row is one rank's, and 0 in the tables of the others: their sum is exact.
-    values, labels, ids = (state.engine.sum(table.to(device)) for table in (values, labels, ids))
-    return (values, labels, ids), reached
+    values, ids = (state.engine.sum(table.to(device)) for table in (values, ids))
+    return (values, ids), reached

@@ -16,7 +16,7 @@ from steadytrain.training.finetuning.compare import RESERVE, Rates, compare, lis
 from steadytrain.training.finetuning.tries import first_epochs
 
 PLANNED = (
-    *("model.train", "model.name", "data.size"),
+    *("model.train", "model.name", "data.size", "data.fit"),
     *("budget.epochs", "budget.steps", "budget.minutes", "budget.fill"),
     *("optim.lr", "optim.ema", "optim.warmup", "optim.warmup_epochs"),
 )
@@ -65,26 +65,24 @@ class FinetunePlan:
 
 
 def choose(
-    rates: Rates, *, minutes: float, spent: float, num_train: int, num_val: int, train: str | None = None
+    rates: Rates,
+    *,
+    minutes: float,
+    spent: float,
+    num_train: int,
+    num_val: int,
+    train: str | None = None,
+    refuses: bool = True,
 ) -> tuple[Option, ...]:
-    """Choose between a probe alone and updates from it.
+    """Choose a probe and updates for as many epochs as fit, since the best weights are kept; the probe where none does.
 
-    The rule: a probe and updates for as many epochs as fit, since the best weights are kept; the probe where not one
-    does.
+    ``spent``: seconds of the minutes that are over. ``train``: a ``model.train`` of the user's, the only option then.
+    ``refuses``: raise RecipeError where no option fits; else the first is taken, with one epoch at most.
 
     >>> rates = Rates(features=200, full=25, startup=4)
     >>> options = choose(rates, minutes=3, spent=20, num_train=640, num_val=250)
     >>> [(option.train, option.epochs, option.verdict) for option in options]
     [('probe', 0, 'fits'), ('probe+discriminative', 4, 'chosen')]
-
-    Args:
-        rates: measured ones.
-        minutes: in all; ``spent``: seconds of them that are over.
-        num_train, num_val: images.
-        train: a ``model.train`` of the user's: the only option then.
-
-    Raises:
-        RecipeError: not even one pass, or one epoch of the user's choice, fits.
     """
     left = 60 * minutes * (1 - RESERVE) - spent - rates.startup
     evaluation = num_val / rates.features
@@ -93,10 +91,10 @@ def choose(
         plan = parse_train(word)
         passes = plan.probe_passes * num_train / rates.features + (evaluation if plan.probe_passes else 0.0)
         epoch = 0.0 if plan.main == "probe" else num_train / rates.full + evaluation
-        epochs = max(0, int((left - passes) / epoch)) if epoch else 0
+        epochs = max(0 if refuses or train is None else 1, int((left - passes) / epoch)) if epoch else 0
         fits = epochs >= 1 if epoch else passes <= left
         options.append(Option(word, passes, epoch, epochs, "fits" if fits else "too slow"))
-    if all(option.verdict != "fits" for option in options):
+    if refuses and all(option.verdict != "fits" for option in options):
         seconds = options[0].pass_seconds + options[0].epoch_seconds
         least = (seconds + spent + rates.startup) / (1 - RESERVE) / 60
         raise RecipeError(
@@ -115,15 +113,16 @@ def plan_finetune(
     chosen: Container[str],
     began: float,
     allow_import: bool = False,
+    fetches: bool = False,
     say: Say = lambda message: None,
 ) -> FinetunePlan:
-    """Compare, measure, choose, and return the recipe that fits into so many minutes, which end it too if they must.
+    """Return the recipe that fits into so many minutes, by measuring and comparing; they end the run if they must.
 
     Args:
-        recipe: of a user's choices and the defaults.
+        recipe: of a user's choices, whose keys are ``chosen`` and stay, and the defaults.
         minutes: from ``began`` on, by ``time.perf_counter()``.
-        chosen: keys of the recipe that the user chose: these stay.
         allow_import: import the recipe's ``pkg.mod:factory`` model.
+        fetches: networks may be fetched to be compared.
         say: takes a line on each size and network that was compared.
 
     Raises:
@@ -136,8 +135,9 @@ def plan_finetune(
             f" --set budget.minutes={minutes:g}"
         )
     can_choose = "model.train" not in chosen and bool(parse_train(recipe.model.train).probe_passes)
-    candidates = list_candidates(recipe, chosen, allow_import=allow_import)
-    compared = compare(candidates, minutes, began=began, allow_import=allow_import, say=say)
+    candidates = list_candidates(recipe, chosen, allow_import=allow_import, fetches=fetches)
+    keeps_fit = "data.fit" in chosen
+    compared = compare(candidates, minutes, began=began, allow_import=allow_import, keeps_fit=keeps_fit, say=say)
     recipe, rates = compared.recipe, compared.rates
     options = choose(
         rates,
@@ -146,20 +146,18 @@ def plan_finetune(
         num_train=compared.num_train,
         num_val=compared.num_val,
         train=None if can_choose else recipe.model.train,
+        refuses=not compared.tried,
     )
     best = next(option for option in options if option.verdict == "chosen")
     fills = bool(parse_train(best.train).probe_passes and best.epochs)
     epochs = first_epochs(best.epochs) if fills else best.epochs
-    changes: dict[str, object] = {"model.train": best.train, "budget.epochs": epochs, "budget.minutes": minutes}
-    changes["budget.fill"] = fills
-    if best.epoch_seconds > LONG_EPOCH and "every.evaluate_epochs" not in chosen:
-        changes["every.evaluate_epochs"] = 0.5  # updates that undo the probe are noticed earlier
-    usual = usual_recipe(str(recipe.data.train), finetune=True, small=False).optim
-    warmup = {"optim.warmup": usual.warmup, "optim.warmup_epochs": usual.warmup_epochs}
-    changes |= {key: value for key, value in warmup.items() if key not in chosen}  # not those of another method
-    if not best.epochs:
-        changes |= {"optim.ema": None, "optim.warmup_epochs": 0.0}
-    planned = recipe.with_(changes)
-    if best.epochs:
-        planned = fit_to_epochs(planned, epochs, chosen=chosen)
+    budget = {"budget.epochs": epochs, "budget.minutes": minutes, "budget.fill": fills}
+    usual = usual_recipe(str(recipe.data.train), finetune=True, small=False).optim  # not that of another method
+    free = {"optim.warmup": usual.warmup, "optim.warmup_epochs": usual.warmup_epochs}
+    if best.epoch_seconds > LONG_EPOCH:
+        free["every.evaluate_epochs"] = 0.5  # updates that undo the probe are noticed earlier
+    free = {key: value for key, value in free.items() if key not in chosen}
+    none = {} if epochs else {"optim.ema": None, "optim.warmup_epochs": 0.0}
+    planned = recipe.with_({"model.train": best.train, **budget, **free, **none})
+    planned = fit_to_epochs(planned, epochs, chosen=chosen) if epochs else planned
     return FinetunePlan(planned, options, rates, minutes, compared.tried)

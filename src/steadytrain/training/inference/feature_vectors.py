@@ -14,7 +14,7 @@ from torch import nn
 from steadytrain.errors import DataError
 from steadytrain.run import Run
 from steadytrain.training.data import load
-from steadytrain.training.inference.classifier import features_and_logits, find_classifier
+from steadytrain.training.inference.classifier import classifier_of, features_and_logits
 from steadytrain.training.inference.inference import Files, Images, open_feed
 from steadytrain.training.inference.trained import Trained, restore
 from steadytrain.training.memory import PassLimit
@@ -67,6 +67,6 @@ def features(
                 if bad:
                     number, reason = min(bad.items())
                     raise DataError(f"{source.path(number)}: {reason}: leave it out")
-                head = head or find_classifier(trained, batch.images[:1])
+                head = head or classifier_of(trained)
                 rows.append(features_and_logits(head, trained, batch.images, limit)[0].cpu())
     return torch.cat(rows).numpy()

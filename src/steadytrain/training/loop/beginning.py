@@ -14,6 +14,7 @@ from steadytrain.events import Evaluated, Event, Noticed, ProbeProgress, Resumed
 from steadytrain.format import count, duration
 from steadytrain.monitor.samples import memory_text
 from steadytrain.run import Run, RunProgress
+from steadytrain.training.finetuning.fits import better_fit
 from steadytrain.training.finetuning.linear_probe import HELD_OUT, fit_head
 from steadytrain.training.finetuning.tries import MOST_UNDONE, UNDONE, is_below, next_try
 from steadytrain.training.loop.evaluating import maybe_evaluate
@@ -98,6 +99,10 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
             loss = f"loss {probe.fold_loss:.4f} (standard error {probe.fold_loss_error:.4f})"
             words = f"{probe.fold_words}, {loss}; folds.csv has each image"
             yield Noticed(message=words, step=0)
+        with session.clock.within("probe"):
+            better = better_fit(session)
+        if better is not None:
+            yield Noticed(message=better.words, step=0)
         session.state.evaluated = -1.0  # the classifier is evaluated as it is
     session.laps.restart()
 

@@ -61,7 +61,9 @@ def run_updates(
         if wish.save_seconds and not session.is_first:  # for a notice that its machine is told of
             session.saver.seconds = wish.save_seconds
         if wish.end:
-            _end_here(session, f"its {session.recipe.budget.minutes:g} minutes are over; the best weights are kept")
+            minutes = session.recipe.budget.minutes
+            words = "minute is" if minutes == 1 else "minutes are"
+            _end_here(session, f"its {minutes:g} {words} over; the best weights are kept")
         if wish.measure:  # passes over the batch, whose memory is free for all that follows
             yield from _measure(session, batch, measuring)
         del batch

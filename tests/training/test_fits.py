@@ -1,0 +1,93 @@
+"""Ways in which long images become square, compared by probes out of fold: said where another is surely better."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
+from steadytrain.events import Noticed
+from steadytrain.run import Run
+from steadytrain.training import steps, train
+from steadytrain.training.finetuning.plan import plan_finetune
+
+Photos = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def start(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """A probe of a network of digits, which takes images of any size."""
+    recipe = Recipe(
+        data=Data(train=str(digits), holdout=0.2, pad=1),
+        model=Model("resnet20"),
+        optim=Optim("sgd", lr=0.05),
+        budget=Budget(epochs=1),
+        parallel=Parallel(device="cpu", threads=1, compute_threads=1),
+        batch_size=32,
+    )
+    weights = train(Run.create(tmp_path_factory.mktemp("start") / "run", recipe)).run.weights
+    return recipe.with_(
+        {"model.weights": str(weights), "model.train": "probe", "budget.epochs": 0, "data.size": 16, "data.pad": 0}
+    )
+
+
+@pytest.fixture
+def write_photos(tmp_path: Path) -> Photos:
+    """Two classes of noise, with a white square at the left or the right end, or in the middle."""
+
+    def write(*, width: int, ends: bool) -> Path:
+        draw, folder = np.random.default_rng(0), tmp_path / "photos"
+        for label, place in enumerate((0, width - 8) if ends else (width // 2 - 8, width // 2)):
+            (folder / str(label)).mkdir(parents=True)
+            for number in range(60):
+                pixels = draw.integers(0, 100, (16, width), np.uint8)
+                pixels[4:12, place : place + 8] = 255
+                Image.fromarray(pixels).save(folder / str(label) / f"{number}.png")
+        return folder
+
+    return write
+
+
+def lines(recipe: Recipe, run: Path) -> list[str]:
+    """What a run says of fits."""
+    messages = [e.message for e in steps(Run.create(run, recipe)) if isinstance(e, Noticed)]
+    return [message for message in messages if "--fit" in message]
+
+
+def test_a_probe_whose_crop_cuts_the_classes_off_names_the_flag(
+    start: Recipe, write_photos: Photos, tmp_path: Path
+) -> None:
+    recipe = start.with_({"data.train": str(write_photos(width=64, ends=True)), "data.fit": "crop"})
+    (line,) = lines(recipe, tmp_path / "run")
+    assert "resnet20 at 16 pixels (" in line and "is better than crop here, by " in line
+    gain, error = map(float, re.findall(r"by (\S+) ± (\S+) of the loss", line)[0])
+    assert gain > 2 * error > 0
+
+
+@pytest.mark.parametrize(("width", "ends", "fit"), [(64, True, "squash"), (64, False, "crop"), (16, True, "crop")])
+def test_nothing_is_said_where_no_other_fit_is_surely_better(
+    start: Recipe, write_photos: Photos, tmp_path: Path, width: int, ends: bool, fit: str
+) -> None:
+    data = {"data.train": str(write_photos(width=width, ends=ends)), "data.fit": fit, "model.folds": 4}
+    assert lines(start.with_(data), tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_minutes_take_the_better_fit_unless_the_user_chose_one(
+    start: Recipe, write_photos: Photos, chosen: bool
+) -> None:
+    photos = str(write_photos(width=64, ends=True))
+    recipe = start.with_({"data.train": photos, "data.fit": "crop", "model.train": "probe+full", "budget.epochs": 8})
+    keys = {"model.name", "model.weights", "data.size", *(["data.fit"] if chosen else [])}
+    said: list[str] = []
+    plan = plan_finetune(recipe, 60, chosen=keys, began=time.perf_counter(), say=said.append)
+    assert (plan.recipe.data.fit == "crop") == chosen
+    assert {event.fit for event in plan.tried} == {"squash", "pad"}
+    assert [event.verdict for event in plan.tried if event.verdict == "chosen"] == ["chosen"] * (not chosen)
+    assert any("is better than crop here" in line for line in said)
