@@ -293,7 +293,8 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
     ``features`` of each image, with a ``penalty`` that gives ``top1`` on images that were left out.
 
     Of ``model.folds``: ``by_fold``, the top-1 of each by a classifier that was fitted to the others, ``fold_top1`` and
-    ``fold_loss`` of all their images, and the standard error of that loss.
+    ``fold_loss`` of all their images, and the standard error of that loss. ``series``: a sentence on series of
+    photographs that the split or the folds may part, and the remedy.
     """
 
     step: Whole
@@ -311,6 +312,7 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
     fold_top1: float | None = None
     fold_loss: Finite | None = None
     fold_loss_error: Finite | None = None
+    series: str = ""
 
     @property
     def images_per_second(self) -> float | None:

@@ -369,8 +369,10 @@ def _heroes(account: Account) -> list[dict[str, str]]:
         per_epoch += f"; its updates {duration(speed.seconds_per_epoch)}" if speed.seconds_per_epoch else ""
     is_updated = speed.images_per_second_overall is not None
     overall = f"steady; {rate(speed.images_per_second_overall)} overall" if is_updated else "no updates"
+    label, value, more = best_hero(summary.quality.best, summary.quality.is_multi_label)
+    series = "; probably too high, as the notice on series says" * bool(summary.probe and summary.probe.series)
     heroes = [
-        best_hero(summary.quality.best, summary.quality.is_multi_label),
+        (label, value, more + series),
         *test_heroes(summary),
         ("Images per second", rate(speed.images_per_second), overall),
         ("Wall time", duration(speed.seconds), per_epoch),

@@ -61,6 +61,8 @@ def facts(summary: Summary) -> dict[str, str]:
         elif tells_top5(setup.num_classes):
             scores[f"{when} top-5"] = percent(score.top5 if score else None, 2)
         scores[f"{when} loss"] = number(score.loss if score else None, 4)
+        if when == "best" and probe is not None and probe.series:
+            scores["series"] = probe.series
     return {
         "model": setup.model,
         "status": f"{course.status}: {course.why}" if course.why else course.status,
@@ -378,7 +380,7 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
         name, score = score_name(run.quality.is_multi_label), run.quality.best
         labels = {"best": score.best_label if score else f"best {name}", "last": f"last {name}", "test": f"test {name}"}
         scores = (key for when, label in labels.items() for key in (label, f"{when} macro recall"))
-        keys = ("epochs", "probe", *scores, "images/s, steady", "wall time")
+        keys = ("epochs", "probe", *scores, "series", "images/s, steady", "wall time")
         lines = [["run", clean(run.name)], ["status", run.course.status]]
         lines += [[key, words[key]] for key in words if key in keys or key.startswith("tried ")]
         lines += [] if run.cost is None else [["cost", str(run.cost)]]

@@ -55,16 +55,13 @@ class Series:
         """A sentence of what is wrong, and the remedy.
 
         >>> print(Series(0.89, None, 0).words)  # doctest: +ELLIPSIS
-        89 % of the images have another far nearer than the rest, as frames of one scene have: ...
+        89 % of the images have one far nearer than all others, as frames of a scene have; ...
         """
-        words = (
-            f"{percent(self.share)} of the images have another far nearer than the rest, as frames of one scene have"
-        )
-        words += ": where the split parts these, validation says too much; "
+        words = f"{percent(self.share)} of the images have one far nearer than all others, as frames of a scene have; a"
+        words += " split that parts them makes validation look better than it is: --group-by "
         if self.group_by is None:
-            return f"{words}--group-by (folder, a column or a regular expression) keeps them together"
-        series = count(self.groups, "series", "series")
-        return f"{words}their names tell {series}: --group-by {shlex.quote(self.group_by)} keeps these together"
+            return f"{words}(folder, a column or a regular expression of names) keeps them together"
+        return f"{words}{shlex.quote(self.group_by)} keeps {count(self.groups, 'series', 'series')} together"
 
 
 def find_series(

@@ -28,6 +28,7 @@ from steadytrain.training import build
 from steadytrain.training.data import load
 from steadytrain.training.evaluation import image_outputs
 from steadytrain.training.features.folds import fit_classifier, out_of_fold
+from steadytrain.training.features.series import Series, find_series
 from steadytrain.training.features.table import FEATURE_BATCH, TableWriter, open_table, table_folder
 from steadytrain.training.inference.classifier import classifier_of, features_and_logits
 from steadytrain.training.inference.trained import Trained
@@ -88,8 +89,9 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
             for parameter in (*parameters, *masters):
                 parameter.copy_(value.view_as(parameter))
     seconds = time.perf_counter() - began
+    series = _find_series(session, *parts[0]) if data.held_out or recipe.model.folds else None
     fitted: dict[str, Any] = {"fit_seconds": seconds, "features": values.shape[1], "penalty": penalty, "top1": top1}
-    yield msgspec.structs.replace(progress, **fitted, **folded)
+    yield msgspec.structs.replace(progress, **fitted, **folded, series="" if series is None else series.words)
 
 
 def _answer_folds(session: Session, features: Tensor, numbers: Tensor) -> dict[str, Any]:
@@ -111,6 +113,14 @@ def _answer_folds(session: Session, features: Tensor, numbers: Tensor) -> dict[s
         write_predictions(session.run.directory / "folds.csv", data.train, ids, data.classes, outputs)
     figures = {"fold_top1": answers.top1, "fold_loss": answers.loss, "fold_loss_error": answers.loss_error}
     return {"by_fold": list(answers.by_fold), **figures}
+
+
+def _find_series(session: Session, features: Tensor, numbers: Tensor) -> Series | None:
+    """Find series of photographs that the groups of a session's data do not keep together."""
+    data, ids = session.data, numbers.cpu().numpy()
+    names, labels = list(data.train.names()), np.asarray(data.train.labels, np.int64)[ids]
+    groups = None if data.groups is None else data.groups[ids]
+    return find_series(features.cpu().numpy(), labels, [names[number] for number in ids], groups=groups)
 
 
 def frozen(session: Session) -> Trained:

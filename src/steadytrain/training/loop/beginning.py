@@ -99,6 +99,8 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
             loss = f"loss {probe.fold_loss:.4f} (standard error {probe.fold_loss_error:.4f})"
             words = f"{probe.fold_words}, {loss}; folds.csv has each image"
             yield Noticed(message=words, step=0)
+        if probe.series:
+            yield Noticed(message=f"series: {probe.series}", step=0)
         with session.clock.within("probe"):
             better = better_fit(session)
         if better is not None:
