@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from steadytrain.data.images.near import near_pairs
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.packing.prepare import prepare
 from steadytrain.data.recordio.hashes import HASHES, SUFFIX, ImageHashes, cached_path, find_shared
@@ -90,6 +91,10 @@ def test_hashes_of_other_records_are_never_used(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "c-packed.hashes", tmp_path / "a-packed.hashes")
     with Records.open(tmp_path / "a-packed.rec") as records:
         assert records.hashes is None
+    path = tmp_path / "c-packed.hashes"
+    path.write_bytes(path.read_bytes().replace(b"hashes.2", b"hashes.1"))  # an earlier version's, of other bits
+    with Records.open(tmp_path / "c-packed.rec") as records:
+        assert records.hashes is None
     pack(tmp_path / "a-packed.rec", tmp_path / "again")
     with Records.open(tmp_path / "again.rec") as records:
         assert records.hashes is not None and len(records.hashes) == len(records)
@@ -141,6 +146,17 @@ def test_many_copies_of_one_image_are_not_cut() -> None:
     alike = [0xFFFF ^ 0b11 << (20 + number) for number in range(40)]  # each two bits from the same image
     numbers, said = groups_of(hashes_of([0xFFFF, *alike]), [0] * 41)
     assert set(numbers) == {0} and len(said) == 1
+
+
+def test_a_dense_cluster_is_one_group_and_not_all_its_pairs_are_compared() -> None:
+    rng, n = np.random.default_rng(0), 4000
+    near = np.full(n, 0xFFFF, np.uint64)
+    for _ in range(3):  # each within three bits of one hash
+        near ^= np.uint64(1) << rng.integers(0, 63, n).astype(np.uint64)
+    hashes = hashes_of(near.tolist())
+    numbers, said = groups_of(hashes, [row % 2 for row in range(n)])
+    assert set(numbers) == {0} and len(said) == 1
+    assert sum(map(len, near_pairs(np.ascontiguousarray(hashes["near"])))) < 1000 * n  # of 8 million, found many times
 
 
 def test_what_a_user_keeps_together_is_never_cut() -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 from steadytrain.data.arrays import Ints
 from steadytrain.data.images.decode import BadImageError, decode_file, orientation, read_header, to_pixels, turn
 from steadytrain.data.images.look import duplicates
-from steadytrain.data.images.near import MOST_BITS, SEEN_SIDE, Hashes, begin_hashes, count_bits, end_hashes, near_pairs
+from steadytrain.data.images.near import MOST_BITS, SEEN_ROWS, Hashes, begin_hashes, count_bits, end_hashes, near_pairs
 from steadytrain.data.recordio.card import RunClasses
 from steadytrain.data.recordio.hashes import HASHES, ImageHashes, cached_path, hashes_file
 from steadytrain.data.recordio.reader import Records
@@ -38,7 +38,7 @@ FOLDER = "folder"
 GIANT_SHARE, GIANT_IMAGES = 0.2, 16
 """Share of a class, and images, beyond which a chain of near copies is cut: more than what is held out."""
 
-_PORTION, _MOST_EDGES, _BLOCK_EDGES, _MOST_COMPARED = 64, 1 << 22, 1 << 16, 2048
+_PORTION, _MOST_EDGES, _BLOCK_EDGES, _MOST_COMPARED = 64, 1 << 22, 1 << 16, 64
 
 
 def decided_classes(classes: C | None, group_by: str | None) -> C | RunClasses | None:
@@ -135,7 +135,7 @@ def _begin(records: Records, number: int) -> bytes:
         data, pixels = bytes(records.image(number)), np.zeros((1, 1), np.uint8)
         with suppress(BadImageError, MemoryError):
             image = read_header(data)
-            decoded, _ = decode_file(image, data, SEEN_SIDE)
+            decoded, _ = decode_file(image, data, SEEN_ROWS)
             pixels = turn(to_pixels(decoded) if isinstance(decoded, Image.Image) else decoded, orientation(image))
         return begin_hashes(pixels, stored=data)
     return bytes(32)
@@ -239,12 +239,14 @@ def _cut_chains(edges: Ints, numbers: Ints, near: Hashes, labels: Labels, name: 
 
 
 def _is_chain(near: Hashes) -> bool:
-    """Return whether no image of a group looks like all others."""
+    """Return whether no image of a group looks like all others, of those most like the average image."""
     near = np.unique(near[near[:, 0] > 0], axis=0)
-    if not len(near) or len(near) > _MOST_COMPARED:
-        return True
-    bits = np.minimum(count_bits(near[:, None, 0] ^ near[:, 0]), count_bits(near[:, None, 1] ^ near[:, 0]))
-    return not bool((bits <= MOST_BITS).all(axis=1).any())
+    bits = np.unpackbits(np.ascontiguousarray(near[:, :1]).view(np.uint8), axis=1)
+    off_average = (bits != (2 * bits.sum(axis=0) > len(bits))).sum(axis=1)
+    for centre in near[np.argsort(off_average, kind="stable")[:_MOST_COMPARED]]:
+        if (count_bits(centre[:, None] ^ near[:, 0]).min(axis=0) <= MOST_BITS).all():
+            return False
+    return True
 
 
 def say_whole_classes(labels: Labels, groups: Ints | None, classes: Sequence[str], say: Say) -> None:
