@@ -705,6 +705,7 @@ class Tally:
             source=source,
             label_column=listing.label_column,
             rejected=tuple(self.rejected),
+            remarks=tuple(self.deep.remarks()),
         )
 
 
