@@ -190,11 +190,15 @@ def test_a_copy_in_the_cache_has_hashes(tmp_path: Path) -> None:
     assert prepared.train.with_suffix(SUFFIX).is_file()
 
 
-def test_a_forest_of_many_edges_joins_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks, of which later ones leave out what is joined already."""
-    edges = np.random.default_rng(0).integers(0, 60, (80, 3))
-    edges[:, 2] %= 7
-    whole = groups._join(edges, 60)
-    monkeypatch.setattr(groups, "_BLOCK_EDGES", 3)
-    for one, other in zip(groups._join(edges, 60), whole, strict=True):
-        assert np.array_equal(one, other)
+def test_pairs_are_joined_as_one_by_one_in_whatever_portions_they_come() -> None:
+    rng = np.random.default_rng(0)
+    pairs = rng.integers(0, 60, (45, 2))
+    expected = list(range(60))
+    for one, other in pairs.tolist():
+        ends = sorted({expected[one], expected[other]})
+        expected = [ends[0] if number in ends else number for number in expected]
+    for portion in (1, 7, 45):
+        numbers = np.arange(60)
+        for start in range(0, 45, portion):
+            numbers = groups._join(numbers, pairs[start : start + portion])
+        assert numbers.tolist() == expected
