@@ -409,7 +409,7 @@ class EpochTrained(Event, frozen=True, kw_only=True):
 
 
 class Score(Event, frozen=True, kw_only=True):
-    """Base of an evaluation: one pass over a whole data set. ``n`` is its exact size; ``weights``: ``model`` or ``ema``.
+    """Base of evaluations: a pass over a whole data set. ``n`` is its exact size; ``weights``: ``model`` or ``ema``.
 
     ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
     which every label is right, and ``top5`` is None. ``macro_recall`` and ``macro_f1``: means over the classes, or
