@@ -54,7 +54,7 @@ def perceptual_hash(pixels: Image.Image | Pixels) -> bytes:
     return _hash_all(grey[None]).tobytes()
 
 
-def _hash_all(grey: Pixels | NDArray[np.float32]) -> Pixels:
+def _hash_all(grey: Pixels | NDArray[np.floating]) -> Pixels:
     """Hash images that were shrunk to [M, 32, 32]: uint8 [M, 16]."""
     waves = _COSINES @ grey.astype(np.float64) @ _COSINES.T
     both = np.stack([waves, waves * _MIRROR], axis=1).reshape(-1, 2, 64)
