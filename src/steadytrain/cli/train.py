@@ -358,11 +358,11 @@ def _folder(recipe: Recipe, options: TrainingOptions) -> Path:
 
 
 def _create_runs(folder: Path, recipe: Recipe, options: TrainingOptions) -> tuple[Run, ...]:
-    if options.repeats is None:
-        runs: tuple[Run, ...] = (Run.create(folder, recipe),)
-    else:
-        runs = Run.create_repeats(folder, recipe, options.repeats)
-    return runs
+    return (
+        (Run.create(folder, recipe),)
+        if options.repeats is None
+        else Run.create_repeats(folder, recipe, options.repeats)
+    )
 
 
 def _train_all(
