@@ -358,11 +358,9 @@ def _folder(recipe: Recipe, options: TrainingOptions) -> Path:
 
 
 def _create_runs(folder: Path, recipe: Recipe, options: TrainingOptions) -> tuple[Run, ...]:
-    return (
-        (Run.create(folder, recipe),)
-        if options.repeats is None
-        else Run.create_repeats(folder, recipe, options.repeats)
-    )
+    if options.repeats is not None:
+        return Run.create_repeats(folder, recipe, options.repeats)
+    return (Run.create(folder, recipe),)
 
 
 def _train_all(
