@@ -65,7 +65,7 @@ def labels_recipe(recipe: Recipe, labelled_digits: Path) -> Recipe:
     return recipe.with_({"data.train": str(labelled_digits), "budget.epochs": 4})
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def recipe(digits: Path) -> Recipe:
     """Twenty steps in a second: 320 images in batches of 32, validated twice."""
     return Recipe(
@@ -77,6 +77,16 @@ def recipe(digits: Path) -> Recipe:
         every=Every(log_steps=5),
         batch_size=32,
     )
+
+
+@pytest.fixture(scope="session")
+def trained_weights(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The weights of a network that was trained on these digits for 4 epochs, to start others from."""
+    from steadytrain.run import Run
+    from steadytrain.training import train
+
+    run = Run.create(tmp_path_factory.mktemp("start") / "run", recipe.with_({"budget.epochs": 4}))
+    return train(run).run.weights
 
 
 @pytest.fixture

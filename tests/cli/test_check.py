@@ -129,7 +129,7 @@ def test_validation_beside_a_training_set_is_compared(tmp_path: Path, capsys: py
     assert main(["check", str(tmp_path / "a-train.rec")]) == 0
     out = capsys.readouterr().out
     assert "1 of the 2 images of a-val.rec are in it" in out
-    assert "warning: validation images that are also in the training set" in out
+    assert "warning: validation or test images that are also in the training set" in out
     assert main(["check", str(tmp_path / "a-train.rec"), "--val", str(tmp_path / "a-train.rec"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["counts"]["leak"] == 20
 

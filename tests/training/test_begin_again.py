@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from steadytrain import events
-from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
+from steadytrain.config import Recipe
 from steadytrain.reports import summarise
 from steadytrain.run import Run
 from steadytrain.training import evaluate, steps, train
@@ -18,18 +18,10 @@ Weights = Callable[[Path], bytes]
 
 
 @pytest.fixture(scope="module")
-def undone(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+def undone(recipe: Recipe, trained_weights: Path) -> Recipe:
     """Fine-tuning at a rate that undoes the probe, from weights of digits."""
-    recipe = Recipe(
-        data=Data(train=str(digits), holdout=0.2, pad=1),
-        model=Model("digits"),
-        optim=Optim("sgd", lr=0.05),
-        budget=Budget(epochs=4),
-        parallel=Parallel(device="cpu", threads=2, compute_threads=1),
-        batch_size=32,
-    )
-    start = train(Run.create(tmp_path_factory.mktemp("start") / "run", recipe)).run.weights
-    return recipe.with_({"model.weights": str(start), "model.train": "probe+full", "optim.lr": 0.03, "seed": 1})
+    changes = {"model.weights": str(trained_weights), "model.train": "probe+full"}
+    return recipe.with_({**changes, "budget.epochs": 4, "optim.lr": 0.03, "seed": 1})
 
 
 def evaluations(run: Run) -> list[events.Evaluated]:

@@ -171,7 +171,7 @@ def test_top5_of_few_classes_is_refused(
     recipe: Recipe, tmp_path: Path, write_digits: Callable[[Path, int, int], Path]
 ) -> None:
     few = {"data.train": str(write_digits(tmp_path / "few", 60, 3)), "data.val": None, "data.holdout": 0.2}
-    with pytest.raises(RecipeError, match=r"every\.best is 'top5'"):
+    with pytest.raises(RecipeError, match=r"every\.best is 'top5', which is 100 % for five classes or fewer"):
         train(Run.create(tmp_path / "run", recipe.with_({**few, "every.best": "top5"})))
 
 

@@ -35,25 +35,10 @@ from steadytrain.training.inference.limits import (
 from steadytrain.training.inference.prior import with_prior
 
 
-@pytest.fixture(scope="module")
-def start(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from steadytrain.config import Budget, Data, Model, Optim, Parallel
-
-    recipe = Recipe(
-        data=Data(train=str(digits), holdout=0.2, pad=1),
-        model=Model("digits"),
-        optim=Optim("sgd", lr=0.05),
-        budget=Budget(epochs=4),
-        parallel=Parallel(device="cpu", threads=2, compute_threads=1),
-        batch_size=32,
-    )
-    return train(Run.create(tmp_path_factory.mktemp("start") / "run", recipe)).run.weights
-
-
 @pytest.fixture(params=["probe", "full"])
-def run(request: pytest.FixtureRequest, recipe: Recipe, start: Path, tmp_path: Path) -> Run:
+def run(request: pytest.FixtureRequest, recipe: Recipe, trained_weights: Path, tmp_path: Path) -> Run:
     """A probe of digits, and a network that was trained on them."""
-    probe = {"model.weights": str(start), "model.train": "probe", "budget.epochs": 0}
+    probe = {"model.weights": str(trained_weights), "model.train": "probe", "budget.epochs": 0}
     run = Run.create(tmp_path / "run", recipe.with_(probe if request.param == "probe" else {"budget.epochs": 4}))
     train(run)
     return run

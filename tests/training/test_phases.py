@@ -28,22 +28,6 @@ from steadytrain.training.loop.replay import replay
 Weights = Callable[[Path], bytes]
 
 
-@pytest.fixture(scope="module")
-def start(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights of a network that was trained on five of the ten digits."""
-    from steadytrain.config import Budget, Data, Model, Optim, Parallel
-
-    recipe = Recipe(
-        data=Data(train=str(digits), holdout=0.2, pad=1),
-        model=Model("digits"),
-        optim=Optim("sgd", lr=0.05),
-        budget=Budget(epochs=4),
-        parallel=Parallel(device="cpu", threads=2, compute_threads=1),
-        batch_size=32,
-    )
-    return train(Run.create(tmp_path_factory.mktemp("start") / "run", recipe)).run.weights
-
-
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model.safetensors")
 
@@ -62,12 +46,12 @@ def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> 
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_frozen_parts_and_their_statistics_stay(recipe: Recipe, start: Path, tmp_path: Path) -> None:
-    names = [name for name in load_file(start) if name.endswith("weight")]
+def test_frozen_parts_and_their_statistics_stay(recipe: Recipe, trained_weights: Path, tmp_path: Path) -> None:
+    names = [name for name in load_file(trained_weights) if name.endswith("weight")]
     first = names[0].rpartition(".")[0]
-    changes = {"model.weights": str(start), "model.freeze": (f"{first}*",), "budget.epochs": 1}
+    changes = {"model.weights": str(trained_weights), "model.freeze": (f"{first}*",), "budget.epochs": 1}
     train(Run.create(tmp_path / "run", recipe.with_(changes)))
-    moved = changed(load_file(start), weights_of(tmp_path / "run"))
+    moved = changed(load_file(trained_weights), weights_of(tmp_path / "run"))
     assert moved and not any(name.startswith(f"{first}.") for name in moved)
 
 
@@ -108,8 +92,8 @@ def test_a_phased_run_that_is_interrupted_comes_to_the_same_bits(
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
-def test_only_the_classifier_moves_in_the_first_phase(recipe: Recipe, start: Path, tmp_path: Path) -> None:
-    phased = recipe.with_({"model.weights": str(start), "model.train": "head:1+full", "every.save_steps": 1})
+def test_only_the_classifier_moves_in_the_first_phase(recipe: Recipe, trained_weights: Path, tmp_path: Path) -> None:
+    phased = recipe.with_({"model.weights": str(trained_weights), "model.train": "head:1+full", "every.save_steps": 1})
     run = Run.create(tmp_path / "run", phased.with_({"every.keep": 99}))
     seen = list(steps(run))
     models = {step: checkpoints.load(run.checkpoints / f"step-{step:08d}")["model"] for step in (1, 10, 11)}
@@ -131,14 +115,14 @@ def test_a_probe_has_no_other_loss(recipe: Recipe, change: dict[str, object]) ->
         recipe.with_({"model.train": "probe", "budget.epochs": 0, **change})
 
 
-def test_a_probe_fits_the_classifier_and_nothing_else(recipe: Recipe, start: Path, tmp_path: Path) -> None:
-    probe = recipe.with_({"model.weights": str(start), "model.train": "probe", "budget.epochs": 0, "seed": 3})
+def test_a_probe_fits_the_classifier_and_nothing_else(recipe: Recipe, trained_weights: Path, tmp_path: Path) -> None:
+    probe = recipe.with_({"model.weights": str(trained_weights), "model.train": "probe", "budget.epochs": 0, "seed": 3})
     run = Run.create(tmp_path / "run", probe)
     seen = list(steps(run))
     (evaluated,) = (e for e in seen if isinstance(e, events.Evaluated))
     assert (evaluated.step, evaluated.n) == (0, 80) and evaluated.top1 > 0.8
     assert isinstance(seen[-1], events.Ended) and seen[-1].status == "finished"
-    moved = changed(load_file(start), weights_of(tmp_path / "run"))
+    moved = changed(load_file(trained_weights), weights_of(tmp_path / "run"))
     assert 1 <= len(moved) <= 2
     assert evaluate(run).top1 == evaluated.top1
     assert list(steps(run)) == [], "it is finished"
@@ -147,10 +131,10 @@ def test_a_probe_fits_the_classifier_and_nothing_else(recipe: Recipe, start: Pat
 
 
 def test_a_probe_tells_how_far_it_is_and_has_a_bucket_of_its_own(
-    recipe: Recipe, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Recipe, trained_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steadytrain.training.finetuning.linear_probe.TOLD_SECONDS", 0.0)
-    probe = recipe.with_({"model.weights": str(start), "model.train": "probe:2", "budget.epochs": 0})
+    probe = recipe.with_({"model.weights": str(trained_weights), "model.train": "probe:2", "budget.epochs": 0})
     run = Run.create(tmp_path / "run", probe)
     seen = list(steps(run))
     told = [event for event in seen if isinstance(event, events.ProbeProgress)]
@@ -165,9 +149,11 @@ def test_a_probe_tells_how_far_it_is_and_has_a_bucket_of_its_own(
 
 
 def test_a_probe_of_features_in_the_cache_has_the_same_bits_and_says_where_they_are_from(
-    recipe: Recipe, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Recipe, trained_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probe = recipe.with_({"model.weights": str(start), "model.train": "probe:2", "budget.epochs": 0, "seed": 5})
+    probe = recipe.with_(
+        {"model.weights": str(trained_weights), "model.train": "probe:2", "budget.epochs": 0, "seed": 5}
+    )
     found = {}
     for name in ("own", "own-again", "table"):
         if name != "own-again":
@@ -186,9 +172,9 @@ def test_a_probe_of_features_in_the_cache_has_the_same_bits_and_says_where_they_
 
 
 def test_folds_of_a_probe_are_answered_by_classifiers_that_have_not_seen_them(
-    recipe: Recipe, start: Path, tmp_path: Path
+    recipe: Recipe, trained_weights: Path, tmp_path: Path
 ) -> None:
-    changes = {"model.weights": str(start), "model.train": "probe", "budget.epochs": 0, "model.folds": 5}
+    changes = {"model.weights": str(trained_weights), "model.train": "probe", "budget.epochs": 0, "model.folds": 5}
     run = Run.create(tmp_path / "run", recipe.with_(changes))
     seen = list(steps(run))
     told = [event for event in seen if isinstance(event, events.ProbeProgress)][-1]
@@ -211,16 +197,16 @@ def test_folds_of_anything_but_a_probe_are_refused(recipe: Recipe) -> None:
         recipe.with_({"model.train": "probe", "budget.epochs": 0, "model.folds": 1})
 
 
-def test_a_probe_has_no_update_to_replay(recipe: Recipe, start: Path, tmp_path: Path) -> None:
-    probe = recipe.with_({"model.weights": str(start), "model.train": "probe", "budget.epochs": 0})
+def test_a_probe_has_no_update_to_replay(recipe: Recipe, trained_weights: Path, tmp_path: Path) -> None:
+    probe = recipe.with_({"model.weights": str(trained_weights), "model.train": "probe", "budget.epochs": 0})
     run = Run.create(tmp_path / "run", probe)
     train(run)
     with pytest.raises(RunError, match="no update to replay"):
         replay(run)
 
 
-def test_a_probe_that_is_stopped_leaves_how_far_it_came(recipe: Recipe, start: Path, tmp_path: Path) -> None:
-    probe = recipe.with_({"model.weights": str(start), "model.train": "probe:9", "budget.epochs": 0})
+def test_a_probe_that_is_stopped_leaves_how_far_it_came(recipe: Recipe, trained_weights: Path, tmp_path: Path) -> None:
+    probe = recipe.with_({"model.weights": str(trained_weights), "model.train": "probe:9", "budget.epochs": 0})
     run = Run.create(tmp_path / "run", probe)
     told: list[events.Event] = []
     for event in steps(run, stop=lambda: "SIGINT" if told else None):
@@ -234,7 +220,7 @@ def test_a_probe_that_is_stopped_leaves_how_far_it_came(recipe: Recipe, start: P
 
 
 def test_a_request_within_a_probe_knows_that_nothing_of_it_is_saved(
-    recipe: Recipe, start: Path, tmp_path: Path
+    recipe: Recipe, trained_weights: Path, tmp_path: Path
 ) -> None:
     answers: list[bool] = []
 
@@ -243,22 +229,22 @@ def test_a_request_within_a_probe_knows_that_nothing_of_it_is_saved(
             answers.append(self.is_probing())
             return super().__call__()
 
-    both = recipe.with_({"model.weights": str(start), "model.train": "probe+full", "budget.epochs": 1})
+    both = recipe.with_({"model.weights": str(trained_weights), "model.train": "probe+full", "budget.epochs": 1})
     kinds = {type(event): len(answers) for event in steps(Run.create(tmp_path / "run", both), stop=Asked())}
     assert any(answers[: kinds[events.ProbeProgress]]) and not any(answers[kinds[events.ProbeProgress] :])
 
 
-def test_training_goes_on_from_a_probe(recipe: Recipe, start: Path, tmp_path: Path) -> None:
-    both = recipe.with_({"model.weights": str(start), "model.train": "probe:2+full", "optim.ema": 0.9})
+def test_training_goes_on_from_a_probe(recipe: Recipe, trained_weights: Path, tmp_path: Path) -> None:
+    both = recipe.with_({"model.weights": str(trained_weights), "model.train": "probe:2+full", "optim.ema": 0.9})
     seen = list(steps(Run.create(tmp_path / "whole", both)))
     assert [e.step for e in seen if isinstance(e, events.Evaluated)] == [0, 10, 20]
 
 
 @pytest.mark.slow
 def test_training_from_a_probe_resumes_to_the_same_bits(
-    recipe: Recipe, start: Path, tmp_path: Path, weights: Weights
+    recipe: Recipe, trained_weights: Path, tmp_path: Path, weights: Weights
 ) -> None:
-    both = recipe.with_({"model.weights": str(start), "model.train": "probe:2+full", "optim.ema": 0.9})
+    both = recipe.with_({"model.weights": str(trained_weights), "model.train": "probe:2+full", "optim.ema": 0.9})
     train(Run.create(tmp_path / "whole", both))
     run = Run.create(tmp_path / "parts", both)
     train_for(run, 7)
@@ -267,9 +253,9 @@ def test_training_from_a_probe_resumes_to_the_same_bits(
 
 
 def test_a_probe_that_no_epoch_is_better_than_is_kept_and_told_after_a_resume_too(
-    recipe: Recipe, start: Path, tmp_path: Path, weights: Weights
+    recipe: Recipe, trained_weights: Path, tmp_path: Path, weights: Weights
 ) -> None:
-    undone = recipe.with_({"model.weights": str(start), "optim.lr": 3.0, "every.log_steps": 1})
+    undone = recipe.with_({"model.weights": str(trained_weights), "optim.lr": 3.0, "every.log_steps": 1})
     run = Run.create(tmp_path / "undone", undone.with_({"model.train": "probe+full"}))
     train_for(run, 13)
     seen = list(steps(run))

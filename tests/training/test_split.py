@@ -71,6 +71,17 @@ def test_near_copies_are_on_one_side_and_the_line_says_how_many_groups_there_are
     assert any("8 of 40 images (20% of each class, by whole groups) are held out" in line for line in said)
 
 
+def test_folds_of_records_without_hashes_know_copies_beside_validation_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(write_pairs(tmp_path / "images"), tmp_path / "a")
+    pack(write_pairs(tmp_path / "other", 4), tmp_path / "val")
+    (tmp_path / "a.hashes").unlink()
+    monkeypatch.setattr(splits, "_MOST_BYTES", 1)  # more than is hashed for a remark alone
+    sets = open_data(Data(train=str(tmp_path / "a.rec"), val=str(tmp_path / "val.rec")), seed=0)
+    assert sets.train.hashes is None and sets.groups is not None and len(np.unique(sets.groups)) == 20
+
+
 @pytest.mark.parametrize("group_by", ["folder", r"/n(\d)", "patient"])
 def test_what_the_user_groups_is_on_one_side(tmp_path: Path, group_by: str) -> None:
     images = write_pairs(tmp_path / "images", side=24)  # too small for near copies to be told
@@ -94,7 +105,10 @@ def test_folders_of_the_same_names_in_each_class_are_groups_where_the_user_says_
         Image.fromarray(rng.integers(0, 255, (64, 64, 3), np.uint8)).save(place)
     with pytest.raises(DataError, match=r"series\) in each class: steady train \S+ --group-by folder"):
         open_data(Data(train=str(tmp_path / "pets")), seed=0)
-    data = open_data(Data(train=str(tmp_path / "pets"), group_by="folder"), seed=0)
+    said: list[str] = []
+    data = open_data(Data(train=str(tmp_path / "pets"), group_by="folder", holdout=0.1), seed=0, say=said.append)
+    share = "6 of 30 images (10% of each class was wanted, whole groups come to 20%) are held out"
+    assert any(share in line for line in said)
     assert data.classes == ("cat", "dog") and data.groups is not None and len(np.unique(data.groups)) == 5
     assert data.train_ids is not None and data.val_ids is not None
     assert not {*data.groups[data.train_ids]} & {*data.groups[data.val_ids]}

@@ -242,6 +242,8 @@ def test_it_has_a_line_in_the_terminal_the_list_of_runs_and_the_report(
     assert document["test"]["seen"] == "which no choice has seen"
     page = Path("a.html").read_text()
     assert "Test, which no choice has seen" in page and "test top-1" in page
+    assert main(["watch", "runs/a"]) == 0
+    assert f"test, which no choice has seen: {score} (" in capsys.readouterr().out
     assert main(["runs", "runs", "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out)["runs"]
     assert row["test"] == tested.top1 and row["test_low"] < tested.top1 <= row["test_high"]

@@ -360,11 +360,9 @@ def _folder(recipe: Recipe, options: TrainingOptions) -> Path:
 
 
 def _create_runs(folder: Path, recipe: Recipe, options: TrainingOptions) -> tuple[Run, ...]:
-    if options.repeats is None:
-        runs: tuple[Run, ...] = (Run.create(folder, recipe),)
-    else:
-        runs = Run.create_repeats(folder, recipe, options.repeats)
-    return runs
+    if options.repeats is not None:
+        return Run.create_repeats(folder, recipe, options.repeats)
+    return (Run.create(folder, recipe),)
 
 
 def _train_all(

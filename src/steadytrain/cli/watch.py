@@ -276,6 +276,8 @@ def final_lines(now: RunSnapshot, width: int) -> list[str]:
     if now.best is not None:
         best = now.best
         lines.append(f"{best.best_label} {best.words} {best.when}")
+    if now.test is not None:
+        lines += wrap(f"test, {now.test.seen}: {now.test.words}", width, "", "  ")
     if now.logged is not None:
         right = "exact match" if now.is_multi_label else "top-1"
         lines.append(f"train loss {number(now.logged.loss, 4)}, train {right} {percent(now.logged.top1, 2)}")

@@ -45,6 +45,7 @@ from steadytrain.events.schema import Noticed as Noticed
 from steadytrain.events.schema import ProbeProgress as ProbeProgress
 from steadytrain.events.schema import Resumed as Resumed
 from steadytrain.events.schema import Saved as Saved
+from steadytrain.events.schema import Score as Score
 from steadytrain.events.schema import ServerStats as ServerStats
 from steadytrain.events.schema import Stalled as Stalled
 from steadytrain.events.schema import Started as Started

@@ -19,14 +19,14 @@ from msgspec.structs import astuple, replace
 
 from steadytrain.errors import RunError, storage_error, storage_errors
 from steadytrain.events import schema
-from steadytrain.events.schema import VERSION, Event, Started, Unknown, Unreadable, is_plain
+from steadytrain.events.schema import VERSION, Event, Score, Started, Unknown, Unreadable, is_plain
 from steadytrain.files import NO_FOLLOW, kind_of_file, open_regular
 from steadytrain.format import count
 
 KINDS: dict[str, type[Event]] = {
     name: kind
     for name, kind in vars(schema).items()
-    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, Unknown, Unreadable)
+    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, Score, Unknown, Unreadable)
 }
 _CHUNK_BYTES = 1 << 16  # what is read at once, and its events, stay in a processor's cache
 _HEAD_BYTES = 256

@@ -410,16 +410,12 @@ class EpochTrained(Event, frozen=True, kw_only=True):
     images_per_second: float
 
 
-class Evaluated(Event, frozen=True, kw_only=True):
-    """One pass over a whole data set: ``n`` is its exact size. ``weights``: ``model`` or ``ema``.
+class Score(Event, frozen=True, kw_only=True):
+    """Base of evaluations: a pass over a whole data set. ``n`` is its exact size; ``weights``: ``model`` or ``ema``.
 
     ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
     which every label is right, and ``top5`` is None. ``macro_recall`` and ``macro_f1``: means over the classes, or
-    labels, that have images; None in logs of versions that had none. ``even_top1``, ``even_macro_recall``: of the same
-    logits, answered as if all classes were equally frequent, where the sizes of classes differ tenfold; else None.
-    ``figure``: by which the best weights are chosen (:data:`~.figures.FIGURES`), with what it came to, and ``is_best``
-    whether they were kept as the best so far; None in older logs: by top-1, or mAP. ``loss_error``: standard error of
-    ``loss``; None in logs of versions that had none, and of several labels.
+    labels, that have images; None in logs of versions that had none.
     """
 
     step: Whole
@@ -433,6 +429,18 @@ class Evaluated(Event, frozen=True, kw_only=True):
     mean_ap: float | None = None
     macro_recall: float | None = None
     macro_f1: float | None = None
+
+
+class Evaluated(Score, frozen=True, kw_only=True):
+    """An evaluation on the validation images.
+
+    ``even_top1``, ``even_macro_recall``: of the same logits, answered as if all classes were equally frequent, where
+    the sizes of classes differ tenfold; else None. ``figure``: by which the best weights are chosen
+    (:data:`~.figures.FIGURES`), with what it came to, and ``is_best`` whether they were kept as the best so far; None
+    in older logs: by top-1, or mAP. ``loss_error``: standard error of ``loss``; None in logs of versions that had none,
+    and of several labels.
+    """
+
     figure: str | None = None
     figure_value: float | None = None
     is_best: bool | None = None
@@ -457,7 +465,7 @@ class Evaluated(Event, frozen=True, kw_only=True):
         return self.score > (best.score if best else -1.0) if self.is_best is None else self.is_best
 
 
-class Tested(Event, frozen=True, kw_only=True):
+class Tested(Score, frozen=True, kw_only=True):
     """The evaluation of a run's best weights on the test images, which no choice has seen: once, at its end.
 
     Fields as of :class:`Evaluated`; ``step`` and ``epoch`` are those of the weights. ``data``: the images' digest.
@@ -465,17 +473,6 @@ class Tested(Event, frozen=True, kw_only=True):
     ``num_seen``: how many of them are training or validation images as well.
     """
 
-    step: Whole
-    epoch: Finite
-    n: Whole
-    loss: float
-    top1: float
-    top5: float | None
-    seconds: Finite
-    weights: str = "model"
-    mean_ap: float | None = None
-    macro_recall: float | None = None
-    macro_f1: float | None = None
     even_top1: float | None = None
     even_macro_recall: float | None = None
     data: str = ""

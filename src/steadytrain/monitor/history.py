@@ -38,6 +38,7 @@ from steadytrain.events import (
     MachineStats,
     Noticed,
     Saved,
+    Score,
     Stalled,
     Started,
     Step,
@@ -134,7 +135,7 @@ class RunScore:
         return self.top1_95 if self.mean_ap is None and math.isfinite(self.top1) and self.n > 0 else None
 
     @staticmethod
-    def of(event: Evaluated | Tested) -> RunScore:
+    def of(event: Score) -> RunScore:
         """Return the score that an event holds."""
         values = {name: value for name, value in asdict(event).items() if name in RunScore.__dataclass_fields__}
         return RunScore(**values, top1_95=wilson(event.top1, event.n))

@@ -37,7 +37,7 @@ from steadytrain.machine.process import return_free_memory
 from steadytrain.machine.web_server import LimitedServer, ServerLimits
 from steadytrain.monitor.series import COLUMNS, MAX_POINTS, THINNED_BY, ChartPoint, ChartRow, six_digits
 from steadytrain.reports.charts import LIVE_CHARTS, TEMPLATES
-from steadytrain.reports.page import best_hero, packed_plotly, probe_heroes, render, script
+from steadytrain.reports.page import best_hero, packed_plotly, probe_heroes, render, script, test_heroes
 from steadytrain.reports.run_list import DAMAGED, RunRow, list_runs, row_cells
 from steadytrain.reports.status import milestones
 from steadytrain.reports.time_spent import BUCKETS_SHOWN, largest_buckets, stacked
@@ -494,6 +494,7 @@ def _heroes(now: RunSnapshot) -> list[dict[str, str]]:
     else:
         label, value, more = best_hero(best, now.is_multi_label)
         heroes = [hero(label, value, more + ("" if loss is None else f"; train {loss}"))]
+    heroes += [hero(*words) for words in test_heroes(now.test)]
     steady = f"{rate(rates.steady)} steady, {rate(rates.overall)} overall" if rates.overall else ""
     if not now.progress.step and now.probe is not None:
         heroes += [hero(*words) for words in probe_heroes(now.probe)]

@@ -34,7 +34,7 @@ from steadytrain.format import (
     size,
     when,
 )
-from steadytrain.monitor.history import RunScore
+from steadytrain.monitor.history import RunScore, UnseenScore
 from steadytrain.reports.charts import TEMPLATES, charts, coverage_chart, has_line, style
 from steadytrain.reports.mistakes import SuspectImage, sections, suspect_rows
 from steadytrain.reports.status import milestones
@@ -336,13 +336,16 @@ def best_hero(best: RunScore | None, is_multi_label: bool) -> tuple[str, str, st
     return label, percent(best.value, 2), interval + best.when.removeprefix("at ")
 
 
-def test_heroes(summary: Summary) -> list[tuple[str, str, str]]:
-    """Return the score on test images for the head of a page, and macro recall where classes are uneven."""
+def test_heroes(test: UnseenScore | None) -> list[tuple[str, str, str]]:
+    """Return the score on test images for the head of a page; none before the end, and without such."""
+    interval = f"{test.interval.words} %, " if test and test.interval else ""
+    return [(f"Test, {test.seen}", percent(test.value, 2), f"{interval}{count(test.n, 'image')}")] if test else []
+
+
+def macro_heroes(summary: Summary) -> list[tuple[str, str, str]]:
+    """Return macro recall for the head of a page where classes are uneven."""
     best, test = summary.quality.best, summary.quality.test
     heroes = []
-    if test is not None:
-        interval = f"{test.interval.words} %, " if test.interval else ""
-        heroes.append((f"Test, {test.seen}", percent(test.value, 2), f"{interval}{count(test.n, 'image')}"))
     if summary.setup.class_ratio is not None and best is not None:
         of_test = f"{percent(test.macro_recall, 2)} on the test images; " if test is not None else ""
         more = f"{of_test}mean over classes, the largest {summary.setup.class_ratio:.3g} times the smallest"
@@ -369,17 +372,18 @@ def _heroes(account: Account) -> list[dict[str, str]]:
         per_epoch += f"; its updates {duration(speed.seconds_per_epoch)}" if speed.seconds_per_epoch else ""
     is_updated = speed.images_per_second_overall is not None
     overall = f"steady; {rate(speed.images_per_second_overall)} overall" if is_updated else "no updates"
-    label, value, more = best_hero(summary.quality.best, summary.quality.is_multi_label)
+    quality = summary.quality
+    label, value, more = best_hero(quality.best, quality.is_multi_label)
     series = "; probably too high, as the notice on series says" * bool(summary.probe and summary.probe.series)
+    scores = [(label, value, more + series), *test_heroes(quality.test), *macro_heroes(summary)]
     heroes = [
-        (label, value, more + series),
-        *test_heroes(summary),
+        *scores,
         ("Images per second", rate(speed.images_per_second), overall),
         ("Wall time", duration(speed.seconds), per_epoch),
         ("Epochs", epoch(progress.epoch), f"of {epoch(progress.epochs)}"),
     ]
     if is_probe(summary):
-        heroes[1 + len(test_heroes(summary)) :] = probe_heroes(summary.probe) if summary.probe else []
+        heroes = [*scores, *(probe_heroes(summary.probe) if summary.probe else [])]
         heroes.append(("Wall time", duration(speed.seconds), "a probe: no updates"))
     if (bill := summary.cost) is not None:
         at_end = "" if bill.at_end is None else f"about {money(bill.at_end)} at the end; "

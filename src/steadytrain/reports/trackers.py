@@ -31,7 +31,17 @@ from typing import Any, Protocol, cast
 from steadytrain.config.factories import load_entry_point
 from steadytrain.config.plain import leaves
 from steadytrain.errors import FailedError, InputError, SteadyError, did_you_mean, first_line, storage_errors
-from steadytrain.events import EpochTrained, Evaluated, Event, Logged, LogReader, Tested, open_no_follow, refuse_link
+from steadytrain.events import (
+    EpochTrained,
+    Evaluated,
+    Event,
+    Logged,
+    LogReader,
+    Score,
+    Tested,
+    open_no_follow,
+    refuse_link,
+)
 from steadytrain.files import lock, lock_at_once
 from steadytrain.format import clean
 from steadytrain.monitor import diagnose
@@ -346,7 +356,7 @@ def scalars_of(event: Event) -> dict[str, float]:
     elif isinstance(event, EpochTrained):
         values = {"train/epoch_loss": event.loss, "train/epoch_top1": event.top1}
         values |= {"speed/epoch_images_per_second": event.images_per_second}
-    elif isinstance(event, Evaluated | Tested):
+    elif isinstance(event, Score):
         of = "val" if isinstance(event, Evaluated) else "test"
         values = {f"{of}/{name}": getattr(event, name) for name in ("loss", "top1", "top5", "mean_ap")}
         values |= {"epoch": event.epoch}

@@ -23,7 +23,7 @@ from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats, Logged, MachineStats, ProbeProgress, Stalled, Started
 from steadytrain.format import duration, epoch, percent, size, time_of_day
 from steadytrain.monitor import Diagnosis, Ledger, RunHistory, diagnose
-from steadytrain.monitor.history import RunReach, RunScore
+from steadytrain.monitor.history import RunReach, RunScore, UnseenScore
 from steadytrain.monitor.history_reader import LogHistory
 from steadytrain.monitor.series import six_digits
 from steadytrain.reports.status import Signs, current_bill, signs, time_left
@@ -143,6 +143,7 @@ class RunSnapshot:
     probe: ProbeProgress | None = None
     best: RunScore | None = None
     last: RunScore | None = None
+    test: UnseenScore | None = None
     images_per_second: WatchRates = WatchRates()
     seconds: float = 0.0
     remaining_seconds: float | None = None
@@ -263,6 +264,7 @@ def snapshot(watch: Watch, *, price: Price | None = None) -> RunSnapshot:
         probe=history.newest(ProbeProgress),
         best=best if best is not None and best.value == best.value else None,
         last=history.last,
+        test=history.test,
         images_per_second=WatchRates(
             now=watch.images_per_second if is_running else None,
             steady=ledger.steady_images_per_second or None,

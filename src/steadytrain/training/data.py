@@ -387,7 +387,7 @@ def data_sets(
         _say_seen("validation", val, [train], say)
         _say_seen("test", opened.test, [train] if val is None else [train, val], say)
     if val is not None or data.holdout == 0:
-        grouping = partial(find_groups, train, data, lambda line: None, makes_hashes=False)
+        grouping = partial(find_groups, train, data, lambda line: None)
         is_earlier = begun is not None and "split" not in begun.data  # and knew no groups
         options: dict[str, Any] = {} if is_earlier else {"grouping": grouping}
         return DataSets(train, val, None, None, classes, held_out=False, test=opened.test, shorter_side=side, **options)
@@ -395,10 +395,12 @@ def data_sets(
     if not len(split.val_ids):
         each = "one image" if split.groups is None else "one group of images"
         raise DataError(f"{train.path} has {each} of each class: none can be held out; give --val DATA")
-    share = f"{data.share_held_out(len(train)):.0%}{' of each class' * (train.labels.ndim == 1)}"
-    whole = "" if split.groups is None else ", by whole groups"
+    wanted, share = f"{data.share_held_out(len(train)):.0%}", f"{len(split.val_ids) / len(train):.0%}"
+    share_words = f"{wanted}{' of each class' * (train.labels.ndim == 1)}"
+    if split.groups is not None:
+        share_words += ", by whole groups" if share == wanted else f" was wanted, whole groups come to {share}"
     say(
-        f"no validation data given: {len(split.val_ids):,} of {len(train):,} images ({share}{whole}) are held out"
+        f"no validation data given: {len(split.val_ids):,} of {len(train):,} images ({share_words}) are held out"
         " (--val DATA to choose your own)"
     )
     say_whole_classes(train.labels, split.groups, classes, say)

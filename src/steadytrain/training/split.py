@@ -89,13 +89,10 @@ def _read(path: Path, token: str, n: int) -> Split | None:
     return None
 
 
-def find_groups(train: Records, data: Data, say: Say, *, makes_hashes: bool = True) -> Ints | None:
-    """Group records by their images and by ``data.group_by``: int64 [N]; None where each stands alone.
-
-    ``makes_hashes``: decode all images where their hashes are not known; else copies are not.
-    """
-    hashes = make_hashes(train) if makes_hashes else train.hashes
-    if hashes is None and makes_hashes:
+def find_groups(train: Records, data: Data, say: Say) -> Ints | None:
+    """Group records by their images and by ``data.group_by``: int64 [N]; None where each stands alone."""
+    hashes = make_hashes(train)
+    if hashes is None:
         say("images in a store are compared only where pack has written their hashes (.hashes) beside them")
     keys = None if data.group_by is None else _keys_of(train, data, data.group_by)
     return group_images(hashes, train.labels, keys=keys, name=train.describe, say=say)

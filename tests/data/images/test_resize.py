@@ -14,7 +14,7 @@ from PIL import Image
 from tests.data.packing.pictures import picture
 
 from steadytrain.data.images import resize as module
-from steadytrain.data.images.resize import PSNR, by_matrices, resize
+from steadytrain.data.images.resize import PSNR, Kernel, by_matrices, resize
 
 Pixels = NDArray[np.uint8]
 needs_wheel = pytest.mark.skipif(module.wheel is None, reason="the wheel cykooz-resizer is not installed here")
@@ -51,7 +51,8 @@ def test_the_wheel_and_the_matrices_make_the_same_bytes(data: st.DataObject) -> 
     pixels = np.random.default_rng(height * 301 + width).integers(0, 256, shape, np.uint8)
     if data.draw(st.booleans()):
         pixels = (pixels > 127).astype(np.uint8) * 255  # the most that sums and rounding can be made to bear
-    assert np.array_equal(resize(pixels, size), by_matrices(pixels, size))
+    kernel: Kernel = data.draw(st.sampled_from(["catmull_rom", "bilinear"]))
+    assert np.array_equal(resize(pixels, size, kernel), by_matrices(pixels, size, kernel))
 
 
 @needs_wheel
@@ -64,7 +65,7 @@ def test_every_instruction_set_makes_the_same_bytes() -> None:
         resizer.cpu_extensions = kind
         source = module.wheel.ImageData(411, 307, module.wheel.PixelType.U8x3, pixels.tobytes())
         image = module.wheel.ImageData(200, 100, module.wheel.PixelType.U8x3)
-        resizer.resize(source, image, module._options())
+        resizer.resize(source, image, module._options("catmull_rom"))
         resized = np.frombuffer(image.get_buffer(), np.uint8).reshape(100, 200, 3)
         assert np.array_equal(resized, by_matrices(pixels, (200, 100)))
 

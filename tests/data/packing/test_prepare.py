@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.data.packing.odd_files import of_bits
 from tests.data.packing.pictures import picture, write_folder
 
 from steadytrain.data.packing.pack import pack
@@ -54,6 +55,20 @@ def test_a_folder_is_packed_once_aloud(photos: Path, tmp_path: Path) -> None:
         assert records.card is not None
         assert records.card.height == (256, 256, 256)
         assert records.classes == ("cat", "dog")
+
+
+def test_what_images_have_lost_is_said_of_a_copy_and_of_a_pack_too(tmp_path: Path) -> None:
+    for number in range(4):
+        path = tmp_path / "images" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(of_bits(16, states=False, colour=0))
+    pack(tmp_path / "images", tmp_path / "a")
+    for source in ("images", "images", "a.rec"):
+        messages: list[str] = []
+        _prepare(tmp_path / source, tmp_path / "cache", messages)
+        assert [line for line in messages if "have 16 bits" in line] == [
+            "4 images have 16 bits a channel, of which 8 are kept"
+        ]
 
 
 def test_other_settings_make_another_copy_beside_it(photos: Path, tmp_path: Path) -> None:

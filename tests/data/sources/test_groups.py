@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from steadytrain.data.images.near import near_pairs
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.packing.prepare import prepare
 from steadytrain.data.recordio.hashes import HASHES, SUFFIX, ImageHashes, cached_path, find_shared
@@ -90,6 +91,10 @@ def test_hashes_of_other_records_are_never_used(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "c-packed.hashes", tmp_path / "a-packed.hashes")
     with Records.open(tmp_path / "a-packed.rec") as records:
         assert records.hashes is None
+    path = tmp_path / "c-packed.hashes"
+    path.write_bytes(path.read_bytes().replace(b"hashes.2", b"hashes.1"))  # an earlier version's, of other bits
+    with Records.open(tmp_path / "c-packed.rec") as records:
+        assert records.hashes is None
     pack(tmp_path / "a-packed.rec", tmp_path / "again")
     with Records.open(tmp_path / "again.rec") as records:
         assert records.hashes is not None and len(records.hashes) == len(records)
@@ -143,6 +148,17 @@ def test_many_copies_of_one_image_are_not_cut() -> None:
     assert set(numbers) == {0} and len(said) == 1
 
 
+def test_a_dense_cluster_is_one_group_and_not_all_its_pairs_are_compared() -> None:
+    rng, n = np.random.default_rng(0), 4000
+    near = np.full(n, 0xFFFF, np.uint64)
+    for _ in range(3):  # each within three bits of one hash
+        near ^= np.uint64(1) << rng.integers(0, 63, n).astype(np.uint64)
+    hashes = hashes_of(near.tolist())
+    numbers, said = groups_of(hashes, [row % 2 for row in range(n)])
+    assert set(numbers) == {0} and len(said) == 1
+    assert sum(map(len, near_pairs(np.ascontiguousarray(hashes["near"])))) < 1000 * n  # of 8 million, found many times
+
+
 def test_what_a_user_keeps_together_is_never_cut() -> None:
     keys = [f"patient {number // 20}" for number in range(40)]
     numbers, said = groups_of(hashes_of([0] * 40), [0] * 40, list(keys))
@@ -174,11 +190,15 @@ def test_a_copy_in_the_cache_has_hashes(tmp_path: Path) -> None:
     assert prepared.train.with_suffix(SUFFIX).is_file()
 
 
-def test_a_forest_of_many_edges_joins_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks, of which later ones leave out what is joined already."""
-    edges = np.random.default_rng(0).integers(0, 60, (80, 3))
-    edges[:, 2] %= 7
-    whole = groups._join(edges, 60)
-    monkeypatch.setattr(groups, "_BLOCK_EDGES", 3)
-    for one, other in zip(groups._join(edges, 60), whole, strict=True):
-        assert np.array_equal(one, other)
+def test_pairs_are_joined_as_one_by_one_in_whatever_portions_they_come() -> None:
+    rng = np.random.default_rng(0)
+    pairs = rng.integers(0, 60, (45, 2))
+    expected = list(range(60))
+    for one, other in pairs.tolist():
+        ends = sorted({expected[one], expected[other]})
+        expected = [ends[0] if number in ends else number for number in expected]
+    for portion in (1, 7, 45):
+        numbers = np.arange(60)
+        for start in range(0, 45, portion):
+            numbers = groups._join(numbers, pairs[start : start + portion])
+        assert numbers.tolist() == expected

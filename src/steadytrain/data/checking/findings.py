@@ -37,6 +37,7 @@ _REPLACED = "training uses another image instead, evaluation refuses it"
 _LEFT_OUT = "left out when packed"
 _LOST = "these records are lost; a reader stops there"
 _REFUSED = "the file is refused"
+_TOO_HIGH = "the measured accuracy is too high"
 
 _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = {
     # what the whole is
@@ -98,7 +99,11 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
     "card-wrong": ("error", "the card cannot be read, or does not fit the records", _REFUSED),
     # the set
     "conflicting-labels": ("warning", "the same image in several classes", "no model can be right on all of them"),
-    "leak": ("warning", "validation images that are also in the training set", "the measured accuracy is too high"),
+    "leak": (
+        "warning",
+        "validation or test images that are also in the training set",
+        "the measured accuracy is too high",
+    ),
     "duplicate": ("note", "duplicate images", "they weigh more than others"),
     "suspect-label": (
         "warning",
@@ -106,7 +111,11 @@ _TABLE: dict[str, tuple[Severity, str, str] | tuple[Severity, str, str, str]] = 
         "another class is likelier, with these probabilities: look at each",
     ),
     "near-conflict": ("warning", "images of several classes that look the same", "look at them: which class is right?"),
-    "near-leak": ("warning", "validation images that look like training images", "the measured accuracy is too high"),
+    "near-leak": (
+        "warning",
+        "validation or test images that look like training images",
+        "the measured accuracy is too high",
+    ),
     "near-duplicate": ("note", "images that look like another", "they weigh more than others"),
     "one-class": ("warning", "only one class", "training refuses it: a classifier needs two"),
     "empty-class": ("error", "classes without images", "packing refuses the training set"),

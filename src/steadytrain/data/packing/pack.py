@@ -351,7 +351,7 @@ def pack_listings(
     if workers is not None and not 1 <= workers <= 1024:
         raise DataError(f"--workers is {workers}; it must be from 1 to 1024")
     num_children = 1 if total < _FEW_FILES else min(workers or cores(), -(-total // PORTION_FILES))
-    versions = json.dumps([PIL.__version__, simplejpeg.__version__, "with hashes"]).encode()
+    versions = json.dumps([PIL.__version__, simplejpeg.__version__, "hashes 2"]).encode()
     keeps_lists = [keeps_list(path, sources) for path, _ in files]
     with ExitStack() as stack:
         writers = [
@@ -705,6 +705,7 @@ class Tally:
             source=source,
             label_column=listing.label_column,
             rejected=tuple(self.rejected),
+            remarks=tuple(self.deep.remarks()),
         )
 
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -65,11 +65,13 @@ class Prepared:
     """Record files to train on, to validate and to test with; None where the source has no such part.
 
     Each may name several files, as ``OUT-{00000..00003}-of-00004.rec`` does; :class:`Records` opens those as one.
+    ``is_new``: they were packed just now, and what there is to say of the images has been said.
     """
 
     train: Path
     val: Path | None
     test: Path | None = None
+    is_new: bool = field(default=False, compare=False)
 
     def only(self, split: Literal["train", "val", "test"]) -> Path:
         """Return the file for a purpose: of ``val`` and ``test`` the other will do, else all there is."""
@@ -157,6 +159,8 @@ def prepare(
         if only is not None and split != only and path is not None and prepared.only(only) == path:
             say(f"{source} has no {parts[only][0]} part: its {word} part is used")
     card = card_for(prepared.train)
+    for line in () if card is None or prepared.is_new else card.remarks:
+        (remark or say)(line)
     if class_list and card is not None:
         refuse_other_classes(card.class_list, class_list, of=prepared.train, card=card_name)
     return prepared
@@ -235,7 +239,7 @@ class _Request:
                     folder = self._folder(listings, scratch)
                 if not folder.is_dir() or self._is_damaged(folder):
                     self._make(listings, folder, scratch)
-                    return _use(folder, state)
+                    return replace(_use(folder, state), is_new=True)
         if self.say_reused:
             self.say(f"using the packed copy of {self.source} in {folder}")
         return _use(folder, state)

@@ -84,6 +84,7 @@ class Card:
         source: what was packed.
         label_column: of a table that the labels come from, in lower case; not in the file where there is none.
         rejected: files left out, with the reason.
+        remarks: lines on what the images had and the records have not; not in the file where there are none.
     """
 
     classes: tuple[str, ...]
@@ -109,6 +110,7 @@ class Card:
     source: str = ""
     label_column: str = ""
     rejected: tuple[Rejected, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_types(self, "card")
@@ -135,7 +137,7 @@ class Card:
         """Return indented JSON, the form of ``OUT.json``."""
         members = {"kind": KIND, "version": VERSION, **plain(self)}
         members["rejected"] = [file._asdict() for file in self.rejected]
-        for name in ("first_id", "label_column", "checksums"):
+        for name in ("first_id", "label_column", "checksums", "remarks"):
             if not members[name]:
                 del members[name]
         return json.dumps({**members, "checksum": _checksum(members)}, indent=1) + "\n"
@@ -220,6 +222,7 @@ def merge_cards(cards: Sequence[Card]) -> Card:
         spots="",
         checksums={},
         rejected=tuple(file for card in cards for file in card.rejected),
+        remarks=tuple(dict.fromkeys(line for card in cards for line in card.remarks)),
     )
 
 

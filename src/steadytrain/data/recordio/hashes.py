@@ -22,7 +22,7 @@ HASHES = np.dtype([("near", "<u8", 2), ("source", "<u8", 2), ("stored", "<u8", 2
 
 ImageHashes = NDArray[np.void]  # [N] of HASHES
 
-_MAGIC, _HEADER_BYTES = b"steadytrain.hashes.1", 64
+_MAGIC, _HEADER_BYTES = b"steadytrain.hashes.2", 64
 
 
 def hashes_file(rows: bytes | bytearray, digest: str) -> bytes:

@@ -20,7 +20,7 @@ from PIL import Image
 from steadytrain.data.arrays import Ints
 from steadytrain.data.images.decode import BadImageError, decode_file, orientation, read_header, to_pixels, turn
 from steadytrain.data.images.look import duplicates
-from steadytrain.data.images.near import MOST_BITS, SEEN_SIDE, Hashes, begin_hashes, count_bits, end_hashes, near_pairs
+from steadytrain.data.images.near import MOST_BITS, SEEN_ROWS, Hashes, begin_hashes, count_bits, end_hashes, near_pairs
 from steadytrain.data.recordio.card import RunClasses
 from steadytrain.data.recordio.hashes import HASHES, ImageHashes, cached_path, hashes_file
 from steadytrain.data.recordio.reader import Records
@@ -38,7 +38,7 @@ FOLDER = "folder"
 GIANT_SHARE, GIANT_IMAGES = 0.2, 16
 """Share of a class, and images, beyond which a chain of near copies is cut: more than what is held out."""
 
-_PORTION, _MOST_EDGES, _BLOCK_EDGES, _MOST_COMPARED = 64, 1 << 22, 1 << 16, 2048
+_PORTION, _MOST_COMPARED = 64, 64
 
 
 def decided_classes(classes: C | None, group_by: str | None) -> C | RunClasses | None:
@@ -135,7 +135,7 @@ def _begin(records: Records, number: int) -> bytes:
         data, pixels = bytes(records.image(number)), np.zeros((1, 1), np.uint8)
         with suppress(BadImageError, MemoryError):
             image = read_header(data)
-            decoded, _ = decode_file(image, data, SEEN_SIDE)
+            decoded, _ = decode_file(image, data, SEEN_ROWS)
             pixels = turn(to_pixels(decoded) if isinstance(decoded, Image.Image) else decoded, orientation(image))
         return begin_hashes(pixels, stored=data)
     return bytes(32)
@@ -169,68 +169,48 @@ def group_images(
     if keys is not None:
         first: dict[str, int] = {}
         firm += [(first.setdefault(key, row), row) for row, key in enumerate(keys) if key is not None]
-    waiting = [np.array([(*pair, -1) for pair in firm], np.int64).reshape(-1, 3)]
+    joined = _join(np.arange(n), np.array(firm, np.int64).reshape(-1, 2))
+    by_bits = [joined.copy() for _ in range(MOST_BITS + 1)]  # by links of at most so many bits
     for pairs in near_pairs(near):
-        waiting.append(pairs)
-        if sum(map(len, waiting)) > _MOST_EDGES:
-            waiting = [_join(np.concatenate(waiting), n)[0]]
-    edges, numbers = _join(np.concatenate(waiting), n)
-    if not len(edges):
+        for bits, numbers in enumerate(by_bits):
+            by_bits[bits] = _join(numbers, pairs[pairs[:, 2] <= bits, :2])
+    if (by_bits[-1] == np.arange(n)).all():
         return None
-    numbers = _cut_chains(edges, numbers, near, labels, name, say)
+    numbers = _cut_chains([joined, *by_bits], near, labels, name, say)
     what = "copies and near copies" + ", and those of --group-by," * (keys is not None)
     say(f"{n:,} images are {count(len(np.unique(numbers)), 'group')}: {what} stay on one side of a split")
     return numbers
 
 
-def _join(edges: Ints, n: int) -> tuple[Ints, Ints]:
-    """Return a minimum spanning forest of edges (image, image, bits), by Kruskal, and the first image of each tree."""
-    edges = edges[np.argsort(edges[:, 2], kind="stable")]
-    parent, kept = list(range(n)), []
-
-    def root(row: int) -> int:
-        while parent[row] != row:
-            parent[row] = row = parent[parent[row]]
-        return row
-
-    def roots() -> Ints:
-        numbers = np.array(parent, np.int64)
-        while (above := numbers[numbers] != numbers).any():
-            numbers[above] = numbers[numbers[above]]
-        return numbers
-
-    for start in range(0, len(edges), _BLOCK_EDGES):
-        joined, block = roots(), edges[start : start + _BLOCK_EDGES, :2]
-        is_open = joined[block[:, 0]] != joined[block[:, 1]]  # of a dense group nearly all join what is joined
-        numbers = start + np.flatnonzero(is_open)
-        for number, (one, other) in zip(numbers.tolist(), block[is_open].tolist(), strict=True):
-            one, other = root(one), root(other)
-            if one != other:
-                parent[max(one, other)] = min(one, other)
-                kept.append(number)
-    return edges[kept], roots()
+def _join(numbers: Ints, pairs: Ints) -> Ints:
+    """Return the group of each image, the first image in it, where those of each pair are joined too."""
+    while True:
+        ends = np.sort(numbers[pairs], axis=1)
+        pairs, ends = (rows[ends[:, 0] < ends[:, 1]] for rows in (pairs, ends))
+        if not len(pairs):
+            return numbers
+        np.minimum.at(numbers, ends[:, 1], ends[:, 0])
+        while ((first := numbers[numbers]) != numbers).any():
+            numbers = first
 
 
-def _cut_chains(edges: Ints, numbers: Ints, near: Hashes, labels: Labels, name: Callable[[int], str], say: Say) -> Ints:
-    """Cut groups that are too large, and alike only one by one; return the group of each image."""
-    n = len(labels)
+def _cut_chains(by_bits: Sequence[Ints], near: Hashes, labels: Labels, name: Callable[[int], str], say: Say) -> Ints:
+    """Cut groups that are too large, and alike only one by one; return the group of each image.
+
+    ``by_bits``: groups by firm links alone, then by those of at most 0, 1, ... bits.
+    """
+    n, whole = len(labels), by_bits[-1]
     classes = np.unique(labels, return_inverse=True)[1] if labels.ndim == 1 else np.zeros(n, np.int64)
     limits = np.maximum(GIANT_IMAGES, GIANT_SHARE * np.bincount(classes)[classes])  # of each image's class
-    before, was_cut = numbers, set[int]()
-    for most in range(MOST_BITS - 1, -2, -1):
+    numbers = whole
+    for finer in by_bits[-2::-1]:
         largest = np.zeros(n)
         np.maximum.at(largest, numbers, limits)
-        chains = [
-            group
-            for group in np.flatnonzero(np.bincount(numbers, minlength=n) > largest).tolist()
-            if _is_chain(near[numbers == group])
-        ]
-        weak = np.isin(numbers[edges[:, 0]], chains) & (edges[:, 2] > most)
-        if weak.any():
-            was_cut |= set(before[edges[weak, 0]].tolist())
-            edges, numbers = _join(edges[~weak], n)
-    for group in sorted(was_cut):
-        rows = np.flatnonzero(before == group)
+        too_large = np.flatnonzero(np.bincount(numbers, minlength=n) > largest)
+        chains = [group for group in too_large.tolist() if _is_chain(near[numbers == group])]
+        numbers = np.where(np.isin(numbers, chains), finer, numbers)
+    for group in np.unique(whole[numbers != whole]).tolist():
+        rows = np.flatnonzero(whole == group)
         say(
             f"{len(rows):,} images are near copies one of the next ({printable(name(group))} and so on), more than a"
             f" fifth of their class: the chain is cut at its weakest links into {len(np.unique(numbers[rows])):,} parts"
@@ -239,12 +219,14 @@ def _cut_chains(edges: Ints, numbers: Ints, near: Hashes, labels: Labels, name: 
 
 
 def _is_chain(near: Hashes) -> bool:
-    """Return whether no image of a group looks like all others."""
+    """Return whether no image of a group looks like all others, of those most like the average image."""
     near = np.unique(near[near[:, 0] > 0], axis=0)
-    if not len(near) or len(near) > _MOST_COMPARED:
-        return True
-    bits = np.minimum(count_bits(near[:, None, 0] ^ near[:, 0]), count_bits(near[:, None, 1] ^ near[:, 0]))
-    return not bool((bits <= MOST_BITS).all(axis=1).any())
+    bits = np.unpackbits(np.ascontiguousarray(near[:, :1]).view(np.uint8), axis=1)
+    off_average = (bits != (2 * bits.sum(axis=0) > len(bits))).sum(axis=1)
+    for centre in near[np.argsort(off_average, kind="stable")[:_MOST_COMPARED]]:
+        if (count_bits(centre[:, None] ^ near[:, 0]).min(axis=0) <= MOST_BITS).all():
+            return False
+    return True
 
 
 def say_whole_classes(labels: Labels, groups: Ints | None, classes: Sequence[str], say: Say) -> None:

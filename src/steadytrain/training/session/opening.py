@@ -560,7 +560,9 @@ def _set_figure(state: State, recipe: Recipe, saved: Mapping[str, Any], data: Da
     """Set the figure that chooses the best weights: that which a run began with, unless another is asked for."""
     asked, is_multi_label = recipe.every.best or USUAL, data.num_labels is not None
     if asked == "top5" and (is_multi_label or len(data.classes) <= 5):
-        raise RecipeError("every.best is 'top5', which says nothing of five classes, or several labels: take top1")
+        raise RecipeError(
+            "every.best is 'top5', which is 100 % for five classes or fewer and not known of several labels: take top1"
+        )
     state.figure = chosen = "map" if is_multi_label and asked in (USUAL, "top1") else asked
     if saved:  # by an older version, if it does not say
         state.figure = saved.get("figure") or ("map" if is_multi_label else "top1")
