@@ -3,9 +3,9 @@
 ``limits.py`` measures both on frozen features. Here MobileNetV2 (Google's ImageNet weights) is fine-tuned as a user
 does who says nothing: the probe, then updates of all layers, best weights by a fifth of the images.
 
-- ``prior``: half of the classes have 1/20 of the images of the others. Macro recall and top-1 on a balanced test of
-  other images: of the default, of the same weights with ``--prior uniform``, and of one trained with
-  ``--class-weights balanced``.
+- ``prior``: half of the classes have 1/20 of the images of the others; updates for ``--epochs``. Macro recall and top-1
+  on a balanced test of other images: of the default, of the same weights with ``--prior uniform``, and of one trained
+  with ``--class-weights balanced``.
 - ``temperature``: log loss before and after, where 500 images that were not trained on fit the temperature, kept where
   the product keeps it. The first draw fits the run's validation images, as ``--calibrate`` does, and is judged on the
   test images; the others draw as many of both together, and are judged on the rest.
@@ -14,7 +14,7 @@ Sets: ``cifar`` (300 images of each class), and any folder of classes, or of par
 training is kept in ``--work`` and not made again: the same command goes on where it was stopped.
 
 usage: python benchmarks/limits_finetuned.py --work FOLDER [--data FOLDER] [--prior NAME=FOLDER ...]
-           [--temperature NAME[=FOLDER] ...] [--seeds 3] [--draws 5] [--size 96] [--per-class 60] [--save]
+           [--temperature NAME[=FOLDER] ...] [--seeds 3] [--epochs 4] [--draws 5] [--size 96] [--per-class 60] [--save]
        FOLDER of the data holds cifar10-png.tar.zst and weights/mobilenetv2_100/
 """
 
@@ -91,8 +91,8 @@ def prior(folder: Path, contender: str, seed: int, turn: Path, args: argparse.Na
     linked(taken, turn / "train")
     linked({name: paths[n[name] :][: min(fewest, PARTS["test"])] for name, paths in files.items()}, turn / "test")
     before = cpu_seconds()
-    answer = evaluate(restore(finetuned(turn, CONTENDERS[contender], seed, args)), turn / "test")
-    assert answer.macro is not None
+    words = (*CONTENDERS[contender], "--epochs", str(args.epochs))
+    answer = evaluate(restore(finetuned(turn, words, seed, args)), turn / "test")
     figures = {"training": {"top1": answer.top1, "macro_recall": answer.macro.recall}}
     if answer.other is not None:
         figures["uniform"] = dict(zip(("top1", "macro_recall"), answer.other, strict=True))
@@ -154,13 +154,19 @@ def main() -> None:
     parser.add_argument("--prior", nargs="*", default=[])
     parser.add_argument("--temperature", nargs="*", default=["cifar"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--size", type=int, default=96)
     parser.add_argument("--per-class", type=int, default=60)
     args: argparse.Namespace = parser.parse_args()
     torch.set_num_threads(1)
     work = args.work.resolve()
-    document: dict[str, Any] = {"size": args.size, "per_class": args.per_class, "prior": {}, "temperature": {}}
+    document: dict[str, Any] = {
+        "size": args.size,
+        "per_class": args.per_class,
+        "epochs": args.epochs,
+        "temperature": {},
+    }
 
     def turn(kind: str, name: str, seed: int) -> Path:
         return work / "turn" / f"{kind}-{name}-{args.size}-{args.per_class}-{seed}"
@@ -172,13 +178,14 @@ def main() -> None:
         name, folder = chosen.partition("=")[0], images_of(chosen, args.data, work)
         args.classes = len(drawn(folder, 0))
         document["temperature"][name] = kept(turn("temperature", name, 0), partial(temperature, folder, 0))
-    for chosen in args.prior:
-        name, folder = chosen.partition("=")[0], images_of(chosen, args.data, work)
-        rows: dict[str, list[dict[str, Any]]] = {contender: [] for contender in CONTENDERS}
-        for seed in range(args.seeds):
+    folders = {chosen.partition("=")[0]: images_of(chosen, args.data, work) for chosen in args.prior}
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = {name: {of: [] for of in CONTENDERS} for name in folders}
+    for seed in range(args.seeds):
+        for name, folder in folders.items():
             for contender in CONTENDERS:
-                rows[contender].append(kept(turn(contender, name, seed), partial(prior, folder, contender, seed)))
-        document["prior"][name] = summary(rows)
+                path = turn(f"{contender}-{args.epochs}", name, seed)
+                rows[name][contender].append(kept(path, partial(prior, folder, contender, seed)))
+    document["prior"] = {name: summary(of) for name, of in rows.items()}
     machine.record("limits_finetuned", machine.rounded(document, 4), save=args.save)
 
 

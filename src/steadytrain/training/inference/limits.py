@@ -172,7 +172,7 @@ def read_limits(path: Path) -> Limits:
         of_training = {limits.features.shape[:1], limits.ids.shape}
         of_held_out = {limits.distances.shape, limits.logits.shape[:1], limits.labels.shape[:1]}
         is_whole = len(of_training) == len(of_held_out) == 1 and limits.features.dim() == limits.logits.ndim == 2
-        if not (is_whole and limits.features.numel() and limits.logits.size and _ABOUT <= set(about)):
+        if not (is_whole and limits.features.numel() and limits.logits.size and set(about) >= _ABOUT):
             raise ValueError("its parts do not belong together")
     except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise ModelError(f"{path} holds no limits of a model ({first_line(error)})") from error

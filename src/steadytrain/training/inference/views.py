@@ -42,16 +42,18 @@ class Views(nn.Module):
         self.temperature, self.is_multi_label = temperature, is_multi_label
 
     def forward(self, images: Tensor) -> Tensor:
-        is_last = images.is_contiguous(memory_format=torch.channels_last)
-        layout = torch.channels_last if is_last else torch.contiguous_format
-        crops = [images] if self.tta == "flip" else five_crop(images, [self.size, self.size])
-        views = [view.contiguous(memory_format=layout) for view in crops]
-        if self.tta != "five-crop":
-            views += [view.flip(3) for view in views]
-        logits = torch.stack([self.module(view).float() / self.temperature for view in views])
+        logits = torch.stack([self.module(view).float() / self.temperature for view in self.views(images)])
         if self.is_multi_label:
             return functional.logsigmoid(logits).logsumexp(0) - functional.logsigmoid(-logits).logsumexp(0)
         return logits.softmax(2).mean(0).log()
+
+    def views(self, images: Tensor) -> list[Tensor]:
+        """Return the views of images [B, C, H, W]."""
+        is_last = images.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if is_last else torch.contiguous_format
+        crops = [images] if self.tta == "flip" else five_crop(images, [self.size, self.size])
+        views = [crop.contiguous(memory_format=layout) for crop in crops]
+        return views if self.tta == "five-crop" else views + [view.flip(3) for view in views]
 
 
 def with_views(trained: Trained, tta: Tta) -> Trained:
