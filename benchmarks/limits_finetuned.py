@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, default=60)
     args: argparse.Namespace = parser.parse_args()
     torch.set_num_threads(1)
-    work = args.work.resolve()
+    work: Path = args.work.resolve()
     document: dict[str, Any] = {
         "size": args.size,
         "per_class": args.per_class,

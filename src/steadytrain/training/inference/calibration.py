@@ -126,8 +126,9 @@ def _likelihoods(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
     """Return of each image its NLL (a mean over labels), and probabilities with what they are of, for the ECE."""
     losses, shares, rights = [], [], []
-    for (z, y), temperature in zip(_blocks(logits, labels), torch.from_numpy(temperatures).split(_ROWS), strict=True):
-        scaled = z / temperature[:, None]
+    parts = np.split(temperatures, range(_ROWS, len(temperatures), _ROWS))
+    for (z, y), part in zip(_blocks(logits, labels), parts, strict=True):
+        scaled = z / torch.from_numpy(part)[:, None]
         if y.dim() == 2:
             losses.append(functional.binary_cross_entropy_with_logits(scaled, y, reduction="none").mean(1))
             shares.append(scaled.sigmoid().flatten())
@@ -155,9 +156,9 @@ def fit(evaluation: Evaluation, groups: Ints | None = None) -> Fit:
     temperature = fit_temperature(logits, labels)
     half_of = (np.arange(len(logits)) if groups is None else np.unique(groups, return_inverse=True)[1]) % 2
     first, second = (fit_temperature(logits[half_of == half], labels[half_of == half]) for half in (0, 1))
-    loss, *plain = _likelihoods(logits, labels, np.ones(len(logits)))
-    losses, *scaled = _likelihoods(logits, labels, np.where(half_of == 0, second, first))
-    before, after = calibration_of(*plain), calibration_of(*scaled)
+    loss, shares, rights = _likelihoods(logits, labels, np.ones(len(logits)))
+    losses, scaled, _ = _likelihoods(logits, labels, np.where(half_of == 0, second, first))
+    before, after = calibration_of(shares, rights), calibration_of(scaled, rights)
     return Fit(
         temperature=temperature,
         halves=(first, second),

@@ -168,7 +168,7 @@ def read_limits(path: Path) -> Limits:
     """Read limits. Raises ModelError for a file that cannot be read, or holds something else."""
     try:
         tensors, about = read_tensors(path)
-        limits = Limits(tensors["features"], *(tensors[name].numpy() for name in _ARRAYS), about=about)
+        limits = Limits(tensors["features"], **{name: tensors[name].numpy() for name in _ARRAYS}, about=about)
         of_training = {limits.features.shape[:1], limits.ids.shape}
         of_held_out = {limits.distances.shape, limits.logits.shape[:1], limits.labels.shape[:1]}
         is_whole = len(of_training) == len(of_held_out) == 1 and limits.features.dim() == limits.logits.ndim == 2
