@@ -125,6 +125,7 @@ def test_an_exported_file_gives_the_checkpoints_answers_here_and_without_steadyt
     assert torch.tensor(logits).topk(5).indices.tolist() == wanted.topk(5).indices.tolist()
     assert about["classes"] == list(trained.classes) and about["input"]["size"] == trained.input.size
     assert about["provenance"]["run"] == "run" and about["difference"] == row.difference
+    assert about["provenance"]["figure"] == st.Run.open(run).progress().best.figure  # type: ignore[union-attr]
     assert (
         str(Path(__file__).parents[2]).encode() not in path.read_bytes() and b"site-packages" not in path.read_bytes()
     )

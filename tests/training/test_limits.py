@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,7 @@ from steadytrain.training.inference.limits import (
     open_judge,
     read_limits,
     unit_rows,
+    write_limits,
 )
 from steadytrain.training.inference.prior import with_prior
 
@@ -125,6 +128,35 @@ def test_limits_of_other_weights_are_not_used(run: Run) -> None:
         next(p for n, p in trained.module.named_parameters() if p.shape[:1] == (10,) and p.dim() == 2).add_(1)
     assert tensors and open_judge(trained, say=lines.append) is None
     assert "is for other weights, and is not used" in lines[0]
+
+
+@pytest.mark.parametrize("fault", ["empty", "damaged", "others", "foreign", "no held-out images"])
+def test_a_broken_file_is_named_and_predictions_go_on(
+    run: Run, foreign: Path, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, path = make_limits(run, say=lambda line: None), limits_path(run.directory / "best.safetensors")
+    content = path.read_bytes()
+    if fault == "others":
+        shutil.copy(run.directory / "best.safetensors", path)
+    elif fault == "no held-out images":
+        arrays = {name: getattr(made, name)[:0] for name in ("distances", "logits", "labels")}
+        write_limits(path, replace(made, **arrays))
+    else:
+        bad = {
+            "empty": b"",
+            "damaged": content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
+            "foreign": b"\x89PNG" * 9,
+        }
+        path.write_bytes(bad[fault])
+    words, image = ["predict", str(run.directory), str(foreign / "0.png")], str(foreign / "0.png")
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert image in out and "unlike" not in out
+    assert f"{path} holds no limits of a model (" in err and "steady evaluate RUN --limits makes that of a run" in err
+    assert main([*words, "--abstain-at", "0.5"]) == 2
+    assert open_judge(restore(run, which="last")) is None
+    make_limits(run, say=lambda line: None)
+    assert open_judge(restore(run)) is not None
 
 
 def test_a_prior_changes_no_image_to_an_unlike_one(run: Run, digits_folder: Path) -> None:

@@ -37,6 +37,7 @@ from steadytrain.format import clean, count, number, percent, rate, score_name, 
 
 if TYPE_CHECKING:
     from steadytrain.training import Evaluation, Trained
+    from steadytrain.training.inference.inference import EvaluationData
     from steadytrain.training.inference.views import Tta
 
 MAX_CLASSES = 40
@@ -199,47 +200,25 @@ def evaluate(
         print_json({"weights": str(trained.path), **made.document}) if json else print_text(words)
         return
     judge = None if abstain_at is None else open_judge(trained, abstain_at, say=note)
-    opened, options = None, dict[str, Any]()
+    opened, seen = None, None
     if data is not None or not calibrate:
         with progress_once_known(f"packing {data}", resumes=True) as advance:
-            options = {"root": root, "labels": labels, "classes": mapping, "progress": advance}
+            options: dict[str, Any] = {"root": root, "labels": labels, "classes": mapping, "progress": advance}
             opened = open_evaluation_data(trained, data, say=note, **options, **columns)
             if data is not None and (seen := count_trained_on(trained.path.parent, opened.records)):
                 note(f"{seen:,} of these {len(opened.records):,} images were trained on (the same file or bytes)")
-    options = {"restrict": restrict, "batch_size": batch_size, "threads": threads, "per_image": per_image}
     if calibrate:
-        from steadytrain.training import calibrate as calibrate_on
-
-        with progress_once_known("evaluating") as advance:
-            options = {"batch_size": batch_size, "threads": threads, "progress": advance}
-            fitted = calibrate_on(trained, opened, say=note, **options)
-        document = {
-            **vars(fitted),
-            "score_name": score_name(trained.is_multi_label),
-            "is_validation_data": data is None and not trained.is_probe,
-            "is_out_of_fold": data is None and trained.is_probe,
-            "weights": str(trained.path),
-            "model": trained.name,
-        }
-        if json:
-            print_json(document)
-        else:
-            print_text(_calibration_text(document, trained.chosen))
+        _calibrate(trained, opened, batch_size, threads, json=json)
         return
     assert opened is not None
     if trained.calibrated_on == opened.digest:
-        note(
-            "the temperature was fitted on these images, so their loss and ECE flatter it: name other data after the"
-            " weights for figures that do not"
-        )
+        _flatters("the temperature was fitted", "their loss and ECE flatter it")
     if judge is not None and data is None and not trained.is_probe:
-        note(
-            "the least probability of a sure answer was chosen on these images, so what is said of the answers kept"
-            " flatters it: name other data after the weights for figures that do not"
-        )
+        _flatters("the least probability of a sure answer was chosen", "what is said of the answers kept flatters it")
     began = time.perf_counter()
     with progress("evaluating", 0) as advance:
-        result = evaluate_on(trained, opened, **options, threshold=above, progress=advance, say=note)
+        options = {"batch_size": batch_size, "threads": threads, "progress": advance, "say": note}
+        result = evaluate_on(trained, opened, restrict=restrict, per_image=per_image, threshold=above, **options)
     seconds = time.perf_counter() - began
     if trained.is_multi_label:
         document = _label_figures(trained, result, above)
@@ -258,10 +237,30 @@ def evaluate(
     }
     if per_image is not None:
         note(f"wrote {per_image}")
-    if json:
-        print_json(document)
-    else:
-        print_text(_evaluation_text(document, trained.chosen))
+    print_json(document) if json else print_text(_evaluation_text(document, trained.chosen))
+
+
+def _flatters(what: str, how: str) -> None:
+    note(f"{what} on these images, so {how}: name other data after the weights for figures that do not")
+
+
+def _calibrate(
+    trained: Trained, opened: EvaluationData | None, batch_size: int | None, threads: int | None, *, json: bool
+) -> None:
+    """Fit a temperature to data that were named, or to the run's own, and print what it does."""
+    from steadytrain.training import calibrate
+
+    with progress_once_known("evaluating") as advance:
+        fitted = calibrate(trained, opened, batch_size=batch_size, threads=threads, progress=advance, say=note)
+    document = {
+        **vars(fitted),
+        "score_name": score_name(trained.is_multi_label),
+        "is_validation_data": opened is None and not trained.is_probe,
+        "is_out_of_fold": opened is None and trained.is_probe,
+        "weights": str(trained.path),
+        "model": trained.name,
+    }
+    print_json(document) if json else print_text(_calibration_text(document, trained.chosen))
 
 
 def _threshold(trained: Trained, threshold: float | None) -> float:
@@ -274,16 +273,13 @@ def _threshold(trained: Trained, threshold: float | None) -> float:
 def _class_figures(trained: Trained, result: Evaluation, sure_from: float | None) -> dict[str, Any]:
     """Return the figures of an evaluation where each image has one class."""
     from steadytrain.data.results.scores import class_ratio
-    from steadytrain.reports import wilson
     from steadytrain.training.metrics import calibration, class_scores, macro
 
-    interval, scores, calibrated = wilson(result.top1, result.n), class_scores(result), calibration(result)
+    scores, calibrated = class_scores(result), calibration(result)
     per_class = zip(trained.classes, result.total, result.right, scores, strict=True)
     return {
         "n": result.n,
-        "top1": result.top1,
-        "top1_low": interval.low,
-        "top1_high": interval.high,
+        **_top1_figures(result.top1, result.n),
         "top5": result.top5,
         "loss": result.loss,
         **{f"macro_{name}": value for name, value in vars(macro(scores)).items()},
@@ -299,41 +295,40 @@ def _class_figures(trained: Trained, result: Evaluation, sure_from: float | None
     }
 
 
+def _top1_figures(top1: float, n: int) -> dict[str, float]:
+    from steadytrain.reports import wilson
+
+    interval = wilson(top1, n)
+    return {"top1": top1, "top1_low": interval.low, "top1_high": interval.high}
+
+
 def _coverage_figures(result: Evaluation, sure_from: float | None) -> dict[str, Any]:
     """Return how many of the surest answers are right, and of those that are sure enough."""
     from steadytrain.data.results.scores import coverage_curve
-    from steadytrain.reports import wilson
 
     assert result.outputs is not None
     values, n, right = coverage_curve(result.outputs[:, 1], result.outputs[:, 3] == 1)
     rows = [min(int(n.searchsorted(share * result.n)), len(n) - 1) for share in COVERAGES] if len(n) else []
-    figures: dict[str, Any] = {
-        "coverage": [{"coverage": n[row] / result.n, "top1": right[row] / n[row]} for row in rows],
-        "abstention": None,
+    curve = [{"coverage": n[row] / result.n, "top1": right[row] / n[row]} for row in rows]
+    last = -1 if sure_from is None else int((values >= sure_from).sum()) - 1
+    if last < 0:
+        return {"coverage": curve, "abstention": None}
+    num_kept = int(n[last])
+    kept = {
+        "threshold": sure_from,
+        "coverage": num_kept / result.n,
+        **_top1_figures(float(right[last] / n[last]), num_kept),
     }
-    if sure_from is not None and (kept := int((values >= sure_from).sum())):
-        top1 = float(right[kept - 1] / n[kept - 1])
-        interval = wilson(top1, int(n[kept - 1]))
-        figures["abstention"] = {
-            "threshold": sure_from,
-            "coverage": float(n[kept - 1] / result.n),
-            "top1": top1,
-            "top1_low": interval.low,
-            "top1_high": interval.high,
-        }
-    return figures
+    return {"coverage": curve, "abstention": kept}
 
 
 def _prior_rows(trained: Trained, result: Evaluation) -> list[dict[str, Any]]:
     """Return the figures by the class frequencies of the answers, then by others; nothing where there are no others."""
     if result.other is None:
         return []
-    names = ("training", "uniform") if not trained.prior else (trained.prior, "training")
-    figures = (result.top1, result.macro.recall), result.other
-    return [
-        {"prior": name, "top1": top1, "macro_recall": recall}
-        for name, (top1, recall) in zip(names, figures, strict=True)
-    ]
+    (top1, recall), names = result.other, ("training", "uniform") if not trained.prior else (trained.prior, "training")
+    answered = {"prior": names[0], "top1": result.top1, "macro_recall": result.macro.recall}
+    return [answered, {"prior": names[1], "top1": top1, "macro_recall": recall}]
 
 
 def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> dict[str, Any]:

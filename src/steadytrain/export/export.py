@@ -304,25 +304,12 @@ class _Job:
         self, difference: float, numbers: StoredPrecision = "fp32", packages: Sequence[str] = ()
     ) -> Description:
         """Return the description to write into the file, with the versions of packages that made it."""
-        trained = self.trained
         return Description(
-            model=trained.title,
-            input=trained.input,
-            classes=trained.classes,
-            synsets=trained.synsets,
-            is_multi_label=trained.is_multi_label,
-            temperature=trained.temperature,
-            calibrated_on=trained.calibrated_on,
-            licence=trained.licence,
+            **self.trained.described | {"limits": {} if self.limits is None else self.limits.document},
+            model=self.trained.title,
             numbers=numbers,
             difference=difference,
-            provenance=provenance(trained, packages),
-            is_unnamed=trained.is_unnamed,
-            class_counts=trained.class_counts,
-            weighting=trained.weighting,
-            prior=trained.prior,
-            prior_shift=trained.prior_shift,
-            limits={} if self.limits is None else self.limits.document,
+            provenance=provenance(self.trained, packages),
         )
 
     def outcome(self, path: Path, tolerance: float, *rows: ParityRow, reason: str = "") -> Exportation:
@@ -654,11 +641,14 @@ def _plain(module: nn.Module) -> nn.Module:
 
 
 def provenance(trained: Trained, packages: Sequence[str] = ()) -> dict[str, str]:
-    """Return where weights come from: run, digests of its recipe and of the weights, versions, date. No paths."""
+    """Return where weights come from: run, digests, the figure by which they are best, versions, date. No paths."""
     about: dict[str, str] = {}
     try:
         run = Run.open(trained.path.parent)
         about |= {"run": run.name, "recipe": run.recipe.digest}
+        best = run.progress().best
+        if trained.path.name == "best.safetensors" and best is not None and best.figure is not None:
+            about["figure"] = best.figure
     except RunError:
         pass
     if trained.path.is_file():

@@ -122,12 +122,13 @@ def _blocks(logits: NDArray[np.float32], labels: NDArray[Any]) -> Iterator[tuple
 
 
 def _likelihoods(
-    logits: NDArray[np.float32], labels: NDArray[Any], temperature: float
+    logits: NDArray[np.float32], labels: NDArray[Any], temperatures: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
     """Return of each image its NLL (a mean over labels), and probabilities with what they are of, for the ECE."""
     losses, shares, rights = [], [], []
-    for z, y in _blocks(logits, labels):
-        scaled = z / temperature
+    parts = np.split(temperatures, range(_ROWS, len(temperatures), _ROWS))
+    for (z, y), part in zip(_blocks(logits, labels), parts, strict=True):
+        scaled = z / torch.from_numpy(part)[:, None]
         if y.dim() == 2:
             losses.append(functional.binary_cross_entropy_with_logits(scaled, y, reduction="none").mean(1))
             shares.append(scaled.sigmoid().flatten())
@@ -154,18 +155,13 @@ def fit(evaluation: Evaluation, groups: Ints | None = None) -> Fit:
     assert logits is not None and labels is not None
     temperature = fit_temperature(logits, labels)
     half_of = (np.arange(len(logits)) if groups is None else np.unique(groups, return_inverse=True)[1]) % 2
-    even, odd = half_of == 0, half_of == 1
-    halves = fit_temperature(logits[even], labels[even]), fit_temperature(logits[odd], labels[odd])
-    loss, shares, rights = _likelihoods(logits, labels, 1.0)
-    losses, p, right = np.empty_like(loss), np.empty_like(shares), np.empty_like(rights)
-    width = len(shares) // len(loss)  # of several labels each has a probability
-    for half, rows in enumerate((even, odd)):
-        wide = np.repeat(rows, width)
-        losses[rows], p[wide], right[wide] = _likelihoods(logits[rows], labels[rows], halves[1 - half])
-    before, after = calibration_of(shares, rights), calibration_of(p, right)
+    first, second = (fit_temperature(logits[half_of == half], labels[half_of == half]) for half in (0, 1))
+    loss, shares, rights = _likelihoods(logits, labels, np.ones(len(logits)))
+    losses, scaled, _ = _likelihoods(logits, labels, np.where(half_of == 0, second, first))
+    before, after = calibration_of(shares, rights), calibration_of(scaled, rights)
     return Fit(
         temperature=temperature,
-        halves=halves,
+        halves=(first, second),
         n=len(logits),
         score=evaluation.score,
         nll_before=float(loss.mean()),

@@ -19,15 +19,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 
 from steadytrain.data.arrays import Ints
 from steadytrain.data.results.scores import Promise, promise
-from steadytrain.errors import DataError, ModelError
+from steadytrain.errors import DataError, ModelError, first_line
 from steadytrain.format import Say, percent, print_note
 from steadytrain.intervals import wilson
 from steadytrain.models import exported
+from steadytrain.models.tensor_file import read_tensors
 from steadytrain.training import checkpoints
 from steadytrain.training.evaluation import logits_of
 from steadytrain.training.inference.classifier import classifier_of, features_and_logits
@@ -41,6 +43,7 @@ KEPT = 0.95
 """Share of held-out images that the limits of distance and energy let pass together."""
 
 _ROWS = 4096
+_ARRAYS, _ABOUT = ("ids", "distances", "logits", "labels"), {"held_out", "num_train", "head"}
 
 
 @dataclass(frozen=True)
@@ -157,23 +160,22 @@ def limits_path(weights: Path) -> Path:
 
 def write_limits(path: Path, limits: Limits) -> None:
     """Write limits, whole or not at all. Raises StorageError."""
-    arrays = {name: getattr(limits, name) for name in ("ids", "distances", "logits", "labels")}
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(getattr(limits, name))) for name in _ARRAYS}
     checkpoints.write_weights(path, {"features": limits.features.contiguous(), **tensors}, limits.about)
 
 
 def read_limits(path: Path) -> Limits:
-    """Read limits. Raises CheckpointError, ModelError."""
-    tensors, about = checkpoints.read_weights(path)
+    """Read limits. Raises ModelError for a file that cannot be read, or holds something else."""
     try:
-        arrays = {name: tensors[name].numpy() for name in ("ids", "distances", "logits", "labels")}
-        limits = Limits(tensors["features"], **arrays, about=about)
-        if not {"held_out", "num_train", "head"} <= set(about) or len(limits.logits) != len(limits.distances):
+        tensors, about = read_tensors(path)
+        limits = Limits(tensors["features"], **{name: tensors[name].numpy() for name in _ARRAYS}, about=about)
+        of_training = {limits.features.shape[:1], limits.ids.shape}
+        of_held_out = {limits.distances.shape, limits.logits.shape[:1], limits.labels.shape[:1]}
+        is_whole = len(of_training) == len(of_held_out) == 1 and limits.features.dim() == limits.logits.ndim == 2
+        if not (is_whole and limits.features.numel() and limits.logits.size and set(about) >= _ABOUT):
             raise ValueError("its parts do not belong together")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{path} holds no limits of a model ({error}): make it again (steady evaluate RUN --limits)"
-        ) from error
+    except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
+        raise ModelError(f"{path} holds no limits of a model ({first_line(error)})") from error
     return limits
 
 
@@ -263,64 +265,53 @@ class Judge:
         device = trained.policy.device
         self._known = limits.features.to(device)
         self._shift = torch.tensor(trained.prior_shift or 0.0, device=device)
-        energy = float(np.quantile(limits.energies, 1 - KEPT))
         self.distance_limit: float | None = None
-        self.energy_limit = energy
+        self.energy_limit = float(np.quantile(limits.energies, 1 - KEPT))
         if head is not None:
             self.distance_limit, self.energy_limit = limits.thresholds
 
     @property
     def document(self) -> dict[str, float | str | None]:
         """Return what it judges by, as programs read it."""
-        own = {"distance": self.distance_limit, "energy": self.energy_limit, "sure": self.threshold}
-        return {**self.limits.document, **own}
+        limits = {"distance": self.distance_limit, "energy": self.energy_limit, "sure": self.threshold}
+        return {**self.limits.document, **limits}
 
     def answer(self, images_BHWC: Tensor, limit: PassLimit) -> tuple[Tensor, list[Judgement]]:
         """Return logits [B, K] of images, uint8 [B, H, W, C] on the model's device, and a judgement of each."""
-        trained, distances = self._trained, None
+        trained, distances = self._trained, list[float | None]([None] * len(images_BHWC))
         if self._head is None:
             logits = logits_of(trained.module, images_BHWC, trained.policy, trained.input, limit)
         else:
             features, logits = features_and_logits(self._head, trained, images_BHWC, limit)
-            k = min(NEIGHBOUR, len(self._known))
-            distances = nearest(self._known, unit_rows(features), k)[0][:, -1].tolist()
+            distances = nearest(self._known, unit_rows(features), min(NEIGHBOUR, len(self._known)))[0][:, -1].tolist()
         energies = energy_of(logits - self._shift, is_multi_label=trained.is_multi_label).tolist()
-        p = trained.probabilities(logits).amax(1).tolist()
-        far = [None] * len(p) if distances is None else distances
-        limits = self.distance_limit, self.energy_limit
-        is_sure = [None if self.threshold is None else value >= self.threshold for value in p]
-        rows = zip(far, energies, is_sure, strict=True)
-        return logits, [Judgement(distance, energy, *limits, sure) for distance, energy, sure in rows]
+        rows = zip(distances, energies, trained.probabilities(logits).amax(1).tolist(), strict=True)
+        by, least = (self.distance_limit, self.energy_limit), self.threshold
+        return logits, [Judgement(far, energy, *by, None if least is None else p >= least) for far, energy, p in rows]
 
 
 def open_judge(trained: Trained, abstain_at: float | None = None, *, say: Say = print_note) -> Judge | None:
-    """Open what lies beside a model's weights; None where nothing does.
+    """Open what lies beside a model's weights; None where nothing does that can be used.
 
     Args:
         trained: the model, as ``restore`` returns it.
         abstain_at: the share of answers that are to be right; the others are not sure.
-        say: takes a line on limits that are for other weights or images, and on what is promised.
+        say: takes a line on limits that are damaged, or for other weights or images, and on what is promised.
 
     Raises:
         DataError: ``abstain_at`` cannot be promised, or nothing is known of held-out images.
     """
-    path = limits_path(trained.path)
-    limits, head, fault = None, None, ""
+    path, limits, head = limits_path(trained.path), None, None
     if path.is_file():
-        limits = read_limits(path)
-        if exported.is_exported(trained.path):
-            fault = "is for another file" if limits.document != trained.limits else ""
-        else:
-            with suppress(ModelError):
-                head = classifier_of(trained)
-            if head is None or head_digest(head) != limits.about["head"]:
-                fault = "is for other weights"
-            elif limits.about.get("size") != trained.input.size:
-                fault = f"is for images of {limits.about.get('size')} pixels"
-    if limits is not None and fault:
-        remedy = "steady evaluate RUN --limits makes that of a run again, and steady export that of a file"
-        say(f"{path} {fault}, and is not used: {remedy}")
-        limits = None
+        with suppress(ModelError):
+            head = None if exported.is_exported(trained.path) else classifier_of(trained)
+        try:
+            limits = read_limits(path)
+            _require_match(path, limits, trained, head)
+        except ModelError as error:
+            limits = None
+            remedy = "steady evaluate RUN --limits makes that of a run again, and steady export that of a file"
+            say(f"{error}, and is not used: {remedy}")
     if limits is None:
         if abstain_at is not None:
             raise DataError(
@@ -334,3 +325,16 @@ def open_judge(trained: Trained, abstain_at: float | None = None, *, say: Say = 
     if promised is not None:
         say(promised.words)
     return Judge(trained, limits, head, None if promised is None else promised.threshold)
+
+
+def _require_match(path: Path, limits: Limits, trained: Trained, head: nn.Module | None) -> None:
+    """Raise ModelError for limits of other weights, or of images of another size."""
+    size = limits.about.get("size")
+    if exported.is_exported(trained.path):
+        fault = "another file" if limits.document != trained.limits else ""
+    elif head is None or head_digest(head) != limits.about["head"]:
+        fault = "other weights"
+    else:
+        fault = f"images of {size} pixels" if size != trained.input.size else ""
+    if fault:
+        raise ModelError(f"{path} is for {fault}")

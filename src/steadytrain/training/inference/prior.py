@@ -88,12 +88,8 @@ def read_prior(prior: Prior, classes: Sequence[str]) -> NDArray[np.float64]:
     if names := unknown or lacking:
         words = "names classes that the model has not" if unknown else "has no frequency of classes"
         raise DataError(f"{where} {words}: {few(names)}; give one frequency for each of {few(classes)}")
-    try:
-        values = np.array([float(table[name]) for name in classes])
-    except (TypeError, ValueError):
-        values = np.full(len(classes), np.nan)
-    if not (np.isfinite(values).all() and (values > 0).all()):
-        wrong = next(name for name, value in zip(classes, values, strict=True) if not 0 < value < math.inf)
+    values = np.array([number(str(table[name])) for name in classes])
+    if wrong := next((name for name, value in zip(classes, values, strict=True) if not 0 < value < math.inf), None):
         raise DataError(f"{where} says {table[wrong]!r} of {wrong}: a frequency or count is a number above 0")
     return np.asarray(values / values.sum())
 
@@ -184,11 +180,10 @@ def with_prior(trained: Trained, prior: Prior, *, say: Say = print_note) -> Trai
 
 def _shifted(trained: Trained, shift: torch.Tensor) -> nn.Module:
     """Return the network with ``shift`` added to its logits: in the bias of its classifier, where it has one."""
-    try:
+    head: nn.Module | None = None
+    with suppress(ModelError):
         head = classifier_of(trained)
-    except ModelError:
-        return _Shifted(trained.module, shift)
-    if head.bias is None:
+    if head is None or head.bias is None:
         return _Shifted(trained.module, shift)
     name = next(name for name, part in trained.module.named_modules() if part is head)
     module = copy.deepcopy(trained.module)

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,6 +103,11 @@ class Trained:
         shift = None if self.is_multi_label else even_shift(self.class_counts, self.weighting)
         return None if shift is None else shift * self.temperature
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """What the description of an exported file holds of it, by the same names."""
+        return {name: getattr(self, name) for name in DESCRIBED}
+
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Turn logits [B, K] into probabilities: of each label by itself where an image may have several."""
         scaled = logits.double() / self.temperature
@@ -114,6 +119,9 @@ class Trained:
         """Open an exact pass over a source of images, cropped as this model wants them."""
         crop, pin = build.evaluation_crop(self.input), self.policy.device.type == "cuda"
         return ImageLoader(source, crop, batch_size=batch_size, ids=ids, train=False, threads=threads, pin=pin)
+
+
+DESCRIBED = tuple({each.name for each in fields(Trained)} & {each.name for each in fields(exported.Description)})
 
 
 def restore(
@@ -221,6 +229,8 @@ def restore(
     if fault := describe_nonfinite(built.module):
         notes = (*notes, f"{fault}: what this network says is not to be trusted; train it again")
     module, chosen = policy.prepare(built.module).eval(), "" if run is None else _chosen(run, path)
+    more: dict[str, Any] = {name: str(about.get(name, "")) for name in ("licence", "weighting", "prior")}
+    more |= {name: tuple(about.get(name, ())) for name in ("synsets", "class_counts", "prior_shift")}
     trained = Trained(
         module,
         policy,
@@ -228,20 +238,15 @@ def restore(
         stored,
         built.name,
         path,
-        synsets=tuple(about.get("synsets", ())),
         chosen=chosen,
         notes=notes,
         is_multi_label=bool(about.get("multi_label")),
         temperature=temperature,
         calibrated_on=calibrated_on,
-        licence=str(about.get("licence", "")),
         symbol=built.symbol,
         is_unnamed=bool(about.get("unnamed")),
-        class_counts=tuple(about.get("class_counts", ())),
-        weighting=str(about.get("weighting", "")),
-        prior=str(about.get("prior", "")),
-        prior_shift=tuple(about.get("prior_shift", ())),
         is_probe=run is not None and about.get("step") == 0 and bool(parse_train(run.recipe.model.train).probe_passes),
+        **more,
     )
     return rename_classes(trained, names)
 
@@ -278,23 +283,11 @@ def _restore_exported(
     trained = Trained(
         opened.module,
         _set_policy(recipes.Precision("fp32", channels_last=False), opened.device),
-        described.input,
-        described.classes,
-        described.model,
-        path,
-        synsets=described.synsets,
+        name=described.model,
+        path=path,
         chosen=f"{opened.engine} on {opened.device.type.upper()}, {described.numbers}",
         notes=(note,) if note else (),
-        is_multi_label=described.is_multi_label,
-        temperature=described.temperature,
-        calibrated_on=described.calibrated_on,
-        licence=described.licence,
-        is_unnamed=described.is_unnamed,
-        class_counts=described.class_counts,
-        weighting=described.weighting,
-        prior=described.prior,
-        prior_shift=described.prior_shift,
-        limits=described.limits,
+        **{name: getattr(described, name) for name in DESCRIBED},
     )
     return rename_classes(trained, names)
 

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torchvision.transforms.v2.functional import five_crop
 
 from steadytrain.errors import InputError, ModelError, first_line
 from steadytrain.models.exported import is_exported
@@ -41,24 +42,18 @@ class Views(nn.Module):
         self.temperature, self.is_multi_label = temperature, is_multi_label
 
     def forward(self, images: Tensor) -> Tensor:
-        views = [images] if self.tta == "flip" else self._crops(images)
-        if self.tta != "five-crop":
-            views += [view.flip(3) for view in views]
-        logits = torch.stack([self.module(view).float() / self.temperature for view in views])
+        logits = torch.stack([self.module(view).float() / self.temperature for view in self.views(images)])
         if self.is_multi_label:
             return functional.logsigmoid(logits).logsumexp(0) - functional.logsigmoid(-logits).logsumexp(0)
         return logits.softmax(2).mean(0).log()
 
-    def _crops(self, images: Tensor) -> list[Tensor]:
-        free = images.shape[2] - self.size
-        corners = [(0, 0), (0, free), (free, 0), (free, free), (round(free / 2), round(free / 2))]
-        layout = (
-            torch.channels_last if images.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
-        )
-        return [
-            images[:, :, top : top + self.size, left : left + self.size].contiguous(memory_format=layout)
-            for top, left in corners
-        ]
+    def views(self, images: Tensor) -> list[Tensor]:
+        """Return the views of images [B, C, H, W]."""
+        is_last = images.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if is_last else torch.contiguous_format
+        crops = [images] if self.tta == "flip" else five_crop(images, [self.size, self.size])
+        views = [crop.contiguous(memory_format=layout) for crop in crops]
+        return views if self.tta == "five-crop" else views + [view.flip(3) for view in views]
 
 
 def with_views(trained: Trained, tta: Tta) -> Trained:
@@ -82,13 +77,7 @@ def with_views(trained: Trained, tta: Tta) -> Trained:
                 f"--tta {tta} takes parts of an image, and {trained.name} evaluates all of it (crop 1): use --tta flip"
             )
         input = replace(input, size=uncropped, crop=1.0)
-    views = Views(
-        trained.module,
-        tta,
-        size,
-        temperature=trained.temperature,
-        is_multi_label=trained.is_multi_label,
-    )
+    views = Views(trained.module, tta, size, temperature=trained.temperature, is_multi_label=trained.is_multi_label)
     return replace(trained, module=views, input=input, temperature=1.0)
 
 
