@@ -37,7 +37,8 @@ from steadytrain.files import near_name, replace_file, replacing
 from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5, text_table
 
 if TYPE_CHECKING:
-    from steadytrain.training import Evaluation, Prediction, Trained
+    from steadytrain.training import Evaluation, Trained
+    from steadytrain.training.inference.inference import Prediction
     from steadytrain.training.inference.views import Tta
 
 MAX_CLASSES = 40
