@@ -290,8 +290,8 @@ def test_what_of_an_image_is_not_used_is_said(server: Server, images: dict[str, 
 
 def test_an_image_is_explained_by_a_picture(server: Server, trained: Trained, images: dict[str, Path]) -> None:
     content = images["large.jpg"].read_bytes()
-    drawn = ask(server, "/predict?explain=1&top=2", content).content["images"][0]
-    plain = ask(server, "/predict?top=2", content).content["images"][0]
+    drawn = ask(server, "/predict?explain=1&top=2", content).body["images"][0]
+    plain = ask(server, "/predict?top=2", content).body["images"][0]
     assert {name: value for name, value in drawn.items() if name != "map"} == plain
     head, _, data = drawn["map"].partition(",")
     (expected,) = predict(trained, images["large.jpg"], explain=1)
@@ -299,8 +299,8 @@ def test_an_image_is_explained_by_a_picture(server: Server, trained: Trained, im
     body, kind = form(("a.jpg", content), ("b.jpg", content), explain="1")
     many, unknown = ask(server, "/predict", body, kind), ask(server, "/predict?explain=2", content)
     assert many.status == unknown.status == 400
-    assert "one image at a time, not 2" in many.content["error"] and "0 or 1" in unknown.content["error"]
-    assert ask(server, "/model").content["no_maps"] is None
+    assert "one image at a time, not 2" in many.body["error"] and "0 or 1" in unknown.body["error"]
+    assert ask(server, "/model").body["no_maps"] is None
 
 
 def test_a_map_that_takes_too_long_is_not_offered(trained: Trained) -> None:

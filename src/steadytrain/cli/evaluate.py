@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,7 +32,7 @@ from steadytrain.cli.options import (
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.data.filenames import is_pattern
-from steadytrain.errors import InputError, storage_errors
+from steadytrain.errors import InputError, SteadyError, storage_errors
 from steadytrain.files import near_name, replace_file, replacing
 from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5, text_table
 
@@ -199,7 +199,8 @@ def evaluate(
 
         with progress_once_known("features", resumes=True) as advance:
             made = make_limits(trained, threads=threads, progress=advance, say=note)
-        map_mistakes(Run.open(trained.path.parent))
+        with suppress(SteadyError):  # the limits are whole without
+            map_mistakes(Run.open(trained.path.parent))
         words = f"{clean(str(trained.path))}\n{made.words}"
         print_json({"weights": str(trained.path), **made.document}) if json else print_text(words)
         return
@@ -511,7 +512,7 @@ def _read_input() -> list[Path | bytes]:
 
 def _write_maps(folder: Path, number: str, result: Prediction) -> list[str]:
     """Write an image's heat maps, as ``017-cat.jpg``, ``017-cat-2.jpg`` and so on. Returns their paths."""
-    stem = re.sub(r"[^\w.-]", "_", f"{number}-{result.path.name.removesuffix(result.path.suffix)}")[:100]
+    stem = re.sub(r"[^\w.-]", "_", f"{number}-{result.path.name.removesuffix(result.path.suffix)}")[:100].rstrip("-")
     paths = [folder / f"{stem}{f'-{rank}' if rank > 1 else ''}.jpg" for rank in range(1, len(result.maps) + 1)]
     for path, picture in zip(paths, result.maps, strict=True):
         replace_file(path, picture)
