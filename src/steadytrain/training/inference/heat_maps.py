@@ -88,17 +88,8 @@ def _answers(trained: Trained, logits: Tensor, outputs_N: Tensor) -> Tensor:
 def draw(trained: Trained, data: bytes | memoryview, cells: NDArray[np.float32], side: int | None = None) -> bytes:
     """Lay a map over the image file that it is of, which becomes grey, and dark where the model did not see it.
 
-    Args:
-        trained: the model.
-        data: the file.
-        cells: float32 [h, w].
-        side: the longer one of the result, in pixels; None: the image's, from 256 to 1,024.
-
-    Returns:
-        A JPEG, upright.
-
-    Raises:
-        BadImageError: the file cannot be decoded.
+    Returns a JPEG, upright, whose longer side has ``side`` pixels, or those of the image, from 256 to 1,024. Raises
+    BadImageError: the file cannot be decoded.
     """
     picture, crop = decode(data).convert("L"), build.evaluation_crop(trained.input)
     scale = (side or min(max(*picture.size, LEAST_SIDE), MOST_SIDE)) / max(picture.size)
