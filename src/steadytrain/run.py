@@ -10,6 +10,7 @@
     split.npz            the images that are held out of the training data, where no validation data were given
     probe.safetensors    those of a probe, from which updates may begin again; until the run is finished
     predictions.csv      what the best weights predict for each validation image
+    best.maps.json       pictures of the worst mistakes under heat maps
     notes.json           tags and a note, where the user wrote any (steady runs)
     tracked-NAME.json    what a tracker was sent, where one was
     lock                 held while a process trains here
@@ -400,6 +401,11 @@ class Run:
     def predictions(self) -> Path:
         """The file of the trained weights' predictions for each validation image, once the run has finished."""
         return self.directory / "predictions.csv"
+
+    @property
+    def maps(self) -> Path:
+        """The file of pictures of the worst mistakes under heat maps, where these were made."""
+        return self.directory / "best.maps.json"
 
     def events(self, rank: int = 0) -> Iterator[Event]:
         """Yield every event that one rank wrote, oldest first, also while the run goes on."""

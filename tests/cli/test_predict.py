@@ -295,3 +295,42 @@ def test_what_predict_cannot_do_is_one_line(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
     assert main(["predict", str(run), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_each_image_has_a_heat_map_under_a_name_of_its_own(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        Image.new("L", (12, 8), 90).save(tmp_path / folder / "same name.png")
+    (tmp_path / "b" / "bad.png").write_text("no image")
+    maps = tmp_path / "new" / "maps"
+    words = ["predict", str(run), str(tmp_path / "a"), str(tmp_path / "b"), "--explain", str(maps)]
+    assert main([*words, "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)
+    paths = [row["classes"][0]["map"] for row in rows if not row["error"]]
+    assert [Path(path).name for path in paths] == ["1-same_name.jpg", "3-same_name.jpg"]
+    assert sorted(map(str, maps.iterdir())) == paths and Image.open(paths[0]).size == (256, 171)
+    assert "map" not in rows[0]["classes"][1]
+    assert main([*words, "--top", "2", "--csv", "-"]) == 1
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [Path(table[0][f"map{rank}"]).name for rank in (1, 2)] == ["1-same_name.jpg", "1-same_name-2.jpg"]
+    assert table[1]["error"] and not table[1]["map1"]
+
+
+def test_a_folder_for_heat_maps_is_no_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    assert main(["predict", str(run), str(tmp_path / "a.png"), "--explain", str(tmp_path / "file")]) == 2
+    assert "which is a file; it must be a folder" in capsys.readouterr().err
+
+
+def test_a_finished_run_has_maps_of_its_worst_mistakes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads((run / "best.maps.json").read_text())
+    wrong = [row for row in csv.DictReader((run / "predictions.csv").open()) if row["true"] != row["predicted"]]
+    assert len(document["records"]) == min(24, len(wrong)) > 0
+    drawn = {row["record"]: row["predicted"] for row in wrong}
+    assert all(drawn[number] == each["class"] for number, each in document["records"].items())
+    page = run / "report.html"
+    assert main(["report", str(run), "-o", str(page)]) == 0
+    assert page.read_text().count("where the answer ") == len(document["records"])

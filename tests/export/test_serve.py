@@ -288,6 +288,32 @@ def test_what_of_an_image_is_not_used_is_said(server: Server, images: dict[str, 
     assert "note" not in plain
 
 
+def test_an_image_is_explained_by_a_picture(server: Server, trained: Trained, images: dict[str, Path]) -> None:
+    content = images["large.jpg"].read_bytes()
+    drawn = ask(server, "/predict?explain=1&top=2", content).body["images"][0]
+    plain = ask(server, "/predict?top=2", content).body["images"][0]
+    assert {name: value for name, value in drawn.items() if name != "map"} == plain
+    head, _, data = drawn["map"].partition(",")
+    (expected,) = predict(trained, images["large.jpg"], explain=1)
+    assert head == "data:image/jpeg;base64" and base64.b64decode(data) == expected.maps[0]
+    body, kind = form(("a.jpg", content), ("b.jpg", content), explain="1")
+    many, unknown = ask(server, "/predict", body, kind), ask(server, "/predict?explain=2", content)
+    assert many.status == unknown.status == 400
+    assert "one image at a time, not 2" in many.body["error"] and "0 or 1" in unknown.body["error"]
+    assert ask(server, "/model").body["no_maps"] is None
+
+
+def test_a_map_that_takes_too_long_is_not_offered(trained: Trained) -> None:
+    service = Service(lambda: trained, ServeSettings(threads=1, timeout_seconds=10), hosts=None)
+    try:
+        service.batcher.rate = 1.0
+        assert "a heat map takes 50 s here, of 5 s" in str(service._why_no_maps)
+        service.batcher.rate = 100.0
+        assert service._why_no_maps is None
+    finally:
+        service.close()
+
+
 def test_forms_and_json_give_each_image_its_answer_or_its_error(
     server: Server, trained: Trained, images: dict[str, Path]
 ) -> None:
@@ -914,6 +940,14 @@ def test_the_page_classifies_pictures(
     assert bad.locator(".bad").is_visible(), "what is no image says so"
     for item, expected in zip(reversed(shown), predict(trained, [images[name] for name in names]), strict=True):
         assert item.locator(".class span").all_inner_texts() == list(expected.classes)
+    picture, button = shown[-1].locator("img"), shown[-1].locator(".why")
+    button.click()
+    page.wait_for_selector(".why[aria-pressed=true]")
+    assert str(picture.get_attribute("src")).startswith("data:image/jpeg") and "came from" in str(
+        picture.get_attribute("alt")
+    )
+    button.click()
+    assert str(picture.get_attribute("src")).startswith("blob:") and not picture.get_attribute("alt")
     assert page.evaluate("document.documentElement.scrollWidth") == width, "nothing sticks out"
     assert [text for text in complaints if not re.search("status of (401|422)", text)] == []
     if place := os.environ.get("STEADYTRAIN_SCREENSHOTS"):

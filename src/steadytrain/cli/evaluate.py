@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv as csv_module
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,13 +32,13 @@ from steadytrain.cli.options import (
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.data.filenames import is_pattern
-from steadytrain.errors import InputError
-from steadytrain.files import near_name, replacing
+from steadytrain.errors import InputError, SteadyError, storage_errors
+from steadytrain.files import near_name, replace_file, replacing
 from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5, text_table
 
 if TYPE_CHECKING:
     from steadytrain.training import Evaluation, Trained
-    from steadytrain.training.inference.inference import EvaluationData
+    from steadytrain.training.inference.inference import EvaluationData, Prediction
     from steadytrain.training.inference.views import Tta
 
 MAX_CLASSES = 40
@@ -192,10 +193,14 @@ def evaluate(
     trained = _with_scaling(trained, rgb_mean, rgb_std)
     above = _threshold(trained, threshold)
     if limits:
+        from steadytrain.run import Run
         from steadytrain.training.features.held_out import make_limits
+        from steadytrain.training.inference.heat_maps import map_mistakes
 
         with progress_once_known("features", resumes=True) as advance:
             made = make_limits(trained, threads=threads, progress=advance, say=note)
+        with suppress(SteadyError):  # the limits are whole without
+            map_mistakes(Run.open(trained.path.parent))
         words = f"{clean(str(trained.path))}\n{made.words}"
         print_json({"weights": str(trained.path), **made.document}) if json else print_text(words)
         return
@@ -372,6 +377,7 @@ def predict(
     threads: Threads = None,
     accept_licence: AcceptLicence = False,
     csv: Path | None = None,
+    explain: Path | None = None,
     json: Json = False,
 ) -> int:
     """Predict the classes of images, the most likely first, or their labels; exit code 1 if an image could not be read.
@@ -385,12 +391,15 @@ def predict(
         threads: Threads that load images.
         csv: A CSV file to write instead (-: standard output), with a line for each image: its name, what is wrong with
             it, and its classes with their probabilities, the likeliest first.
+        explain: A folder for a picture of each image under a heat map of the places that spoke for its class; with
+            --top 3 of each of three classes, of several labels of each that is predicted.
 
     Examples:
         steady predict runs/a cat.jpg dog.jpg --top 3
         steady predict runs/a new-photos/ --json
         steady predict model.onnx 'photos/*.jpg' more.rec --csv predictions.csv
         steady predict runs/a - --csv predictions.csv
+        steady predict runs/a new-photos/ --explain maps/
         steady predict timm/resnet18.a1_in1k cat.jpg
         steady predict resnet18.pth --model timm/resnet18 cat.jpg
     """
@@ -402,9 +411,12 @@ def predict(
         raise InputError("--csv and --json exclude each other: drop one of them")
     from steadytrain.data.images.statistics import DeepImages
     from steadytrain.training import predict as predict_each
+    from steadytrain.training.inference.heat_maps import MEANING
     from steadytrain.training.inference.inference import Files
     from steadytrain.training.inference.limits import open_judge
 
+    if explain is not None and explain.exists() and not explain.is_dir():
+        raise InputError(f"--explain is {explain}, which is a file; it must be a folder, which is made if need be")
     if csv is not None and str(csv) != "-" and (csv.suffix.lower() != ".csv" or not csv.parent.is_dir()):
         raise InputError(f"--csv is {csv}; it must be a name that ends in .csv, in a folder that is there, or -")
     if images.count(Path("-")) > 1:
@@ -427,15 +439,22 @@ def predict(
         names = max(len(clean(str(files.path(number)))) for number in range(len(files))) if is_text else 0
         width = min(NAME_COLUMNS, max(len(clean(name)) for name in trained.classes))
         shown = min(top or (len(trained.classes) if trained.is_multi_label else 5), len(trained.classes))
+        mapped = 0 if explain is None else shown if top or trained.is_multi_label else 1
+        if explain is not None:
+            with storage_errors(explain):
+                explain.mkdir(parents=True, exist_ok=True)
         documents: list[dict[str, Any]] = []
         num_bad, began = 0, time.perf_counter()
         options: dict[str, Any] = {"top": shown, "threshold": above, "batch_size": batch_size, "threads": threads}
-        known = () if judge is None else ("unlike", *FIGURES, *["sure"] * (abstain_at is not None))
+        options |= {"explain": mapped, "judge": judge}
+        known: tuple[str, ...] = () if judge is None else ("unlike", *FIGURES, *["sure"] * (abstain_at is not None))
+        known += tuple(f"map{rank}" for rank in range(1, mapped + 1))
         with (
             _write_csv(csv, shown, known) as write,
             nullcontext() if is_text else progress("predicting", len(files)) as done,
         ):
-            for number, result in enumerate(predict_each(trained, files, judge=judge, **options), start=1):
+            for number, result in enumerate(predict_each(trained, files, **options), start=1):
+                paths = [] if explain is None else _write_maps(explain, f"{number:0{len(str(len(files)))}}", result)
                 pairs = list(zip(result.classes, result.probabilities, strict=True))
                 num_bad += result.error is not None
                 if done is not None:
@@ -443,11 +462,14 @@ def predict(
                 if csv is not None:
                     cells = [cell for name, probability in pairs for cell in (name, f"{probability:.6g}")]
                     cells += [""] * (2 * shown - len(cells)) if known else []
-                    figures = {} if result.judgement is None else result.judgement.document
+                    figures: dict[str, Any] = {} if result.judgement is None else dict(result.judgement.document)
+                    figures |= {f"map{rank}": path for rank, path in enumerate(paths, start=1)}
                     limits = [_limit_cell(figures.get(name)) for name in known]
                     write([result.path, result.error or "", *cells, *limits])
                     continue
-                ranked = [{"class": name, "probability": probability} for name, probability in pairs]
+                ranked: list[dict[str, Any]] = [{"class": name, "probability": p} for name, p in pairs]
+                for row, path in zip(ranked, paths, strict=False):
+                    row["map"] = path
                 document: dict[str, Any] = {"image": str(result.path), "classes": ranked, "error": result.error}
                 document |= {} if result.judgement is None else result.judgement.document
                 if json:
@@ -455,10 +477,12 @@ def predict(
                     continue
                 nothing = f"no label above {percent(above)}"
                 text = _image_text(document, names, width, is_alone=len(files) == 1, nothing=nothing)
-                remark = "" if result.judgement is None else result.judgement.words
+                remark = "  ".join(filter(None, ["" if result.judgement is None else result.judgement.words, *paths]))
                 print_text(f"{text}  {remark}" if remark else text)
         if json:
             print_json(documents)
+        if explain is not None:
+            note(f"heat maps are in {explain}. {MEANING}")
         for line in DeepImages(lost=files.lost).remarks():
             note(line)
         if not is_text and (num_bad or csv is not None):
@@ -480,8 +504,19 @@ def _read_input() -> list[Path | bytes]:
     return [data] if "\0" in text else [Path(line) for line in text.splitlines() if line.strip()]
 
 
-def _limit_cell(value: float | bool | None) -> str:
-    """Write what a model's limits say of an image: nothing where that is not known."""
+def _write_maps(folder: Path, number: str, result: Prediction) -> list[str]:
+    """Write an image's heat maps, as ``017-cat.jpg``, ``017-cat-2.jpg`` and so on. Returns their paths."""
+    stem = re.sub(r"[^\w.-]", "_", f"{number}-{result.path.name.removesuffix(result.path.suffix)}")[:100].rstrip("-")
+    paths = [folder / f"{stem}{f'-{rank}' if rank > 1 else ''}.jpg" for rank in range(1, len(result.maps) + 1)]
+    for path, picture in zip(paths, result.maps, strict=True):
+        replace_file(path, picture)
+    return [str(path) for path in paths]
+
+
+def _limit_cell(value: float | bool | str | None) -> str:
+    """Write what a model's limits say of an image, or the path of a map: nothing where that is not known."""
+    if isinstance(value, str):
+        return value
     return "" if value is None else ("yes" if value else "no") if isinstance(value, bool) else f"{value:.6g}"
 
 

@@ -14,6 +14,7 @@ from contextlib import (
     nullcontext,
     redirect_stderr,
     redirect_stdout,
+    suppress,
 )
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -228,9 +229,10 @@ def _train_alone(drafted: DraftRun, options: TrainingOptions, *, until: float | 
             for event in (*plan.tried, Noticed(message=plan.words)):
                 log.append(event)
     code = _train_all(runs, options, opened=drafted.opened, until=until)
-    if not code and (recipe.model.pretrained or recipe.model.weights):
-        for run in runs:
+    for run in [] if code else runs:
+        if recipe.model.pretrained or recipe.model.weights:
             _measure_limits(run)
+        _map_mistakes(run)
     return code
 
 
@@ -247,6 +249,20 @@ def _measure_limits(run: Run) -> None:
         note(f"it is not known which images are unlike the training images: {error}")
     else:
         note(f"images unlike the training images are told by predict and serve: {limits.words}")
+
+
+def _map_mistakes(run: Run) -> None:
+    """Draw which places of a run's worst mistakes spoke for the class, for its report, where that costs little."""
+    from steadytrain.training.features.held_out import CHEAP_SECONDS, CHEAP_SHARE
+    from steadytrain.training.inference.heat_maps import MOST_MISTAKES, PASSES, map_mistakes
+
+    progress = run.progress()
+    if (evaluated := progress.evaluated) is None or (ended := progress.ended) is None or not evaluated.n:
+        return
+    seconds = MOST_MISTAKES * PASSES * evaluated.seconds / evaluated.n
+    if seconds <= max(CHEAP_SECONDS, CHEAP_SHARE * ended.seconds):
+        with suppress(SteadyError):  # the run is whole without
+            map_mistakes(run)
 
 
 def _require_device(options: TrainingOptions, world: World = World()) -> None:  # noqa: B008 - frozen

@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from steadytrain.data.arrays import Pixels
 from steadytrain.data.images.decode import BadImageError
@@ -43,6 +44,7 @@ from steadytrain.machine.process import return_free_memory
 from steadytrain.training import Trained
 from steadytrain.training.build import evaluation_crop
 from steadytrain.training.evaluation import logits_of
+from steadytrain.training.inference.heat_maps import heat_maps
 from steadytrain.training.inference.limits import Judge, Judgement, open_judge
 from steadytrain.training.memory import PassLimit
 
@@ -63,13 +65,15 @@ _NEWEST = 0.1  # weight of the newest pass in the rate
 class Answer(NamedTuple):
     """Outputs for one image, on the host: logits float32 [K], probabilities float64 [K].
 
-    ``lost``: what of its file is unused; ``judgement``: what limits say of it.
+    ``lost``: what of its file is unused; ``judgement``: what limits say of it; ``heat_map``: of the likeliest output,
+    where that was asked for, float32 [h, w].
     """
 
     logits: torch.Tensor
     probabilities: torch.Tensor
     lost: tuple[str, ...] = ()
     judgement: Judgement | None = None
+    heat_map: NDArray[np.float32] | None = None
 
 
 class BusyError(Exception):
@@ -122,6 +126,7 @@ class _Item:
     ready: float = 0.0
     pixels: Pixels | None = None
     lost: tuple[str, ...] = ()
+    explain: bool = False
 
 
 class Batcher:
@@ -211,10 +216,10 @@ class Batcher:
             self._coming += count
             self._condition.notify_all()
 
-    def submit(self, images: Sequence[bytes]) -> list[asyncio.Future[Answer]]:
+    def submit(self, images: Sequence[bytes], *, explain: bool = False) -> list[asyncio.Future[Answer]]:
         """Queue encoded images; each future gets an Answer, a BadImageError or a PassError.
 
-        An image is dropped where its future is cancelled.
+        An image is dropped where its future is cancelled. ``explain``: make heat maps.
 
         Raises:
             BusyError: there is no room for all of them.
@@ -225,7 +230,7 @@ class Batcher:
             self.queued += len(images)
             self._coming += len(images)
         now = time.perf_counter()
-        items = [_Item(data, self._loop.create_future(), now) for data in images]
+        items = [_Item(data, self._loop.create_future(), now, explain=explain) for data in images]
         for item in items:
             self._pool.submit(self._decode, item)
         return [item.answer for item in items]
@@ -343,7 +348,8 @@ class Batcher:
             item.pixels = None
             self._observe("queue", item.waited + began - item.ready)
         try:
-            answers: Sequence[Answer | Exception] = self._run(len(batch))
+            rows = zip(range(len(batch)), batch, self._run(len(batch)), strict=True)
+            answers: Sequence[Answer | Exception] = [self._explained(*row) for row in rows]
         except Exception as error:  # noqa: BLE001 - whatever an engine raises: these images fail, the next are computed
             print_note(f"the network failed: {first_line(error)}")  # not for clients: it may name files of the server
             answers = [PassError("the network failed on a batch: the server's messages say why")] * len(batch)
@@ -365,6 +371,19 @@ class Batcher:
                 logits, judged = self.judge.answer(pixels.to(trained.policy.device), self._limit)
             rows = zip(logits.cpu(), trained.probabilities(logits).cpu(), judged, strict=True)
             return [Answer(row, likely, judgement=judgement) for row, likely, judgement in rows]
+
+    def _explained(self, row: int, item: _Item, answer: Answer) -> Answer | PassError:
+        """Add the heat map of an image in memory where that is wanted."""
+        if not item.explain:
+            return answer
+        assert self.trained is not None
+        try:
+            images = torch.from_numpy(self._memory[row : row + 1]).to(self.trained.policy.device)
+            output, limit = answer.logits.argmax().view(1, 1).to(images.device), PassLimit("evaluation", lambda _: None)
+            return answer._replace(heat_map=heat_maps(self.trained, images, output, limit)[0, 0])
+        except Exception as error:  # noqa: BLE001 - as of a pass; the other images of the batch have their answers
+            print_note(f"no heat map could be made: {first_line(error)}")
+            return PassError("no heat map could be made: the server's messages say why")
 
     def _deliver(self, batch: list[_Item], answers: Sequence[Answer | Exception]) -> None:
         def settle() -> None:

@@ -24,7 +24,7 @@ LONG_TEXT = 4096
 IMAGE_KEYS = ("images", "image", "instances", "inputs", "data", "file")
 """Names of images in JSON and forms: ours, and those of TensorFlow Serving, TorchServe and others."""
 URL_KEYS = ("urls", "url", "image_url")
-NUMBERS = ("top", "threshold")
+NUMBERS = ("top", "threshold", "explain")
 KEYS = ("images", "urls", *NUMBERS)
 SAME_KEYS = {**dict.fromkeys(("top_k", "topk", "k"), "top")}
 HOW = "curl -T cat.jpg http://HOST/predict"

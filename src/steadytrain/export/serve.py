@@ -60,6 +60,7 @@ from steadytrain.reports.charts import TEMPLATES
 from steadytrain.reports.live import guarded
 from steadytrain.reports.page import render
 from steadytrain.training import Trained
+from steadytrain.training.inference.heat_maps import MEANING, PASSES, data_address, draw
 
 MAX_HELD_BYTES = 256 * 2**20
 """The most bytes of all requests at hand, unless one request may have more: what is beyond gets 429."""
@@ -269,6 +270,7 @@ class Service:
             abstain_at=settings.abstain_at,
         )
         self._fetches = asyncio.Semaphore(FETCHES)
+        self._drawing = asyncio.Semaphore(1)  # a map lies over the whole picture: 16 bytes a pixel as it is decoded
         self._fetchers = ThreadPoolExecutor(FETCHES, "fetch")  # its own: a slow fetch holds up no other request
         self._routed = Starlette(
             routes=[
@@ -365,7 +367,7 @@ class Service:
         self._require_ready(is_early=False)
         judge = self.batcher.judge
         more = {"max_batch": self.batcher.max_batch, "limits": None if judge is None else judge.document}
-        return JSONResponse(self.description | more)
+        return JSONResponse(self.description | more | {"no_maps": self._why_no_maps})
 
     async def _metrics(self, request: Request) -> Response:
         return Response(generate_latest(self.meters.registry), media_type=CONTENT_TYPE_LATEST)
@@ -381,22 +383,40 @@ class Service:
                             posted, options = await self._read(request, body)
                     except TimeoutError:
                         raise refusal(408, f"the request was not complete after {limit:g} s: send it faster") from None
-                    top, threshold = self._options({**request.query_params, **options})
+                    top, threshold, explain = self._options({**request.query_params, **options}, len(posted))
                     results = await _unless_gone(request, self._fetch_all(posted, body))
+                    data = results[0].data if explain and isinstance(results[0], Posted) else b""
                     del posted  # each image is dropped once it is decoded
-                    waiting = self._submit(results)
+                    waiting = self._submit(results, explain=explain)
                 await self._wait(request, list(waiting.values()))
+                for index, future in waiting.items():
+                    results[index] = _outcome(results[index].name, future)
+                picture = await self._draw(data, results[0])
         except ClientDisconnect:
             return Response(status_code=DROPPED)
-        for index, future in waiting.items():
-            results[index] = _outcome(results[index].name, future)
         request.scope["num_images"] = len(results)
         kind = content_type(request)
         if kind == "application/x-www-form-urlencoded" and len(results) == 1 and results[0].error:
             results[0] = replace(
                 results[0], error=f"{results[0].error}; curl -d changes a file's bytes, {HOW} does not"
             )
-        return self._answer(results, top, threshold)
+        return self._answer(results, top, threshold, picture)
+
+    @property
+    def _why_no_maps(self) -> str | None:
+        """Why there are no heat maps; None where there are."""
+        seconds, most = PASSES / self.batcher.rate, self.settings.timeout_seconds / 2
+        takes = f"a heat map takes {seconds:.0f} s here, of {most:g} s (half of --timeout-seconds)"
+        return f"{takes}: steady predict --explain draws it" if seconds > most else None
+
+    async def _draw(self, data: bytes, result: ServeResult | Posted) -> dict[str, str]:
+        """Return the picture of a heat map as a data address, for the answer; empty where there is none."""
+        answer = result.answer if isinstance(result, ServeResult) else None
+        if answer is None or answer.heat_map is None or self.batcher.trained is None:
+            return {}
+        async with self._drawing:
+            picture = await asyncio.to_thread(draw, self.batcher.trained, data, answer.heat_map)
+        return {"map": data_address(picture)}
 
     def _require_ready(self, *, is_early: bool = True) -> None:
         if self.draining_since is not None:
@@ -452,8 +472,12 @@ class Service:
         more, options = read_form(texts, max_images=most)
         return posted + more, options
 
-    def _options(self, options: Mapping[str, Any]) -> tuple[int, float]:
-        """Return how many classes to answer at most, and the threshold of labels. Raises HTTPException."""
+    def _options(self, options: Mapping[str, Any], num_images: int) -> tuple[int, float, bool]:
+        """Return how many classes to answer at most, the threshold of labels, and whether to explain the first class.
+
+        Raises:
+            HTTPException: one is not possible.
+        """
         trained = self.batcher.trained
         assert trained is not None
         options = require_options(options)
@@ -461,8 +485,12 @@ class Service:
         threshold = _number(options, "threshold", "a probability from 0 to 1", float, lambda value: 0 <= value < 1)
         if threshold is not None and not trained.is_multi_label:
             raise refusal(400, "the model names one class for each image: leave out the threshold", is_early=False)
+        explain = bool(_number(options, "explain", "0 or 1", int, lambda value: value in (0, 1)))
+        if explain and (num_images > 1 or self._why_no_maps):
+            many = f"explain takes one image at a time, not {num_images:,}"
+            raise refusal(400, self._why_no_maps or many, is_early=False)
         usual = len(trained.classes) if trained.is_multi_label else 5
-        return min(top or usual, len(trained.classes)), 0.5 if threshold is None else threshold
+        return min(top or usual, len(trained.classes)), 0.5 if threshold is None else threshold, explain
 
     async def _fetch_all(self, posted: Sequence[Posted], body: Body) -> list[ServeResult | Posted]:
         """Fetch the images that a request names by address; what has none is a Result already."""
@@ -501,11 +529,12 @@ class Service:
             for task in tasks:  # after a refusal some go on, and would count bytes that nobody takes off again
                 task.cancel()
 
-    def _submit(self, results: list[ServeResult | Posted]) -> dict[int, asyncio.Future[Answer]]:
+    def _submit(self, results: list[ServeResult | Posted], *, explain: bool) -> dict[int, asyncio.Future[Answer]]:
         """Queue the images among the results, which are then Results without an answer. Raises HTTPException."""
         indices = [index for index, result in enumerate(results) if isinstance(result, Posted)]
         try:
-            futures = self.batcher.submit([results[index].data for index in indices])  # type: ignore[union-attr]
+            images = [results[index].data for index in indices]  # type: ignore[union-attr]
+            futures = self.batcher.submit(images, explain=explain)
         except BusyError as error:
             message = f"the queue is full ({self.settings.max_queue:,} images): {error}"
             raise refusal(429, message, retry_after=error.retry_after, is_early=False) from None
@@ -531,7 +560,9 @@ class Service:
             message = f"no answer after {limit:g} s: the server is too busy"
             raise refusal(503, message, retry_after=1, is_early=False) from None
 
-    def _answer(self, results: Sequence[ServeResult | Posted], top: int, threshold: float) -> Response:
+    def _answer(
+        self, results: Sequence[ServeResult | Posted], top: int, threshold: float, more: Mapping[str, str]
+    ) -> Response:
         trained = self.batcher.trained
         assert trained is not None
         rows, statuses = [], set()
@@ -542,7 +573,7 @@ class Service:
             judgement = None if result.answer is None else result.answer.judgement
             row = {"image": result.name, "classes": classes, "error": result.error or None}
             known = {} if judgement is None else judgement.document
-            rows.append(row | ({"note": lost} if lost else {}) | known)
+            rows.append(row | ({"note": lost} if lost else {}) | known | {**more})
             statuses.add(200 if result.answer is not None else result.status)
             self.meters.images.labels("ok" if result.answer is not None else "error").inc()
         status = 200 if 200 in statuses else statuses.pop() if len(statuses) == 1 else 422
@@ -669,7 +700,7 @@ def _digest(trained: Trained) -> str:
 @functools.cache
 def _page_files() -> dict[str, tuple[bytes, str]]:
     return {
-        "/": (render("serve.html.j2", {}).encode(), "text/html"),
+        "/": (render("serve.html.j2", {}, meaning=MEANING).encode(), "text/html"),
         "/docs": (render("serve_docs.html.j2", {}, **page_of_api()).encode(), "text/html"),
         "/page.css": ((TEMPLATES / "page.css").read_bytes(), "text/css"),
         "/serve.css": ((TEMPLATES / "serve.css").read_bytes(), "text/css"),

@@ -14,8 +14,8 @@ import shlex
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -167,28 +167,34 @@ def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[st
             "coverage": mistakes.coverage,
             "pairs": [_pair(mistakes, pair, records) for pair in mistakes.pairs],
             "worst": [_picture(row, records, near) for row in mistakes.worst],
+            "meaning": near.meaning,
             "no_pictures": no_pictures,
         }
 
 
 @dataclass(frozen=True)
 class _Nearest:
-    """Training images that are nearest to validation images, by the numbers of their records."""
+    """Training images that are nearest to validation images, by the numbers of their records, and their heat maps."""
 
     by_record: Mapping[str, Sequence[int]] = field(default_factory=dict)
     records: Records | None = None
+    maps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    meaning: str = ""
 
 
 def _nearest_images(account: Account, stack: ExitStack) -> _Nearest:
-    """Open the nearest training images of mistakes, as ``steady evaluate --limits`` has found them, if it has."""
-    path = account.run.directory / "best.limits.safetensors"
+    """Open the nearest training images and heat maps of mistakes, if the run's end or ``--limits`` has made any."""
+    path, maps = account.run.directory / "best.limits.safetensors", _Nearest()
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        document = json.loads(account.run.maps.read_text(encoding="utf-8"))
+        maps = _Nearest(maps=dict(document["records"]), meaning=str(document["meaning"]))
     try:
         with path.open("rb") as file:  # its header is JSON, so a page is made without torch
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         by_record = json.loads(header["__metadata__"]["steadytrain"])["neighbours"]
-        return _Nearest(dict(by_record), stack.enter_context(_open_pictures(account, "train")))
+        return replace(maps, by_record=dict(by_record), records=stack.enter_context(_open_pictures(account, "train")))
     except (OSError, ValueError, KeyError, TypeError, SteadyError):
-        return _Nearest()
+        return maps
 
 
 def _open_pictures(account: Account, part: Literal["train", "val"]) -> Records:
@@ -362,6 +368,7 @@ def _picture(row: ImageResult, records: Records | None, near: _Nearest = _Neares
     return {
         "source": "" if records is None else _thumbnail(row, records),
         "near": [] if records is None else _near_thumbnails(row, records, near),
+        "map": "" if records is None else _map_of(row, records, near),
         "alt": f"{name}: {words}",
         "name": name,
         "true": row.true,
@@ -383,6 +390,15 @@ def _thumbnail(row: ImageResult, records: Records) -> str:
         at = records.number(row.shard, row.record)
         return thumbnail(records, at) if records.classes[int(records.labels[at])] == row.true else ""
     except (IndexError, SteadyError):
+        return ""
+
+
+def _map_of(row: ImageResult, records: Records, near: _Nearest) -> str:
+    """Return the picture of what spoke for the predicted class; nothing where there is none of this prediction."""
+    try:
+        drawn = near.maps[str(records.number(row.shard, row.record))]
+        return drawn["source"] if drawn["class"] == row.predicted else ""
+    except (IndexError, KeyError, TypeError):
         return ""
 
 

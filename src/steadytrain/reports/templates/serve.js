@@ -1,6 +1,7 @@
 "use strict";
 // Pictures that are dropped, chosen or pasted go to /predict one by one; names and classes are always set as text.
 const at = (id) => document.getElementById(id);
+let explains = false;
 let token = sessionStorage.getItem("token") ?? "";
 
 async function ask(path, options = {}) {
@@ -23,6 +24,7 @@ function alarm(error) {
 async function describe() {
   try {
     const model = await ask("/model");
+    explains = !model.no_maps;
     at("model").textContent = model.name;
     document.title = model.name;
     const licence = model.licence ? [`licence ${model.licence}`] : [];
@@ -53,17 +55,44 @@ function row({ class: name, probability }) {
   return line;
 }
 
+const send = (file, options = "") =>
+  ask(`/predict${options}`, { method: "POST", headers: { "content-type": "application/octet-stream" }, body: file });
+
+// A button that shows the picture under the heat map of its first class, and the picture itself again.
+function whyButton(file, picture, name) {
+  const button = element("button", "Why?", "why"), note = element("p", "", "quiet"), box = element("div");
+  const press = (pressed) => button.setAttribute("aria-pressed", pressed);
+  const hide = () => {
+    [picture.src, picture.alt, note.textContent] = [URL.createObjectURL(file), "", ""];
+    press(false);
+  };
+  const show = async () => {
+    [button.disabled, note.textContent, note.className] = [true, "computing", "quiet"];
+    try {
+      picture.src = (await send(file, "?top=1&explain=1")).images[0].map;
+      [picture.alt, note.textContent] = [`${file.name}: where the answer ${name} came from`, document.body.dataset.meaning];
+      press(true);
+    } catch (error) {
+      [note.textContent, note.className] = [error.message, "bad"];
+    }
+    button.disabled = false;
+  };
+  button.onclick = () => (button.getAttribute("aria-pressed") === "true" ? hide() : show());
+  press(false);
+  box.append(button, note);
+  return box;
+}
+
 async function classify(file) {
   const item = element("li"), picture = element("img"), side = element("div");
-  const address = URL.createObjectURL(file);
   picture.alt = "";
-  picture.onload = picture.onerror = () => URL.revokeObjectURL(address);
-  picture.src = address;
+  picture.onload = picture.onerror = () => URL.revokeObjectURL(picture.src);
+  picture.src = URL.createObjectURL(file);
   side.append(element("h2", file.name), element("p", "classifying", "quiet"));
   item.append(picture, side);
   at("answers").prepend(item);
   try {
-    const answer = await ask("/predict", { method: "POST", headers: { "content-type": "application/octet-stream" }, body: file });
+    const answer = await send(file);
     const { classes, error, unlike, sure } = answer.images[0];
     side.lastChild.remove();
     if (error) side.append(element("p", error, "bad"));
@@ -71,6 +100,7 @@ async function classify(file) {
     else side.append(element("p", "no label above the threshold", "quiet"));
     if (sure === false) side.append(element("p", "not sure", "bad"));
     if (unlike) side.append(element("p", "unlike the training images", "bad"));
+    if (explains && classes.length) side.append(whyButton(file, picture, classes[0].class));
     alarm();
   } catch (error) {
     side.lastChild.remove();

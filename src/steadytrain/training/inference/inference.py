@@ -34,6 +34,7 @@ from steadytrain.run import Run
 from steadytrain.training import build
 from steadytrain.training.data import are_values, load, match_places, open_data, open_records, require_outputs
 from steadytrain.training.evaluation import Evaluation, evaluate_module, logits_of, write_per_image
+from steadytrain.training.inference.heat_maps import draw, heat_maps
 from steadytrain.training.inference.limits import Judge, Judgement, open_judge
 from steadytrain.training.inference.trained import Trained, Which, class_names, read_class_file, rename_classes, restore
 from steadytrain.training.memory import PassLimit
@@ -389,8 +390,9 @@ class Prediction:
     """The likeliest classes of one image, best first, with their probabilities; or why there are none.
 
     Of several labels those above the threshold, of which there may be none. ``judgement``: whether the image is like
-    the training images, where that is known (:mod:`steadytrain.training.inference.limits`). ``path``: of the
-    file; of an image of a record file ``photos.rec:17``, its number behind the colon; ``-`` of bytes.
+    the training images, where that is known (:mod:`steadytrain.training.inference.limits`). ``maps``: JPEGs of the
+    image under heat maps of its first classes, where they were asked for. ``path``: of the file; of an image of a
+    record file ``photos.rec:17``, its number behind the colon; ``-`` of bytes.
     """
 
     path: Path
@@ -398,6 +400,7 @@ class Prediction:
     probabilities: tuple[float, ...] = ()
     error: str | None = None
     judgement: Judgement | None = None
+    maps: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 Images = str | Path | bytes
@@ -451,16 +454,21 @@ class Files:
     def __len__(self) -> int:
         return len(self._places)
 
-    def image(self, i: int) -> bytes | memoryview:
-        """The encoded bytes of image ``i``, upright. Raises DataError, BadImageError, StorageError."""
+    def read(self, i: int) -> bytes | memoryview:
+        """The encoded bytes of image ``i``, as they are stored. Raises DataError, StorageError."""
         place = self._places[i]
         if isinstance(place, tuple):
             return place[0].image(place[1])
         if isinstance(place, bytes):
-            data = place
-        else:
-            with read_errors(place):
-                data = read_patiently(place.read_bytes, str(place))
+            return place
+        with read_errors(place):
+            return read_patiently(place.read_bytes, str(place))
+
+    def image(self, i: int) -> bytes | memoryview:
+        """The encoded bytes of image ``i``, upright. Raises DataError, BadImageError, StorageError."""
+        data = self.read(i)
+        if not isinstance(data, bytes):
+            return data
         self.lost.update(lost_in(data).values())
         return upright(data, shorter_side=self.shorter_side)
 
@@ -548,6 +556,7 @@ def predict(
     threshold: float = 0.5,
     abstain_at: float | None = None,
     judge: Judge | None = None,
+    explain: int = 0,
     batch_size: int | None = None,
     threads: int | None = None,
 ) -> Iterator[Prediction]:
@@ -563,6 +572,8 @@ def predict(
         threshold: of several labels, those with a probability above it.
         abstain_at: the share of answers that are to be right: the others are not sure, which ``judgement`` says.
         judge: of the model's limits; None: those beside its weights, if there are any.
+        explain: of so many of its classes, the likeliest, each image has a heat map
+            (:mod:`steadytrain.training.inference.heat_maps`).
         batch_size: images at a time, fewer where memory runs out; None: up to 64, on a CPU fewer of large images.
         threads: that load images; None chooses.
 
@@ -602,6 +613,7 @@ def predict(
                     logits, judged = judge.answer(batch.images, limit)
                 ranked = logits.topk(top)  # by logits: the temperature changes no order
                 p = trained.probabilities(logits).gather(1, ranked.indices)
+                maps = heat_maps(trained, batch.images, ranked.indices[:, :explain], limit) if explain else None
             rows = zip(range(first, first + n), ranked.indices.tolist(), p.tolist(), judged, strict=True)
             for number, outputs, probabilities, judgement in rows:
                 path = source.path(number)
@@ -611,5 +623,7 @@ def predict(
                 if trained.is_multi_label:  # the likeliest come first
                     outputs = outputs[: sum(value > threshold for value in probabilities)]
                 names = tuple(trained.classes[k] for k in outputs)
-                yield Prediction(path, names, tuple(probabilities[: len(names)]), judgement=judgement)
+                cells = () if maps is None else maps[number - first, : len(names)]
+                pictures = tuple(draw(trained, source.read(number), each) for each in cells)
+                yield Prediction(path, names, tuple(probabilities[: len(names)]), judgement=judgement, maps=pictures)
             first += n
