@@ -288,8 +288,7 @@ def choose(folder: Path, exclude: Sequence[str] = ()) -> Chosen:
 
     Links stay links; sockets, devices and pipes are left out.
 
-    Args:
-        exclude: names, or paths in the folder, with ``*`` and ``?``.
+    ``exclude``: names, or paths in the folder, with ``*`` and ``?``.
     """
     files: list[str] = []
     secret: list[str] = []

@@ -94,10 +94,8 @@ def keep_ranks(
 
     Args:
         command: program and arguments, the same for each.
-        count: of ranks, 1 or more.
         restarts: how often in a row they are started anew.
         independent: the work of one that is killed is done by the others, which go on; nothing is started anew.
-        say: takes a line about each new start.
         on_killed: called with each independent rank that was killed.
 
     Returns:

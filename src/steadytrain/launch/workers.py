@@ -91,11 +91,7 @@ def keep_workers(command: Sequence[str], count: int, *, restarts: int, say: Call
     They get the same files and signals as this process; worker 0 has the terminal, and what the others write to
     standard error is shown where they fail.
 
-    Args:
-        command: program and arguments, the same for each.
-        count: of workers, 1 or more.
-        restarts: how often in a row workers, or all of them, are started again.
-        say: takes a line about each new start.
+    ``restarts``: how often in a row workers, or all of them, are started again.
 
     Returns:
         The exit code, as of :func:`.supervise.keep_ranks`.

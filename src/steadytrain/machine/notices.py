@@ -366,7 +366,6 @@ def watching_notices(
         say: takes lines for the user, in that thread.
         save_seconds: how long a checkpoint takes; 0: not known.
         began: when the process started, seconds since 1970: an older file is no notice.
-        root: where ``sys`` lies.
 
     Raises:
         InputError: an environment variable holds no source, or no address.

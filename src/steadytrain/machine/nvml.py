@@ -122,8 +122,6 @@ class GpuReader:
     """Asks one GPU, or one slice (MIG) of it; ``read("Name")`` is ``nvmlDeviceGetName`` of it, or None.
 
     Args:
-        nvml: the module ``pynvml``.
-        handle: the library's.
         index: as nvidia-smi counts.
         whole: the GPU that this is a slice of; None: it is none.
     """
@@ -243,8 +241,7 @@ def _errors(nvml: Any) -> tuple[type[Exception], ...]:
 def load_nvml(nvml: Any = None) -> tuple[Any, list[GpuReader]]:
     """Start the library: its module, and a reader for each GPU. Call ``nvmlShutdown`` in the end.
 
-    Args:
-        nvml: the module ``pynvml``; None: the installed one.
+    ``nvml``: the module ``pynvml``; None: the installed one.
 
     Raises:
         NoNvml: no library, no driver, or one that does not fit the library.
@@ -292,10 +289,7 @@ def read_kernel_module(root: Path = ROOT) -> tuple[str | None, tuple[Gpu, ...]]:
 def read_driver(root: Path = ROOT, nvml: Any = None, variables: Mapping[str, str] = os.environ) -> Driver:
     """Return the driver and all that is known of its GPUs, from NVML, else from its kernel module.
 
-    Args:
-        root: where ``proc`` lies.
-        nvml: the module ``pynvml``; None: the installed one, if there is one.
-        variables: the environment, in which CUDA_VISIBLE_DEVICES may stand.
+    ``nvml``: the module ``pynvml``; None: the installed one, if there is one.
     """
     try:
         with open_gpus(nvml) as (version, readers):
@@ -354,9 +348,7 @@ class GpuSampler:
 
     Args:
         uuids: of the GPUs, or of their slices, with or without ``GPU-`` and ``MIG-``.
-        nvml: the module ``pynvml``; None: the installed one.
         variables: the process's environment: what CUDA shows counts where the driver knows none of the UUIDs.
-        root: where ``proc`` lies.
 
     Raises:
         NoNvml: as :func:`load_nvml`; or which GPUs they are cannot be told.
@@ -383,8 +375,7 @@ class GpuSampler:
     def read(self, pids: Set[int]) -> tuple[DeviceStats, ...]:
         """Return what each has done since it was last asked.
 
-        Args:
-            pids: our own processes; all others that compute there are somebody else's.
+        ``pids``: our own processes; all others that compute there are somebody else's.
         """
         return tuple(gpu.read(pids) for gpu in self._gpus)
 
@@ -510,8 +501,7 @@ class _SampledGpu:
 class GpuWatcher:
     """Reads all GPUs of this machine beside other processes; ``missing`` says why there are none, if so. Close it.
 
-    Args:
-        nvml: the module ``pynvml``; None: the installed one.
+    ``nvml``: the module ``pynvml``; None: the installed one.
     """
 
     def __init__(self, nvml: Any = None) -> None:
@@ -532,9 +522,7 @@ class GpuWatcher:
     def read(self, pids: Set[int], open_devices: Collection[str] | None) -> tuple[GpuLoad, ...]:
         """Return what every GPU does now.
 
-        Args:
-            pids: the watched processes.
-            open_devices: device files that they hold open, such as ``nvidia0``; None where that is not readable.
+        ``open_devices``: device files that they hold open, such as ``nvidia0``; None where that is not readable.
         """
         return tuple(self._load(gpu, pids, open_devices) for gpu in self._gpus)
 

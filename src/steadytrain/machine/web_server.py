@@ -83,9 +83,7 @@ class ServerLimits:
 class _Connection(asyncio.Protocol):
     """A connection with a transport, between that and uvicorn's protocol.
 
-    Args:
-        head: bytes that were read before there was a transport: the first request's head.
-        clients: all connections of the server.
+    ``head``: bytes that were read before there was a transport: the first request's head.
     """
 
     transport: asyncio.Transport
@@ -214,10 +212,6 @@ class _Silent:
 
 class _Clients:
     """Accepts connections, reads the first head of each, and holds all of them within limits.
-
-    Args:
-        limits: of the server.
-        make_protocol: returns a new protocol of uvicorn, for a connection.
 
     Attributes:
         num_open: connections that have a transport.
@@ -359,10 +353,7 @@ class _Clients:
 class LimitedServer(uvicorn.Server):
     """uvicorn's server, within limits.
 
-    Args:
-        app: the ASGI application.
-        limits: of connections, requests and time.
-        settings: more of uvicorn's.
+    ``settings``: more of uvicorn's.
     """
 
     def __init__(self, app: ASGIApp, limits: ServerLimits, **settings: Any) -> None:

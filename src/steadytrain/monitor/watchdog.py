@@ -87,12 +87,7 @@ class StallLimits:
 class Watchdog:
     """Watch the loop of the thread that enters this context, until it leaves.
 
-    Args:
-        progress: of the loop.
-        log: for the events.
-        folder: for the stacks.
-        patience: how long it may stand.
-        package: the loop's own code begins so; where none of it is on the thread's stack, its caller has it.
+    ``package``: the loop's own code begins so; where none of it is on the thread's stack, its caller has it.
 
     Attributes:
         feed: gives what each thread of the feed is at, in words: ``{"feed-1": "reads record 1234 for 75 s"}``.

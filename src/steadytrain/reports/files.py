@@ -71,9 +71,7 @@ class Sources:
 def find_all(paths: Iterable[str | Path], *, skip_unreadable: bool = False) -> Sources:
     """Open runs, as :func:`find` does, and read logs of other programs: files, or the files of a folder without runs.
 
-    Args:
-        paths: of them.
-        skip_unreadable: leave a path that cannot be read out with a note, as long as there are others.
+    ``skip_unreadable``: leave a path that cannot be read out with a note, as long as there are others.
 
     Raises:
         RunError: a path is neither a run nor a folder of runs, or nothing was started in a run that was named.

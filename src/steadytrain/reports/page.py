@@ -112,7 +112,6 @@ def page(accounts: Sequence[Account], *, now: float | None = None, target: float
     """Return the report's page.
 
     Args:
-        accounts: one run or several to compare.
         now: when it is made, seconds since 1970; None: the present.
         target: accuracy, a fraction: the table of several runs says when each came to it.
     """

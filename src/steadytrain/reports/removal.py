@@ -48,9 +48,7 @@ def plan_removals(rows: Sequence[RunRow], *, is_chosen: bool) -> tuple[list[Remo
     Of a run that failed, or was interrupted, the checkpoints and weights go, of a finished one the checkpoints; of one
     that never started, or failed before it had, the whole folder. Event log, recipe, notes and reports stay.
 
-    Args:
-        rows: of runs.
-        is_chosen: the user chose these runs; else only those that failed or never started are taken.
+    ``is_chosen``: the user chose these runs; else only those that failed or never started are taken.
     """
     removals = list[Removal]()
     reasons = list[str]()

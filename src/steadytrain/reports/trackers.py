@@ -57,8 +57,6 @@ class TrackedRun:
     """A run as a service is given it.
 
     Attributes:
-        name: the run's name.
-        folder: its folder.
         project: the name of the folder that holds it, for services that group runs.
         recipe: every setting, by its key, such as ``optim.lr``.
         id: the service's own name for the run, from the time before; empty at first.
@@ -76,8 +74,7 @@ class TrackedRun:
 class Tracker(Protocol):
     """A service that takes what a run logs. Whatever it raises ends the sending, never the training.
 
-    Attributes:
-        id: the service's own name for the run, to go on with it later.
+    ``id``: the service's own name for the run, to go on with it later.
     """
 
     id: str
@@ -358,9 +355,7 @@ def scalars_of(event: Event) -> dict[str, float]:
 class _Sending:
     """A run on its way to one service.
 
-    Attributes:
-        name: of the service.
-        failure: why it takes nothing any more; empty while it does.
+    ``failure``: why it takes nothing any more; empty while it does.
     """
 
     def __init__(self, run: Run, name: str) -> None:

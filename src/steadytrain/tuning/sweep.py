@@ -133,10 +133,8 @@ def space_of(
     """Read the values of all keys.
 
     Args:
-        spec: of the recipe file.
         over: a key -> its values as typed, which replace those of the file.
         parse: turns a text into a value of a key.
-        source: the recipe file.
 
     Raises:
         RecipeError: an invalid value.
@@ -187,11 +185,6 @@ def _refuse_outside(key: str, text: str, source: Path | None) -> None:
 
 def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:
     """Read the values of a key: a list, ``64,256``, ``a;b`` where values hold commas, or ``1e-3..1e-1 log``.
-
-    Args:
-        key: of the recipe, for messages.
-        value: as typed, or as in the file.
-        parse: turns a text into a value.
 
     Raises:
         RecipeError: no value, one of them twice, or an invalid range.
@@ -383,7 +376,6 @@ def rows(
     """Return the results of the cases, best first; cases that were stopped early, or failed, come last.
 
     Args:
-        target: accuracy to be reached.
         stopped: epochs at which cases were stopped, by their names.
         failures: folders of runs that failed, other than by diverging -> their messages.
         not_made: points that have no valid recipe, each with the reason.

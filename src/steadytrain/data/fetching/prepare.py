@@ -76,15 +76,8 @@ def fetch(
         folder: made if it is not there; the files as they came lie in its ``downloads/NAME``.
         mirrors: addresses of folders that have the files, tried first.
         shorter_side: scale larger images down to so many pixels on their shorter side.
-        workers: processes that encode.
         force: pack again over what is there.
-        patience: with servers.
-        advance: takes how far it is.
-        say: takes remarks, a line each.
         data_set: what to fetch, instead of that of the name.
-
-    Returns:
-        The record files.
 
     Raises:
         InputError: no such data set, or a mirror that is no address.

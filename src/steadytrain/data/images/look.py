@@ -59,7 +59,6 @@ class Look(NamedTuple):
 
     Args:
         fault: kind of finding that says why it cannot be used; empty for a sound image.
-        detail: of the fault.
         fingerprint: of its pixels; see :func:`fingerprint`.
         format: ``jpg``, ``png``, ...; empty where it has none.
         width, height: in pixels, upright; 0 where they are not known.
@@ -82,8 +81,7 @@ class Look(NamedTuple):
 def fingerprint(pixels: Image.Image | Pixels) -> bytes:
     """A hash that two images share only if their sizes and pixels are the same, whatever their files are.
 
-    Args:
-        pixels: upright, of 8 bits: uint8[H, W, 3] or uint8[H, W]. Grey that is stored as colour counts as grey.
+    ``pixels``: upright, of 8 bits: uint8[H, W, 3] or uint8[H, W]. Grey that is stored as colour counts as grey.
 
     >>> grey = np.arange(12, dtype=np.uint8).reshape(3, 4)
     >>> fingerprint(grey) == fingerprint(np.stack([grey] * 3, axis=2)) != fingerprint(grey.reshape(4, 3))

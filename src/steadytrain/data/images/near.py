@@ -97,8 +97,7 @@ def _shrink(pixels: Pixels) -> bytes:
 def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
     """For each image the one that it looks like most, if any; of several the first.
 
-    Args:
-        others: the set to look in; None: the images before it.
+    ``others``: the set to look in; None: the images before it.
     """
     targets = hashes if others is None else others
     keys, first = np.unique(targets[:, 0], return_index=True)

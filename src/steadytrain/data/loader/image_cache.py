@@ -154,12 +154,7 @@ class ImageCache:
         return True
 
     def missing(self, samples: Ints, bad: set[int]) -> Ints:
-        """Return those of some samples that are not kept, or that another rank alone knows to be bad.
-
-        Args:
-            samples: int64[b].
-            bad: the samples that this process knows to be bad.
-        """
+        """Return those of some samples, int64[b], that are not kept, or that another rank alone knows to be bad."""
         images = self.images
         if images is None:
             return samples
@@ -340,12 +335,9 @@ def gather(out: Pixels, images: CachedImages, samples: Ints, crop: Crop, draws: 
     """Write the squares of kept samples, uint8[b, S, S, C], as :func:`~steadytrain.data.loader.decode.cut_into` would.
 
     Args:
-        out: where to.
         images: hold every one of ``samples``.
         samples: int64[b].
-        crop: how.
         draws: float64[b, num_draws] of these samples.
-        scratch: of the calling thread.
     """
     if images.pixels is None:
         sizes = images.sizes[samples]
@@ -397,7 +389,6 @@ class DeviceCache:
 
     Args:
         device: any that torch knows; the CPU, too, where it is merely another copy.
-        crop: how the squares are cut.
         budget_bytes: the most that the images may take; None: an eighth of what is free when they are copied.
     """
 

@@ -81,7 +81,6 @@ class Readahead:
     """Reads ahead of one loader. Safe from several threads.
 
     Args:
-        source: where the images lie.
         ids: int64[n], the records that are used.
         order: of training; None: in the order of ``ids``.
         stop: the position that the stream ends before; None: it has no end.

@@ -237,10 +237,8 @@ class BlockShuffle:
     breadth: a batch sees at most ``window`` blocks, twice that where it straddles two windows. In data that are sorted
     by class, as packed folders are, a block is one class as a rule, so a window holds at most about ``window`` classes.
 
-    Args:
-        size: samples in a block: what is read in one stretch.
-        window: blocks that are mixed with each other. A window, and the one that is read ahead, should fit into
-            memory: ``2 * size * window`` encoded images.
+    ``window``: blocks that are mixed with each other. A window, and the one that is read ahead, should fit into memory:
+    ``2 * size * window`` encoded images.
 
     Raises:
         InputError: a number below 1.
@@ -263,7 +261,6 @@ class BlockOrder:
     Args:
         n: size of the data set, at least 1.
         seed: 0 to 2**63 - 1.
-        blocks: how it is divided.
     """
 
     def __init__(self, n: int, seed: int, blocks: BlockShuffle) -> None:
@@ -316,10 +313,6 @@ class RepeatedOrder:
 
     >>> RepeatedOrder(GlobalOrder(5, seed=1), 2).ids(np.arange(10)).tolist()
     [1, 1, 0, 0, 2, 2, 4, 4, 3, 3]
-
-    Args:
-        order: of the samples.
-        times: how often each stands in a row.
     """
 
     def __init__(self, order: GlobalOrder | BlockOrder, times: int) -> None:

@@ -81,10 +81,8 @@ class ShardPacker:
         local_ranks: those on this machine; None: all.
         workers: children of this process to encode with.
         progress: called with the number of images that are done, by all, and of all there are.
-        say: takes remarks, a line each.
 
-    Attributes:
-        packed: the cards of the shards that this process has packed, by their numbers.
+    ``packed``: the cards of the shards that this process has packed, by their numbers.
 
     Raises:
         DataError: the source or a setting cannot be used, or a file is in the way, or of other images or settings.

@@ -36,9 +36,7 @@ _BLOCK = 1 << 18  # bytes read at a time
 class ByteSource:
     """A file that is read by offset, up to where it ended when it was opened. A context manager.
 
-    Args:
-        path: of the file.
-        digested: take its sha256 from what is read anyhow, as long as that leaves out nothing.
+    ``digested``: take its sha256 from what is read anyhow, as long as that leaves out nothing.
 
     Raises:
         DataError: there is no such file, or it may not be read.

@@ -88,7 +88,6 @@ class Extents(NamedTuple):
     """Places of the bytes of N images on disk, so that they can be asked for before they are needed.
 
     Args:
-        paths: files.
         file: int64[N], a number into ``paths``.
         offset, size: int64[N] bytes.
     """
@@ -282,9 +281,7 @@ def _open_files(paths: Sequence[Path]) -> list[_File]:
 def _open_file(path: Path, *, compares: bool) -> _File:
     """Open a file, and compare it with its index and its card.
 
-    Args:
-        path: of the file.
-        compares: of an object with a card, whose size is compared in any case, fetch blocks to compare them as well.
+    ``compares``: of an object with a card, whose size is compared in any case, fetch blocks to compare them as well.
     """
     try:
         card = card_of(path)
@@ -502,9 +499,8 @@ class Records:
     def open(path: str | Path) -> Records:
         """Open a ``.rec`` by its ``.idx``, or by scanning where there is none.
 
-        Args:
-            path: of the file; or of several, as ``OUT-{00000..00003}-of-00004.rec`` or ``OUT-*.rec``. A URI
-                (``s3://bucket/train.rec``) is of an object, which is fetched as it is read.
+        ``path``: of the file; or of several, as ``OUT-{00000..00003}-of-00004.rec`` or ``OUT-*.rec``. A URI
+        (``s3://bucket/train.rec``) is of an object, which is fetched as it is read.
 
         Raises:
             DataError: no such file, not a record file, cut short, an index or a card of another file, or several files
@@ -558,8 +554,7 @@ class Records:
     def require_images(self, say: Callable[[str], object] = lambda remark: None) -> None:
         """Look at some records of each file that has no card, and at the lists beside files.
 
-        Args:
-            say: takes a line about records that hold no picture, and are skipped, and about a damaged list.
+        ``say``: takes a line about records that hold no picture, and are skipped, and about a damaged list.
 
         Raises:
             DataError: none of them holds an image.

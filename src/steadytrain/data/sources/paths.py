@@ -75,7 +75,6 @@ class NamedImages:
 
     Args:
         root: the folder that paths start from, or what the user calls the archives.
-        table: that names them.
         members: of the archives; None for a folder.
         prefixes: of paths below ``root``, in the order in which they are tried; None: none, then that of a folder
             beside the table that has its name (``train/`` of ``train.csv``).

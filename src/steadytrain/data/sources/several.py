@@ -222,7 +222,6 @@ def name_labels(
         cells: what :func:`read_cells` told of them.
         where: they are, for messages.
         classes: the class list, or the names of labels, where there are any.
-        say: takes remarks.
 
     Raises:
         DataError: labels that the class list lacks, or several where it has classes.

@@ -46,9 +46,7 @@ class Unpacked:
 
     Made by :meth:`open`. Close it, or use it as a context manager. Threads may share it.
 
-    Args:
-        listing: of its images.
-        hold: closed with it.
+    ``hold``: closed with it.
     """
 
     def __init__(self, listing: Listing, hold: contextlib.ExitStack | None = None) -> None:
@@ -78,7 +76,6 @@ class Unpacked:
             source, root, labels, classes, path_column, label_column, split_column, zip_names: as for
                 :func:`~steadytrain.data.packing.pack.pack`.
             split: which part of a source that is split; one that is not is its training part.
-            say: takes a line each for what a user should know.
 
         Raises:
             DataError: nothing there, of a kind that is not read, not fit to train on, or without this part.
@@ -189,10 +186,8 @@ def _scratch() -> Iterator[Path]:
 def upright(data: bytes, *, shorter_side: int | None = None) -> bytes:
     """Return an image file's own bytes, or, where its orientation is not upright, bare pixels that are.
 
-    Args:
-        data: the whole file.
-        shorter_side: in pixels, to which an image that has to be turned is scaled down on the way, as packing does;
-            None: none is.
+    ``shorter_side``: in pixels, to which an image that has to be turned is scaled down on the way, as packing does;
+    None: none is.
 
     Raises:
         BadImageError: it has to be turned, and cannot be decoded.

@@ -124,9 +124,7 @@ def open_object(uri: str, siblings: Mapping[str, ObjectFacts] | None = None) -> 
 
     Beside a ``.rec`` its index and its card are fetched, as far as there are some.
 
-    Args:
-        uri: of the object.
-        siblings: what the store says of the objects beside it, itself among them, by name; None: not known.
+    ``siblings``: what the store says of the objects beside it, itself among them, by name; None: not known.
 
     Raises:
         DataError: no such object, no credentials, refused.

@@ -62,8 +62,7 @@ def is_remote_file(file: Path) -> bool:
 def open_ranges(path: Path, *, compares: bool = True) -> ByteRanges:
     """Open a file of this machine, or the object that a file of the cache stands for; nobody removes it meanwhile.
 
-    Args:
-        compares: of an object, compare some records with its index.
+    ``compares``: of an object, compare some records with its index.
 
     Raises:
         DataError: it cannot be read.

@@ -211,9 +211,7 @@ class ObjectFacts:
 class Store:
     """One bucket or host. Safe from several threads; opened anew in each process that uses it.
 
-    Args:
-        place: of an object in it.
-        patience_seconds: how long a request is repeated; None: :data:`PATIENCE_SECONDS`.
+    ``patience_seconds``: how long a request is repeated; None: :data:`PATIENCE_SECONDS`.
     """
 
     def __init__(self, place: ObjectPlace, *, patience_seconds: float | None = None) -> None:
@@ -236,8 +234,7 @@ class Store:
     ) -> tuple[memoryview, ObjectFacts]:
         """Read bytes ``start`` to ``end`` of an object, or all of it, and what the store says of it.
 
-        Args:
-            expected: what it was; another content is refused.
+        ``expected``: what it was; another content is refused.
 
         Raises:
             DataError: there is no such object, or the store refuses it.
@@ -282,9 +279,8 @@ class Store:
     def list_all(self, folder: ObjectPlace, collect: Callable[[Iterator[tuple[str, ObjectFacts]]], T]) -> T:
         """List all objects below a folder; return what ``collect`` makes of them.
 
-        Args:
-            collect: takes their names from the folder on, mostly sorted, and what the store says of each; called anew
-                where a request fails.
+        ``collect``: takes their names from the folder on, mostly sorted, and what the store says of each; called anew
+        where a request fails.
 
         Raises:
             DataError: the store cannot list, or refuses to; a name is none that a file can have.
@@ -308,8 +304,7 @@ class Store:
 
         Ctrl-C ends an upload in parts, of which some may then be there (:func:`abort_uploads`).
 
-        Args:
-            replaces: the ETag of what may be replaced, empty: nothing; None: whatever is there.
+        ``replaces``: the ETag of what may be replaced, empty: nothing; None: whatever is there.
 
         Raises:
             DataError: the store refuses it.
@@ -555,8 +550,6 @@ def abort_uploads(
     """Remove the parts that uploads of objects beside a place have left that did not end, which S3 keeps and bills.
 
     Args:
-        place: of an object.
-        names: of objects beside it.
         say: takes a line about what was removed; or that something may be left, where that cannot be known.
         may_be_there: whether there was an upload that did not end, as far as is known here.
     """

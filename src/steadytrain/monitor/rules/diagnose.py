@@ -121,9 +121,6 @@ class Diagnosis:
 def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
     """Find what holds a run back; the run may still be going on.
 
-    Args:
-        run: a run, its folder, or what is known of it.
-
     Raises:
         RunError: nothing was started in it yet.
     """
