@@ -181,8 +181,7 @@ def _resources(job: Job) -> dict[str, Any]:
     memory = {"memory": f"{job.memory_gb}G"} if job.memory_gb else {}
     requests = ({"cpu": str(job.cores)} if job.cores else {}) | memory
     limits = ({"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}) | memory
-    amounts = {"requests": requests, "limits": limits}
-    return {name: amount for name, amount in amounts.items() if amount}
+    return {name: amount for name, amount in {"requests": requests, "limits": limits}.items() if amount}
 
 
 def _placing(job: Job) -> dict[str, Any]:

@@ -293,8 +293,7 @@ class RunHistory:
                 self.devices[event.index] = event
         if is_new:
             return
-        attempt = self.attempts[-1]
-        attempt.take(event)
+        self.attempts[-1].take(event)
         if isinstance(event, SAMPLED):
             self.samples.take(event, self._phase)
 

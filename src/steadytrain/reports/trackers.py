@@ -135,8 +135,7 @@ class MLflow:
         self._mlflow = mlflow
         if not run.id:
             mlflow.set_experiment(run.project)
-        begun = mlflow.start_run(run_id=run.id or None, run_name=None if run.id else run.name)
-        self.id = begun.info.run_id
+        self.id = mlflow.start_run(run_id=run.id or None, run_name=None if run.id else run.name).info.run_id
         self._parameters = {key: str(value)[:500] for key, value in run.recipe.items()}
 
     def scalars(self, values: Mapping[str, float], step: int, seconds: float) -> None:

@@ -74,8 +74,7 @@ class Watch:
     def read_in_parts(self) -> Iterator[float]:
         """Read the new events in parts and yield the share of the log read after each: a long run takes seconds."""
         for rank in self.run.ranks():
-            log = self._logs.setdefault(rank, LogHistory(self.run, rank))
-            yield from log.read_in_parts()
+            yield from self._logs.setdefault(rank, LogHistory(self.run, rank)).read_in_parts()
         self.history.join([log.history for rank, log in self._logs.items() if rank])
 
     @property

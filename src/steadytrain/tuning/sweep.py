@@ -493,7 +493,6 @@ def write(folder: Path, cases: Sequence[Case], table: Sequence[CaseRow], *, targ
         InputError: there is a file of that name that is not a report.
         StorageError: they cannot be written.
     """
-    text = json.dumps(document(table, target=target), indent=2) + "\n"
-    replace_file(folder / TABLE_FILE, text)
+    replace_file(folder / TABLE_FILE, json.dumps(document(table, target=target), indent=2) + "\n")
     started = [run for case in cases for run in case.runs if run.progress().started]
     return report(started, folder / PAGE_FILE, target=target) if started else None

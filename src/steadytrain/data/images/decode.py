@@ -442,8 +442,7 @@ def _to_pixels(image: Image.Image, factor: int) -> Pixels:
 def decode(data: bytes | memoryview) -> Image.Image:
     """Decode any image file to an upright ``L`` or ``RGB`` image. Raises BadImageError."""
     image = read_header(data)
-    pixels = to_pixels(load(image))
-    return Image.fromarray(turn(pixels, orientation(image)))
+    return Image.fromarray(turn(to_pixels(load(image)), orientation(image)))
 
 
 def _too_many(num_pixels: int) -> str:

@@ -132,8 +132,7 @@ def near_pairs(hashes: Hashes) -> Iterator[Ints]:
     yield np.stack([likes[equal], equal, 0 * equal], axis=1)
     rows = np.flatnonzero((likes == np.arange(len(hashes))) & (hashes[:, 0] > 0))
     for at, like, bits, _ in _candidates(hashes, rows, keys[keys > 0], first[keys > 0]):
-        is_new = like < at
-        yield np.stack([like, at, bits], axis=1)[is_new]
+        yield np.stack([like, at, bits], axis=1)[like < at]
 
 
 def _candidates(

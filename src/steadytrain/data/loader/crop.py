@@ -308,8 +308,7 @@ def _shrinks(boxes: Ints, resized: Ints, sizes: Ints) -> Ints:
 
     Images of up to :data:`NEVER_SHRUNK` pixels a side have 1.
     """
-    sides = boxes[:, [3, 2]] - boxes[:, [1, 0]]
-    room = (sides / resized).min(axis=1) / SHRINK_MARGIN
+    room = ((boxes[:, [3, 2]] - boxes[:, [1, 0]]) / resized).min(axis=1) / SHRINK_MARGIN
     return np.where(sizes.max(axis=1) > NEVER_SHRUNK, 1 << np.log2(room.clip(1, 8)).astype(np.int64), 1)
 
 

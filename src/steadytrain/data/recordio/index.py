@@ -226,8 +226,7 @@ def _gather(file: Readable, offsets: Offsets, width: int) -> NDArray[np.uint8]:
         raise DataError(f"the record at byte {last:,} is too short for an image header, or beyond the end of the file")
     if not isinstance(file, memoryview):
         return file.gather(offsets, width)
-    data = np.frombuffer(file, dtype=np.uint8)
-    gathered: NDArray[np.uint8] = data[offsets[:, None] + np.arange(width)]
+    gathered: NDArray[np.uint8] = np.frombuffer(file, dtype=np.uint8)[offsets[:, None] + np.arange(width)]
     return gathered
 
 

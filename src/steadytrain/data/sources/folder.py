@@ -109,8 +109,7 @@ def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[L
     Raises:
         DataError: not a folder, no images, a class without images, one class only, or a class not in the list.
     """
-    look = look_on_disk(source)
-    splits = class_splits(look, source, classes)
+    splits = class_splits(look_on_disk(source), source, classes)
     top, files = scan_folder(source, list(splits.values()) or [""])
     first, *more = list_tree(top, files, root=source, classes=classes)
     tops = {path.partition("/")[0] for path in splits.values()}

@@ -198,8 +198,7 @@ class FolderUpload:
             if self._closed:
                 raise StorageError(f"files of {self.folder} changed while they were sent: run the same command again")
             return  # with the next checkpoint
-        content = Manifest(sent).to_json()
-        etag = self._store.write(self._at(MANIFEST), content, replaces=self._manifest.etag)
+        etag = self._store.write(self._at(MANIFEST), Manifest(sent).to_json(), replaces=self._manifest.etag)
         before, self._manifest = self._manifest, Manifest(sent, etag)
         for key in sorted({file.key for file in before.files.values()} - {file.key for file in sent.values()}):
             self._store.remove(self._at(key))

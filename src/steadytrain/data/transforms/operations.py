@@ -136,8 +136,7 @@ def look_up(images: Tensor, tables: Tensor) -> Tensor:
 
 def posterised(bits: NDArray[np.integer]) -> NDArray[np.uint8]:
     """Make tables that keep the highest bits: uint8[n, 256]."""
-    masks = (256 - (1 << (8 - bits))).astype(np.uint8)
-    return np.arange(256, dtype=np.uint8) & masks[:, None]
+    return np.arange(256, dtype=np.uint8) & (256 - (1 << (8 - bits))).astype(np.uint8)[:, None]
 
 
 def solarised(thresholds: Floats) -> NDArray[np.uint8]:
