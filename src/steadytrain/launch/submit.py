@@ -267,9 +267,7 @@ SECRET = (
     *(".kube", ".docker", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd", "kaggle.json"),
     *("credentials", "credentials.*", "*credentials.json", "secrets", "secrets.*", "*.tfstate"),
 )
-"""Names that are not copied, and are listed for the user: what usually holds keys or passwords, and files that begin
-like a key.
-"""
+"""Names that are not copied, and are listed for the user: what usually holds keys or passwords."""
 
 _HEAD_BYTES = 64
 

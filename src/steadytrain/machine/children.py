@@ -326,7 +326,8 @@ def serve_forks(talk: Callable[[Connection], object]) -> None:
                 try:
                     control.close()
                     die_with_parent()
-                    end_first()
+                    with suppress(OSError):  # if memory runs out, the system is to end this process, not its parent
+                        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
                     sys.path[:] = request["path"]
                     os.chdir(request["folder"])
                     talk(Connection(files[0]))
@@ -336,12 +337,6 @@ def serve_forks(talk: Callable[[Connection], object]) -> None:
         else:
             number = os.waitstatus_to_exitcode(os.waitpid(_PID.unpack(message)[0], 0)[1])
         control.sendall(_PID.pack(number))
-
-
-def end_first() -> None:
-    """Have the system end this process, and not its parent, if memory runs out."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

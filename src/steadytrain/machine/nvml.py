@@ -141,8 +141,6 @@ class GpuReader:
             return None if function is None else function(self.handle, *arguments)
         except _errors(self.nvml):
             return None
-        except UnicodeDecodeError:  # pynvml decodes names as UTF-8, which they need not be
-            return None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -188,7 +186,7 @@ class GpuReader:
         """Return the path of a process's program; None where it belongs to another user or container."""
         try:
             return self.nvml.nvmlSystemGetProcessName(pid) or None
-        except UnicodeDecodeError as error:  # pynvml decodes it as UTF-8, which it need not be
+        except UnicodeDecodeError as error:
             return bytes(error.object).decode(errors="replace")
         except _errors(self.nvml):
             return None
@@ -234,8 +232,11 @@ class GpuReader:
 
 
 def _errors(nvml: Any) -> tuple[type[Exception], ...]:
-    """Return the errors of the module: that of a driver without a function's newest version is of another kind."""
-    return (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
+    """Return the errors of the module: that of a driver without a function's newest version is of another kind.
+
+    It decodes names as UTF-8, which they need not be.
+    """
+    return (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError), UnicodeDecodeError)
 
 
 def load_nvml(nvml: Any = None) -> tuple[Any, list[GpuReader]]:

@@ -32,8 +32,7 @@ from steadytrain.machine.process import allow_open_files
 LINGER_SECONDS, LINGER_BYTES = 2.0, 64 * 2**20
 """Seconds and bytes of a request that are still read after it was answered before its end."""
 ACCEPTS, OPENS, BACKLOG = 1024, 8, 4096
-"""Connections that are accepted, and that are given a parser, in one turn of the event loop; and those that the system
-holds until they are accepted."""
+"""Connections accepted, and given a parser, in one turn of the event loop; those that the system holds until then."""
 FREE_PLACES, REPEAT_SECONDS = 8, 2.0
 """Requests for free paths that may wait for a parser; seconds in which others like them get the answer before."""
 MAX_HEAD_BYTES = 16 * 2**10

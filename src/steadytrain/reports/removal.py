@@ -19,9 +19,7 @@ from steadytrain.run import UNSTARTED, Run
 KEEP_TAG = "keep"
 """A run with this tag is never cleaned up."""
 BEGIN_SECONDS = 600.0
-"""Seconds after which a run that never started may be removed: before, a command of another machine may be about to
-begin it.
-"""
+"""Seconds after which a run that never started may be removed: until then another machine may be about to begin it."""
 OURS = {*UNSTARTED, "notes.json"}
 """Entries of a run that never started; where there are others, the folder stays."""
 WEIGHTS = ("best.safetensors", "model.safetensors")

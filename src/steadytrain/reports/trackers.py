@@ -47,9 +47,7 @@ RECORD_BYTES = 400
 MOST_SHOWN = 160
 """Characters of what a service says of a failure."""
 IDLE_SECONDS = 20.0
-"""Seconds for which a run may be nobody's before it counts as ended: a command that begins opens its log before its
-lock.
-"""
+"""Seconds for which a run may be nobody's before it counts as ended: a command opens its log before its lock."""
 
 
 @dataclass(frozen=True)

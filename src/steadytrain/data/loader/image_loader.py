@@ -151,7 +151,7 @@ class ImageLoader:
     ) -> None:
         self.task = task = _make_task(source=source, crop=crop, **settings)
         task.check()
-        self.on_bad = on_bad or _warn
+        self.on_bad = on_bad or (lambda bad: warnings.warn(str(bad), stacklevel=3))
         self.num_samples = len(task.records)
         self.place: LoaderPlace = place if queue is None else "threads"
         self._queue = queue
@@ -397,7 +397,3 @@ class _Batches(Iterator[Batch]):
 
 
 _make_task = checked(LoaderTask)
-
-
-def _warn(bad: BadImage) -> None:
-    warnings.warn(str(bad), stacklevel=3)

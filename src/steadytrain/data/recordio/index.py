@@ -22,7 +22,6 @@ from steadytrain.data.recordio.framing import (
     MAGIC,
     MAX_PAYLOAD,
     Readable,
-    find_parts,
     read_payload,
     unpack,
 )
@@ -135,12 +134,6 @@ def resynchronise(file: Readable, start: int) -> int | None:
         if begins.size:
             return int(begins[0] + at) * 4
     return None
-
-
-def require_records(file: Readable, offsets: Offsets) -> None:
-    """Raise DataError unless a record begins at each of these few offsets and ends within the file."""
-    for offset in offsets.tolist():
-        find_parts(file, offset)
 
 
 def require_complete(file: Readable, offsets: Offsets) -> None:

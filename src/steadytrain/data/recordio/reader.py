@@ -45,6 +45,7 @@ from steadytrain.data.recordio.framing import (
     MAGIC,
     MAX_PAYLOAD,
     ImageRecord,
+    find_parts,
     index_path,
     read_payload,
     unpack,
@@ -57,7 +58,6 @@ from steadytrain.data.recordio.index import (
     read_heads,
     read_index,
     require_complete,
-    require_records,
     scan,
 )
 from steadytrain.data.recordio.lst import RecordList, describe_record, list_path, name_by_folders, read_list_columns
@@ -346,7 +346,8 @@ def _find_records(path: Path, view: ByteRanges, card: Card | None) -> Offsets:
     try:
         if offsets.min() < 0 or offsets.max() >= len(view):
             raise DataError(f"the file ends at byte {len(view):,}")
-        require_records(view, offsets[rows])
+        for offset in offsets[rows].tolist():
+            find_parts(view, offset)
     except DataError as error:
         raise DataError(f"{index.name} does not fit {path.name} ({error}): {_index_remedy(path, view)}") from None
     return offsets

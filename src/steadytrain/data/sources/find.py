@@ -238,7 +238,8 @@ def _name_format(where: Path) -> str:
     """Say what a folder, a file or an archive holds that is no source, and the way on; empty where it is not known."""
     names, top, files = [where.name] * where.is_file(), where.parent, None
     if where.name.lower().endswith((".zip", ".tar")) and where.is_file() and not is_compressed(where):
-        names = list(read_archives([open_source(where, top, lambda _: None)], lambda _: None).names)
+        files = read_archives([open_source(where, top, lambda _: None)], lambda _: None)
+        names = list(files.names)
     elif where.is_dir():
         walk = (Path(place, name).relative_to(where) for place, _, names in os.walk(where) for name in sorted(names))
         names, top = [name.as_posix() for name in islice(walk, _MOST_SCANNED) if not is_ignored(name.name)], where

@@ -52,8 +52,7 @@ OPENING_SECONDS = 30.0
 GRACE_SECONDS = 600.0
 """Seconds after somebody opened it in which a folder is not removed, though nobody has it open."""
 FETCHED = ".fetched"
-"""The file in a folder of many objects that is complete. It holds their bytes, so that they are not counted each time.
-"""
+"""The file in a folder of many objects that is complete. It holds their bytes, so that nobody counts them again."""
 COMPANIONS = (".idx", ".json")
 """Endings of the files that are fetched whole beside a ``.rec``."""
 

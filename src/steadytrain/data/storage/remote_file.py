@@ -397,6 +397,4 @@ class FetchPool:
         return bool(self._queue) or (bool(self._to_fill) and self._num_filling < NUM_FILLING)
 
 
-@lru_cache(maxsize=1)
-def _pool_of(process: int) -> FetchPool:
-    return FetchPool(process)
+_pool_of = lru_cache(maxsize=1)(FetchPool)

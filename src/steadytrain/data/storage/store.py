@@ -44,9 +44,7 @@ SCHEMES = ("s3", "gs", "az", "hf", *_WEB)
 PATIENCE_SECONDS = 120.0
 """Seconds for which a request is repeated before the store is given up."""
 MOST_REQUESTS = 24
-"""The most requests of one process that are on their way: a link of 1 Gbit/s and 20 ms needs as many for images of 110
-kB.
-"""
+"""The most requests of one process on their way: a link of 1 Gbit/s and 20 ms needs as many for images of 110 kB."""
 SILENCE_SECONDS = 20.0
 """A connection that brings nothing for so long is closed, and the request made again."""
 WRITE_BYTES = 16 * 2**20
@@ -394,10 +392,15 @@ class Store:
     def _open(self, place: ObjectPlace, repeats: int) -> ObjectStore:
         with self._lock:
             if self._process != os.getpid():
-                _require_no_fork()
+                if _used_by and _used_by[0] != os.getpid():
+                    raise StorageError(
+                        "this process was forked from one that reads from a store, and cannot read itself: start"
+                        " processes by spawn or forkserver"
+                    )
+                _used_by[:] = [os.getpid()]
                 self._stores, self._process = {}, os.getpid()
             if repeats not in self._stores:
-                self._stores[repeats] = _shared_store(place.base, repeats, _settings())
+                self._stores[repeats] = _open_store(place.base, repeats, _settings())
             return self._stores[repeats]
 
 
@@ -432,15 +435,6 @@ def _read_web(place: ObjectPlace, start: int | None, end: int | None, etag: str)
 _used_by: list[int] = []  # the process whose threads obstore runs on; a fork of it has none of them, and would wait
 
 
-def _require_no_fork() -> None:
-    if _used_by and _used_by[0] != os.getpid():
-        raise StorageError(
-            "this process was forked from one that reads from a store, and cannot read itself: start processes by"
-            " spawn or forkserver"
-        )
-    _used_by[:] = [os.getpid()]
-
-
 def _settings() -> tuple[object, ...]:
     """Return what a store is opened with, apart from its name."""
     names = ("AWS_", "GOOGLE_", "AZURE_", "HF_", "HOME", "HTTP_", "HTTPS_", "http_", "https_")
@@ -448,13 +442,12 @@ def _settings() -> tuple[object, ...]:
 
 
 @lru_cache(maxsize=16)
-def _shared_store(base: str, repeats: int, settings: tuple[object, ...]) -> ObjectStore:
-    """Return the store that all readers of this process share, and with it connections and credentials."""
-    return _open_store(ObjectPlace(base, ""), repeats)
+def _open_store(base: str, repeats: int, settings: tuple[object, ...]) -> ObjectStore:
+    """Open the store that all readers of this process share, and with it connections and credentials.
 
-
-def _open_store(place: ObjectPlace, repeats: int) -> ObjectStore:
-    """Open a store, with credentials and settings of the environment. Raises DataError where something is lacking."""
+    Raises DataError where something is lacking in the environment.
+    """
+    place = ObjectPlace(base, "")
     try:
         from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
     except ImportError:
