@@ -1,9 +1,8 @@
 """Set this process up for speed; called when training starts, never by an import.
 
-glibc's default ``malloc`` maps and unmaps every large tensor, so each training step on a CPU takes
-hundreds of thousands of page faults. :func:`keep_memory` keeps freed memory in the heap and asks the kernel to
-back it with huge pages. It does from inside what ``GLIBC_TUNABLES=glibc.malloc.hugetlb=1:...`` does
-from outside, so that nothing has to be executed again.
+glibc's default ``malloc`` maps and unmaps every large tensor: a training step on a CPU takes hundreds of thousands of
+page faults. :func:`keep_memory` keeps freed memory in the heap and asks the kernel to back it with huge pages, as
+``GLIBC_TUNABLES=glibc.malloc.hugetlb=1:...`` does from outside.
 """
 
 from __future__ import annotations
@@ -215,10 +214,9 @@ def collecting_by_hand() -> Iterator[Callable[[], None]]:
     """Leave the search for garbage among old objects to the body, which calls what this yields.
 
     Python searches all of them when enough have been added, which takes 0.1 to 0.3 s where torch is there, and the
-    other ranks wait. What exists when the body begins is not searched before its end, nor what the first search leaves,
-    such as modules imported since; unless the user has frozen objects: then those alone are not. Young objects are
-    searched as ever, so that cycles of them go soon. Where the user has turned collection off, nothing changes, and
-    nothing is collected.
+    other ranks wait. What exists when the body begins, and what the first search leaves, is not searched before its
+    end, unless the user has frozen objects: then those alone are not. Young objects are searched as ever. Where the
+    user has turned collection off, nothing changes, and nothing is collected.
     """
     thresholds, has_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     if not gc.isenabled() or not thresholds[0]:

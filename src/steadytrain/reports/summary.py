@@ -118,13 +118,12 @@ def device_use(history: RunHistory) -> dict[str, float] | None:
 class RunSpeed:
     """Rates and durations of a run. Durations in seconds, None where nothing was recorded.
 
-    ``seconds_per_epoch``: of training steps alone.
+    ``seconds_per_epoch``, ``median_seconds_per_epoch``: of training steps alone.
     ``images_per_second``: in the steady state, by the ledger; of another program's log the median of its epochs' own
     lines, else of all its lines.
     ``images_per_second_overall``: images of the updates that count, repeated ones once, over ``seconds``.
     ``wait_share``: of the steps' seconds, spent waiting for images.
     ``seconds``: wall time of all attempts, pauses between them left out.
-    ``median_seconds_per_epoch``: of training steps alone.
     """
 
     seconds_per_epoch: float | None

@@ -444,10 +444,9 @@ class StoreFolder:
         return ObjectPlace(self.place.base, self.place.key + name)
 
     def read(self, name: str) -> bytes | None:
-        try:
+        with suppress(NoObjectError):
             return bytes(self._store.read(self.at(name))[0])
-        except NoObjectError:
-            return None
+        return None
 
     def sizes(self) -> dict[str, int]:
         return {name: facts.size for name, facts in self._store.list_folder(self.place).items()}

@@ -248,9 +248,8 @@ def _fetch_companion(
 def _read_origin(path: Path) -> ObjectFacts | None:
     """Read what a store said of a companion; None where that is not known, or was half written when a kill came."""
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        return ObjectFacts(facts["size"], facts["etag"], facts["modified"])
-    except (FileNotFoundError, ValueError, KeyError):
+        return ObjectFacts(**json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
