@@ -364,6 +364,14 @@ def reached(history: RunHistory, target: float, bill: Bill | None) -> Reached | 
     return Reached(first.epoch, history.elapsed(first.time), None if bill is None else bill.until(first.time))
 
 
+def all_reached(accounts: Iterable[Account], target: float | None) -> list[Reached]:
+    """Return when those runs that reached an accuracy first did."""
+    if target is None:
+        return []
+    hits = (reached(account.history, target, account.summary.cost) for account in accounts)
+    return [hit for hit in hits if hit is not None]
+
+
 def summarise(run: Run) -> Summary:
     """Summarise a run; it may still be going on.
 

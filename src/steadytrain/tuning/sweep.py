@@ -31,7 +31,7 @@ from steadytrain.files import replace_file
 from steadytrain.format import NONE, duration, epoch, fit_table, money, percent, score_name
 from steadytrain.intervals import Interval, Spread, spread
 from steadytrain.reports import report
-from steadytrain.reports.summary import Account, reached
+from steadytrain.reports.summary import Account, all_reached
 from steadytrain.reports.tables import finite, spread_text
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
@@ -398,10 +398,7 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
     scores = [summary.quality for summary in summaries]
     best = [score.best.value for score in scores if score.best and math.isfinite(score.best.value)]
     last = [score.last.value for score in scores if score.last and math.isfinite(score.last.value)]
-    hits = []
-    if target is not None:
-        met = (reached(account.history, target, account.summary.cost) for account in accounts)
-        hits = [hit for hit in met if hit is not None]
+    hits = all_reached(accounts, target)
     bills = [summary.cost for summary in summaries if summary.cost is not None]
     statuses = [summary.course.status for summary in summaries]
     return CaseRow(

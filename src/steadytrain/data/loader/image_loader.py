@@ -8,8 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from PIL import Image
 
@@ -24,6 +23,7 @@ from steadytrain.data.loader.rank_cache import remove_left_files
 from steadytrain.data.loader.subprocess_loader import LoaderProcess
 from steadytrain.data.loader.task import LoaderTask, Source
 from steadytrain.errors import SteadyError
+from steadytrain.files import Closing
 from steadytrain.format import percent
 from steadytrain.machine import facts
 
@@ -100,7 +100,7 @@ class BatchQueue(Protocol):
         ...
 
 
-class ImageLoader:
+class ImageLoader(Closing):
     """Iterable of :class:`Batch`. Each iteration starts at position ``start`` with threads of its own.
 
     Training (``train=True``) is one endless stream of n samples an epoch: position p belongs to epoch p // n. Each
@@ -340,12 +340,6 @@ class ImageLoader:
             remove_left_files()  # what a child had when it was killed
         self._idle.clear()
         self._buffers.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _child(self) -> LoaderProcess:
         """Return a child process, one that is idle or a new one. Raises FeedError where there can be none."""

@@ -291,7 +291,7 @@ class ShardPacker:
         if isinstance(self.folder, StoreFolder):
             if may_be_there:
                 names = [n for path, _ in self.files for n in (path.with_suffix(SUFFIX).name, *_files_of(path))]
-                abort_uploads(self.folder.at("any"), names, self.say)
+                abort_uploads(self.folder.place.inside("any"), names, self.say)
         else:  # the plan of an earlier version
             with suppress(OSError):
                 self.path.with_name(f"{self.path.stem}.plan.json").unlink()
@@ -440,12 +440,9 @@ class StoreFolder:
         self.place = ObjectPlace.folder(uri)
         self._store = Store(self.place)
 
-    def at(self, name: str) -> ObjectPlace:
-        return ObjectPlace(self.place.base, self.place.key + name)
-
     def read(self, name: str) -> bytes | None:
         with suppress(NoObjectError):
-            return bytes(self._store.read(self.at(name))[0])
+            return bytes(self._store.read(self.place.inside(name))[0])
         return None
 
     def sizes(self) -> dict[str, int]:
@@ -456,9 +453,9 @@ class StoreFolder:
 
     def write(self, name: str, file: Path) -> None:
         try:
-            self._store.write(self.at(name), file)
+            self._store.write(self.place.inside(name), file)
         except KeyboardInterrupt:
-            abort_uploads(self.at(name), [name], lambda line: None, may_be_there=False)
+            abort_uploads(self.place.inside(name), [name], lambda line: None, may_be_there=False)
             raise
         except OSError as error:
             raise storage_error(error, file) from error

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +66,7 @@ from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import open_ranges
 from steadytrain.data.storage.store import MOST_REQUESTS, is_uri
 from steadytrain.errors import DataError, StorageError
+from steadytrain.files import Closing
 from steadytrain.format import count, printable
 from steadytrain.format import size as size_words
 from steadytrain.machine.process import allow_open_files
@@ -466,7 +466,7 @@ def _spread(count: int, most: int) -> Ints:
     return np.unique(np.linspace(0, count - 1, num=min(count, most), dtype=np.int64))
 
 
-class Records:
+class Records(Closing):
     """The images of one ``.rec`` or of several, by number. Make one with :meth:`open`; close it, or use it as a context
     manager.
 
@@ -824,12 +824,6 @@ class Records:
         self._closed = True
         for file in self._files:
             file.view.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def _merged_card(files: Sequence[_File]) -> Card | None:

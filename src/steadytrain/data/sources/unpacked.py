@@ -15,8 +15,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +32,7 @@ from steadytrain.data.sources.listing import Listing, read_file, read_piece
 from steadytrain.data.storage.scratch import scratch_beside, temporary_scratch
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.errors import DataError, StorageError
-from steadytrain.files import open_regular
+from steadytrain.files import Closing, open_regular
 from steadytrain.format import Say, print_note, printable
 from steadytrain.machine.facts import require_cache_folder
 
@@ -41,7 +40,7 @@ from steadytrain.machine.facts import require_cache_folder
 _EXIF_TAGS = (b"eXIf", b"EXIF", b"Exif", b"exif", b"xmp", b"XMP ")
 
 
-class Unpacked:
+class Unpacked(Closing):
     """The images of one split of a source, by number.
 
     Made by :meth:`open`. Close it, or use it as a context manager. Threads may share it.
@@ -165,12 +164,6 @@ class Unpacked:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["listing"])  # type: ignore[misc]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 @contextlib.contextmanager

@@ -125,6 +125,10 @@ class ObjectPlace:
         """Return the object of that name beside this one."""
         return ObjectPlace(self.base, self.key[: len(self.key) - len(self.name)] + name)
 
+    def inside(self, name: str) -> ObjectPlace:
+        """Return the object of that name below this prefix."""
+        return ObjectPlace(self.base, self.key + name)
+
     @staticmethod
     def parse(uri: str) -> ObjectPlace:
         """Read a URI.
