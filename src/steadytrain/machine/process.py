@@ -421,7 +421,7 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
     names = [name for name in _REQUESTS if hasattr(signal, name)]
     if "SIGHUP" in names and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         names.remove("SIGHUP")
-    terminals = [number for number in (0, 1, 2) if _is_terminal(number)]
+    terminals = [number for number in (0, 1, 2) if os.isatty(number)]
 
     asked_at = -math.inf
 
@@ -469,13 +469,6 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
 def _forget_wakeups_in_children() -> None:
     """Keep children that are forked from writing to the pipe of this process's signals; once is enough."""
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
-
-
-def _is_terminal(number: int) -> bool:
-    try:
-        return os.isatty(number)
-    except OSError:
-        return False
 
 
 def _listen(heard: int, stop: StopRequest, say: Callable[[str], None], is_over: threading.Event) -> None:

@@ -198,10 +198,10 @@ class LinuxCounters:
             levels |= {"threads": tree.num_threads, "memory_bytes": tree.memory_bytes}
         ours = self.pids
         others = {pid: stat for pid, stat in self._tree.strangers().items() if pid not in ours}
-        (then, before), disks, now = (
-            self._disks,
-            _disk_seconds(read(root / "proc/diskstats") or ""),
+        now, disks, (then, before) = (
             time.perf_counter(),
+            _disk_seconds(read(root / "proc/diskstats") or ""),
+            self._disks,
         )
         self._disks = now, disks
         busy = max((disks[name] - before.get(name, disks[name]) for name in disks), default=0.0)

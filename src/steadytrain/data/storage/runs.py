@@ -264,8 +264,7 @@ def require_same_run(folder: Path, recipe: Recipe, uri: str) -> None:
     place = ObjectPlace.folder(uri)
     if "recipe.json" not in manifest.files:
         raise RunError(f"at {uri} is something else than a run: choose another URI")
-    key = place.key + manifest.files["recipe.json"].key
-    text = bytes(Store(place).read(ObjectPlace(place.base, key))[0]).decode("utf-8", "replace")
+    text = bytes(Store(place).read(place.inside(manifest.files["recipe.json"].key))[0]).decode("utf-8", "replace")
     try:
         differences = Recipe.from_json(text).differences(recipe)
     except RecipeError as error:
