@@ -43,10 +43,10 @@ from steadytrain.launch.supervise import (
     LASTING,
     PREEMPTED,
     RANK_LOST,
-    SHOWN_LINES,
     free_port,
     job_exit_code,
     rank_variables,
+    say_last_lines,
     start_rank,
 )
 from steadytrain.machine.children import (
@@ -308,10 +308,7 @@ class _Workers:
             return RANK_LOST
         failed = next((rank for rank, code in codes.items() if code), 0)
         if failed:
-            file = errors[failed - ranks[0]]
-            file.seek(0)
-            for line in file.read().decode(errors="replace").splitlines()[-SHOWN_LINES:]:
-                self._say(f"worker {failed}: {line}")
+            say_last_lines(f"worker {failed}", errors[failed - ranks[0]], self._say)
         return job_exit_code(exit_code(code) for code in codes.values())
 
     def _start(self, rank: int, count: int, place: _RayPlace, errors: IO[bytes]) -> subprocess.Popen[bytes]:
