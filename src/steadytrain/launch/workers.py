@@ -243,10 +243,7 @@ def _try_until_there(attempt: Callable[[], T], failure: str, should_stop: Callab
 
 
 class _Workers:
-    """The processes of a run's workers.
-
-    ``is_launched``: each is a rank of a launcher, whose environment says which.
-    """
+    """The processes of a run's workers; ``is_launched``: each is a rank of a launcher, whose environment says which."""
 
     def __init__(
         self, command: Sequence[str], restarts: int, say: Callable[[str], None], *, is_launched: bool = False

@@ -350,10 +350,7 @@ class _Clients:
 
 
 class LimitedServer(uvicorn.Server):
-    """uvicorn's server, within limits.
-
-    ``settings``: more of uvicorn's.
-    """
+    """uvicorn's server, within limits; ``settings``: more of uvicorn's."""
 
     def __init__(self, app: ASGIApp, limits: ServerLimits, **settings: Any) -> None:
         quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}

@@ -33,7 +33,7 @@ KINDS: dict[str, Callable[[Sequence[Account]], str]] = {
 
 @dataclass(frozen=True)
 class Found(Generic[R]):
-    """Runs, or also other programs' logs; ``notes``: a line for each log, and for each of a folder that was left out."""
+    """Runs, or other programs' logs too; ``notes``: a line for each log, and for each of a folder that was left out."""
 
     runs: tuple[R, ...]
     notes: tuple[str, ...]

@@ -373,11 +373,7 @@ def all_reached(accounts: Iterable[Account], target: float | None) -> list[Reach
 
 
 def summarise(run: Run) -> Summary:
-    """Summarise a run; it may still be going on.
-
-    Raises:
-        RunError: nothing was started in it yet.
-    """
+    """Summarise a run; it may still be going on. Raises RunError: nothing was started in it yet."""
     return Account.of(run).summary
 
 

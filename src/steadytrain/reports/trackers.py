@@ -350,10 +350,7 @@ def scalars_of(event: Event) -> dict[str, float]:
 
 
 class _Sending:
-    """A run on its way to one service.
-
-    ``failure``: why it takes nothing any more; empty while it does.
-    """
+    """A run on its way to one service; ``failure``: why it takes nothing any more; empty while it does."""
 
     def __init__(self, run: Run, name: str) -> None:
         self.name, self.failure = name, ""

@@ -35,10 +35,7 @@ from steadytrain.format import OnProgress
 
 @dataclass(frozen=True)
 class Examined:
-    """A record file as it was found.
-
-    ``card``: what lies beside it, fitting or not; None where it cannot be read.
-    """
+    """A record file as it was found; ``card``: what lies beside it, fitting or not; None where it cannot be read."""
 
     path: Path
     report: Report

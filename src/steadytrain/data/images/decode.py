@@ -260,11 +260,7 @@ def format_of(image: Image.Image) -> str:
 
 
 def load(image: Image.Image) -> Image.Image:
-    """Decode what :func:`read_header` opened.
-
-    Raises:
-        BadImageError: damaged or cut short.
-    """
+    """Decode what :func:`read_header` opened. Raises BadImageError: damaged or cut short."""
     is_deep = _is_deep(image)
     lower = _lower_bytes_of(image) if is_deep and "bits" in image.info else None
     try:

@@ -128,11 +128,7 @@ class Scratch:
 
 
 def probe(data: Any) -> Encoded:
-    """Read an image's header.
-
-    Raises:
-        BadImageError: no image, or one of too many pixels.
-    """
+    """Read an image's header. Raises BadImageError: no image, or one of too many pixels."""
     head = jpeg.read_header_of(data)
     bare = None if head else from_ppm(data)
     if head is not None:
