@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -142,11 +142,9 @@ def _odd_traits(image: Image.Image, data: bytes, *, is_sound: bool) -> Iterator[
     yield from image.info.get("lost", {}).items()
     if "transparency" in image.info or (mode.endswith(("A", "a")) and "opaque" not in image.info):
         yield "transparency", ""
-    try:
+    with suppress(Exception):  # decoders of strangers' files raise whatever they like
         if getattr(image, "is_animated", False):
             yield "frames", ""
-    except Exception:  # noqa: BLE001 - decoders of strangers' files raise whatever they like
-        pass
     if format == "jpg" and not is_common_jpeg(data):
         yield "rare-jpeg", ""
     elif format == "jpg" and mode in ("L", "RGB") and not is_sound:
