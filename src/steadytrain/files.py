@@ -22,11 +22,25 @@ import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from types import TracebackType
+from typing import IO, Any, BinaryIO, Self
 
 from steadytrain.errors import ModelError, did_you_mean, read_errors, storage_errors
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # NFS without its lock daemon, FUSE, Lustre without flock
+
+
+class Closing:
+    """Something that ``with`` closes."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
 
 def lock(file: IO[Any] | int, *, shared: bool = False) -> None:

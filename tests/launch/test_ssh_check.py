@@ -15,7 +15,8 @@ import pytest
 from steadytrain import __version__
 from steadytrain.errors import InputError
 from steadytrain.launch import Job, render
-from steadytrain.launch.ssh import HostAnswer, Ssh, check_program, judge, require_same_torch
+from steadytrain.launch.ssh import Ssh, check_program, judge, require_same_torch
+from steadytrain.machine.children import FinishedProgram
 
 JOB = Job(words=("train", "a.rec"), python="/opt/python", port=29500)
 GOOD: dict[str, Any] = {
@@ -32,13 +33,13 @@ GOOD: dict[str, Any] = {
 }
 
 
-def _answer(code: int = 0, errors: str = "", **changed: Any) -> HostAnswer:
+def _answer(code: int = 0, errors: str = "", **changed: Any) -> FinishedProgram:
     output = "Welcome!\nsteadytrain check " + json.dumps(GOOD | changed) + "\n"
-    return HostAnswer(host="gpu1", code=code, output=output, errors=errors)
+    return FinishedProgram(code, output, errors)
 
 
 def test_a_good_machine_among_the_words_of_its_shell() -> None:
-    assert judge(JOB, _answer(), "1.0", several=True) == GOOD
+    assert judge(JOB, "gpu1", _answer(), "1.0", several=True) == GOOD
 
 
 @pytest.mark.parametrize(
@@ -57,9 +58,9 @@ def test_a_good_machine_among_the_words_of_its_shell() -> None:
         (_answer(busy=True), "port 29500 is in use"),
     ],
 )
-def test_what_is_wrong_is_named_with_the_remedy(answer: HostAnswer, message: str) -> None:
+def test_what_is_wrong_is_named_with_the_remedy(answer: FinishedProgram, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        judge(JOB, answer, "1.0", several=True)
+        judge(JOB, "gpu1", answer, "1.0", several=True)
     assert str(caught.value).startswith("gpu1: ") and message in str(caught.value)
 
 
@@ -93,10 +94,10 @@ def test_this_machine_answers_and_a_port_in_use_is_seen(tmp_path: Path) -> None:
             folder=str(tmp_path / "made"), make=True, address="localhost", port=server.getsockname()[1]
         )
         done = subprocess.run([sys.executable, "-"], input=program, text=True, capture_output=True, check=True, cwd="/")
-    answer = HostAnswer(host="here", code=0, output=done.stdout, errors="")
+    answer = FinishedProgram(0, done.stdout, "")
     with pytest.raises(InputError, match="is in use"):
-        judge(JOB, answer, __version__, several=False)
+        judge(JOB, "here", answer, __version__, several=False)
     free = replace(answer, output=done.stdout.replace('"busy": true', '"busy": false'))
-    facts = judge(JOB, free, __version__, several=False)
+    facts = judge(JOB, "here", free, __version__, several=False)
     assert (tmp_path / "made").is_dir()
     assert facts["steadytrain"] == __version__ and facts["address"] == "127.0.0.1"

@@ -21,7 +21,7 @@ def test_a_folder_stands_for_the_runs_in_it_and_says_what_it_left_out(tmp_path: 
     (tmp_path / "broken" / "recipe.json").write_text("{")
     selection = find([tmp_path])
     assert [run.name for run in selection.runs] == ["a", "b"]
-    assert [line.split(":")[0].rsplit("/")[-1] for line in selection.left_out] == ["broken", "new"]
+    assert [line.split(":")[0].rsplit("/")[-1] for line in selection.notes] == ["broken", "new"]
 
 
 def test_repeats_are_found_in_the_folder_of_runs(tmp_path: Path) -> None:

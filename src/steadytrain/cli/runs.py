@@ -261,7 +261,7 @@ def _send(names: tuple[str, ...], to: str, follow: bool) -> None:
     for load in find_trackers(to).values():
         load()  # before the runs are read
     selection = find(names)
-    for reason in selection.left_out:
+    for reason in selection.notes:
         note(reason)
     failures = list[str]()
     for run in selection.runs:
@@ -310,7 +310,7 @@ def diagnose(
     if not probe and (seconds is not None or force or model is not None):
         raise InputError("--seconds, --force and --model need --probe")
     selection = find(runs)
-    for reason in selection.left_out:
+    for reason in selection.notes:
         note(reason)
     if probe:
         from steadytrain.machine.process import spin_where_alone

@@ -301,8 +301,7 @@ _OPTIONAL = ("nvidia-ml-py", "huggingface_hub", "triton", "scikit-learn")
 def packages(python: str) -> dict[str, Package]:
     """Collect the facts about packages, by name, from their metadata; Python itself is one of them.
 
-    Args:
-        python: its version.
+    ``python``: its version.
     """
     required = wanted_versions(lambda name: _metadata(metadata.requires, name))
     known = {name: package(_metadata(metadata.version, name), required[name]) for name in required}
@@ -323,8 +322,7 @@ def _metadata(function: Callable[[str], Any], name: str) -> Any:
 def wanted_versions(requires: Callable[[str], list[str] | None]) -> dict[str, str]:
     """Join the version ranges of each package that steadytrain needs, without those of extras and single systems.
 
-    Args:
-        requires: gives a package's requirements as its metadata writes them; None where it is not installed.
+    ``requires``: gives a package's requirements as its metadata writes them; None where it is not installed.
 
     >>> asked = {"steadytrain": ["torch>=2.10", 'pytest>=8; extra == "test"'], "torchvision": ["torch==2.15.0"]}
     >>> wanted_versions(asked.get)
@@ -358,7 +356,6 @@ def accelerators(root: Path, nvml: Any = None, variables: Mapping[str, str] = os
     Args:
         root: where ``proc``, ``sys`` and ``dev`` lie.
         nvml: the module ``pynvml``; None: the installed one, if there is one.
-        variables: the environment, in which CUDA_VISIBLE_DEVICES may stand.
     """
     driver = read_driver(root, nvml, variables)
     bus, devices = root / "sys/bus/pci", root / "dev"

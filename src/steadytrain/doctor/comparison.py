@@ -34,9 +34,7 @@ _AMOUNTS = ("_bytes", "_watts", "mhz_max", "mhz_allowed", "usable", "quota", "al
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Compare two documents: kind, version, both origins, findings of one only, and the facts that differ.
 
-    Args:
-        old: the other machine's, or an older one.
-        new: this machine's.
+    ``old``: the other machine's, or an older one.
     """
     before, after = dict(_facts(old)), dict(_facts(new))
     old_findings, new_findings = _findings(old), _findings(new)

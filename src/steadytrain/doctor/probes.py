@@ -121,8 +121,7 @@ class ProbeAnswer:
 def started(code: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run ``code`` in a process, and end it if it is still running afterwards.
 
-    Args:
-        code: Python, at the outermost level, which fills ``values`` (by ``ask(name, function)`` where it may fail).
+    ``code``: Python, at the outermost level, which fills ``values`` (by ``ask(name, function)`` where it may fail).
     """
     command, pipe = python("-c", _FRAME.format(code=code)), subprocess.PIPE
     process = start(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)

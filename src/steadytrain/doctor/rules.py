@@ -21,9 +21,7 @@ class MachineFinding:
     Args:
         rule: its name, the same on every machine; of several alike the last part says which: ``gpu-busy.1``.
         severity: ``bad`` (it does not work, or at a fraction of the speed), ``warn`` (it costs), ``note``.
-        what: the fact.
         why: what it costs.
-        remedy: what to do.
     """
 
     rule: str

@@ -136,11 +136,7 @@ def document(facts: MachineFacts, findings: Iterable[MachineFinding]) -> dict[st
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a document from a file.
-
-    Raises:
-        InputError: the file cannot be read, or is something else.
-    """
+    """Read a document from a file. Raises InputError: the file cannot be read, or is something else."""
     try:
         document = parse_json(path.read_bytes())
     except OSError as error:

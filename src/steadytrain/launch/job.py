@@ -292,8 +292,7 @@ class Job:
     @property
     def meeting_port(self) -> int:
         """``port``, or a number derived from the job, so that two jobs rarely share one."""
-        text = "\0".join((self.name, *self.words))
-        return self.port or _PORTS[zlib.crc32(text.encode()) % len(_PORTS)]
+        return self.port or _PORTS[zlib.crc32("\0".join((self.name, *self.words)).encode()) % len(_PORTS)]
 
 
 def is_python(word: str) -> bool:

@@ -139,9 +139,10 @@ def _exited_with(code: int) -> dict[str, Any]:
 
 def _pod(job: Job, address: str) -> dict[str, Any]:
     """Return the template of a pod of ranks; ``address``: of the first pod."""
-    spec: dict[str, Any] = {"restartPolicy": "Never", **_placing(job)}
-    if job.options_of(Kubernetes).kind == "job":
-        spec["subdomain"] = job.name
+    kubernetes = job.options_of(Kubernetes)
+    spec: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": job.grace_seconds}
+    spec |= {"nodeSelector": dict(kubernetes.selector)} if kubernetes.selector else {}
+    spec |= {"subdomain": job.name} if kubernetes.kind == "job" else {}
     nodes, procs = job.shape
     variables = _variables(job)
     if procs == 1:
@@ -181,15 +182,7 @@ def _resources(job: Job) -> dict[str, Any]:
     memory = {"memory": f"{job.memory_gb}G"} if job.memory_gb else {}
     requests = ({"cpu": str(job.cores)} if job.cores else {}) | memory
     limits = ({"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}) | memory
-    amounts = {"requests": requests, "limits": limits}
-    return {name: amount for name, amount in amounts.items() if amount}
-
-
-def _placing(job: Job) -> dict[str, Any]:
-    """Return the grace period in which a pod saves, and the labels of the machines that it may run on."""
-    labels = job.options_of(Kubernetes).selector
-    selector = {"nodeSelector": dict(labels)} if labels else {}
-    return {"terminationGracePeriodSeconds": job.grace_seconds, **selector}
+    return {name: amount for name, amount in {"requests": requests, "limits": limits}.items() if amount}
 
 
 def _volumes(job: Job) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from steadytrain.launch.plan import (
     node_command,
     torchrun_command,
 )
+from steadytrain.machine.children import FinishedProgram
 
 _ALWAYS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15")
 _HELD = ("--held", "--name")
@@ -204,16 +205,6 @@ _CHECK = dedent("""
 """)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostAnswer:
-    """The answer of one machine to the check."""
-
-    host: str
-    code: int
-    output: str
-    errors: str
-
-
 def check_program(*, folder: str, make: bool, address: str, port: int | None, paths: Sequence[str] = ()) -> str:
     """Return the program that a machine runs to report its Python, torch, folder and port.
 
@@ -227,10 +218,11 @@ def check_program(*, folder: str, make: bool, address: str, port: int | None, pa
     return f"required = {required!r}\n{_CHECK}"
 
 
-def judge(job: Job, answer: HostAnswer, version: str, *, several: bool) -> dict[str, Any]:
+def judge(job: Job, host: str, answer: FinishedProgram, version: str, *, several: bool) -> dict[str, Any]:
     """Return the facts of a machine that can run the job.
 
     Args:
+        answer: of :func:`check_program`, as it ended on the machine.
         version: of steadytrain on this machine.
         several: whether other machines have to reach the first.
 
@@ -242,9 +234,7 @@ def judge(job: Job, answer: HostAnswer, version: str, *, several: bool) -> dict[
     errors = " ".join(answer.errors.split()) or "no answer"
     python = f"{job.python} ({facts.get('python')})"
     if answer.code == 255:
-        wrong = (
-            f"ssh cannot log in ({errors}): try ssh {answer.host} by hand; it needs a key that asks for no passphrase"
-        )
+        wrong = f"ssh cannot log in ({errors}): try ssh {host} by hand; it needs a key that asks for no passphrase"
     elif answer.code in (126, 127):
         wrong = (
             f"{job.python} cannot be started ({errors}): set the interpreter on that machine, --set"
@@ -275,7 +265,7 @@ def judge(job: Job, answer: HostAnswer, version: str, *, several: bool) -> dict[
         wrong = f"port {job.meeting_port} is in use, perhaps by this job: stop it, or --set port=N"
     else:
         return facts
-    raise InputError(f"{answer.host}: {wrong}")
+    raise InputError(f"{host}: {wrong}")
 
 
 def require_same_torch(facts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -23,7 +23,7 @@ from steadytrain.errors import FailedError, InputError, storage_errors
 from steadytrain.format import Say, count
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, Plan, PlanStage
-from steadytrain.launch.ssh import HostAnswer, Ssh, copy, judge, require_same_torch
+from steadytrain.launch.ssh import Ssh, copy, judge, require_same_torch
 from steadytrain.launch.supervise import PREEMPTED, job_exit_code, may_restart
 from steadytrain.machine.children import (
     die_with_parent,
@@ -95,9 +95,8 @@ def _check(job: Job, commands: Sequence[Command], say: Say) -> dict[str, bool]:
     facts = {}
     with kill_at_last(processes):
         for command, process in zip(commands, processes, strict=True):
-            ended = finish(process, command.stdin)
-            answer = HostAnswer(host=command.label, code=ended.code, output=ended.output, errors=ended.errors)
-            facts[answer.host] = judge(job, answer, __version__, several=len(commands) > 1)
+            answer = finish(process, command.stdin)
+            facts[command.label] = judge(job, command.label, answer, __version__, several=len(commands) > 1)
     require_same_torch(facts)
     ranks = {machine.host.name: machine.procs for machine in job.machines}
     for host, fact in facts.items():
@@ -267,9 +266,7 @@ SECRET = (
     *(".kube", ".docker", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd", "kaggle.json"),
     *("credentials", "credentials.*", "*credentials.json", "secrets", "secrets.*", "*.tfstate"),
 )
-"""Names that are not copied, and are listed for the user: what usually holds keys or passwords, and files that begin
-like a key.
-"""
+"""Names that are not copied, and are listed for the user: what usually holds keys or passwords."""
 
 _HEAD_BYTES = 64
 
@@ -288,8 +285,7 @@ def choose(folder: Path, exclude: Sequence[str] = ()) -> Chosen:
 
     Links stay links; sockets, devices and pipes are left out.
 
-    Args:
-        exclude: names, or paths in the folder, with ``*`` and ``?``.
+    ``exclude``: names, or paths in the folder, with ``*`` and ``?``.
     """
     files: list[str] = []
     secret: list[str] = []

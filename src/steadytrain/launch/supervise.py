@@ -94,10 +94,8 @@ def keep_ranks(
 
     Args:
         command: program and arguments, the same for each.
-        count: of ranks, 1 or more.
         restarts: how often in a row they are started anew.
         independent: the work of one that is killed is done by the others, which go on; nothing is started anew.
-        say: takes a line about each new start.
         on_killed: called with each independent rank that was killed.
 
     Returns:
@@ -152,9 +150,7 @@ def keep_ranks(
                 continue
             is_stopped = bool(received) and codes[failed] in (INTERRUPTED, -received[0])  # and rank 0 has said so
             if failed and not is_stopped and (is_killed or not codes[0] or independent):
-                errors[failed - 1].seek(0)
-                for line in errors[failed - 1].read().decode(errors="replace").splitlines()[-SHOWN_LINES:]:
-                    say(f"rank {failed}: {line}")
+                say_last_lines(f"rank {failed}", errors[failed - 1], say)
             return job_exit_code(exit_code(codes[rank]) for rank in ended)
 
 
@@ -202,6 +198,13 @@ def rank_variables(
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
     }
+
+
+def say_last_lines(who: str, file: IO[bytes], say: Callable[[str], None]) -> None:
+    """Say the last lines of what a process that failed has written to standard error."""
+    file.seek(0)
+    for line in file.read().decode(errors="replace").splitlines()[-SHOWN_LINES:]:
+        say(f"{who}: {line}")
 
 
 def killed_notice(rank: int, code: int, *, is_last: bool) -> str:

@@ -43,10 +43,10 @@ from steadytrain.launch.supervise import (
     LASTING,
     PREEMPTED,
     RANK_LOST,
-    SHOWN_LINES,
     free_port,
     job_exit_code,
     rank_variables,
+    say_last_lines,
     start_rank,
 )
 from steadytrain.machine.children import (
@@ -91,11 +91,7 @@ def keep_workers(command: Sequence[str], count: int, *, restarts: int, say: Call
     They get the same files and signals as this process; worker 0 has the terminal, and what the others write to
     standard error is shown where they fail.
 
-    Args:
-        command: program and arguments, the same for each.
-        count: of workers, 1 or more.
-        restarts: how often in a row workers, or all of them, are started again.
-        say: takes a line about each new start.
+    ``restarts``: how often in a row workers, or all of them, are started again.
 
     Returns:
         The exit code, as of :func:`.supervise.keep_ranks`.
@@ -247,10 +243,7 @@ def _try_until_there(attempt: Callable[[], T], failure: str, should_stop: Callab
 
 
 class _Workers:
-    """The processes of a run's workers.
-
-    ``is_launched``: each is a rank of a launcher, whose environment says which.
-    """
+    """The processes of a run's workers; ``is_launched``: each is a rank of a launcher, whose environment says which."""
 
     def __init__(
         self, command: Sequence[str], restarts: int, say: Callable[[str], None], *, is_launched: bool = False
@@ -312,10 +305,7 @@ class _Workers:
             return RANK_LOST
         failed = next((rank for rank, code in codes.items() if code), 0)
         if failed:
-            file = errors[failed - ranks[0]]
-            file.seek(0)
-            for line in file.read().decode(errors="replace").splitlines()[-SHOWN_LINES:]:
-                self._say(f"worker {failed}: {line}")
+            say_last_lines(f"worker {failed}", errors[failed - ranks[0]], self._say)
         return job_exit_code(exit_code(code) for code in codes.values())
 
     def _start(self, rank: int, count: int, place: _RayPlace, errors: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -21,8 +21,7 @@ _UNLIMITED = 1 << 62  # version 1 says so: the largest number of whole pages
 def cores(root: Path = ROOT) -> int:
     """Count the processors that this process may use: by affinity and by quota (a fraction counts whole).
 
-    Args:
-        root: where ``proc`` and ``sys`` lie.
+    ``root``: where ``proc`` and ``sys`` lie.
     """
     most = len(allowed(os.getpid()))  # by the main thread's, which trains, whichever asks
     return max(1, min(most, math.ceil(quota(root) or most)))
@@ -57,7 +56,6 @@ def groups(root: Path, controller: str, *, pid: int | None = None) -> list[Path]
     the mount itself, which is then the container's own group.
 
     Args:
-        root: where ``proc`` and ``sys`` lie.
         controller: such as ``cpu`` or ``memory``.
         pid: of another process.
     """

@@ -66,13 +66,11 @@ def start(
     """Start a program.
 
     Args:
-        command: the program and its arguments, no shell.
         variables: its whole environment; None: this process's own.
         refusal: the error to raise where it cannot be started.
         prepare: called in the child before the program begins.
         own_group: it is the first of a process group, which hears no Ctrl-C of ours and is killed as one.
         inherits: files that stay open in the child, under the same numbers.
-        stdin, stdout, stderr: as ``subprocess`` takes them.
     """
     if stdout is None:  # what we wrote comes first
         sys.stdout.flush()
@@ -152,10 +150,8 @@ def start_module(
     """Start a child that loads ``module`` and runs its ``main()``; it ignores Ctrl-C.
 
     Args:
-        module: by its name.
         stdin, stdout: the child's ends of pipes; what it prints is to go to standard error.
-        inherits: other files that are open in the child, under the same numbers.
-        own_group: as of :func:`start`.
+        inherits, own_group: as of :func:`start`.
 
     Raises:
         FailedError: no process can be started.
@@ -201,9 +197,7 @@ class ChildEndedError(Exception):
 class ForkServer:
     """A process that has loaded what takes long; it forks children that start at once and with empty memory.
 
-    Args:
-        program: Python that loads it and calls :func:`serve_forks`. Nobody sees what it prints.
-        variables: its environment; None: this process's own.
+    ``program``: Python that loads it and calls :func:`serve_forks`. Nobody sees what it prints.
 
     Raises:
         FailedError: no process can be started.
@@ -332,7 +326,8 @@ def serve_forks(talk: Callable[[Connection], object]) -> None:
                 try:
                     control.close()
                     die_with_parent()
-                    end_first()
+                    with suppress(OSError):  # if memory runs out, the system is to end this process, not its parent
+                        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
                     sys.path[:] = request["path"]
                     os.chdir(request["folder"])
                     talk(Connection(files[0]))
@@ -342,12 +337,6 @@ def serve_forks(talk: Callable[[Connection], object]) -> None:
         else:
             number = os.waitstatus_to_exitcode(os.waitpid(_PID.unpack(message)[0], 0)[1])
         control.sendall(_PID.pack(number))
-
-
-def end_first() -> None:
-    """Have the system end this process, and not its parent, if memory runs out."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

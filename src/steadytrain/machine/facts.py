@@ -51,8 +51,7 @@ class Accelerator:
 def memory_bytes(root: Path = ROOT) -> int:
     """Return the memory that this process may use: the machine's, or its control groups' limit where that is less.
 
-    Args:
-        root: where ``proc`` and ``sys`` lie.
+    ``root``: where ``proc`` and ``sys`` lie.
     """
     machine, limit = psutil.virtual_memory().total, memory_limit(root)
     return machine if limit is None else min(machine, limit.num_bytes)

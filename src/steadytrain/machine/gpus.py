@@ -45,9 +45,7 @@ def visible_gpus(gpus: Sequence[AnyDevice], variables: Mapping[str, str] = os.en
     User Guide"). Numbers count as nvidia-smi does. CUDA itself counts the fastest GPU first, unless CUDA_DEVICE_ORDER
     is PCI_BUS_ID: that differs only where unlike GPUs are in one machine.
 
-    Args:
-        gpus: of this machine, in the order of nvidia-smi.
-        variables: the process's environment.
+    ``gpus``: of this machine, in the order of nvidia-smi.
     """
     asked = variables.get("CUDA_VISIBLE_DEVICES")
     devices = list(gpus) if asked is None else _chosen(asked, gpus)
@@ -84,7 +82,6 @@ def other_processes(users: Set[int], ours: Set[int], *, root: Path = ROOT) -> se
     Args:
         users: processes that compute on a GPU on which we compute, as the driver tells them.
         ours: all processes of the run on this machine.
-        root: where ``proc`` lies.
     """
     if not users & ours:
         return None

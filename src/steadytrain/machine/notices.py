@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeAlias
 from steadytrain.config.parts import NOTICE_FILE, is_notice_source
 from steadytrain.errors import InputError
 from steadytrain.format import duration
+from steadytrain.machine.procfs import read
 from steadytrain.machine.web import origin_of
 
 VARIABLE, METADATA = "STEADYTRAIN_NOTICES", "STEADYTRAIN_METADATA"
@@ -69,9 +70,9 @@ def _time(text: object) -> float | None:
     >>> _time("2026-11-26T12:00:00Z") == _time("Thu, 26 Nov 2026 12:00:00 GMT"), _time("soon"), _time("")
     (True, None, None)
     """
-    for read in (datetime.fromisoformat, parsedate_to_datetime):
+    for parse in (datetime.fromisoformat, parsedate_to_datetime):
         with contextlib.suppress(ValueError, TypeError, OverflowError):
-            moment = read(str(text))
+            moment = parse(str(text))
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     return None
 
@@ -246,18 +247,13 @@ def ask_file(path: Path, since: float) -> Ask:
 
 def cloud_of(root: Path = Path("/")) -> str | None:
     """Return whose machine this is, as its DMI tables say it; None where they name none of the three clouds."""
-
-    def read(name: str) -> str:
-        try:
-            return (root / "sys/class/dmi/id" / name).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return ""
-
-    if "Amazon EC2" in (read("sys_vendor"), read("bios_vendor")) or "amazon" in read("bios_version"):
+    names = ("sys_vendor", "bios_vendor", "bios_version", "product_name", "chassis_asset_tag")
+    vendor, bios, version, product, tag = (read(root / "sys/class/dmi/id" / name) or "" for name in names)
+    if "Amazon EC2" in (vendor, bios) or "amazon" in version:
         return "aws"
-    if read("sys_vendor") == "Google" or read("product_name") == "Google Compute Engine":
+    if vendor == "Google" or product == "Google Compute Engine":
         return "gcp"
-    if read("chassis_asset_tag") == "7783-7084-3265-9085-8269-3286-77":  # Azure's, not any Hyper-V's
+    if tag == "7783-7084-3265-9085-8269-3286-77":  # Azure's, not any Hyper-V's
         return "azure"
     return None
 
@@ -366,7 +362,6 @@ def watching_notices(
         say: takes lines for the user, in that thread.
         save_seconds: how long a checkpoint takes; 0: not known.
         began: when the process started, seconds since 1970: an older file is no notice.
-        root: where ``sys`` lies.
 
     Raises:
         InputError: an environment variable holds no source, or no address.

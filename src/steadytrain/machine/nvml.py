@@ -122,8 +122,6 @@ class GpuReader:
     """Asks one GPU, or one slice (MIG) of it; ``read("Name")`` is ``nvmlDeviceGetName`` of it, or None.
 
     Args:
-        nvml: the module ``pynvml``.
-        handle: the library's.
         index: as nvidia-smi counts.
         whole: the GPU that this is a slice of; None: it is none.
     """
@@ -142,8 +140,6 @@ class GpuReader:
         try:
             return None if function is None else function(self.handle, *arguments)
         except _errors(self.nvml):
-            return None
-        except UnicodeDecodeError:  # pynvml decodes names as UTF-8, which they need not be
             return None
 
     @cached_property
@@ -190,7 +186,7 @@ class GpuReader:
         """Return the path of a process's program; None where it belongs to another user or container."""
         try:
             return self.nvml.nvmlSystemGetProcessName(pid) or None
-        except UnicodeDecodeError as error:  # pynvml decodes it as UTF-8, which it need not be
+        except UnicodeDecodeError as error:
             return bytes(error.object).decode(errors="replace")
         except _errors(self.nvml):
             return None
@@ -236,15 +232,17 @@ class GpuReader:
 
 
 def _errors(nvml: Any) -> tuple[type[Exception], ...]:
-    """Return the errors of the module: that of a driver without a function's newest version is of another kind."""
-    return (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
+    """Return the errors of the module: that of a driver without a function's newest version is of another kind.
+
+    It decodes names as UTF-8, which they need not be.
+    """
+    return (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError), UnicodeDecodeError)
 
 
 def load_nvml(nvml: Any = None) -> tuple[Any, list[GpuReader]]:
     """Start the library: its module, and a reader for each GPU. Call ``nvmlShutdown`` in the end.
 
-    Args:
-        nvml: the module ``pynvml``; None: the installed one.
+    ``nvml``: the module ``pynvml``; None: the installed one.
 
     Raises:
         NoNvml: no library, no driver, or one that does not fit the library.
@@ -292,10 +290,7 @@ def read_kernel_module(root: Path = ROOT) -> tuple[str | None, tuple[Gpu, ...]]:
 def read_driver(root: Path = ROOT, nvml: Any = None, variables: Mapping[str, str] = os.environ) -> Driver:
     """Return the driver and all that is known of its GPUs, from NVML, else from its kernel module.
 
-    Args:
-        root: where ``proc`` lies.
-        nvml: the module ``pynvml``; None: the installed one, if there is one.
-        variables: the environment, in which CUDA_VISIBLE_DEVICES may stand.
+    ``nvml``: the module ``pynvml``; None: the installed one, if there is one.
     """
     try:
         with open_gpus(nvml) as (version, readers):
@@ -354,9 +349,7 @@ class GpuSampler:
 
     Args:
         uuids: of the GPUs, or of their slices, with or without ``GPU-`` and ``MIG-``.
-        nvml: the module ``pynvml``; None: the installed one.
         variables: the process's environment: what CUDA shows counts where the driver knows none of the UUIDs.
-        root: where ``proc`` lies.
 
     Raises:
         NoNvml: as :func:`load_nvml`; or which GPUs they are cannot be told.
@@ -383,8 +376,7 @@ class GpuSampler:
     def read(self, pids: Set[int]) -> tuple[DeviceStats, ...]:
         """Return what each has done since it was last asked.
 
-        Args:
-            pids: our own processes; all others that compute there are somebody else's.
+        ``pids``: our own processes; all others that compute there are somebody else's.
         """
         return tuple(gpu.read(pids) for gpu in self._gpus)
 
@@ -510,8 +502,7 @@ class _SampledGpu:
 class GpuWatcher:
     """Reads all GPUs of this machine beside other processes; ``missing`` says why there are none, if so. Close it.
 
-    Args:
-        nvml: the module ``pynvml``; None: the installed one.
+    ``nvml``: the module ``pynvml``; None: the installed one.
     """
 
     def __init__(self, nvml: Any = None) -> None:
@@ -532,9 +523,7 @@ class GpuWatcher:
     def read(self, pids: Set[int], open_devices: Collection[str] | None) -> tuple[GpuLoad, ...]:
         """Return what every GPU does now.
 
-        Args:
-            pids: the watched processes.
-            open_devices: device files that they hold open, such as ``nvidia0``; None where that is not readable.
+        ``open_devices``: device files that they hold open, such as ``nvidia0``; None where that is not readable.
         """
         return tuple(self._load(gpu, pids, open_devices) for gpu in self._gpus)
 

@@ -1,9 +1,8 @@
 """Set this process up for speed; called when training starts, never by an import.
 
-glibc's default ``malloc`` maps and unmaps every large tensor, so each training step on a CPU takes
-hundreds of thousands of page faults. :func:`keep_memory` keeps freed memory in the heap and asks the kernel to
-back it with huge pages. It does from inside what ``GLIBC_TUNABLES=glibc.malloc.hugetlb=1:...`` does
-from outside, so that nothing has to be executed again.
+glibc's default ``malloc`` maps and unmaps every large tensor: a training step on a CPU takes hundreds of thousands of
+page faults. :func:`keep_memory` keeps freed memory in the heap and asks the kernel to back it with huge pages, as
+``GLIBC_TUNABLES=glibc.malloc.hugetlb=1:...`` does from outside.
 """
 
 from __future__ import annotations
@@ -215,10 +214,9 @@ def collecting_by_hand() -> Iterator[Callable[[], None]]:
     """Leave the search for garbage among old objects to the body, which calls what this yields.
 
     Python searches all of them when enough have been added, which takes 0.1 to 0.3 s where torch is there, and the
-    other ranks wait. What exists when the body begins is not searched before its end, nor what the first search leaves,
-    such as modules imported since; unless the user has frozen objects: then those alone are not. Young objects are
-    searched as ever, so that cycles of them go soon. Where the user has turned collection off, nothing changes, and
-    nothing is collected.
+    other ranks wait. What exists when the body begins, and what the first search leaves, is not searched before its
+    end, unless the user has frozen objects: then those alone are not. Young objects are searched as ever. Where the
+    user has turned collection off, nothing changes, and nothing is collected.
     """
     thresholds, has_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     if not gc.isenabled() or not thresholds[0]:
@@ -423,7 +421,7 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
     names = [name for name in _REQUESTS if hasattr(signal, name)]
     if "SIGHUP" in names and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         names.remove("SIGHUP")
-    terminals = [number for number in (0, 1, 2) if _is_terminal(number)]
+    terminals = [number for number in (0, 1, 2) if os.isatty(number)]
 
     asked_at = -math.inf
 
@@ -471,13 +469,6 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
 def _forget_wakeups_in_children() -> None:
     """Keep children that are forked from writing to the pipe of this process's signals; once is enough."""
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
-
-
-def _is_terminal(number: int) -> bool:
-    try:
-        return os.isatty(number)
-    except OSError:
-        return False
 
 
 def _listen(heard: int, stop: StopRequest, say: Callable[[str], None], is_over: threading.Event) -> None:

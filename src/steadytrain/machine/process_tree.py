@@ -226,12 +226,7 @@ class TreeStats:
 
 
 class ProcessTree:
-    """One process and its descendants, which are found as they come and go; those stay whose parents end.
-
-    Args:
-        pid: of the process.
-        root: where ``proc`` lies.
-    """
+    """One process and its descendants, which are found as they come and go; those stay whose parents end."""
 
     def __init__(self, pid: int, root: Path = ROOT) -> None:
         self._proc = root / "proc"

@@ -63,7 +63,6 @@ def sampling(
     500. What fails is told in the log, once, and never in the body.
 
     Args:
-        log: where they are written, by a thread of their own.
         ranks: processes that train the same run on this machine.
         gpus: UUIDs of the GPUs on which the run computes on this machine.
         open_gpus: opens these GPUs; a :class:`NoNvml` is told in the log.
@@ -149,10 +148,8 @@ class Counters:
 class LinuxCounters:
     """Reads the counters of Linux for this process and its descendants: about a millisecond each time.
 
-    Args:
-        root: where ``proc`` and ``sys`` lie.
-        ranks: processes that train the same run on this machine, with their children: they are not others. Where one
-            of them is a parent of this process, this one's own time is no rank's.
+    ``ranks``: processes that train the same run on this machine, with their children: they are not others. Where one of
+    them is a parent of this process, this one's own time is no rank's.
     """
 
     def __init__(self, root: Path = ROOT, *, ranks: Iterable[int] = ()) -> None:
@@ -330,8 +327,7 @@ def busiest_between(
     Each has ``pid``, ``name``, ``user``, ``cores``, and where it used a disk ``disk_bytes``, per second. Those that
     began meanwhile count from their beginning, those that have ended do not count.
 
-    Args:
-        disk_bytes: ``Counters.others_disk_bytes`` of the two readings.
+    ``disk_bytes``: ``Counters.others_disk_bytes`` of the two readings.
     """
     last = max((stat.started for stat in before.values()), default=None)
     used: dict[int, float] = {}

@@ -32,8 +32,7 @@ from steadytrain.machine.process import allow_open_files
 LINGER_SECONDS, LINGER_BYTES = 2.0, 64 * 2**20
 """Seconds and bytes of a request that are still read after it was answered before its end."""
 ACCEPTS, OPENS, BACKLOG = 1024, 8, 4096
-"""Connections that are accepted, and that are given a parser, in one turn of the event loop; and those that the system
-holds until they are accepted."""
+"""Connections accepted, and given a parser, in one turn of the event loop; those that the system holds until then."""
 FREE_PLACES, REPEAT_SECONDS = 8, 2.0
 """Requests for free paths that may wait for a parser; seconds in which others like them get the answer before."""
 MAX_HEAD_BYTES = 16 * 2**10
@@ -83,9 +82,7 @@ class ServerLimits:
 class _Connection(asyncio.Protocol):
     """A connection with a transport, between that and uvicorn's protocol.
 
-    Args:
-        head: bytes that were read before there was a transport: the first request's head.
-        clients: all connections of the server.
+    ``head``: bytes that were read before there was a transport: the first request's head.
     """
 
     transport: asyncio.Transport
@@ -214,10 +211,6 @@ class _Silent:
 
 class _Clients:
     """Accepts connections, reads the first head of each, and holds all of them within limits.
-
-    Args:
-        limits: of the server.
-        make_protocol: returns a new protocol of uvicorn, for a connection.
 
     Attributes:
         num_open: connections that have a transport.
@@ -357,13 +350,7 @@ class _Clients:
 
 
 class LimitedServer(uvicorn.Server):
-    """uvicorn's server, within limits.
-
-    Args:
-        app: the ASGI application.
-        limits: of connections, requests and time.
-        settings: more of uvicorn's.
-    """
+    """uvicorn's server, within limits; ``settings``: more of uvicorn's."""
 
     def __init__(self, app: ASGIApp, limits: ServerLimits, **settings: Any) -> None:
         quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}

@@ -92,7 +92,6 @@ class Evidence:
     Args:
         ledger: of rank 0.
         started: how the newest attempt began.
-        recipe: what is trained.
         position: images that the run has come to.
         first: the first pass over the data.
         steady: later passes where there are some, else all after the first figures.
@@ -103,7 +102,6 @@ class Evidence:
         devices: means of each GPU over the steady part; ``energy_joules`` is a sum.
         evaluations: how many, and their seconds in all.
         checkpoints: how many, and the seconds in all that training paused for them.
-        ranks: all of them, by number.
         servers: what rank 0 exchanged with its servers in all; None: it has none.
         stopped: seconds in which the process was stopped: nothing of it ran, queued or waited.
         grants: of the newest attempt, its stretches with as many cores; none where that never changed.

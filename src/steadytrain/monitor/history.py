@@ -155,12 +155,9 @@ class RunHistory:
     It takes little memory whatever the length of the run: of what comes with every update, log line, account or sample
     it holds sums, and some thousand for curves. Evaluations, epochs, checkpoints and notices are all there.
 
-    Args:
-        recipe: of the run.
-        rank: whose history this is; other ranks have histories of their own in :attr:`ranks`.
+    ``rank``: whose history this is; other ranks have histories of their own in :attr:`ranks`.
 
     Attributes:
-        attempts: the starts of the run.
         ended: how the newest attempt ended; None while it goes on or if it was killed.
         endings: how each attempt ended that did not die.
         lines: the log lines without those that a restart took back; so, too,
@@ -169,7 +166,6 @@ class RunHistory:
         trained: what each epoch came to, by its number.
         points: of the live charts, oldest first; of many the extremes of each stretch. ``redrawn`` counts up where
             points before no longer hold: a restart took steps back, or there were too many.
-        saved, noticed, tried, stalls: all of them.
         devices: the newest sample of each GPU, by its index.
         stalled: the newest standstill, until an update is made again.
         recent: the newest steps of the newest attempt.
@@ -298,8 +294,7 @@ class RunHistory:
                 self.devices[event.index] = event
         if is_new:
             return
-        attempt = self.attempts[-1]
-        attempt.take(event)
+        self.attempts[-1].take(event)
         if isinstance(event, SAMPLED):
             self.samples.take(event, self._phase)
 
@@ -581,8 +576,7 @@ class RunHistory:
     def timeline(self, bins: int | None = None) -> tuple[Slice, ...]:
         """Return the run in stretches, oldest first: together they are the ledger.
 
-        Args:
-            bins: as many at most, and one more for each attempt and each loss; None: as fine as was recorded.
+        ``bins``: as many at most, and one more for each attempt and each loss; None: as fine as was recorded.
         """
         usual, pieces = self._usual_parts(), list[Slice]()
         for attempt in self.attempts:

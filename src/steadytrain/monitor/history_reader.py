@@ -53,15 +53,7 @@ NOT_STORED = ("recipe", "_others", "_joined")
 
 
 class LogHistory:
-    """The history that one log comes to, as far as it was read.
-
-    Args:
-        run: it may go on, or not have begun.
-        rank: whose log.
-
-    Attributes:
-        history: of that rank.
-    """
+    """The history that one log comes to, as far as it was read."""
 
     def __init__(self, run: Run, rank: int = 0) -> None:
         self._run, self._rank = run, rank
@@ -206,9 +198,7 @@ def _code() -> str:
 def read_history(run: Run, *, all_ranks: bool = True) -> RunHistory:
     """Read a run's history; the run may still be going on.
 
-    Args:
-        run: to read.
-        all_ranks: False: rank 0 alone.
+    ``all_ranks``: False: rank 0 alone.
 
     Raises:
         RunError: nothing was started in it yet.

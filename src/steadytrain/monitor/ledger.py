@@ -90,7 +90,6 @@ class Interruption:
     """The end of an attempt that another one followed, and the seconds that it cost.
 
     Args:
-        attempt: its number.
         how: in a word or some: saved and stopped, interrupted, failed, killed.
         step: updates done when it ended.
         again_seconds: of its work after the checkpoint that the next attempt went on from: done again.

@@ -67,10 +67,8 @@ def points_of(
     """Return what an event adds to the live charts.
 
     Args:
-        event: of any kind; most add nothing.
         seconds: of the run's own wall time.
         images: trained on until then.
-        is_multi_label: an image may have several labels.
         feed_before: the ``FeedStats`` before this one.
     """
 

@@ -27,8 +27,7 @@ _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk or a networ
 def frames(thread: int) -> Iterator[FrameType]:
     """Yield the Python frames of a thread, innermost first; none where it has ended.
 
-    Args:
-        thread: as ``threading.get_ident()`` has it.
+    ``thread``: as ``threading.get_ident()`` has it.
     """
     frame = sys._current_frames().get(thread)
     while frame is not None:

@@ -92,9 +92,6 @@ def _look(watch: LoopWatch, log: EventLog, ended: threading.Event) -> None:
 class LoopWatch:
     """Samples of this process's threads, summed up; the thread that creates it is the loop's.
 
-    Args:
-        progress: of the loop.
-
     Attributes:
         seconds: covered so far.
         is_attached: whether the start is over.

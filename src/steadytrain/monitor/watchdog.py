@@ -9,16 +9,13 @@ A run stands still when its loop neither changes its bucket nor its step. How lo
   of them.
 
 Then the stacks of all threads go to ``stacks-1.txt`` in the run's folder, a ``Stalled`` event to its log and a line to
-whoever watches. Should it move again, it goes on as if nothing had been. If it still stands after ``end_seconds`` more,
-it is ended with :class:`StalledError`: through the loop where that can still raise, else by force, with the same exit
-code. What was saved is intact, and the same command goes on from there. A run that was asked to stop (SIGTERM) is not
-waited for so long: it is ended when the update at hand stands for 20 s, or 20 times the median of the recent updates.
+whoever watches. If it still stands after ``end_seconds`` more, it is ended with :class:`StalledError`: through the loop
+where that can still raise, else by force, with the same exit code. A run that was asked to stop (SIGTERM) is ended when
+the update at hand stands for 20 s, or 20 times the median of the recent updates. Nothing is ended while the loop's
+caller has the generator, or a debugger has the loop; time in which this whole process did not run does not count.
 
-While the loop's caller has the generator, or a debugger has the loop, nothing is ended: they may take their time.
-Time in which this whole process did not run (Ctrl-Z, a laptop asleep) does not count.
-
-Native code that never releases the GIL stops this thread as well. For that there is a second one,
-faulthandler's, which needs no lock: two minutes later it writes all stacks to standard error. It ends nothing.
+Native code that never releases the GIL stops this thread as well: two minutes later faulthandler's, which needs no
+lock, writes all stacks to standard error. It ends nothing.
 """
 
 from __future__ import annotations
@@ -87,12 +84,7 @@ class StallLimits:
 class Watchdog:
     """Watch the loop of the thread that enters this context, until it leaves.
 
-    Args:
-        progress: of the loop.
-        log: for the events.
-        folder: for the stacks.
-        patience: how long it may stand.
-        package: the loop's own code begins so; where none of it is on the thread's stack, its caller has it.
+    ``package``: the loop's own code begins so; where none of it is on the thread's stack, its caller has it.
 
     Attributes:
         feed: gives what each thread of the feed is at, in words: ``{"feed-1": "reads record 1234 for 75 s"}``.

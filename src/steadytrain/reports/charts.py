@@ -221,29 +221,17 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
     single = [history for history in histories if not history.is_multi_label]  # nothing of a training has an mAP
     names = (["Top-1 accuracy"] if single else []) + (["mAP"] if len(single) < len(histories) else [])
     for scores, history in zip(top1, histories, strict=True):
-        if history.is_multi_label:
-            continue
-        if not any(event.n for event in history.evaluated):  # a log that does not say of how many images
+        if history.is_multi_label or not any(event.n for event in history.evaluated):  # a log may not say of how many
             continue
         drawn = thin([six_digits(event.score) for event in history.evaluated])
         intervals = [wilson(event.top1, event.n) for event in (history.evaluated[i] for i in drawn)]
         scores["low"] = [six_digits(interval.low) for interval in intervals]
         scores["high"] = [six_digits(interval.high) for interval in intervals]
+    accuracies = _alternate(trained(lambda means: means.top1, of=single), top1)
+    losses = _alternate(trained(lambda means: means.loss), evaluated(lambda event: event.loss))
     figures = (
-        (
-            "top1",
-            " and ".join(names),
-            ".2%",
-            False,
-            _alternate(trained(lambda means: means.top1, of=single), top1),
-        ),
-        (
-            "loss",
-            "Loss",
-            ".4f",
-            False,
-            _alternate(trained(lambda means: means.loss), evaluated(lambda event: event.loss)),
-        ),
+        ("top1", " and ".join(names), ".2%", False, accuracies),
+        ("loss", "Loss", ".4f", False, losses),
         ("lr", "Learning rate", ".4~g", True, curve("only", _rates, lambda event: event.lr)),
         ("rate", "Images per second", ",.4~r", True, logged(lambda line: line.images_per_second)),
         ("wait", "Waiting for images", ".1%", True, logged(lambda line: line.wait_share)),

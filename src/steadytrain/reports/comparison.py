@@ -61,8 +61,7 @@ def mcnemar(only_a: int, only_b: int) -> float:
     McNemar 1947, "Note on the sampling error of the difference between correlated proportions or percentages", with
     the binomial distribution in place of its normal approximation.
 
-    Args:
-        only_a, only_b: images that only one of the two models got right.
+    ``only_a``, ``only_b``: images that only one of the two models got right.
 
     >>> round(mcnemar(10, 25), 4), mcnemar(3, 3)
     (0.0167, 1.0)
@@ -76,9 +75,8 @@ def mcnemar(only_a: int, only_b: int) -> float:
 def compare(a: str | Path, b: str | Path) -> Comparison:
     """Compare what two models predicted for the same images.
 
-    Args:
-        a, b: runs' folders, whose ``predictions.csv`` is read, or such files, as ``steady evaluate --per-image`` writes
-            them.
+    ``a``, ``b``: runs' folders, whose ``predictions.csv`` is read, or such files, as ``steady evaluate --per-image``
+    writes them.
 
     Raises:
         InputError: one of them has no predictions, or they are of other images.

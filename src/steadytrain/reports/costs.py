@@ -311,10 +311,8 @@ class RunCost:
 def bill(run: Run | str | Path, *, price: Price | str | float | None = None) -> Bill:
     """Return the bill of a run, finished, running or killed: its attempts, their sum, and an estimate for the end.
 
-    Args:
-        run: it, or its folder.
-        price: of an hour of each machine, as of ``steady cost --price``: ``2.40``, ``2.40 EUR``, ``0.30 EUR/kWh@450W``
-            or an instance; None: what each attempt recorded, else what the recipe or ``STEADYTRAIN_PRICE`` names.
+    ``price``: of an hour of each machine, as of ``steady cost --price``: ``2.40``, ``2.40 EUR``, ``0.30 EUR/kWh@450W``
+    or an instance; None: what each attempt recorded, else what the recipe or ``STEADYTRAIN_PRICE`` names.
 
     Raises:
         RunError: no run, or one without events and checkpoints.

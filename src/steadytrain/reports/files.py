@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from steadytrain.errors import DataError, InputError, RunError, did_you_mean
 from steadytrain.files import near_name, replace_file
@@ -19,6 +20,7 @@ from steadytrain.reports.summary import Account
 from steadytrain.reports.tables import MARK, comma_separated, markdown, to_json
 from steadytrain.run import Run
 
+R = TypeVar("R")
 DEPTH = 3
 """Folders below the one that is listed: a sweep's runs are at sweep/case/seed-0."""
 KINDS: dict[str, Callable[[Sequence[Account]], str]] = {
@@ -30,21 +32,21 @@ KINDS: dict[str, Callable[[Sequence[Account]], str]] = {
 
 
 @dataclass(frozen=True)
-class Found:
-    """Runs, and why others of a folder were left out (a line each)."""
+class Found(Generic[R]):
+    """Runs, or other programs' logs too; ``notes``: a line for each log, and for each of a folder that was left out."""
 
-    runs: tuple[Run, ...]
-    left_out: tuple[str, ...]
+    runs: tuple[R, ...]
+    notes: tuple[str, ...]
 
 
-def find(paths: Iterable[str | Path]) -> Found:
+def find(paths: Iterable[str | Path]) -> Found[Run]:
     """Open runs. A folder that is no run stands for the runs in it, in the order of their names.
 
     Raises:
         RunError: a path is neither a run nor a folder of runs, or nothing was started in a run that was named.
     """
     runs: dict[Path, Run] = {}
-    left_out: list[str] = []
+    notes: list[str] = []
     for path in map(Path, paths):
         if is_run(path):
             started = [open_run(path)]
@@ -54,26 +56,16 @@ def find(paths: Iterable[str | Path]) -> Found:
             reasons += [f"left out {run.directory}: it has no events yet" for run in inside if run not in started]
             if not started:
                 raise RunError(f"{path} holds no run that was started: {'; '.join(reasons)}")
-            left_out += reasons
+            notes += reasons
         for run in started:
             runs.setdefault(run.directory.resolve(), run)
-    return Found(tuple(runs.values()), tuple(left_out))
+    return Found(tuple(runs.values()), tuple(notes))
 
 
-@dataclass(frozen=True)
-class Sources:
-    """The sources of a report: runs, and other programs' logs; ``notes``: a line for each log and each omission."""
-
-    runs: tuple[Run | ForeignRun, ...]
-    notes: tuple[str, ...]
-
-
-def find_all(paths: Iterable[str | Path], *, skip_unreadable: bool = False) -> Sources:
+def find_all(paths: Iterable[str | Path], *, skip_unreadable: bool = False) -> Found[Run | ForeignRun]:
     """Open runs, as :func:`find` does, and read logs of other programs: files, or the files of a folder without runs.
 
-    Args:
-        paths: of them.
-        skip_unreadable: leave a path that cannot be read out with a note, as long as there are others.
+    ``skip_unreadable``: leave a path that cannot be read out with a note, as long as there are others.
 
     Raises:
         RunError: a path is neither a run nor a folder of runs, or nothing was started in a run that was named.
@@ -96,10 +88,10 @@ def find_all(paths: Iterable[str | Path], *, skip_unreadable: bool = False) -> S
             sources.setdefault(run.directory.resolve(), run)
     if errors and not sources:
         raise errors[0] if len(errors) == 1 else RunError("; ".join(map(str, errors)))
-    return Sources(tuple(sources.values()), tuple(notes))
+    return Found(tuple(sources.values()), tuple(notes))
 
 
-def _find_in(path: Path) -> Sources:
+def _find_in(path: Path) -> Found[Run] | Found[ForeignRun]:
     """Open the runs, or read the logs, that one path stands for."""
     notes: list[str] = []
     if path.is_file() and not (path.parent / "recipe.json").exists():
@@ -107,10 +99,9 @@ def _find_in(path: Path) -> Sources:
     elif _holds_files_alone(path):
         logs, notes = _logs_inside(path)
     else:
-        runs = find([path])
-        return Sources(runs.runs, runs.left_out)
+        return find([path])
     notes += ["; ".join([f"{log.directory}: {log.title}", *log.remarks]) for log in logs]
-    return Sources(tuple(logs), tuple(notes))
+    return Found(tuple(logs), tuple(notes))
 
 
 def _holds_files_alone(folder: Path) -> bool:

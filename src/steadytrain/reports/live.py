@@ -123,7 +123,6 @@ class _RunPage:
     """The page of one run: its files, and its events as they come.
 
     Args:
-        run: to watch.
         price: of an hour of each of its machines; None: what it recorded, if anything.
         closing: whether the server is about to stop: streams then end.
         up: the address of the page of all runs, from this one; empty: there is none.
@@ -252,7 +251,6 @@ def application(
     """Return the page of a run, or of a folder of runs, as an ASGI application.
 
     Args:
-        shown: the run, or the folder.
         price: of an hour of each of a run's machines; None: what it recorded, if anything.
         closing: whether the server is about to stop: streams then end.
     """
@@ -385,7 +383,6 @@ def guarded(app: ASGIApp, *, hosts: Collection[str] | None = HOSTS, origins: Col
     """Answer only requests to one of these hosts, and of no other site's page; add a strict content security policy.
 
     Args:
-        app: what answers.
         hosts: names without a port; None: any. No page of the network can reach this machine's own by another name.
         origins: of pages of other sites that may ask; ``*``: of all.
     """

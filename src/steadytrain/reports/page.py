@@ -38,7 +38,7 @@ from steadytrain.monitor.history import RunScore, UnseenScore
 from steadytrain.reports.charts import TEMPLATES, charts, coverage_chart, has_line, style
 from steadytrain.reports.mistakes import SuspectImage, sections, suspect_rows
 from steadytrain.reports.status import milestones
-from steadytrain.reports.summary import Account, Repeats, Summary, find_repeats, reached
+from steadytrain.reports.summary import Account, Repeats, Summary, all_reached, find_repeats
 from steadytrain.reports.tables import (
     MARK,
     best_epoch,
@@ -112,7 +112,6 @@ def page(accounts: Sequence[Account], *, now: float | None = None, target: float
     """Return the report's page.
 
     Args:
-        accounts: one run or several to compare.
         now: when it is made, seconds since 1970; None: the present.
         target: accuracy, a fraction: the table of several runs says when each came to it.
     """
@@ -227,10 +226,7 @@ def _differs(key: str, runs: Sequence[Mapping[str, str]]) -> bool:
 
 def _to_target(accounts: Sequence[Account], target: float | None) -> dict[str, str]:
     """Describe when runs reached an accuracy: the mean of those that did."""
-    hits = []
-    if target is not None:
-        met = (reached(account.history, target, account.summary.cost) for account in accounts)
-        hits = [hit for hit in met if hit is not None]
+    hits = all_reached(accounts, target)
     if not hits:
         return {"to_target": NONE, "to_target_epochs": ""}
     of = f", {len(hits)} of {len(accounts)}" if len(hits) < len(accounts) else ""

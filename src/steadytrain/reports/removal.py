@@ -19,9 +19,7 @@ from steadytrain.run import UNSTARTED, Run
 KEEP_TAG = "keep"
 """A run with this tag is never cleaned up."""
 BEGIN_SECONDS = 600.0
-"""Seconds after which a run that never started may be removed: before, a command of another machine may be about to
-begin it.
-"""
+"""Seconds after which a run that never started may be removed: until then another machine may be about to begin it."""
 OURS = {*UNSTARTED, "notes.json"}
 """Entries of a run that never started; where there are others, the folder stays."""
 WEIGHTS = ("best.safetensors", "model.safetensors")
@@ -48,9 +46,7 @@ def plan_removals(rows: Sequence[RunRow], *, is_chosen: bool) -> tuple[list[Remo
     Of a run that failed, or was interrupted, the checkpoints and weights go, of a finished one the checkpoints; of one
     that never started, or failed before it had, the whole folder. Event log, recipe, notes and reports stay.
 
-    Args:
-        rows: of runs.
-        is_chosen: the user chose these runs; else only those that failed or never started are taken.
+    ``is_chosen``: the user chose these runs; else only those that failed or never started are taken.
     """
     removals = list[Removal]()
     reasons = list[str]()

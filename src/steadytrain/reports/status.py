@@ -174,8 +174,7 @@ def time_left(history: RunHistory, seen: Signs, now: float) -> float | None:
 def current_bill(run: Run, history: RunHistory, seen: Signs, now: float, *, price: Price | None = None) -> Bill | None:
     """Return what a run costs at a moment and, where it goes on, at its end; None where no price is known.
 
-    Args:
-        price: of an hour of each machine; None: what each attempt recorded.
+    ``price``: of an hour of each machine; None: what each attempt recorded.
 
     Raises:
         InputError: the prices cannot be used.

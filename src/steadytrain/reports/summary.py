@@ -118,13 +118,12 @@ def device_use(history: RunHistory) -> dict[str, float] | None:
 class RunSpeed:
     """Rates and durations of a run. Durations in seconds, None where nothing was recorded.
 
-    ``seconds_per_epoch``: of training steps alone.
+    ``seconds_per_epoch``, ``median_seconds_per_epoch``: of training steps alone.
     ``images_per_second``: in the steady state, by the ledger; of another program's log the median of its epochs' own
     lines, else of all its lines.
     ``images_per_second_overall``: images of the updates that count, repeated ones once, over ``seconds``.
     ``wait_share``: of the steps' seconds, spent waiting for images.
     ``seconds``: wall time of all attempts, pauses between them left out.
-    ``median_seconds_per_epoch``: of training steps alone.
     """
 
     seconds_per_epoch: float | None
@@ -365,12 +364,16 @@ def reached(history: RunHistory, target: float, bill: Bill | None) -> Reached | 
     return Reached(first.epoch, history.elapsed(first.time), None if bill is None else bill.until(first.time))
 
 
-def summarise(run: Run) -> Summary:
-    """Summarise a run; it may still be going on.
+def all_reached(accounts: Iterable[Account], target: float | None) -> list[Reached]:
+    """Return when those runs that reached an accuracy first did."""
+    if target is None:
+        return []
+    hits = (reached(account.history, target, account.summary.cost) for account in accounts)
+    return [hit for hit in hits if hit is not None]
 
-    Raises:
-        RunError: nothing was started in it yet.
-    """
+
+def summarise(run: Run) -> Summary:
+    """Summarise a run; it may still be going on. Raises RunError: nothing was started in it yet."""
     return Account.of(run).summary
 
 

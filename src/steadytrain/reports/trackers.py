@@ -57,9 +57,7 @@ RECORD_BYTES = 400
 MOST_SHOWN = 160
 """Characters of what a service says of a failure."""
 IDLE_SECONDS = 20.0
-"""Seconds for which a run may be nobody's before it counts as ended: a command that begins opens its log before its
-lock.
-"""
+"""Seconds for which a run may be nobody's before it counts as ended: a command opens its log before its lock."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,6 @@ class TrackedRun:
     """A run as a service is given it.
 
     Attributes:
-        name: the run's name.
-        folder: its folder.
         project: the name of the folder that holds it, for services that group runs.
         recipe: every setting, by its key, such as ``optim.lr``.
         id: the service's own name for the run, from the time before; empty at first.
@@ -86,8 +82,7 @@ class TrackedRun:
 class Tracker(Protocol):
     """A service that takes what a run logs. Whatever it raises ends the sending, never the training.
 
-    Attributes:
-        id: the service's own name for the run, to go on with it later.
+    ``id``: the service's own name for the run, to go on with it later.
     """
 
     id: str
@@ -148,8 +143,7 @@ class MLflow:
         self._mlflow = mlflow
         if not run.id:
             mlflow.set_experiment(run.project)
-        begun = mlflow.start_run(run_id=run.id or None, run_name=None if run.id else run.name)
-        self.id = begun.info.run_id
+        self.id = mlflow.start_run(run_id=run.id or None, run_name=None if run.id else run.name).info.run_id
         self._parameters = {key: str(value)[:500] for key, value in run.recipe.items()}
 
     def scalars(self, values: Mapping[str, float], step: int, seconds: float) -> None:
@@ -366,12 +360,7 @@ def scalars_of(event: Event) -> dict[str, float]:
 
 
 class _Sending:
-    """A run on its way to one service.
-
-    Attributes:
-        name: of the service.
-        failure: why it takes nothing any more; empty while it does.
-    """
+    """A run on its way to one service; ``failure``: why it takes nothing any more; empty while it does."""
 
     def __init__(self, run: Run, name: str) -> None:
         self.name, self.failure = name, ""

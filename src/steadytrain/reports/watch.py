@@ -39,8 +39,7 @@ KEPT_BACK = ("run", "started", "logged", "progress", "diagnosis")
 class Watch:
     """Follow a run's event logs, and hold what is shown of it.
 
-    Args:
-        run: it may go on, be over, or not have begun.
+    ``run``: it may go on, be over, or not have begun.
 
     Attributes:
         history: what its events add up to; its ``points`` are those of the live charts.
@@ -75,8 +74,7 @@ class Watch:
     def read_in_parts(self) -> Iterator[float]:
         """Read the new events in parts and yield the share of the log read after each: a long run takes seconds."""
         for rank in self.run.ranks():
-            log = self._logs.setdefault(rank, LogHistory(self.run, rank))
-            yield from log.read_in_parts()
+            yield from self._logs.setdefault(rank, LogHistory(self.run, rank)).read_in_parts()
         self.history.join([log.history for rank, log in self._logs.items() if rank])
 
     @property
@@ -238,9 +236,7 @@ class RunSnapshot:
 def snapshot(watch: Watch, *, price: Price | None = None) -> RunSnapshot:
     """Return the run at this moment.
 
-    Args:
-        watch: with what was read of it.
-        price: of an hour of each machine; None: what the run recorded, if anything.
+    ``price``: of an hour of each machine; None: what the run recorded, if anything.
     """
     run, history, seen, now = watch.run, watch.history, watch.signs, time.time()
     is_running = seen.status == "running"

@@ -54,7 +54,6 @@ def measure_links(
         backend: ``gloo`` exchanges what is in the CPUs' memory, ``nccl`` what is in the GPUs'; ``auto``: all there are.
         seconds: for all ways of a back end; what is slow may take longer, for three rounds of each.
         cores: of this machine that its ranks may use; each computes with its share of them.
-        progress: takes how many ways are measured, of how many.
 
     Returns:
         The same on all ranks, plain data for JSON: ``model``, ``tensors``, ``parameters``, ``procs``, ``hosts``, and

@@ -47,7 +47,6 @@ def measure(
     Args:
         what: ``facts`` of data, model and device; ``updates`` alone, on random images in memory; the loader alone
             (``loading``); ``both`` together, as in a run.
-        recipe: the recipe to measure.
         seconds: how long to measure, about; at least one update or some batches are made.
         settle_seconds: the longest time for the loader to decode images that it will keep.
         world: the rank that this process measures for: its device, and its part of the machine's cores and memory.

@@ -46,8 +46,6 @@ class ProbeOutcome:
         figures: as :func:`steadytrain.tuning.measure.measure` returns them; empty if it failed.
         trouble: None: it succeeded. ``memory``: too little of it. ``crash``: the process died. ``timeout``: it was not
             done in time. ``refused``: the recipe is invalid. ``failed``: anything else.
-        error: one line about the failure.
-        limit_seconds: its time limit.
     """
 
     figures: Mapping[str, Any]
@@ -71,8 +69,7 @@ class Prober:
 
     Entering it starts the server, which imports in the background; leaving it ends all of its processes.
 
-    Args:
-        world: the rank to measure for: its device, and its part of the machine's cores and memory.
+    ``world``: the rank to measure for: its device, and its part of the machine's cores and memory.
     """
 
     def __init__(self, world: World = World()) -> None:  # noqa: B008 - frozen
@@ -130,8 +127,7 @@ class Prober:
 class ProbeCache:
     """Outcomes on disk, one line each, written at once, so that a Ctrl-C loses no measurement.
 
-    Args:
-        path: of the file; None keeps them in memory only.
+    ``path``: of the file; None keeps them in memory only.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -169,7 +165,6 @@ def cache_path(recipe: Recipe, identity: Mapping[str, Any], without: Iterable[st
     """Return the cache file for this machine, model, data and versions; None if there is no folder for caches.
 
     Args:
-        recipe: the recipe to tune.
         identity: facts of data, device and versions, as measured.
         without: keys of the recipe that are tuned, or that do not change its speed; a part's name: all its keys.
     """

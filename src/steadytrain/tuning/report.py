@@ -46,7 +46,6 @@ def recipe_file(tuned: Tuned, *, finetune: bool, name: str) -> str:
     """Return the recipe as TOML, each choice with its reason in a comment above it.
 
     Args:
-        tuned: the result.
         finetune: whether the recipe is for ``steady finetune``.
         name: of the file, for the command in its header.
     """

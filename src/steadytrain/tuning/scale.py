@@ -308,7 +308,6 @@ def predict(
     """Predict the speed of a number of devices, each with the batch that was measured on one.
 
     Args:
-        device: the measured times of one device.
         loader_images_per_second: of one machine.
         bucket_bytes: after which a bucket is full; 0: each gradient by itself.
     """
@@ -349,7 +348,6 @@ class Advice:
         devices: recommended: the largest number whose efficiency is high enough.
         fastest: the number that trains fastest.
         worse_from: the first number after the fastest that trains slower; None: more is never worse.
-        words: the same in sentences.
     """
 
     devices: int

@@ -58,7 +58,6 @@ def measure(
         seconds: how long to measure one device, about.
         images: their ``size`` (None: the model's own), ``channels`` and ``num_classes``.
         feeds: measure the loader on the recipe's data.
-        say: is called with a line before each measurement.
 
     Raises:
         InputError: the network cannot be trained so.
@@ -197,11 +196,7 @@ def join(
 def forecast(document: dict[str, Any], device: MeasuredDevice, cluster: MachineCluster, devices: int) -> None:
     """Predict 1 to ``devices`` devices, each with the measured batch, and add the predictions to the document.
 
-    Args:
-        document: of :func:`measure`, with ``loader_images_per_second``, ``price``, ``num_train`` and ``epochs``.
-        device: the measured times of one device.
-        cluster: the links between devices.
-        devices: the largest number to predict.
+    ``document``: of :func:`measure`, with ``loader_images_per_second``, ``price``, ``num_train`` and ``epochs``.
     """
     loader = document["loader_images_per_second"] or math.inf
     images = document["epochs"] * (document["num_train"] or 0)

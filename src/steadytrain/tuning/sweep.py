@@ -31,7 +31,7 @@ from steadytrain.files import replace_file
 from steadytrain.format import NONE, duration, epoch, fit_table, money, percent, score_name
 from steadytrain.intervals import Interval, Spread, spread
 from steadytrain.reports import report
-from steadytrain.reports.summary import Account, reached
+from steadytrain.reports.summary import Account, all_reached
 from steadytrain.reports.tables import finite, spread_text
 from steadytrain.run import MAX_REPEATS, REPEAT, Run
 
@@ -133,10 +133,8 @@ def space_of(
     """Read the values of all keys.
 
     Args:
-        spec: of the recipe file.
         over: a key -> its values as typed, which replace those of the file.
         parse: turns a text into a value of a key.
-        source: the recipe file.
 
     Raises:
         RecipeError: an invalid value.
@@ -187,11 +185,6 @@ def _refuse_outside(key: str, text: str, source: Path | None) -> None:
 
 def parse_values(key: str, value: Any, parse: Callable[[str], Any]) -> Values:
     """Read the values of a key: a list, ``64,256``, ``a;b`` where values hold commas, or ``1e-3..1e-1 log``.
-
-    Args:
-        key: of the recipe, for messages.
-        value: as typed, or as in the file.
-        parse: turns a text into a value.
 
     Raises:
         RecipeError: no value, one of them twice, or an invalid range.
@@ -383,7 +376,6 @@ def rows(
     """Return the results of the cases, best first; cases that were stopped early, or failed, come last.
 
     Args:
-        target: accuracy to be reached.
         stopped: epochs at which cases were stopped, by their names.
         failures: folders of runs that failed, other than by diverging -> their messages.
         not_made: points that have no valid recipe, each with the reason.
@@ -406,10 +398,7 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
     scores = [summary.quality for summary in summaries]
     best = [score.best.value for score in scores if score.best and math.isfinite(score.best.value)]
     last = [score.last.value for score in scores if score.last and math.isfinite(score.last.value)]
-    hits = []
-    if target is not None:
-        met = (reached(account.history, target, account.summary.cost) for account in accounts)
-        hits = [hit for hit in met if hit is not None]
+    hits = all_reached(accounts, target)
     bills = [summary.cost for summary in summaries if summary.cost is not None]
     statuses = [summary.course.status for summary in summaries]
     return CaseRow(
@@ -501,7 +490,6 @@ def write(folder: Path, cases: Sequence[Case], table: Sequence[CaseRow], *, targ
         InputError: there is a file of that name that is not a report.
         StorageError: they cannot be written.
     """
-    text = json.dumps(document(table, target=target), indent=2) + "\n"
-    replace_file(folder / TABLE_FILE, text)
+    replace_file(folder / TABLE_FILE, json.dumps(document(table, target=target), indent=2) + "\n")
     started = [run for case in cases for run in case.runs if run.progress().started]
     return report(started, folder / PAGE_FILE, target=target) if started else None

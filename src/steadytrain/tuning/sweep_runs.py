@@ -210,10 +210,8 @@ def search(
         over: a key of the recipe -> its values or its range.
         number: of trials, those of the journal included.
         trainer: of their runs; as many trials as it trains at once are chosen before the result of any of them.
-        seed: of all draws.
         create: creates the cases of some points; raises InputError if a recipe is invalid.
         prunes: stop a trial that at a ninth or a third of its epochs is worse than the median of the complete ones.
-        say: is called with a line after each round.
 
     Raises:
         InputError: Optuna is not installed, or the journal is of a search over other values.

@@ -98,7 +98,6 @@ def slots(parallel: int | None, gpus: int, cores: Sequence[int], *, runs_use_all
 
     Args:
         parallel: number of slots; None: one for each GPU, or one.
-        gpus: of the machine.
         cores: that this process may use.
         runs_use_all: each run has ranks of its own, and uses all GPUs.
 
@@ -125,7 +124,6 @@ def resume_command(run: Run, allowed: Iterable[str], until: float | None) -> lis
     """Return the arguments of ``steady`` that train a run.
 
     Args:
-        run: the run.
         allowed: keys that the user set on the command line; their values may name code to import.
         until: stop after the evaluation at this epoch; None: train to the end.
     """
@@ -141,7 +139,6 @@ class ProcessTrainer:
     Args:
         slots: one for each run that is trained at the same time.
         allowed: as in :func:`resume_command`.
-        say: is called with a line about each run that ends.
     """
 
     def __init__(self, slots: Sequence[Slot], allowed: Sequence[str], say: Say) -> None:
@@ -235,7 +232,6 @@ class ArrayTrainer:
         folder: of the sweep, for the script and the number of the array job.
         allowed: as in :func:`resume_command`.
         limit: tasks that may run at the same time; None: as Slurm decides.
-        say: is called with a line about each step.
     """
 
     def __init__(self, job: Job, folder: Path, allowed: Sequence[str], limit: int | None, say: Say) -> None:

@@ -75,7 +75,6 @@ class Search:
     Args:
         recipe: the recipe to tune; ``facts``: of its data, its model and the device.
         deadline: by ``time.perf_counter()``; ``budget``: seconds of the whole search.
-        say: is called with each new measurement.
         trials: all measurements, in their order; ``missing``: what there was no time for.
     """
 

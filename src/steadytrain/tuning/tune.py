@@ -76,13 +76,9 @@ class Tuned:
     """The result of a tuning.
 
     Args:
-        recipe: the tuned recipe.
-        choices: each with its reason.
         missing: what the time was too short for.
-        trials: all measurements in their order.
         facts: of data, model and device.
         default_rate, tuned_rate: images per second of loading and updates together; None: not measured.
-        seconds: that it took.
         machine: the device and its cores, in words; ``day``: the date.
     """
 
@@ -120,15 +116,12 @@ def tune(
     """Measure, choose, and return the tuned recipe with the reasons; measurements in the cache are not repeated.
 
     Args:
-        recipe: the recipe to tune.
-        prober: makes the measurements.
         seconds: that the search may take, from ``began`` on; a measurement that would take longer is stopped.
         chosen: keys of the recipe that the user chose: these stay.
         free: of :data:`NAMES`, what may be chosen.
         ranks: that train together, each on a device like this one; the batch of the recipe is for all of them.
         again: forget earlier measurements.
         began: by ``time.perf_counter()``; None: now.
-        say: is called with each new measurement.
 
     Raises:
         RecipeError: the recipe makes no updates.

@@ -151,7 +151,6 @@ class Finding:
 
     Args:
         kind: a key of :data:`KINDS`.
-        detail: what it is exactly, in a few words; may be empty.
         offset, record, id: byte of the record file, number of the record from 0, and the id in its header.
         name: of a file or a class; of a record that of the file it was made of, where a list says so.
     """
@@ -244,7 +243,6 @@ class Report:
         classes: images of each class, or with each label, by name; empty for what has none.
         is_multi_label: an image may have several of them.
         split: in which these are counted, where there are several.
-        formats: images of each format, where they were decoded.
         width, height: smallest and largest, in pixels, upright; None where nothing was decoded.
         facts: lines for people.
         remarks: others, which were printed already while it was examined.

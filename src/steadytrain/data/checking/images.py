@@ -92,9 +92,7 @@ def check_classes(
 ) -> None:
     """Add what is notable about the numbers of images of classes.
 
-    Args:
-        required: whether packing refuses a class without an image.
-        split: that they are counted in, for messages.
+    ``required``: whether packing refuses a class without an image.
     """
     where = f" in {split}" if split else ""
     for name, count in zip(classes, counts, strict=True):

@@ -44,7 +44,6 @@ class RecordScan:
     """The results of one pass over a record file.
 
     Args:
-        size: of the file, in bytes.
         start: its first bytes.
         digest: its sha256.
         headers: a row for each whole record: where it starts and ends, its id, ``width`` (how many labels; 0 where
@@ -52,7 +51,6 @@ class RecordScan:
             or 1, and are without a picture, as in sets of faces.
         gaps: int64[G, 2], bytes that belong to no record.
         sound: bool[N], records with a header, and with an image that can be decoded if that was tried.
-        images: what was seen of its images.
         listed: the list beside it, by which records are named; None where there is none, or that of another file.
     """
 
@@ -105,7 +103,6 @@ def scan_records(
     """Read a record file from front to back.
 
     Args:
-        findings: takes what is wrong with frames, headers and images.
         decode: look at the images, too; else at frames and headers only.
         near: make perceptual hashes of them.
         workers: processes for what is beyond headers; 0: here, where a decoder's crash is a crash.

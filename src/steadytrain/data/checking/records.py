@@ -35,12 +35,7 @@ from steadytrain.format import OnProgress
 
 @dataclass(frozen=True)
 class Examined:
-    """A record file as it was found.
-
-    Args:
-        labels: what its labels are.
-        card: what lies beside it, fitting or not; None where it cannot be read.
-    """
+    """A record file as it was found; ``card``: what lies beside it, fitting or not; None where it cannot be read."""
 
     path: Path
     report: Report
@@ -80,11 +75,9 @@ def examine_records(
     Args:
         others: record files of other splits: images that are in them as well are found.
         before: files of the same split that were examined already: images that are in them, too, are duplicates.
-        decode: look at the images, too; else at framing and headers only.
+        decode, workers, progress: as for :func:`.scan_records`, of all files.
         near: find also images that look alike: encoded again, scaled or mirrored.
-        workers: processes to decode with; 0 decodes here, where a decoder's crash is a crash.
         most: findings to keep of each kind; None: all.
-        progress: called with the bytes done so far, and all there are (of all files).
 
     Raises:
         DataError: there is no such file.

@@ -36,14 +36,10 @@ _PORTION = 32
 def write_index(examined: Examined, *, force: bool = False) -> Path | None:
     """Write the ``.idx`` of a record file, in one go: a reader finds the old one or the new one.
 
-    Its keys are those of :func:`_keys_of`. Records without a header are left out.
+    Its keys are those of :func:`_keys_of`. Records without a header are left out. Return its path; None where there is
+    a good one already.
 
-    Args:
-        examined: the record file.
-        force: write it also where the index that is there is good.
-
-    Returns:
-        Its path; None where there is a good one already.
+    ``force``: write it also where the index that is there is good.
 
     Raises:
         DataError: there is nothing to index.
@@ -75,7 +71,6 @@ def salvage(
     Args:
         examined: the damaged file; keep all of its findings (``most=None``), so that the card can name what was lost.
         out: the new file; ends in ``.rec``.
-        force: replace what is there.
         workers: processes to measure images with; 0: here.
         progress: called with the records done so far, and all there are.
 

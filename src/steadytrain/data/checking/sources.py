@@ -62,10 +62,7 @@ def examine_source(
         root: the folder that a ``.lst``'s paths start from.
         labels: a file of labels, for images that lie in no folders of classes.
         path_column, label_column, split_column, zip_names: as for :func:`~steadytrain.data.packing.pack.pack`.
-        decode: look at the images, too; else at names alone.
-        near: find also images that look alike: encoded again, scaled or mirrored.
-        workers: processes to decode with; 0 decodes here, where a decoder's crash is a crash.
-        most: findings to keep of each kind; None: all.
+        decode, near, workers, most: as for :func:`.examine_records`; without decoding, names alone are looked at.
         progress: called with the files done so far, and all there are.
         say: takes the report's remarks as they come: what lasts is announced before it is begun.
 

@@ -113,19 +113,12 @@ def download(
     say: Say = lambda _: None,
     room_bytes: int = 0,
 ) -> Path:
-    """Fetch a file into a folder, or find that it is there; go on where an earlier call was killed.
+    """Fetch a file into a folder, or find it there, and return its path; go on where an earlier call was killed.
 
     Args:
-        file: what to fetch.
-        folder: which is there.
         mirrors: addresses of folders that have the file, tried before its own.
-        patience: with servers.
         progress: called with the bytes that are there.
-        say: takes remarks, a line each.
         room_bytes: of the disk, that have to be free besides those of the file.
-
-    Returns:
-        The path of the file, whose checksums are right.
 
     Raises:
         InputError: a mirror that is no address.

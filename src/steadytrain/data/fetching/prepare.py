@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,15 +77,8 @@ def fetch(
         folder: made if it is not there; the files as they came lie in its ``downloads/NAME``.
         mirrors: addresses of folders that have the files, tried first.
         shorter_side: scale larger images down to so many pixels on their shorter side.
-        workers: processes that encode.
         force: pack again over what is there.
-        patience: with servers.
-        advance: takes how far it is.
-        say: takes remarks, a line each.
         data_set: what to fetch, instead of that of the name.
-
-    Returns:
-        The record files.
 
     Raises:
         InputError: no such data set, or a mirror that is no address.
@@ -255,12 +249,14 @@ def _pets(paths: Mapping[str, Path]) -> Iterator[ImageRow]:
                 yield f"images/{image}.jpg", image.rpartition("_")[0], split
 
 
-def _food101(paths: Mapping[str, Path]) -> Iterator[ImageRow]:
-    """``apple_pie/1005649``."""
-    lists = _read_members(paths["food-101.tar.gz"], ["meta/train.txt", "meta/test.txt"])
-    for split, name in (("train", "meta/train.txt"), ("val", "meta/test.txt")):
-        for line in _lines(lists[name]):
-            yield f"food-101/images/{line.strip()}.jpg", line.partition("/")[0], split
+def _list_of_each_split(
+    archive: str, lists: Mapping[str, str], image: str, paths: Mapping[str, Path]
+) -> Iterator[ImageRow]:
+    """``apple_pie/1005649``: what ``image`` is formatted with, behind its class."""
+    texts = _read_members(paths[archive], lists.values())
+    for split, name in lists.items():
+        for line in _lines(texts[name]):
+            yield image.format(line.strip()), line.partition("/")[0], split
 
 
 def _cub200(paths: Mapping[str, Path]) -> Iterator[ImageRow]:
@@ -272,15 +268,6 @@ def _cub200(paths: Mapping[str, Path]) -> Iterator[ImageRow]:
         yield f"CUB_200_2011/images/{image}", image.partition("/")[0], "train" if is_training[number] == "1" else "val"
 
 
-def _dtd(paths: Mapping[str, Path]) -> Iterator[ImageRow]:
-    """``banded/banded_0002.jpg``."""
-    names = {"train": "labels/train1.txt", "val": "labels/val1.txt", "test": "labels/test1.txt"}
-    lists = _read_members(paths["dtd-r1.0.1.tar.gz"], names.values())
-    for split, name in names.items():
-        for line in _lines(lists[name]):
-            yield f"dtd/images/{line.strip()}", line.partition("/")[0], split
-
-
 def _flowers102(paths: Mapping[str, Path]) -> Iterator[ImageRow]:
     labels = np.atleast_1d(_matlab(paths["imagelabels.mat"])["labels"]).ravel()
     ids = _matlab(paths["setid.mat"])
@@ -289,11 +276,13 @@ def _flowers102(paths: Mapping[str, Path]) -> Iterator[ImageRow]:
             yield f"jpg/image_{int(number):05d}.jpg", f"{int(labels[int(number) - 1]):03d}", split
 
 
+_FOOD101 = {"train": "meta/train.txt", "val": "meta/test.txt"}
+_DTD = {"train": "labels/train1.txt", "val": "labels/val1.txt", "test": "labels/test1.txt"}
 _LISTS: Mapping[str, Callable[[Mapping[str, Path]], Iterator[ImageRow]]] = {
     "pets": _pets,
-    "food101": _food101,
+    "food101": partial(_list_of_each_split, "food-101.tar.gz", _FOOD101, "food-101/images/{}.jpg"),
     "cub200": _cub200,
-    "dtd": _dtd,
+    "dtd": partial(_list_of_each_split, "dtd-r1.0.1.tar.gz", _DTD, "dtd/images/{}"),
     "flowers102": _flowers102,
 }
 

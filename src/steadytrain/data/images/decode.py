@@ -260,11 +260,7 @@ def format_of(image: Image.Image) -> str:
 
 
 def load(image: Image.Image) -> Image.Image:
-    """Decode what :func:`read_header` opened.
-
-    Raises:
-        BadImageError: damaged or cut short.
-    """
+    """Decode what :func:`read_header` opened. Raises BadImageError: damaged or cut short."""
     is_deep = _is_deep(image)
     lower = _lower_bytes_of(image) if is_deep and "bits" in image.info else None
     try:
@@ -442,8 +438,7 @@ def _to_pixels(image: Image.Image, factor: int) -> Pixels:
 def decode(data: bytes | memoryview) -> Image.Image:
     """Decode any image file to an upright ``L`` or ``RGB`` image. Raises BadImageError."""
     image = read_header(data)
-    pixels = to_pixels(load(image))
-    return Image.fromarray(turn(pixels, orientation(image)))
+    return Image.fromarray(turn(to_pixels(load(image)), orientation(image)))
 
 
 def _too_many(num_pixels: int) -> str:

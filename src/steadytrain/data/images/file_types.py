@@ -87,14 +87,11 @@ _IMAGES = frozenset(file_type.name for _, file_type in _TYPES if file_type.advic
 
 
 def recognise(start: bytes, size: int) -> FileType | None:
-    """Recognise a file, or what stands where an image should.
+    """Recognise a file, or what stands where an image should; None for what is not known, and for a record file.
 
     Args:
         start: its first :data:`LOOK_AT` bytes, or all there are.
         size: of the whole, in bytes.
-
-    Returns:
-        None for what is not known, and for a record file.
     """
     if not size:
         return FileType("empty: 0 bytes", "fetch or write it again")
@@ -151,12 +148,7 @@ def _recognise_text(start: bytes) -> FileType | None:
 
 
 def why_no_image(data: bytes | memoryview, error: Exception | None = None) -> str:
-    """Return why the header of an image file could not be read.
-
-    Args:
-        data: all of the file.
-        error: of the decoder.
-    """
+    """Return why the header of an image file could not be read; ``error``: of the decoder."""
     file_type = recognise(bytes(data[:LOOK_AT]), len(data))
     if file_type is None:
         return UNKNOWN

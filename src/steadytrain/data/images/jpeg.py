@@ -69,7 +69,6 @@ def decode(data: Any, shape: tuple[int, int, int], memory: Pixels, *, shrink: in
     """Decode all rows.
 
     Args:
-        data: the file's bytes.
         shape: height, width, and the channels that are wanted (1 or 3).
         memory: to decode into; at least the size of the result.
         shrink: 1, 2, 4 or 8 times fewer pixels in each direction (rounded up).
@@ -92,7 +91,6 @@ def decode_part(data: Any, part: list[int], out: Pixels) -> bool:
     """Decode a part of an image, and tell whether that can be done (else ``out`` is left undefined).
 
     Args:
-        data: the file's bytes.
         part: left, top, right, bottom in pixels.
         out: uint8[bottom - top, right - left, channels]; its pixels lie side by side, its rows anywhere.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -59,7 +59,6 @@ class Look(NamedTuple):
 
     Args:
         fault: kind of finding that says why it cannot be used; empty for a sound image.
-        detail: of the fault.
         fingerprint: of its pixels; see :func:`fingerprint`.
         format: ``jpg``, ``png``, ...; empty where it has none.
         width, height: in pixels, upright; 0 where they are not known.
@@ -82,8 +81,7 @@ class Look(NamedTuple):
 def fingerprint(pixels: Image.Image | Pixels) -> bytes:
     """A hash that two images share only if their sizes and pixels are the same, whatever their files are.
 
-    Args:
-        pixels: upright, of 8 bits: uint8[H, W, 3] or uint8[H, W]. Grey that is stored as colour counts as grey.
+    ``pixels``: upright, of 8 bits: uint8[H, W, 3] or uint8[H, W]. Grey that is stored as colour counts as grey.
 
     >>> grey = np.arange(12, dtype=np.uint8).reshape(3, 4)
     >>> fingerprint(grey) == fingerprint(np.stack([grey] * 3, axis=2)) != fingerprint(grey.reshape(4, 3))
@@ -144,11 +142,9 @@ def _odd_traits(image: Image.Image, data: bytes, *, is_sound: bool) -> Iterator[
     yield from image.info.get("lost", {}).items()
     if "transparency" in image.info or (mode.endswith(("A", "a")) and "opaque" not in image.info):
         yield "transparency", ""
-    try:
+    with suppress(Exception):  # decoders of strangers' files raise whatever they like
         if getattr(image, "is_animated", False):
             yield "frames", ""
-    except Exception:  # noqa: BLE001 - decoders of strangers' files raise whatever they like
-        pass
     if format == "jpg" and not is_common_jpeg(data):
         yield "rare-jpeg", ""
     elif format == "jpg" and mode in ("L", "RGB") and not is_sound:

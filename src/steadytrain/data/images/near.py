@@ -98,8 +98,7 @@ def _shrink(pixels: Pixels) -> bytes:
 def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
     """For each image the one that it looks like most, if any; of several the first.
 
-    Args:
-        others: the set to look in; None: the images before it.
+    ``others``: the set to look in; None: the images before it.
     """
     targets = hashes if others is None else others
     keys, first = np.unique(targets[:, 0], return_index=True)
@@ -135,8 +134,7 @@ def near_pairs(hashes: Hashes) -> Iterator[Ints]:
     yield np.stack([likes[equal], equal, 0 * equal], axis=1)
     rows = np.flatnonzero((likes == np.arange(len(hashes))) & (hashes[:, 0] > 0))
     for at, like, bits, _ in _candidates(hashes, rows, keys[keys > 0], first[keys > 0]):
-        is_new = like < at
-        yield np.stack([like, at, bits], axis=1)[is_new]
+        yield np.stack([like, at, bits], axis=1)[like < at]
 
 
 def _candidates(

@@ -161,8 +161,6 @@ class Quarantine:
         """Find and use the sample that stands in for a bad one.
 
         Args:
-            sample: the bad one.
-            fault: what is wrong with it.
             use: tries another sample, and raises BadImageError where that is bad as well.
             met: gets the bad images that nobody has met before.
 

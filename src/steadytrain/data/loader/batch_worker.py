@@ -105,7 +105,6 @@ class BatchWorker:
     """Makes batches of a task, each as a job of pieces for any threads; several streams may share one.
 
     Args:
-        task: of what, and how.
         take_buffer: gives memory for the images of a batch, uint8[B, H, W, C], free again when the last view is gone.
         device_cache: where kept images are put besides; None: nowhere.
 
@@ -158,9 +157,8 @@ class BatchWorker:
     ) -> BatchStream[WorkerScratch, LoadedBatch]:
         """Start threads that make the batches of the task, in order.
 
-        Args:
-            numbers: of the batches to make instead, at least one, without end: where one is appended the caller makes
-                room for it by :meth:`BatchStream.release`.
+        ``numbers``: of the batches to make instead, at least one, without end: where one is appended the caller makes
+        room for it by :meth:`BatchStream.release`.
         """
         task, total = self.task, self.task.total if numbers is None else None
 

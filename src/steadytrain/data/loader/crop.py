@@ -260,12 +260,10 @@ def crop_for(
     """Make the crop that a recipe's ``data`` asks for, its open choices settled by the images and the model.
 
     Args:
-        data: the recipe's part.
         size: side of the square, in pixels.
-        channels: 3 (RGB) or 1 (grey).
         largest: longest side of any image of the data, in pixels.
         crop, interpolation, fit: the model's own, taken where ``data`` says nothing.
-        fill: as of :class:`Crop`.
+        channels, fill: as of :class:`Crop`.
 
     >>> crop_for(Data(train="digits.rec"), size=28, channels=1, largest=28).kind
     'pad-crop'
@@ -310,8 +308,7 @@ def _shrinks(boxes: Ints, resized: Ints, sizes: Ints) -> Ints:
 
     Images of up to :data:`NEVER_SHRUNK` pixels a side have 1.
     """
-    sides = boxes[:, [3, 2]] - boxes[:, [1, 0]]
-    room = (sides / resized).min(axis=1) / SHRINK_MARGIN
+    room = ((boxes[:, [3, 2]] - boxes[:, [1, 0]]) / resized).min(axis=1) / SHRINK_MARGIN
     return np.where(sizes.max(axis=1) > NEVER_SHRUNK, 1 << np.log2(room.clip(1, 8)).astype(np.int64), 1)
 
 

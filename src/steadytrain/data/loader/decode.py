@@ -88,7 +88,6 @@ class ImagePart(NamedTuple):
     """Decoded pixels, uint8[H, W, C].
 
     Args:
-        pixels: all of the image, or a part of it.
         top, left: where the part begins, in the image's pixels.
         shrunk: there are this many times fewer pixels in each direction than the image has.
     """
@@ -102,8 +101,7 @@ class ImagePart(NamedTuple):
 class Scratch:
     """Memory that one thread works in, again and again.
 
-    Args:
-        keeps: bytes; what is larger is allocated for once.
+    ``keeps``: bytes; what is larger is allocated for once.
 
     ``augment_seconds``: spent on squares after decoding, since somebody set it to 0.
     """
@@ -130,14 +128,7 @@ class Scratch:
 
 
 def probe(data: Any) -> Encoded:
-    """Read an image's header.
-
-    Args:
-        data: bytes-like, the whole image.
-
-    Raises:
-        BadImageError: no image, or one of too many pixels.
-    """
+    """Read an image's header. Raises BadImageError: no image, or one of too many pixels."""
     head = jpeg.read_header_of(data)
     bare = None if head else from_ppm(data)
     if head is not None:
@@ -156,11 +147,6 @@ def pixels(encoded: Encoded, channels: Channels, scratch: Scratch) -> Pixels:
     """Decode all of an image's pixels, uint8[H, W, channels].
 
     They may lie in the scratch memory, and are then good until it is next used.
-
-    Args:
-        encoded: the image.
-        channels: 3 (RGB) or 1 (grey).
-        scratch: of this thread.
 
     Raises:
         BadImageError: the image cannot be decoded.
@@ -202,9 +188,6 @@ def cut_all(
         encoded: the images, in the order of the plan.
         memory: their bytes, one behind the other.
         at: int64[n + 1], where each begins, and the last one ends; a bad one has no bytes.
-        crop: of which the plan is.
-        plan: what to take.
-        scratch: of this thread.
     """
     heads = [None if isinstance(image, BadImageError) else image.head for image in encoded]
     able: NDArray[np.bool_] = np.array([head is not None and head.scan > 0 for head in heads]) & (plan.shrinks == 1)
@@ -244,14 +227,7 @@ def cut_into(
 ) -> None:
     """Decode an image and write the square that row ``row`` of the plan tells of into ``out``, uint8[S, S, C].
 
-    Args:
-        out: where to.
-        encoded: the image.
-        crop: of which the plan is.
-        plan: what to take.
-        row: of the plan.
-        scratch: of this thread.
-        needed: the row of :meth:`Crop.needed`, where the native decoder is to be tried.
+    ``needed``: the row of :meth:`Crop.needed`, where the native decoder is to be tried.
 
     Raises:
         BadImageError: the image cannot be decoded; ``out`` is left undefined.
@@ -345,8 +321,6 @@ def resample(out: Pixels, source: Pixels, window: Window, interpolation: Interpo
     Args:
         out: where to; any strides.
         source: uint8[H, W, C], contiguous.
-        window: what.
-        interpolation: of the resizing.
     """
     left, top, right, bottom = window.box
     if window.shrunk == 1 and (bottom - top, right - left) == window.resized:

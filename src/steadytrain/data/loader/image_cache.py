@@ -1,16 +1,14 @@
 """Images decoded once and kept, if all of them fit into a budget of memory. The bytes of a batch are the same.
 
-The loader shares its cores with training, and decoding a small PNG costs fifty times what copying its pixels does.
-Small images of one size are kept as they are first used; a batch is then one gather, without a loop over its samples.
-Larger ones, and those of several sizes, are kept from the second pass over the data on: to be kept an image has to be
-decoded as a whole, which costs more than the part that a crop shows, and pays only where it is used often. Whether
-they fit is judged by the headers of some of them. :class:`ImageCache` gives up at the first image that would not give
-the same bytes (a JPEG so large that it is shrunk while it is decoded), or does not fit.
+Decoding a small PNG costs fifty times what copying its pixels does. Small images of one size are kept as they are first
+used; a batch is then one gather. Larger ones, and those of several sizes, are kept from the second pass over the data
+on, decoded as a whole, which pays only where they are used often; whether they fit is judged by the headers of some.
+:class:`ImageCache` gives up at the first image that would not give the same bytes (a JPEG so large that it is shrunk
+while it is decoded), or does not fit.
 
 The memory may be common to the ranks of a machine (``rank_cache``). With a device, kept images of one size that are
 only shifted are copied there once, if they take no more than an eighth of what is free (:class:`DeviceCache`); from
-then on a batch is a :class:`ResidentBatch`: which samples, from which row and column, mirrored or not. torch is
-imported when there is a device to copy to.
+then on a batch is a :class:`ResidentBatch`: which samples, from which row and column, mirrored or not.
 """
 
 from __future__ import annotations
@@ -154,12 +152,7 @@ class ImageCache:
         return True
 
     def missing(self, samples: Ints, bad: set[int]) -> Ints:
-        """Return those of some samples that are not kept, or that another rank alone knows to be bad.
-
-        Args:
-            samples: int64[b].
-            bad: the samples that this process knows to be bad.
-        """
+        """Return those of some samples, int64[b], that are not kept, or that another rank alone knows to be bad."""
         images = self.images
         if images is None:
             return samples
@@ -340,12 +333,9 @@ def gather(out: Pixels, images: CachedImages, samples: Ints, crop: Crop, draws: 
     """Write the squares of kept samples, uint8[b, S, S, C], as :func:`~steadytrain.data.loader.decode.cut_into` would.
 
     Args:
-        out: where to.
         images: hold every one of ``samples``.
         samples: int64[b].
-        crop: how.
         draws: float64[b, num_draws] of these samples.
-        scratch: of the calling thread.
     """
     if images.pixels is None:
         sizes = images.sizes[samples]
@@ -397,7 +387,6 @@ class DeviceCache:
 
     Args:
         device: any that torch knows; the CPU, too, where it is merely another copy.
-        crop: how the squares are cut.
         budget_bytes: the most that the images may take; None: an eighth of what is free when they are copied.
     """
 

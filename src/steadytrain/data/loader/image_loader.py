@@ -8,8 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from PIL import Image
 
@@ -24,6 +23,7 @@ from steadytrain.data.loader.rank_cache import remove_left_files
 from steadytrain.data.loader.subprocess_loader import LoaderProcess
 from steadytrain.data.loader.task import LoaderTask, Source
 from steadytrain.errors import SteadyError
+from steadytrain.files import Closing
 from steadytrain.format import percent
 from steadytrain.machine import facts
 
@@ -100,7 +100,7 @@ class BatchQueue(Protocol):
         ...
 
 
-class ImageLoader:
+class ImageLoader(Closing):
     """Iterable of :class:`Batch`. Each iteration starts at position ``start`` with threads of its own.
 
     Training (``train=True``) is one endless stream of n samples an epoch: position p belongs to epoch p // n. Each
@@ -151,7 +151,7 @@ class ImageLoader:
     ) -> None:
         self.task = task = _make_task(source=source, crop=crop, **settings)
         task.check()
-        self.on_bad = on_bad or _warn
+        self.on_bad = on_bad or (lambda bad: warnings.warn(str(bad), stacklevel=3))
         self.num_samples = len(task.records)
         self.place: LoaderPlace = place if queue is None else "threads"
         self._queue = queue
@@ -341,12 +341,6 @@ class ImageLoader:
         self._idle.clear()
         self._buffers.clear()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
     def _child(self) -> LoaderProcess:
         """Return a child process, one that is idle or a new one. Raises FeedError where there can be none."""
         if self._idle:
@@ -397,7 +391,3 @@ class _Batches(Iterator[Batch]):
 
 
 _make_task = checked(LoaderTask)
-
-
-def _warn(bad: BadImage) -> None:
-    warnings.warn(str(bad), stacklevel=3)

@@ -48,9 +48,7 @@ class Measured:
 def measure(loader: ImageLoader, *, seconds: float) -> Measured:
     """Take batches for some time; if decoded images are cached, after the passes that fill the cache.
 
-    Args:
-        loader: a new loader: for training without ``stop``, or for evaluation, which is repeated.
-        seconds: how long to measure.
+    ``loader``: a new loader: for training without ``stop``, or for evaluation, which is repeated.
     """
     began = time.perf_counter()
     sizes = _endless_sizes(loader)

@@ -135,9 +135,7 @@ class BatchStream(Generic[W, R]):
     Args:
         begin: makes the job that begins with result ``number``, of no more than ``room`` results; called in order,
             under a lock: it must be quick.
-        workspace: makes a thread's workspace.
         total: number of results; None: without end.
-        threads: how many.
         depth: results begun and not yet taken, at most, while the threads make them.
         times: grows as pieces are done.
         requests: grows as results are taken.

@@ -60,9 +60,7 @@ class LocalRanks:
 def find_local_ranks(launch: str | None, variables: Mapping[str, str]) -> LocalRanks | None:
     """Find the ranks that this one may share memory with; None where it is alone.
 
-    Args:
-        launch: a name that they have agreed on; empty: none; None: what torchrun or MPI say.
-        variables: the environment.
+    ``launch``: a name that they have agreed on; empty: none; None: what torchrun or MPI say.
 
     >>> find_local_ranks(None, {"LOCAL_WORLD_SIZE": "8", "LOCAL_RANK": "3", "MASTER_PORT": "29500"})
     LocalRanks(launch='MASTER_PORT=29500', count=8, rank=3)
@@ -88,10 +86,7 @@ class RankMemory:
 
     It is there as long as this object, or a view of its memory.
 
-    Args:
-        ranks: who shares it.
-        what: is kept in it: whoever gives the same gets the same memory.
-        size: in bytes.
+    ``what``: the name of what is kept in it: whoever gives the same gets the same memory.
 
     Raises:
         OSError: there is no such memory here, or no room for it.

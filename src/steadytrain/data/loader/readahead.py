@@ -1,18 +1,14 @@
 """Reading ahead: the system is asked for the bytes of coming batches, so that no thread waits for a disk.
 
-The stream is divided into stretches: windows of a ``BlockOrder``, else about
-:data:`AHEAD_BYTES` of images. While the batches of one are made, the bytes of the next are asked for, a batch's share
-with each batch, sorted by where they lie and joined where they touch (``posix_fadvise``, which starts reading into the
-page cache and returns). So there are always about that many bytes on their way, the disk has a queue to order, and the
-order by blocks is read in long runs. The system's own guess is turned off: beside each image it would read its
-surroundings, which nobody wants (``read_ahead_kb`` of the disk; measured: fifty times the bytes at 8 MiB).
+The stream is divided into stretches: windows of a ``BlockOrder``, else about :data:`AHEAD_BYTES` of images. While the
+batches of one are made, the bytes of the next are asked for, a batch's share with each batch, in the order in which
+they lie (``posix_fadvise``): the disk has a queue to order, and blocks are read in long runs. The system's own guess is
+turned off: it would read the surroundings of each image (measured: fifty times the bytes, at 8 MiB ``read_ahead_kb``).
 
-This changes when bytes are read and nothing else. It ends after one pass over data that fit into half of the memory,
-which then holds them all; larger data are read ahead as long as they are used, and asked for once more just before they
-are needed, in case memory was short. What lies in a store on the network is fetched to the disk in the same order, and
-as long as the disk has no room for all of it. Where it has, and all images will be used, whatever else is missing is
-fetched as well while the store has nothing else to do: a request for 4 MiB costs little more than for an image. Nothing
-is done where the source does not say where its images lie. What it is worth: ``benchmarks/feed_order.py``.
+It ends after one pass over data that fit into half of the memory, which then holds them all; larger data are asked for
+once more just before they are needed, in case memory was short. Objects of a store are fetched to the disk in the same
+order; where it has room for all of them and all images will be used, the rest is fetched while the store has nothing
+else to do: a request for 4 MiB costs little more than for an image. What it is worth: ``benchmarks/feed_order.py``.
 """
 
 from __future__ import annotations
@@ -81,7 +77,6 @@ class Readahead:
     """Reads ahead of one loader. Safe from several threads.
 
     Args:
-        source: where the images lie.
         ids: int64[n], the records that are used.
         order: of training; None: in the order of ``ids``.
         stop: the position that the stream ends before; None: it has no end.

@@ -92,8 +92,7 @@ def alternating_flips(seed: int, samples: Ints, epochs: Ints) -> Floats:
 
     What even epochs flip, odd ones do not (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU").
     """
-    first = uniforms(seed, samples, 1, _FLIPS)[:, 0]
-    numbers: Floats = (first + 0.5 * (epochs % 2)) % 1
+    numbers: Floats = (uniforms(seed, samples, 1, _FLIPS)[:, 0] + 0.5 * (epochs % 2)) % 1
     return numbers
 
 
@@ -237,10 +236,8 @@ class BlockShuffle:
     breadth: a batch sees at most ``window`` blocks, twice that where it straddles two windows. In data that are sorted
     by class, as packed folders are, a block is one class as a rule, so a window holds at most about ``window`` classes.
 
-    Args:
-        size: samples in a block: what is read in one stretch.
-        window: blocks that are mixed with each other. A window, and the one that is read ahead, should fit into
-            memory: ``2 * size * window`` encoded images.
+    ``window``: blocks that are mixed with each other. A window, and the one that is read ahead, should fit into memory:
+    ``2 * size * window`` encoded images.
 
     Raises:
         InputError: a number below 1.
@@ -263,7 +260,6 @@ class BlockOrder:
     Args:
         n: size of the data set, at least 1.
         seed: 0 to 2**63 - 1.
-        blocks: how it is divided.
     """
 
     def __init__(self, n: int, seed: int, blocks: BlockShuffle) -> None:
@@ -316,10 +312,6 @@ class RepeatedOrder:
 
     >>> RepeatedOrder(GlobalOrder(5, seed=1), 2).ids(np.arange(10)).tolist()
     [1, 1, 0, 0, 2, 2, 4, 4, 3, 3]
-
-    Args:
-        order: of the samples.
-        times: how often each stands in a row.
     """
 
     def __init__(self, order: GlobalOrder | BlockOrder, times: int) -> None:

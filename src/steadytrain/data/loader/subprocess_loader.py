@@ -77,7 +77,6 @@ class SharedBatches:
 
     Args:
         shape: of a batch's images (B, H, W, C).
-        count: of slots.
         file: made by another process (:attr:`file` there); None: make one.
 
     Raises:
@@ -163,9 +162,7 @@ def _create_file(size: int) -> int:
 class LoaderProcess:
     """A child process that makes the batches of a task, one iteration after another.
 
-    Args:
-        task: what is to be made.
-        times: what the child has done, as of the last :meth:`refresh`.
+    ``times``: what the child has done, as of the last :meth:`refresh`.
 
     Raises:
         FeedError: there is no memory to share, the source cannot be pickled, or no process can be started.

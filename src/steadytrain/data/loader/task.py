@@ -258,8 +258,7 @@ class LoaderTask:
 def encoded_image(source: Source, number: int, describe: Callable[[int], str] | None = None) -> memoryview:
     """Return a view of the encoded bytes of an image.
 
-    Args:
-        describe: names an image in messages; None where its number has to do.
+    ``describe``: names an image in messages; None where its number has to do.
 
     Raises:
         BadImageError: the record is damaged, or its file is gone.

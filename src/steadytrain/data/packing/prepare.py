@@ -104,8 +104,7 @@ def prepare(
     """Make data ready to be read.
 
     Args:
-        source: a ``.rec`` or several by braces and wildcards, or whatever else ``pack``
-            takes.
+        source: a ``.rec`` or several by braces and wildcards, or whatever else ``pack`` takes.
         root, labels: as for :func:`~steadytrain.data.packing.pack.pack`.
         classes: the class list to use, in its order: names, or the path of a card that has them.
         path_column, label_column, split_column, zip_names: as for :func:`~steadytrain.data.packing.pack.pack`.

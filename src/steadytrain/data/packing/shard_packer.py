@@ -81,10 +81,8 @@ class ShardPacker:
         local_ranks: those on this machine; None: all.
         workers: children of this process to encode with.
         progress: called with the number of images that are done, by all, and of all there are.
-        say: takes remarks, a line each.
 
-    Attributes:
-        packed: the cards of the shards that this process has packed, by their numbers.
+    ``packed``: the cards of the shards that this process has packed, by their numbers.
 
     Raises:
         DataError: the source or a setting cannot be used, or a file is in the way, or of other images or settings.
@@ -293,7 +291,7 @@ class ShardPacker:
         if isinstance(self.folder, StoreFolder):
             if may_be_there:
                 names = [n for path, _ in self.files for n in (path.with_suffix(SUFFIX).name, *_files_of(path))]
-                abort_uploads(self.folder.at("any"), names, self.say)
+                abort_uploads(self.folder.place.inside("any"), names, self.say)
         else:  # the plan of an earlier version
             with suppress(OSError):
                 self.path.with_name(f"{self.path.stem}.plan.json").unlink()
@@ -442,14 +440,10 @@ class StoreFolder:
         self.place = ObjectPlace.folder(uri)
         self._store = Store(self.place)
 
-    def at(self, name: str) -> ObjectPlace:
-        return ObjectPlace(self.place.base, self.place.key + name)
-
     def read(self, name: str) -> bytes | None:
-        try:
-            return bytes(self._store.read(self.at(name))[0])
-        except NoObjectError:
-            return None
+        with suppress(NoObjectError):
+            return bytes(self._store.read(self.place.inside(name))[0])
+        return None
 
     def sizes(self) -> dict[str, int]:
         return {name: facts.size for name, facts in self._store.list_folder(self.place).items()}
@@ -459,9 +453,9 @@ class StoreFolder:
 
     def write(self, name: str, file: Path) -> None:
         try:
-            self._store.write(self.at(name), file)
+            self._store.write(self.place.inside(name), file)
         except KeyboardInterrupt:
-            abort_uploads(self.at(name), [name], lambda line: None, may_be_there=False)
+            abort_uploads(self.place.inside(name), [name], lambda line: None, may_be_there=False)
             raise
         except OSError as error:
             raise storage_error(error, file) from error

@@ -116,7 +116,7 @@ def fetch_images(listing: Listing, uri: str, blob: Path) -> Listing:
     def fetch(row: int) -> memoryview:
         name, size = listing.names[row], int(listing.sizes[row])
         try:
-            data, facts = store.read(ObjectPlace(place.base, place.key + name))
+            data, facts = store.read(place.inside(name))
         except NoObjectError:
             if size:
                 raise _changed(uri + name) from None

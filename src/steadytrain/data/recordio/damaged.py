@@ -18,14 +18,14 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD
 from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError, FailedError, StorageError, read_errors
+from steadytrain.files import Closing
 
 _ANYWHERE = re.compile(re.escape(struct.pack("<I", MAGIC)))
 _FRAME = struct.Struct("<II")
@@ -33,12 +33,10 @@ _HEAD_BYTES = 8 + HEADER_BYTES
 _BLOCK = 1 << 18  # bytes read at a time
 
 
-class ByteSource:
+class ByteSource(Closing):
     """A file that is read by offset, up to where it ended when it was opened. A context manager.
 
-    Args:
-        path: of the file.
-        digested: take its sha256 from what is read anyhow, as long as that leaves out nothing.
+    ``digested``: take its sha256 from what is read anyhow, as long as that leaves out nothing.
 
     Raises:
         DataError: there is no such file, or it may not be read.
@@ -103,10 +101,7 @@ class ByteSource:
         except OSError:
             return True
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
         self._file.close()
 
 

@@ -58,11 +58,7 @@ def pack_header(label: float | Sequence[float], *, id: int) -> bytes:
 
 
 def unpack(payload: Buffer) -> ImageRecord:
-    """Take a payload apart.
-
-    Raises:
-        DataError: it is too short for its header and labels.
-    """
+    """Take a payload apart. Raises DataError: it is too short for its header and labels."""
     view = memoryview(payload)
     if len(view) < HEADER_BYTES:
         raise DataError(f"a record of {len(view)} bytes is too short for an image header ({HEADER_BYTES} bytes)")

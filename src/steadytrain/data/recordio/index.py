@@ -22,7 +22,6 @@ from steadytrain.data.recordio.framing import (
     MAGIC,
     MAX_PAYLOAD,
     Readable,
-    find_parts,
     read_payload,
     unpack,
 )
@@ -137,12 +136,6 @@ def resynchronise(file: Readable, start: int) -> int | None:
     return None
 
 
-def require_records(file: Readable, offsets: Offsets) -> None:
-    """Raise DataError unless a record begins at each of these few offsets and ends within the file."""
-    for offset in offsets.tolist():
-        find_parts(file, offset)
-
-
 def require_complete(file: Readable, offsets: Offsets) -> None:
     """Raise DataError where the file holds a whole record that the offsets, which rise, leave out.
 
@@ -226,8 +219,7 @@ def _gather(file: Readable, offsets: Offsets, width: int) -> NDArray[np.uint8]:
         raise DataError(f"the record at byte {last:,} is too short for an image header, or beyond the end of the file")
     if not isinstance(file, memoryview):
         return file.gather(offsets, width)
-    data = np.frombuffer(file, dtype=np.uint8)
-    gathered: NDArray[np.uint8] = data[offsets[:, None] + np.arange(width)]
+    gathered: NDArray[np.uint8] = np.frombuffer(file, dtype=np.uint8)[offsets[:, None] + np.arange(width)]
     return gathered
 
 

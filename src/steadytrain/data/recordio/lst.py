@@ -150,15 +150,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, ListLine | ValueError]]:
 
 
 def read_list_columns(path: Path, count: int, width: int) -> RecordColumns | None:
-    """Read ids and labels of a list, in a quarter of the time of :meth:`RecordList.read`.
+    """Read ids and labels of a list, in a quarter of the time of :meth:`RecordList.read`; None: it cannot be read so.
 
     Args:
-        path: of the list.
         count: lines that it should have, one for each record.
         width: labels of each line.
-
-    Returns:
-        The columns; None where it has another form, or cannot be read.
     """
     ids, labels = array("q"), array("f")
     try:
@@ -216,9 +212,7 @@ class RecordList:
     def lines_of(self, ids: NDArray[np.int64] | NDArray[np.uint64], labels: NDArray[np.float32]) -> NDArray[np.int64]:
         """Return the line of each record with this id and these labels, int64[n]; -1 where it is not known.
 
-        Args:
-            ids: of n records.
-            labels: float32[n, L]; one label has to be a line's first: ``im2rec`` stores no more unless it is asked to.
+        ``labels``: float32[n, L]; one label has to be a line's first: ``im2rec`` stores no more unless it is asked to.
         """
         order, ordered = self._order
         if not len(order):

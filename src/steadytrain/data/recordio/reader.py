@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +44,7 @@ from steadytrain.data.recordio.framing import (
     MAGIC,
     MAX_PAYLOAD,
     ImageRecord,
+    find_parts,
     index_path,
     read_payload,
     unpack,
@@ -57,7 +57,6 @@ from steadytrain.data.recordio.index import (
     read_heads,
     read_index,
     require_complete,
-    require_records,
     scan,
 )
 from steadytrain.data.recordio.lst import RecordList, describe_record, list_path, name_by_folders, read_list_columns
@@ -67,6 +66,7 @@ from steadytrain.data.storage.pages import Traffic
 from steadytrain.data.storage.remote_file import open_ranges
 from steadytrain.data.storage.store import MOST_REQUESTS, is_uri
 from steadytrain.errors import DataError, StorageError
+from steadytrain.files import Closing
 from steadytrain.format import count, printable
 from steadytrain.format import size as size_words
 from steadytrain.machine.process import allow_open_files
@@ -88,7 +88,6 @@ class Extents(NamedTuple):
     """Places of the bytes of N images on disk, so that they can be asked for before they are needed.
 
     Args:
-        paths: files.
         file: int64[N], a number into ``paths``.
         offset, size: int64[N] bytes.
     """
@@ -282,9 +281,7 @@ def _open_files(paths: Sequence[Path]) -> list[_File]:
 def _open_file(path: Path, *, compares: bool) -> _File:
     """Open a file, and compare it with its index and its card.
 
-    Args:
-        path: of the file.
-        compares: of an object with a card, whose size is compared in any case, fetch blocks to compare them as well.
+    ``compares``: of an object with a card, whose size is compared in any case, fetch blocks to compare them as well.
     """
     try:
         card = card_of(path)
@@ -349,7 +346,8 @@ def _find_records(path: Path, view: ByteRanges, card: Card | None) -> Offsets:
     try:
         if offsets.min() < 0 or offsets.max() >= len(view):
             raise DataError(f"the file ends at byte {len(view):,}")
-        require_records(view, offsets[rows])
+        for offset in offsets[rows].tolist():
+            find_parts(view, offset)
     except DataError as error:
         raise DataError(f"{index.name} does not fit {path.name} ({error}): {_index_remedy(path, view)}") from None
     return offsets
@@ -468,7 +466,7 @@ def _spread(count: int, most: int) -> Ints:
     return np.unique(np.linspace(0, count - 1, num=min(count, most), dtype=np.int64))
 
 
-class Records:
+class Records(Closing):
     """The images of one ``.rec`` or of several, by number. Make one with :meth:`open`; close it, or use it as a context
     manager.
 
@@ -502,9 +500,8 @@ class Records:
     def open(path: str | Path) -> Records:
         """Open a ``.rec`` by its ``.idx``, or by scanning where there is none.
 
-        Args:
-            path: of the file; or of several, as ``OUT-{00000..00003}-of-00004.rec`` or ``OUT-*.rec``. A URI
-                (``s3://bucket/train.rec``) is of an object, which is fetched as it is read.
+        ``path``: of the file; or of several, as ``OUT-{00000..00003}-of-00004.rec`` or ``OUT-*.rec``. A URI
+        (``s3://bucket/train.rec``) is of an object, which is fetched as it is read.
 
         Raises:
             DataError: no such file, not a record file, cut short, an index or a card of another file, or several files
@@ -558,8 +555,7 @@ class Records:
     def require_images(self, say: Callable[[str], object] = lambda remark: None) -> None:
         """Look at some records of each file that has no card, and at the lists beside files.
 
-        Args:
-            say: takes a line about records that hold no picture, and are skipped, and about a damaged list.
+        ``say``: takes a line about records that hold no picture, and are skipped, and about a damaged list.
 
         Raises:
             DataError: none of them holds an image.
@@ -828,12 +824,6 @@ class Records:
         self._closed = True
         for file in self._files:
             file.view.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def _merged_card(files: Sequence[_File]) -> Card | None:

@@ -29,7 +29,6 @@ class RecordWriter:
 
     Args:
         path: ends in ``.rec``; its folder is made if need be.
-        force: replace what is there.
         work: names what is being written, with everything that its bytes depend on; None: never take anything up.
 
     Attributes:

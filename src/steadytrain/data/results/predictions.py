@@ -57,7 +57,6 @@ def write_predictions(
 
     Args:
         path: the file; one of that name is replaced.
-        records: that were evaluated.
         ids: int64[N], the record of each image.
         classes: names, in the order of the labels.
         outputs: float32[N, 4]: predicted class, its probability, loss, rank of the true class.
@@ -96,7 +95,6 @@ def write_label_predictions(
 
     Args:
         path, records, ids: as of :func:`write_predictions`.
-        classes: names of the labels.
         probabilities: float64[N, L].
         labels: [N, L], 1 for each label that an image has.
         threshold: a label with a probability above it is predicted.

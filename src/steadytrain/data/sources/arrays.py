@@ -92,11 +92,6 @@ def _list_arrays(
     )
 
 
-def is_idx_folder(names: Iterable[str]) -> bool:
-    """Return whether a folder's files are pairs of idx files."""
-    return any(_IDX_NAME.fullmatch(name) for name in names)
-
-
 def list_idx_pair(request: Request) -> list[Listing]:
     """List the images of one pair, by either file; without classes they are "0" to the largest label.
 
@@ -295,7 +290,7 @@ def list_cifar(request: Request) -> list[Listing]:
 
 
 def _is_idx(request: Request) -> bool:
-    return is_idx_folder(request.entries) if request.is_folder else request.kinds == {"idx"}
+    return any(map(_IDX_NAME.fullmatch, request.entries)) if request.is_folder else request.kinds == {"idx"}
 
 
 def _list_idx_files(request: Request) -> list[Listing]:

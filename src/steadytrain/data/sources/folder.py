@@ -109,8 +109,7 @@ def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[L
     Raises:
         DataError: not a folder, no images, a class without images, one class only, or a class not in the list.
     """
-    look = look_on_disk(source)
-    splits = class_splits(look, source, classes)
+    splits = class_splits(look_on_disk(source), source, classes)
     top, files = scan_folder(source, list(splits.values()) or [""])
     first, *more = list_tree(top, files, root=source, classes=classes)
     tops = {path.partition("/")[0] for path in splits.values()}
@@ -124,9 +123,7 @@ def scan_folder(source: Path, parts: Sequence[str] = ("",)) -> tuple[Folder, Fil
     Of each class, a folder that is reached twice, by links, counts once. One that holds the class itself is not
     entered: all other classes lie in it.
 
-    Args:
-        source: the folder.
-        parts: the folders in it that hold the classes, and are all that is looked at; empty for ``source`` itself.
+    ``parts``: the folders in it that hold the classes, and are all that is looked at; empty for ``source`` itself.
     """
     names, sizes, times = Names(), array("q"), array("q")
 
@@ -163,9 +160,7 @@ def scan_folder(source: Path, parts: Sequence[str] = ("",)) -> tuple[Folder, Fil
 def build_tree(files: FileList, *, strip: bool = True) -> Folder:
     """The folders that the members' names describe, without hidden ones and the leftovers of file managers.
 
-    Args:
-        files: members of archives.
-        strip: go down through folders that hold nothing but one more folder: ``images/`` around the classes.
+    ``strip``: go down through folders that hold nothing but one more folder: ``images/`` around the classes.
 
     Raises:
         DataError: folders more than 100 deep.

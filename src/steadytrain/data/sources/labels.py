@@ -72,8 +72,6 @@ def classes_from_texts(
     ``7`` where all labels are whole numbers.
 
     Args:
-        texts: a label for each image.
-        classes: the class list.
         where: they come from, for messages.
         say: is told where numbers were taken for something else than names.
 

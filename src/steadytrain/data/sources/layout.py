@@ -385,7 +385,6 @@ def no_labels(look: FolderLook, parts: Mapping[str, Sequence[str]], where: Path)
     """The error for images in folders that are no classes, without a table; gives the command that helps.
 
     Args:
-        look: tells what lies in the source.
         parts: as :func:`flat_splits` returns them.
         where: the folder or the archive that the user named.
     """

@@ -75,7 +75,6 @@ class NamedImages:
 
     Args:
         root: the folder that paths start from, or what the user calls the archives.
-        table: that names them.
         members: of the archives; None for a folder.
         prefixes: of paths below ``root``, in the order in which they are tried; None: none, then that of a folder
             beside the table that has its name (``train/`` of ``train.csv``).
@@ -146,7 +145,7 @@ class NamedImages:
         if np.all(statuses[0] < 0) and (lead := _foreign_lead(names, self.find, self.root)):
             self._several.clear()
             self._say(f"{self._table}: paths are read from {self.root} on, without {lead!r}")
-            located, statuses = self._locate([_without(lead, name) for name in names])
+            located, statuses = self._locate([name.replace("\\", "/").removeprefix(lead) for name in names])
         if self._several:
             listed = [f"{name}: {' and '.join(files)}" for name, files in self._several.items()]
             raise DataError(
@@ -262,10 +261,6 @@ def _foreign_lead(names: Sequence[str], find: Callable[[str], object], folder: P
                 hits[lead] += 1
     best = max(hits, key=lambda lead: (hits[lead], -lead.count("/")), default="")
     return best if 2 * hits[best] > len(sample) else ""
-
-
-def _without(lead: str, name: str) -> str:
-    return name.replace("\\", "/").removeprefix(lead)
 
 
 def _stat_file(folder: Path, name: str) -> FileStatus | None:

@@ -102,8 +102,7 @@ def _locate_images(path: Path, records: Records, scratch: Path) -> Pieces:
     in_parts = np.zeros(len(offsets), np.bool_)
     for start in range(0, len(offsets), _BLOCK):
         part = slice(start, start + _BLOCK)
-        words = data.gather(offsets[part], 4 * _HEAD_WORDS).view("<u4")
-        heads: NDArray[np.int64] = words.astype(np.int64)
+        heads: NDArray[np.int64] = data.gather(offsets[part], 4 * _HEAD_WORDS).view("<u4").astype(np.int64)
         before = HEADER_BYTES + 4 * heads[:, 2]
         starts[part] = offsets[part] + 8 + before
         sizes[part] = (heads[:, 1] & MAX_PAYLOAD) - before

@@ -134,10 +134,7 @@ def _head_of(lines: Sequence[str]) -> tuple[list[str], int]:
 def read_rows(stored_at: Path, path: Path, delimiter: str) -> Rows:
     """Line number and cells of each row that is not blank.
 
-    Args:
-        stored_at: where the bytes lie.
-        path: the table, as it was named.
-        delimiter: as :func:`find_delimiter` returns it.
+    ``path``, ``stored_at``: the table as it was named, and where its bytes lie.
 
     Raises:
         DataError: a line that cannot be read, by its number.

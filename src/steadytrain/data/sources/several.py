@@ -49,11 +49,6 @@ class Cells:
     parts: Mapping[str, tuple[str, ...]]
     is_multi_hot: bool = False
 
-    @property
-    def are_single(self) -> bool:
-        """Return whether each cell is a list of one label."""
-        return all(len(labels) == 1 for labels in self.parts.values())
-
     def vectors(
         self, texts: Sequence[str], *, where: str, classes: LabelNames | None = None
     ) -> tuple[tuple[str, ...], NDArray[np.float32]]:
@@ -222,13 +217,13 @@ def name_labels(
         cells: what :func:`read_cells` told of them.
         where: they are, for messages.
         classes: the class list, or the names of labels, where there are any.
-        say: takes remarks.
 
     Raises:
         DataError: labels that the class list lacks, or several where it has classes.
     """
     label_list = classes if isinstance(classes, LabelNames) else None
-    if cells is not None and cells.are_single and label_list is None:  # lists of one label each
+    is_in_lists = cells is not None and all(len(labels) == 1 for labels in cells.parts.values())
+    if cells is not None and is_in_lists and label_list is None:  # of one label each
         texts, cells = [cells.parts[text][0] for text in texts], None
     if cells is None and label_list is None:
         class_names, labels = classes_from_texts(texts, classes=classes, where=where, say=say)

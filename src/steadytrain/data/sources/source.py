@@ -109,8 +109,7 @@ class Request:
 
     def in_order(self, listings: Sequence[Listing]) -> list[Listing]:
         """Put the listings of splits in order, the training set first; one alone is no split."""
-        splits = {listing.split: listing for listing in listings}
-        ordered = order_splits(splits)
+        ordered = order_splits({listing.split: listing for listing in listings})
         if len(ordered) == 1:
             return [replace(listings[0], split="")]
         return [replace(listing, split=split) for split, listing in ordered.items()]

@@ -76,11 +76,9 @@ def read_list(
     folder's name, or else the one in its place.
 
     Args:
-        path: the list.
         root: the folder that its paths start from; None: the list's own.
         prefixes: as for :class:`~steadytrain.data.sources.paths.NamedImages`.
         classes: class names in the order of their labels.
-        say: takes remarks.
 
     Raises:
         DataError: the file cannot be read, lines are malformed or contradict each other (named by number), or labels

@@ -15,8 +15,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +32,7 @@ from steadytrain.data.sources.listing import Listing, read_file, read_piece
 from steadytrain.data.storage.scratch import scratch_beside, temporary_scratch
 from steadytrain.data.storage.sources import local_sources
 from steadytrain.errors import DataError, StorageError
-from steadytrain.files import open_regular
+from steadytrain.files import Closing, open_regular
 from steadytrain.format import Say, print_note, printable
 from steadytrain.machine.facts import require_cache_folder
 
@@ -41,14 +40,12 @@ from steadytrain.machine.facts import require_cache_folder
 _EXIF_TAGS = (b"eXIf", b"EXIF", b"Exif", b"exif", b"xmp", b"XMP ")
 
 
-class Unpacked:
+class Unpacked(Closing):
     """The images of one split of a source, by number.
 
     Made by :meth:`open`. Close it, or use it as a context manager. Threads may share it.
 
-    Args:
-        listing: of its images.
-        hold: closed with it.
+    ``hold``: closed with it.
     """
 
     def __init__(self, listing: Listing, hold: contextlib.ExitStack | None = None) -> None:
@@ -78,7 +75,6 @@ class Unpacked:
             source, root, labels, classes, path_column, label_column, split_column, zip_names: as for
                 :func:`~steadytrain.data.packing.pack.pack`.
             split: which part of a source that is split; one that is not is its training part.
-            say: takes a line each for what a user should know.
 
         Raises:
             DataError: nothing there, of a kind that is not read, not fit to train on, or without this part.
@@ -169,12 +165,6 @@ class Unpacked:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["listing"])  # type: ignore[misc]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
@@ -189,10 +179,8 @@ def _scratch() -> Iterator[Path]:
 def upright(data: bytes, *, shorter_side: int | None = None) -> bytes:
     """Return an image file's own bytes, or, where its orientation is not upright, bare pixels that are.
 
-    Args:
-        data: the whole file.
-        shorter_side: in pixels, to which an image that has to be turned is scaled down on the way, as packing does;
-            None: none is.
+    ``shorter_side``: in pixels, to which an image that has to be turned is scaled down on the way, as packing does;
+    None: none is.
 
     Raises:
         BadImageError: it has to be turned, and cannot be decoded.

@@ -66,9 +66,7 @@ def is_of_the_system(error: OSError) -> bool:
 def read_patiently(read: Callable[[], T], name: str) -> T:
     """Call ``read``, again where it fails for a reason that may pass. It opens the file each time.
 
-    Args:
-        read: raises OSError where it fails.
-        name: of the file, for the message.
+    ``name``: of the file, for the message.
 
     Raises:
         OSError: the file itself cannot be read: there is none, or it may not be read.
@@ -242,9 +240,7 @@ class LocalFile(ByteRanges):
 
     A map would end the process where a page cannot be read (SIGBUS). Any number of threads may read.
 
-    Args:
-        path: of the file, to open it again.
-        number: of the open file; it may be closed afterwards.
+    ``number``: of the open file; it may be closed afterwards.
     """
 
     def __init__(self, path: Path, number: int) -> None:

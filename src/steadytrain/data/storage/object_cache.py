@@ -52,8 +52,7 @@ OPENING_SECONDS = 30.0
 GRACE_SECONDS = 600.0
 """Seconds after somebody opened it in which a folder is not removed, though nobody has it open."""
 FETCHED = ".fetched"
-"""The file in a folder of many objects that is complete. It holds their bytes, so that they are not counted each time.
-"""
+"""The file in a folder of many objects that is complete. It holds their bytes, so that nobody counts them again."""
 COMPANIONS = (".idx", ".json")
 """Endings of the files that are fetched whole beside a ``.rec``."""
 
@@ -124,9 +123,7 @@ def open_object(uri: str, siblings: Mapping[str, ObjectFacts] | None = None) -> 
 
     Beside a ``.rec`` its index and its card are fetched, as far as there are some.
 
-    Args:
-        uri: of the object.
-        siblings: what the store says of the objects beside it, itself among them, by name; None: not known.
+    ``siblings``: what the store says of the objects beside it, itself among them, by name; None: not known.
 
     Raises:
         DataError: no such object, no credentials, refused.
@@ -251,9 +248,8 @@ def _fetch_companion(
 def _read_origin(path: Path) -> ObjectFacts | None:
     """Read what a store said of a companion; None where that is not known, or was half written when a kill came."""
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        return ObjectFacts(facts["size"], facts["etag"], facts["modified"])
-    except (FileNotFoundError, ValueError, KeyError):
+        return ObjectFacts(**json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
         return None
 
 

@@ -28,8 +28,7 @@ FILES_AT_ONCE = 4
 class Outgoing:
     """A folder of the cache whose files are made for a place in a store.
 
-    Args:
-        uri: of one of the files; the others lie beside it.
+    ``uri``: of one of the files; the others lie beside it.
     """
 
     def __init__(self, uri: str) -> None:

@@ -72,8 +72,7 @@ def paged_files(folder: Path) -> Iterator[Path]:
 class PagedFile:
     """The bytes of an object that are on disk. Threads and processes may share it.
 
-    Args:
-        file: as :meth:`create` made it.
+    ``file``: as :meth:`create` made it.
 
     Raises:
         DataError: it is damaged, or gone.

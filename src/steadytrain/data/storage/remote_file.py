@@ -62,8 +62,7 @@ def is_remote_file(file: Path) -> bool:
 def open_ranges(path: Path, *, compares: bool = True) -> ByteRanges:
     """Open a file of this machine, or the object that a file of the cache stands for; nobody removes it meanwhile.
 
-    Args:
-        compares: of an object, compare some records with its index.
+    ``compares``: of an object, compare some records with its index.
 
     Raises:
         DataError: it cannot be read.
@@ -398,6 +397,4 @@ class FetchPool:
         return bool(self._queue) or (bool(self._to_fill) and self._num_filling < NUM_FILLING)
 
 
-@lru_cache(maxsize=1)
-def _pool_of(process: int) -> FetchPool:
-    return FetchPool(process)
+_pool_of = lru_cache(maxsize=1)(FetchPool)

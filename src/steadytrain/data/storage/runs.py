@@ -60,7 +60,7 @@ def read_manifest(uri: str) -> Manifest:
     """
     place = ObjectPlace.folder(uri)
     try:
-        data, facts = Store(place).read(ObjectPlace(place.base, place.key + MANIFEST))
+        data, facts = Store(place).read(place.inside(MANIFEST))
     except NoObjectError:
         return Manifest()
     try:
@@ -95,7 +95,7 @@ def fetch_folder(uri: str, folder: Path) -> Manifest:
                 if not path.resolve().is_relative_to(part.resolve()):
                     raise DataError(f"{place}{MANIFEST} names {name}, a place outside of the folder")
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _fetch_file(store, ObjectPlace(place.base, place.key + file.key), path, file)
+                _fetch_file(store, place.inside(file.key), path, file)
             for path in sorted(part.rglob("*"), reverse=True):  # of another checkpoint, where this is another attempt
                 if path.is_file() and path.relative_to(part).as_posix() not in manifest.files:
                     path.unlink()
@@ -198,11 +198,10 @@ class FolderUpload:
             if self._closed:
                 raise StorageError(f"files of {self.folder} changed while they were sent: run the same command again")
             return  # with the next checkpoint
-        content = Manifest(sent).to_json()
-        etag = self._store.write(self._at(MANIFEST), content, replaces=self._manifest.etag)
+        etag = self._store.write(self._place.inside(MANIFEST), Manifest(sent).to_json(), replaces=self._manifest.etag)
         before, self._manifest = self._manifest, Manifest(sent, etag)
         for key in sorted({file.key for file in before.files.values()} - {file.key for file in sent.values()}):
-            self._store.remove(self._at(key))
+            self._store.remove(self._place.inside(key))
 
     def _send_file(self, name: str, size: int, time: int) -> Uploaded:
         """Send a file, unless it is there as it is. Raises FileNotFoundError where it is gone, or another by now."""
@@ -211,16 +210,13 @@ class FolderUpload:
             return before[1]
         is_log = name.endswith(".jsonl")
         key = f"{name}~" if there is not None and there.key == name and not is_log else name
-        etag = self._store.write(self._at(key), self.folder / name)
+        etag = self._store.write(self._place.inside(key), self.folder / name)
         stat = (self.folder / name).stat()
         if not is_log and (stat.st_size, stat.st_mtime_ns) != (size, time):
             raise FileNotFoundError(name)
         uploaded = Uploaded(size, key, "" if is_log else etag)
         self._sent[name] = (size, time), uploaded
         return uploaded
-
-    def _at(self, key: str) -> ObjectPlace:
-        return ObjectPlace(self._place.base, self._place.key + key)
 
     def _files(self) -> dict[str, tuple[int, int]]:
         """List what there is to send: name -> bytes and time. Hidden files, locks and links stay."""
@@ -268,8 +264,7 @@ def require_same_run(folder: Path, recipe: Recipe, uri: str) -> None:
     place = ObjectPlace.folder(uri)
     if "recipe.json" not in manifest.files:
         raise RunError(f"at {uri} is something else than a run: choose another URI")
-    key = place.key + manifest.files["recipe.json"].key
-    text = bytes(Store(place).read(ObjectPlace(place.base, key))[0]).decode("utf-8", "replace")
+    text = bytes(Store(place).read(place.inside(manifest.files["recipe.json"].key))[0]).decode("utf-8", "replace")
     try:
         differences = Recipe.from_json(text).differences(recipe)
     except RecipeError as error:

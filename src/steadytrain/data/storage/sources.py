@@ -165,7 +165,7 @@ def _fetch_files(store: Store, place: ObjectPlace, folder: Path, objects: Sequen
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
-        data, _ = store.read(ObjectPlace(place.base, place.key + name), expected=facts)
+        data, _ = store.read(place.inside(name), expected=facts)
         with create(part) as file:
             file.write(data)
         part.replace(path)

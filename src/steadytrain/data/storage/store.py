@@ -44,9 +44,7 @@ SCHEMES = ("s3", "gs", "az", "hf", *_WEB)
 PATIENCE_SECONDS = 120.0
 """Seconds for which a request is repeated before the store is given up."""
 MOST_REQUESTS = 24
-"""The most requests of one process that are on their way: a link of 1 Gbit/s and 20 ms needs as many for images of 110
-kB.
-"""
+"""The most requests of one process on their way: a link of 1 Gbit/s and 20 ms needs as many for images of 110 kB."""
 SILENCE_SECONDS = 20.0
 """A connection that brings nothing for so long is closed, and the request made again."""
 WRITE_BYTES = 16 * 2**20
@@ -126,6 +124,10 @@ class ObjectPlace:
     def sibling(self, name: str) -> ObjectPlace:
         """Return the object of that name beside this one."""
         return ObjectPlace(self.base, self.key[: len(self.key) - len(self.name)] + name)
+
+    def inside(self, name: str) -> ObjectPlace:
+        """Return the object of that name below this prefix."""
+        return ObjectPlace(self.base, self.key + name)
 
     @staticmethod
     def parse(uri: str) -> ObjectPlace:
@@ -211,9 +213,7 @@ class ObjectFacts:
 class Store:
     """One bucket or host. Safe from several threads; opened anew in each process that uses it.
 
-    Args:
-        place: of an object in it.
-        patience_seconds: how long a request is repeated; None: :data:`PATIENCE_SECONDS`.
+    ``patience_seconds``: how long a request is repeated; None: :data:`PATIENCE_SECONDS`.
     """
 
     def __init__(self, place: ObjectPlace, *, patience_seconds: float | None = None) -> None:
@@ -236,8 +236,7 @@ class Store:
     ) -> tuple[memoryview, ObjectFacts]:
         """Read bytes ``start`` to ``end`` of an object, or all of it, and what the store says of it.
 
-        Args:
-            expected: what it was; another content is refused.
+        ``expected``: what it was; another content is refused.
 
         Raises:
             DataError: there is no such object, or the store refuses it.
@@ -282,9 +281,8 @@ class Store:
     def list_all(self, folder: ObjectPlace, collect: Callable[[Iterator[tuple[str, ObjectFacts]]], T]) -> T:
         """List all objects below a folder; return what ``collect`` makes of them.
 
-        Args:
-            collect: takes their names from the folder on, mostly sorted, and what the store says of each; called anew
-                where a request fails.
+        ``collect``: takes their names from the folder on, mostly sorted, and what the store says of each; called anew
+        where a request fails.
 
         Raises:
             DataError: the store cannot list, or refuses to; a name is none that a file can have.
@@ -308,8 +306,7 @@ class Store:
 
         Ctrl-C ends an upload in parts, of which some may then be there (:func:`abort_uploads`).
 
-        Args:
-            replaces: the ETag of what may be replaced, empty: nothing; None: whatever is there.
+        ``replaces``: the ETag of what may be replaced, empty: nothing; None: whatever is there.
 
         Raises:
             DataError: the store refuses it.
@@ -399,10 +396,15 @@ class Store:
     def _open(self, place: ObjectPlace, repeats: int) -> ObjectStore:
         with self._lock:
             if self._process != os.getpid():
-                _require_no_fork()
+                if _used_by and _used_by[0] != os.getpid():
+                    raise StorageError(
+                        "this process was forked from one that reads from a store, and cannot read itself: start"
+                        " processes by spawn or forkserver"
+                    )
+                _used_by[:] = [os.getpid()]
                 self._stores, self._process = {}, os.getpid()
             if repeats not in self._stores:
-                self._stores[repeats] = _shared_store(place.base, repeats, _settings())
+                self._stores[repeats] = _open_store(place.base, repeats, _settings())
             return self._stores[repeats]
 
 
@@ -437,15 +439,6 @@ def _read_web(place: ObjectPlace, start: int | None, end: int | None, etag: str)
 _used_by: list[int] = []  # the process whose threads obstore runs on; a fork of it has none of them, and would wait
 
 
-def _require_no_fork() -> None:
-    if _used_by and _used_by[0] != os.getpid():
-        raise StorageError(
-            "this process was forked from one that reads from a store, and cannot read itself: start processes by"
-            " spawn or forkserver"
-        )
-    _used_by[:] = [os.getpid()]
-
-
 def _settings() -> tuple[object, ...]:
     """Return what a store is opened with, apart from its name."""
     names = ("AWS_", "GOOGLE_", "AZURE_", "HF_", "HOME", "HTTP_", "HTTPS_", "http_", "https_")
@@ -453,13 +446,12 @@ def _settings() -> tuple[object, ...]:
 
 
 @lru_cache(maxsize=16)
-def _shared_store(base: str, repeats: int, settings: tuple[object, ...]) -> ObjectStore:
-    """Return the store that all readers of this process share, and with it connections and credentials."""
-    return _open_store(ObjectPlace(base, ""), repeats)
+def _open_store(base: str, repeats: int, settings: tuple[object, ...]) -> ObjectStore:
+    """Open the store that all readers of this process share, and with it connections and credentials.
 
-
-def _open_store(place: ObjectPlace, repeats: int) -> ObjectStore:
-    """Open a store, with credentials and settings of the environment. Raises DataError where something is lacking."""
+    Raises DataError where something is lacking in the environment.
+    """
+    place = ObjectPlace(base, "")
     try:
         from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
     except ImportError:
@@ -555,8 +547,6 @@ def abort_uploads(
     """Remove the parts that uploads of objects beside a place have left that did not end, which S3 keeps and bills.
 
     Args:
-        place: of an object.
-        names: of objects beside it.
         say: takes a line about what was removed; or that something may be left, where that cannot be known.
         may_be_there: whether there was an upload that did not end, as far as is known here.
     """

@@ -44,9 +44,7 @@ class Augmentation:
 
     Args:
         transforms: in the order in which they are applied.
-        seed: of all draws.
         fill: of each channel, from 0 to 1: the colour of what is empty.
-        num_classes: of the labels.
         group: images of a micro-batch: each is mixed with another of the same, and what is the user's own gets them
             together.
         own_transforms: what :func:`make_own` has made of the user's own transforms, by name.
@@ -76,8 +74,7 @@ class Augmentation:
 
         Labels are float32[B, K], a share of each class, if images are mixed.
 
-        Args:
-            positions: int64[B], where the images stand in the stream.
+        ``positions``: int64[B], where the images stand in the stream.
         """
         device = images.device
         if device not in self._fills:

@@ -136,8 +136,7 @@ def look_up(images: Tensor, tables: Tensor) -> Tensor:
 
 def posterised(bits: NDArray[np.integer]) -> NDArray[np.uint8]:
     """Make tables that keep the highest bits: uint8[n, 256]."""
-    masks = (256 - (1 << (8 - bits))).astype(np.uint8)
-    return np.arange(256, dtype=np.uint8) & masks[:, None]
+    return np.arange(256, dtype=np.uint8) & (256 - (1 << (8 - bits))).astype(np.uint8)[:, None]
 
 
 def solarised(thresholds: Floats) -> NDArray[np.uint8]:
@@ -199,8 +198,7 @@ def beta_quantiles(alpha: float, uniform: Floats) -> Floats:
 def boxes(height: int, width: int, areas: Floats, ratios: Floats, places: Floats, *, whole: bool) -> NDArray[np.int64]:
     """Place boxes of some share of the area and some ratio (width / height): int64[n, 4] top, left, bottom, right.
 
-    Args:
-        places: float64[n, 2] in [0, 1): of the box's corner among those that leave it ``whole``, else of its centre.
+    ``places``: float64[n, 2] in [0, 1): of the box's corner among those that leave it ``whole``, else of its centre.
     """
     heights = np.minimum(np.rint(np.sqrt(areas * height * width / ratios)), height).astype(np.int64)
     widths = np.minimum(np.rint(np.sqrt(areas * height * width * ratios)), width).astype(np.int64)

@@ -170,8 +170,7 @@ def randaugment(images: Tensor, draws: Floats, transform: Transform, fill: Tenso
         which, sign, off, skipped = draws[:, at : at + 4].T
         ops = _ALL[(which * len(_ALL)).astype(np.int64)]
         normal = np.array([NormalDist().inv_cdf(number + 2.0**-33) for number in off.tolist()])
-        magnitudes = transform.number("magnitude") + transform.number("deviation") * normal
-        levels = (magnitudes / 30).clip(0, 1)
+        levels = ((transform.number("magnitude") + transform.number("deviation") * normal) / 30).clip(0, 1)
         values = values_of(ops, levels, np.where(sign < 0.5, -1.0, 1.0), USUAL, height, width)
         ops = np.where(skipped < transform.number("probability"), ops, Op.IDENTITY)
         apply_ops(images, ops, values, fill)

@@ -75,8 +75,6 @@ def write_grid(path: Path, batch: Batch, augmentation: Augmentation | None, clas
     """Write the images of a batch as the model will see them, with their labels, as a PNG file.
 
     Args:
-        path: of the file.
-        batch: of the loader.
         augmentation: its transforms; None: there are none.
         classes: names, in the order of the labels, or of the columns of their vectors; a label without one is shown
             as a number.

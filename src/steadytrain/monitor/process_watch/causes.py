@@ -43,8 +43,7 @@ class Reading:
 def read(moments: Sequence[Moment]) -> Reading:
     """Diagnose a watch.
 
-    Args:
-        moments: in the order of time; the whole watch or its last minute.
+    ``moments``: in the order of time; the whole watch or its last minute.
     """
     if sum(moment.seconds for moment in moments) < LEAST_SECONDS:
         short = Cause(name="unknown", share=0.0, sentence=f"watched for less than {LEAST_SECONDS:.0f} s: too short")

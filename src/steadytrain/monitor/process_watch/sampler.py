@@ -50,9 +50,6 @@ _ENDED = "ZX"
 class Sampler:
     """Watches ``pid`` and its descendants, also those whose parents have ended since.
 
-    Args:
-        pid: the process.
-
     Raises:
         InputError: there is no such process, or it has ended.
     """

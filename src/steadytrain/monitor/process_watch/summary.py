@@ -239,8 +239,6 @@ def _activity(
     """Sum up a process or a thread, or several as one, from loads with the seconds of their looks.
 
     Args:
-        label: its name.
-        loads: of it.
         seconds: of all looks, where it slept in those that are not listed; None: those listed are all.
         cpu_seconds: what the processor time is a share of, where that is not the same.
     """

@@ -68,7 +68,6 @@ class VerdictRule:
     """A rule of the verdict: a row of the table in its file.
 
     Args:
-        name: of the rule.
         find: finds its causes in the evidence, by nothing else.
         explains: of its causes, those that others may follow from: the names of these others.
         slows: of its causes, those by which ``updates`` take longer than computing alone would, or ``all``: the

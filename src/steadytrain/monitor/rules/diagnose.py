@@ -119,14 +119,7 @@ class Diagnosis:
 
 
 def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
-    """Find what holds a run back; the run may still be going on.
-
-    Args:
-        run: a run, its folder, or what is known of it.
-
-    Raises:
-        RunError: nothing was started in it yet.
-    """
+    """Find what holds a run back; the run may still be going on. Raises RunError: nothing was started in it yet."""
     evidence = run if isinstance(run, Evidence) else read_history(Run.open(run)).evidence()
     causes = order(find_causes(evidence))
     limits = ceiling(evidence, causes)

@@ -41,21 +41,11 @@ RAN = 0.9  # of an update: a training thread that was on a processor for so long
 ENOUGH = 0.05  # of the images: updates that are fewer say little of how long others take
 ALIKE = 0.5  # of what an update takes longer: each of its larger parts does at least so much, where it is the processor
 WEIGHTY = 0.1  # of an update: a part that is large enough to be timed
-EXPLAIN = frozenset(
-    {"model_waits", "host_code", "busy_thread", "noisy_neighbour", "threads", "decode", "augment", "gather", "affinity"}
-    | {
-        "growth",
-        "quota",
-        "oversubscription",
-        "compute_threads",
-        "memory",
-        "allocator",
-        "recompile",
-        "device_throttled",
-        "device_shared",
-        "sync",
-    }
-)
+EXPLAIN = {
+    *("model_waits", "host_code", "busy_thread", "noisy_neighbour", "threads", "decode", "augment", "gather"),
+    *("affinity", "growth", "quota", "oversubscription", "compute_threads", "memory", "allocator", "recompile"),
+    *("device_throttled", "device_shared", "sync"),
+}
 """Causes that make an update take longer than the same passes alone."""
 # Of looks during a backward pass: that find Python's lock kept where nothing is wrong, and beyond that where hooks run.
 USUALLY_HELD, HELD_BY_HOOKS = 0.25, 0.15
