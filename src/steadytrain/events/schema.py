@@ -19,6 +19,7 @@ from msgspec import Meta
 from steadytrain.config.batches import Batches, BatchStage
 from steadytrain.config.figures import SIGN
 from steadytrain.format import clock, count, duration, epoch, number, percent
+from steadytrain.intervals import Interval, wilson
 
 VERSION = 1
 
@@ -417,7 +418,8 @@ class Evaluated(Event, frozen=True, kw_only=True):
     logits, answered as if all classes were equally frequent, where the sizes of classes differ tenfold; else None.
     ``figure``: by which the best weights are chosen (:data:`~.figures.FIGURES`), with what it came to, and ``is_best``
     whether they were kept as the best so far; None in older logs: by top-1, or mAP. ``loss_error``: standard error of
-    ``loss``; None in logs of versions that had none, and of several labels.
+    ``loss``; None in logs of versions that had none, and of several labels. ``effective_n``: where images come in
+    groups, how many independent ones are worth as much; else None.
     """
 
     step: Whole
@@ -437,6 +439,7 @@ class Evaluated(Event, frozen=True, kw_only=True):
     even_top1: float | None = None
     even_macro_recall: float | None = None
     loss_error: float | None = None
+    effective_n: Finite | None = None
 
     @property
     def score(self) -> float:
@@ -479,6 +482,7 @@ class Tested(Event, frozen=True, kw_only=True):
     data: str = ""
     before: Whole = 0
     num_seen: Whole = 0
+    effective_n: Finite | None = None
 
     @property
     def seen(self) -> str:
@@ -486,6 +490,11 @@ class Tested(Event, frozen=True, kw_only=True):
         if self.num_seen:
             return f"{self.num_seen:,} of whose {self.n:,} images were trained on or validated"
         return f"evaluated {self.before + 1} times in this run" if self.before else "which no choice has seen"
+
+
+def top1_95(event: Evaluated | Tested) -> Interval:
+    """Return the 95 % interval of top-1: of so many images, or of as many as those in groups are worth."""
+    return wilson(event.top1, event.effective_n or event.n)
 
 
 class Tried(Event, frozen=True, kw_only=True):

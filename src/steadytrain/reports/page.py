@@ -24,6 +24,7 @@ from steadytrain.format import (
     NONE,
     compact,
     count,
+    count_images,
     duration,
     epoch,
     money,
@@ -342,7 +343,8 @@ def test_heroes(summary: Summary) -> list[tuple[str, str, str]]:
     heroes = []
     if test is not None:
         interval = f"{test.interval.words} %, " if test.interval else ""
-        heroes.append((f"Test, {test.seen}", percent(test.value, 2), f"{interval}{count(test.n, 'image')}"))
+        words = interval + count_images(test.n, test.effective_n)
+        heroes.append((f"Test, {test.seen}", percent(test.value, 2), words))
     if summary.setup.class_ratio is not None and best is not None:
         of_test = f"{percent(test.macro_recall, 2)} on the test images; " if test is not None else ""
         more = f"{of_test}mean over classes, the largest {summary.setup.class_ratio:.3g} times the smallest"
