@@ -68,11 +68,7 @@ def count(amount: float, noun: str, plural: str = "") -> str:
 
 
 def count_images(n: int, effective_n: float | None = None) -> str:
-    """Say of how many images a figure is, and how many independent ones those in groups are worth.
-
-    >>> count_images(200), count_images(200, 13.2)
-    ('200 images', '200 images in groups, worth 13 independent ones')
-    """
+    """Say of how many images a figure is, and how many independent ones those in groups are worth."""
     return count(n, "image") + ("" if effective_n is None else f" in groups, worth {effective_n:,.0f} independent ones")
 
 

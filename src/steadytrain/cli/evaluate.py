@@ -273,21 +273,15 @@ def _threshold(trained: Trained, threshold: float | None) -> float:
     return 0.5 if threshold is None else threshold
 
 
-def _class_figures(
-    trained: Trained, result: Evaluation, sure_from: float | None, groups: Ints | None
-) -> dict[str, Any]:
+def _class_figures(trained: Trained, result: Evaluation, least: float | None, groups: Ints | None) -> dict[str, Any]:
     """Return the figures of an evaluation where each image has one class."""
     from steadytrain.data.results.scores import class_ratio
     from steadytrain.reports import wilson
     from steadytrain.training.metrics import calibration, class_scores, effective_n, macro
 
     assert result.outputs is not None
-    worth, scores, calibrated = (
-        effective_n(result.outputs[:, 3] == 1, groups),
-        class_scores(result),
-        calibration(result),
-    )
-    interval = wilson(result.top1, worth or result.n)
+    worth = effective_n(result.outputs[:, 3] == 1, groups)
+    interval, scores, calibrated = wilson(result.top1, worth or result.n), class_scores(result), calibration(result)
     per_class = zip(trained.classes, result.total, result.right, scores, strict=True)
     return {
         "n": result.n,
@@ -302,7 +296,7 @@ def _class_figures(
         **calibrated.figures,
         "calibration": [vars(row) for row in calibrated.bins],
         "priors": _prior_rows(trained, result),
-        **_coverage_figures(result, sure_from),
+        **_coverage_figures(result, least),
         "classes": [
             {"class": name, "n": n, "right": right, "top1": score.recall, **vars(score)}
             for name, n, right, score in per_class
