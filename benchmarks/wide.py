@@ -7,14 +7,15 @@ Sets, made here, of 60 images a class to train on and 40 to validate, and as man
 - ``receipts``: 120 x 480, grey lines of print, a small logo at the head or the foot (3 classes).
 - ``strips``: 80 x 640, stitched patterns, the class by the period of the last tenth at either end (3 classes).
 
-``finetune``: MobileNetV2 from Google's ImageNet weights; ``train``: ResNet-20 from scratch. All settings but the size of
-images are defaults: no ``--fit``, no epochs. ``crop`` is ``finetune`` with ``--fit crop``, the contrast. ``unseen``: the
-share of pixels that evaluation never sees, as the run says it and by arithmetic (of ``crop``, 1 - short / long side).
+``probe`` and ``finetune``: MobileNetV2 from Google's ImageNet weights, at 224 pixels; ``finetune-96``: at 96;
+``probe-crop``: ``probe`` with ``--fit crop``, the contrast; ``train``: ResNet-20 from scratch at 64 pixels. All other
+settings are defaults: no ``--fit``, no epochs. ``unseen``: the share of pixels that evaluation never sees, as the run
+says it and by arithmetic (of ``crop``: 1 - short / long side).
 
 Each result is kept in ``--work`` and not made again: the same command goes on.
 
 usage: python benchmarks/wide.py --work FOLDER [--data FOLDER] [--sets NAME ...] [--only NAME ...] [--seeds 1]
-           [--more KEY=VALUE ...] [--save]
+           [--more KEY=VALUE ...] [--kept] [--save]
        FOLDER of the data holds weights/mobilenetv2_100/
 """
 
@@ -38,7 +39,13 @@ from accuracy import GOOGLES
 
 Random = np.random.Generator
 PARTS = {"train": 60, "val": 40, "test": 40}
-SIZES = {"finetune": 96, "crop": 96, "train": 64}
+CONTENDERS: dict[str, dict[str, Any]] = {
+    "probe": {"model.train": "probe"},
+    "probe-crop": {"model.train": "probe", "data.fit": "crop"},
+    "finetune": {},
+    "finetune-96": {"data.size": 96},
+    "train": {"data.size": 64},
+}
 NAMES = ("first", "second", "third")
 
 
@@ -127,7 +134,7 @@ def drawn(name: str, folder: Path) -> Path:
 def contend(how: str, images: Path, weights: Path, seed: int, turn: Path, more: Mapping[str, str]) -> dict[str, Any]:
     """Train with defaults; return top-1 on the validation and the test images, and what is never seen."""
     shutil.rmtree(turn, ignore_errors=True)
-    changes: dict[str, Any] = {"data.size": SIZES[how], "data.val": str(images / "val"), "seed": seed, **more}
+    changes: dict[str, Any] = {**CONTENDERS[how], "data.val": str(images / "val"), "seed": seed, **more}
     before = sum(os.times()[:2])
     if how == "train":
         recipe = st.default_recipe(str(images / "train"), {"model.name": "resnet20", **changes})
@@ -136,7 +143,6 @@ def contend(how: str, images: Path, weights: Path, seed: int, turn: Path, more: 
         google = dict(setting.split("=", 1) for setting in GOOGLES)
         changes |= {k: [0.5, 0.5, 0.5] if k.startswith("data.") else v for k, v in google.items()}
         changes |= {"model.name": "timm/mobilenetv2_100", "model.weights": str(weights)}
-        changes |= {"data.fit": "crop"} if how == "crop" else {}
         run = st.finetune(str(images / "train"), changes, run=turn, progress=False).run
     progress = run.progress()
     assert progress.best is not None and progress.started is not None
@@ -159,19 +165,21 @@ def contend(how: str, images: Path, weights: Path, seed: int, turn: Path, more: 
 def main() -> None:
     """Measure what has no kept result yet, and record all."""
     parser = machine.parser(
-        __doc__, data="weights/mobilenetv2_100/", work="images and finished results", choose=("--only", SIZES)
+        __doc__, data="weights/mobilenetv2_100/", work="images and finished results", choose=("--only", CONTENDERS)
     )
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--more", nargs="+", default=[], metavar="KEY=VALUE", help="settings that are no defaults")
+    parser.add_argument("--kept", action="store_true", help="record what is kept, and measure nothing")
     args = parser.parse_args()
+    args.only = [] if args.kept else args.only
     torch.set_num_threads(1)
     work = args.work.resolve()
     os.environ["STEADYTRAIN_CACHE"] = str(work / "cache")
     (weights,) = (args.data / "weights" / "mobilenetv2_100").glob("*.safetensors")
     more = dict(setting.split("=", 1) for setting in args.more)
-    document: dict[str, Any] = {"parts": PARTS, "sizes": SIZES, "more": more, "sets": {}}
-    for name, how, seed in product(args.sets, SIZES, range(args.seeds)):
+    document: dict[str, Any] = {"parts": PARTS, "more": more, "sets": {}}
+    for name, how, seed in product(args.sets, CONTENDERS, range(args.seeds)):
         file = work / "kept" / ("-".join(["wide", name, how, str(seed), *args.more]).replace("/", "_") + ".json")
         if file.exists() or how in args.only:
             images = drawn(name, work / "wide" / name)

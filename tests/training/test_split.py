@@ -185,12 +185,11 @@ def test_intervals_are_of_groups_in_validation_test_and_evaluate(
     for event in found:
         assert event.effective_n is not None and event.effective_n <= event.n * 0.7
         assert top1_95(event) == wilson(event.top1, event.effective_n)
-    tested = run.progress().tested
-    assert tested is not None
-    for words, event in (([], run.progress().best), ([str(tmp_path / "images" / "test")], tested)):
+    best, tested = run.progress().best, run.progress().tested
+    assert best is not None and tested is not None and tested.effective_n is not None
+    for words, worth in (([], best.effective_n), ([str(tmp_path / "images" / "test")], tested.effective_n)):
         main(["evaluate", str(run.directory), *words, "--json"])
-        document = json.loads(capsys.readouterr().out)
-        assert event is not None and document["effective_n"] == pytest.approx(event.effective_n)
+        assert json.loads(capsys.readouterr().out)["effective_n"] == pytest.approx(worth)
     main(["evaluate", str(run.directory), str(tmp_path / "images" / "test")])
     assert f"40 images in groups, worth {tested.effective_n:.0f} independent ones" in capsys.readouterr().out
 
