@@ -10,7 +10,7 @@ Sets, made here, of 60 images a class to train on and 40 to validate, and as man
 ``probe`` and ``finetune``: MobileNetV2 from Google's ImageNet weights, at 224 pixels; ``finetune-96``: at 96;
 ``probe-crop``: ``probe`` with ``--fit crop``, the contrast; ``train``: ResNet-20 from scratch at 64 pixels. All other
 settings are defaults: no ``--fit``, no epochs. ``unseen``: the share of pixels that evaluation never sees, as the run
-says it and by arithmetic (of ``crop``: 1 - short / long side).
+says it, and what a centre square leaves out (1 - short / long side; the weights see 0.875 of each of its sides).
 
 Each result is kept in ``--work`` and not made again: the same command goes on.
 
@@ -155,7 +155,7 @@ def contend(how: str, images: Path, weights: Path, seed: int, turn: Path, more: 
         "n": told.n,
         "epochs": run.recipe.budget.epochs,
         "fit": run.recipe.data.fit or progress.started.model["input"].get("fit"),
-        "unseen": {"said": progress.started.model["unseen"], "crop_by_arithmetic": 1 - short / long},
+        "unseen": {"said": progress.started.model["unseen"], "outside_square": 1 - short / long},
         "cpu_seconds": round(sum(os.times()[:2]) - before, 1),
     }
     shutil.rmtree(turn)
