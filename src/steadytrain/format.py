@@ -67,6 +67,11 @@ def count(amount: float, noun: str, plural: str = "") -> str:
     return f"{words} {noun if words == '1' else plural or noun + 's'}"
 
 
+def count_images(n: int, effective_n: float | None = None) -> str:
+    """Say of how many images a figure is, and how many independent ones those in groups are worth."""
+    return count(n, "image") + ("" if effective_n is None else f" in groups, worth {effective_n:,.0f} independent ones")
+
+
 def per_rank(images: Sequence[int]) -> str:
     """Say how many images of a batch each rank computes, in the order of the ranks.
 

@@ -37,7 +37,7 @@ class Interval:
         return f"{100 * self.low:.2f} to {100 * self.high:.2f}"
 
 
-def wilson(fraction: float, n: int) -> Interval:
+def wilson(fraction: float, n: float) -> Interval:
     """Return the 95 % confidence interval of a share of ``n`` independent trials.
 
     Stays within 0 and 1, and is right also for small ``n`` and for shares near 0 or 1, where the textbook
@@ -46,7 +46,7 @@ def wilson(fraction: float, n: int) -> Interval:
 
     Args:
         fraction: the share seen, from 0 to 1.
-        n: number of trials; with none, nothing is known and the interval is everything.
+        n: number of trials, or as many as dependent ones are worth; with none, the interval is everything.
 
     >>> wilson(0.9, 100)
     Interval(low=0.8256343384950865, high=0.9447708629393249)
@@ -89,15 +89,15 @@ def spread(values: Iterable[float], *, are_shares: bool = False) -> Spread | Non
     if len(known) < 2:
         return None
     middle, std = fmean(known), stdev(known)
-    half = _student95(len(known) - 1) * std / math.sqrt(len(known))
+    half = student95(len(known) - 1) * std / math.sqrt(len(known))
     low, high = middle - half, middle + half
     return Spread(
         len(known), middle, std, Interval(max(0.0, low), min(1.0, high)) if are_shares else Interval(low, high)
     )
 
 
-def _student95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t for 1 or more degrees of freedom (Abramowitz & Stegun 1964, 26.7.3-4)."""
+def student95(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t for 1 or more degrees of freedom (Abramowitz & Stegun, 26.7.3-4)."""
 
     def within(angle: float) -> float:  # the probability of |t| <= sqrt(freedom) tan(angle)
         cosine, term, total = math.cos(angle), 1.0, 0.0

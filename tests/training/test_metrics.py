@@ -16,8 +16,9 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
 )
 
+from steadytrain.intervals import wilson
 from steadytrain.training.evaluation import Evaluation
-from steadytrain.training.metrics import calibration, class_scores, label_metrics, macro
+from steadytrain.training.metrics import calibration, class_scores, effective_n, label_metrics, macro, standard_error
 
 
 def evaluation_of(p: NDArray[np.floating], labels: NDArray[np.int64]) -> Evaluation:
@@ -132,3 +133,42 @@ def test_the_calibration_error_of_labels_is_of_each_label_of_each_image() -> Non
     assert [(row.n, row.top1) for row in calibrated.bins if row.n] == [(2, 0.0), (4, 0.75)]
     assert calibrated.ece == pytest.approx((2 * 0.05 + 4 * 0.2) / 6, rel=1e-6)
     assert calibrated.confidence == pytest.approx(p.mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("size", "scenes"), [(1, 200), (4, 60), (20, 40)])
+@pytest.mark.parametrize("likeness", [0.1, 0.5])
+def test_the_interval_holds_the_truth_in_95_of_100_draws_of_scenes(size: int, scenes: int, likeness: float) -> None:
+    rng, groups, truth, held = np.random.default_rng(0), np.repeat(np.arange(scenes), size), 0.7, np.zeros(2)
+    draws = 600
+    for _ in range(draws):
+        shares = rng.beta(truth * (1 / likeness - 1), (1 - truth) * (1 / likeness - 1), scenes)
+        is_right = rng.random(len(groups)) < shares[groups]
+        for k, n in enumerate((effective_n(is_right, groups) or len(groups), len(groups))):
+            interval = wilson(float(is_right.mean()), n)
+            held[k] += interval.low <= truth <= interval.high
+    assert 0.93 <= held[0] / draws <= 0.97
+    assert size == 1 or held[1] / draws < (0.94 if likeness < 0.5 else 0.85)  # as if all images were independent
+
+
+def test_images_that_stand_alone_are_worth_as_many() -> None:
+    is_right = np.arange(30) % 3 > 0
+    assert effective_n(is_right, None) is None
+    assert effective_n(is_right, np.arange(30)) is None
+
+
+def test_copies_of_an_image_are_worth_one_and_unlike_images_of_a_group_nearly_as_many() -> None:
+    rng = np.random.default_rng(1)
+    answers, groups = rng.random(200) < 0.6, np.arange(200).repeat(5)
+    worth = effective_n(answers.repeat(5), groups)
+    assert worth is not None and 195 < worth < 202
+    unlike = effective_n(rng.random(1000) < 0.6, groups)
+    assert unlike is not None and 850 < unlike <= 1000
+    p, error = answers.mean(), standard_error(answers.repeat(5).astype(float), groups)
+    assert worth == pytest.approx(p * (1 - p) / error**2, rel=0.02)
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_where_few_groups_are_wrong_each_counts_as_one_image(wrong: int) -> None:
+    groups = np.arange(40).repeat(5)
+    assert effective_n(groups >= wrong, groups) == 40
+    assert effective_n(groups < wrong, groups) == 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,12 +12,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import steadytrain as st
+from steadytrain import events
+from steadytrain.cli import main
 from steadytrain.config import Budget, Data, Every, Model, Parallel, Recipe
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.errors import DataError
-from steadytrain.events import Saved
+from steadytrain.events import Evaluated, Saved, top1_95
+from steadytrain.intervals import wilson
 from steadytrain.training import split as splits
 from steadytrain.training.data import open_data
 from steadytrain.training.split import choose_split, count_trained_on
@@ -181,3 +185,32 @@ def test_validation_images_that_are_training_images_are_said(tmp_path: Path, kin
 def test_a_tenth_is_held_out_of_many_images_and_a_fifth_of_few() -> None:
     assert [Data(train="x").share_held_out(n) for n in (999, 1000)] == [0.2, 0.1]
     assert Data(train="x", holdout=0.3).share_held_out(10) == 0.3
+
+
+def test_intervals_are_of_groups_in_validation_test_and_evaluate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for part in ("train", "test"):
+        write_pairs(tmp_path / "images" / part)
+    run = st.Run.create(tmp_path / "run", recipe(tmp_path / "images"))
+    st.train(run)
+    found = [event for event in run.events() if isinstance(event, Evaluated | events.Tested)]
+    assert [event.n for event in found] == [8] * 4 + [40]
+    for event in found:
+        assert event.effective_n is not None and event.effective_n <= event.n * 0.7
+        assert top1_95(event) == wilson(event.top1, event.effective_n)
+    best, tested = run.progress().best, run.progress().tested
+    assert best is not None and tested is not None and tested.effective_n is not None
+    for words, worth in (([], best.effective_n), ([str(tmp_path / "images" / "test")], tested.effective_n)):
+        main(["evaluate", str(run.directory), *words, "--json"])
+        assert json.loads(capsys.readouterr().out)["effective_n"] == pytest.approx(worth)
+    main(["evaluate", str(run.directory), str(tmp_path / "images" / "test")])
+    assert f"40 images in groups, worth {tested.effective_n:.0f} independent ones" in capsys.readouterr().out
+
+
+def test_images_without_copies_have_the_interval_of_as_many(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "images", side=24)  # too small for near copies to be told
+    run = st.Run.create(tmp_path / "run", recipe(tmp_path / "images", **{"budget.epochs": 1}))
+    st.train(run)
+    best = run.progress().best
+    assert best is not None and best.effective_n is None and top1_95(best) == wilson(best.top1, 8)

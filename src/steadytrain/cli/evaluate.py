@@ -34,9 +34,10 @@ from steadytrain.config import Model
 from steadytrain.data.filenames import is_pattern
 from steadytrain.errors import InputError, SteadyError, storage_errors
 from steadytrain.files import near_name, replace_file, replacing
-from steadytrain.format import clean, count, number, percent, rate, score_name, tells_top5, text_table
+from steadytrain.format import clean, count, count_images, number, percent, rate, score_name, tells_top5, text_table
 
 if TYPE_CHECKING:
+    from steadytrain.data.arrays import Ints
     from steadytrain.training import Evaluation, Trained
     from steadytrain.training.inference.inference import EvaluationData, Prediction
     from steadytrain.training.inference.views import Tta
@@ -169,7 +170,7 @@ def evaluate(
     from steadytrain.training.inference.inference import open_evaluation_data
     from steadytrain.training.inference.limits import open_judge
     from steadytrain.training.inference.trained import read_class_file
-    from steadytrain.training.split import count_trained_on
+    from steadytrain.training.split import count_trained_on, group_others
 
     columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     columns["zip_names"] = zip_names
@@ -228,7 +229,8 @@ def evaluate(
     if trained.is_multi_label:
         document = _label_figures(trained, result, above)
     else:
-        document = _class_figures(trained, result, None if judge is None else judge.threshold)
+        groups = opened.groups if data is None else group_others(trained.path.parent, opened.records)
+        document = _class_figures(trained, result, None if judge is None else judge.threshold, groups)
     document |= {
         "seconds": seconds,
         "images_per_second": result.n / seconds,
@@ -275,16 +277,19 @@ def _threshold(trained: Trained, threshold: float | None) -> float:
     return 0.5 if threshold is None else threshold
 
 
-def _class_figures(trained: Trained, result: Evaluation, sure_from: float | None) -> dict[str, Any]:
+def _class_figures(trained: Trained, result: Evaluation, least: float | None, groups: Ints | None) -> dict[str, Any]:
     """Return the figures of an evaluation where each image has one class."""
     from steadytrain.data.results.scores import class_ratio
-    from steadytrain.training.metrics import calibration, class_scores, macro
+    from steadytrain.training.metrics import calibration, class_scores, effective_n, macro
 
+    assert result.outputs is not None
+    worth = effective_n(result.outputs[:, 3] == 1, groups)
     scores, calibrated = class_scores(result), calibration(result)
     per_class = zip(trained.classes, result.total, result.right, scores, strict=True)
     return {
         "n": result.n,
-        **_top1_figures(result.top1, result.n),
+        "effective_n": worth,
+        **_top1_figures(result.top1, worth or result.n),
         "top5": result.top5,
         "loss": result.loss,
         **{f"macro_{name}": value for name, value in vars(macro(scores)).items()},
@@ -292,7 +297,7 @@ def _class_figures(trained: Trained, result: Evaluation, sure_from: float | None
         **calibrated.figures,
         "calibration": [vars(row) for row in calibrated.bins],
         "priors": _prior_rows(trained, result),
-        **_coverage_figures(result, sure_from),
+        **_coverage_figures(result, least),
         "classes": [
             {"class": name, "n": n, "right": right, "top1": score.recall, **vars(score)}
             for name, n, right, score in per_class
@@ -300,7 +305,7 @@ def _class_figures(trained: Trained, result: Evaluation, sure_from: float | None
     }
 
 
-def _top1_figures(top1: float, n: int) -> dict[str, float]:
+def _top1_figures(top1: float, n: float) -> dict[str, float]:
     from steadytrain.reports import wilson
 
     interval = wilson(top1, n)
@@ -653,7 +658,8 @@ def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes
     from steadytrain.data.results.scores import UNEVEN
 
     interval = f"{100 * document['top1_low']:.2f} to {percent(document['top1_high'], 2)}"
-    yield f"top-1  {percent(document['top1'], 2)}  (95 % interval {interval}, {count(document['n'], 'image')})"
+    images = count_images(document["n"], document["effective_n"])
+    yield f"top-1  {percent(document['top1'], 2)}  (95 % interval {interval}, {images})"
     if document["class_ratio"] >= UNEVEN:
         differ = f"of sizes that differ {document['class_ratio']:.3g}-fold"
         yield f"recall {percent(document['macro_recall'], 2)}  (macro: the mean over classes, {differ})"

@@ -30,7 +30,7 @@ from steadytrain.events import (
     StepMeasured,
     Tested,
 )
-from steadytrain.format import clean, clock, count, money, pairs, rate, score_name, tells_top5
+from steadytrain.format import clean, clock, count_images, money, pairs, rate, score_name, tells_top5
 from steadytrain.monitor.history import RunScore
 
 
@@ -155,7 +155,7 @@ def describe_event(
             return list(filter(None, [*parts, "best" if best else ""]))
         case Tested():
             name, figures = score_name(event.mean_ap is not None), RunScore.of(event).words
-            return [f"test, {event.seen}: {name} {figures}", count(event.n, "image")]
+            return [f"test, {event.seen}: {name} {figures}", count_images(event.n, event.effective_n)]
         case Ceilings():
             feed, compute, both = _rates(event)
             limit, other = (

@@ -56,3 +56,4 @@ from steadytrain.events.schema import ThreadStats as ThreadStats
 from steadytrain.events.schema import Tried as Tried
 from steadytrain.events.schema import Unknown as Unknown
 from steadytrain.events.schema import Unreadable as Unreadable
+from steadytrain.events.schema import top1_95 as top1_95

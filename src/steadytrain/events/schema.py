@@ -19,6 +19,7 @@ from msgspec import Meta
 from steadytrain.config.batches import Batches, BatchStage
 from steadytrain.config.figures import SIGN
 from steadytrain.format import clock, count, duration, epoch, number, percent
+from steadytrain.intervals import Interval, wilson
 
 VERSION = 1
 
@@ -415,7 +416,8 @@ class Score(Event, frozen=True, kw_only=True):
 
     ``mean_ap``: the main number where an image may have several labels, else None. There ``top1`` are the images of
     which every label is right, and ``top5`` is None. ``macro_recall`` and ``macro_f1``: means over the classes, or
-    labels, that have images; None in logs of versions that had none.
+    labels, that have images; None in logs of versions that had none. ``effective_n``: where images come in groups, how
+    many independent ones are worth as much; else None.
     """
 
     step: Whole
@@ -429,6 +431,7 @@ class Score(Event, frozen=True, kw_only=True):
     mean_ap: float | None = None
     macro_recall: float | None = None
     macro_f1: float | None = None
+    effective_n: Finite | None = None
 
 
 class Evaluated(Score, frozen=True, kw_only=True):
@@ -485,6 +488,11 @@ class Tested(Score, frozen=True, kw_only=True):
         if self.num_seen:
             return f"{self.num_seen:,} of whose {self.n:,} images were trained on or validated"
         return f"evaluated {self.before + 1} times in this run" if self.before else "which no choice has seen"
+
+
+def top1_95(event: Score) -> Interval:
+    """Return the 95 % interval of top-1: of so many images, or of as many as those in groups are worth."""
+    return wilson(event.top1, event.effective_n or event.n)
 
 
 class Tried(Event, frozen=True, kw_only=True):

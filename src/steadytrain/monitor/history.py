@@ -46,10 +46,11 @@ from steadytrain.events import (
     Tested,
     Tried,
     Unreadable,
+    top1_95,
 )
 from steadytrain.format import epoch as epoch_words
 from steadytrain.format import percent, score_name
-from steadytrain.intervals import Interval, wilson
+from steadytrain.intervals import Interval
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.evidence import E, Evidence, RankShares, Stretch
 from steadytrain.monitor.ledger import (
@@ -86,7 +87,7 @@ class RunReach:
 
 @dataclass(frozen=True, kw_only=True)
 class RunScore:
-    """One evaluation; ``top1_95``: the 95 % confidence interval of ``top1`` over the ``n`` images.
+    """One evaluation; ``top1_95``: the 95 % confidence interval of ``top1`` (:func:`~steadytrain.events.top1_95`).
 
     ``macro_recall``: the mean of the classes' recall; None in logs of older versions.
 
@@ -106,6 +107,7 @@ class RunScore:
     macro_recall: float | None = None
     figure: str | None = None
     figure_value: float | None = None
+    effective_n: float | None = None
 
     @property
     def value(self) -> float:
@@ -138,7 +140,7 @@ class RunScore:
     def of(event: Score) -> RunScore:
         """Return the score that an event holds."""
         values = {name: value for name, value in asdict(event).items() if name in RunScore.__dataclass_fields__}
-        return RunScore(**values, top1_95=wilson(event.top1, event.n))
+        return RunScore(**values, top1_95=top1_95(event))
 
 
 @dataclass(frozen=True, kw_only=True)

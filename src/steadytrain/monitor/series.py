@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from steadytrain.events import DeviceStats, Evaluated, Event, FeedStats, Logged, MachineStats
-from steadytrain.intervals import wilson
+from steadytrain.events import DeviceStats, Evaluated, Event, FeedStats, Logged, MachineStats, top1_95
 
 MAX_POINTS = 4000
 
@@ -81,7 +80,7 @@ def points_of(
                 ChartPoint("rate", (*begins, _finite(event.images_per_second), overall)),
             ]
         case Evaluated():
-            interval = wilson(event.top1, event.n)
+            interval = top1_95(event)
             low, high = (None, None) if event.mean_ap is not None else (interval.low, interval.high)
             values = map(_finite, (event.loss, event.score, low, high))
             return [ChartPoint("val", (seconds, event.epoch, event.step, *values))]

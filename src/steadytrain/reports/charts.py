@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from steadytrain.events import EpochTrained, Evaluated, Logged, Step
-from steadytrain.intervals import wilson
+from steadytrain.events import EpochTrained, Evaluated, Logged, Step, top1_95
 from steadytrain.monitor import RunHistory
 from steadytrain.monitor.history import MAX_RECENT
 from steadytrain.monitor.series import six_digits, thin
@@ -224,7 +223,7 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
         if history.is_multi_label or not any(event.n for event in history.evaluated):  # a log may not say of how many
             continue
         drawn = thin([six_digits(event.score) for event in history.evaluated])
-        intervals = [wilson(event.top1, event.n) for event in (history.evaluated[i] for i in drawn)]
+        intervals = [top1_95(event) for event in (history.evaluated[i] for i in drawn)]
         scores["low"] = [six_digits(interval.low) for interval in intervals]
         scores["high"] = [six_digits(interval.high) for interval in intervals]
     accuracies = _alternate(trained(lambda means: means.top1, of=single), top1)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from steadytrain.errors import DataError, SteadyError
+from steadytrain.events import top1_95
 from steadytrain.format import count, number, percent
 from steadytrain.intervals import wilson
 from steadytrain.monitor.series import six_digits, thin
@@ -222,10 +223,10 @@ def _open_pictures(account: Account, part: Literal["train", "val"]) -> Records:
 def _intro(mistakes: Mistakes, account: Account) -> str:
     images = sum(mistakes.counts.values())
     right = sum(n for (true, predicted), n in mistakes.counts.items() if true == predicted)
-    interval = wilson(right / images, images)
+    best = account.run.progress().best if account.run.log_path().exists() else None
+    interval = wilson(right / images, images) if best is None or best.n != images else top1_95(best)
     words = f"{right:,} of {count(images, 'validation image')} are right: {percent(right / images, 2)}"
     words += f" ({percent(interval.low, 2)} to {percent(interval.high, 2)})"
-    best = account.run.progress().best if account.run.log_path().exists() else None
     if best is not None and best.even_top1 is not None:
         words += f". Answered as if classes were equally frequent (--prior uniform): {percent(best.even_top1, 2)}"
         words += f"; macro recall {percent(best.even_macro_recall, 2)}"

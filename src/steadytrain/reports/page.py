@@ -24,6 +24,7 @@ from steadytrain.format import (
     NONE,
     compact,
     count,
+    count_images,
     duration,
     epoch,
     money,
@@ -335,7 +336,11 @@ def best_hero(best: RunScore | None, is_multi_label: bool) -> tuple[str, str, st
 def test_heroes(test: UnseenScore | None) -> list[tuple[str, str, str]]:
     """Return the score on test images for the head of a page; none before the end, and without such."""
     interval = f"{test.interval.words} %, " if test and test.interval else ""
-    return [(f"Test, {test.seen}", percent(test.value, 2), f"{interval}{count(test.n, 'image')}")] if test else []
+    return (
+        [(f"Test, {test.seen}", percent(test.value, 2), interval + count_images(test.n, test.effective_n))]
+        if test
+        else []
+    )
 
 
 def macro_heroes(summary: Summary) -> list[tuple[str, str, str]]:

@@ -56,7 +56,7 @@ class DataSets:
         classes: names, in the order of the labels; of images with several labels, the names of these.
         held_out: whether ``val_ids`` were held out of the training file.
         split: what was held out, where that was.
-        grouping: finds :attr:`groups` where nothing was held out.
+        grouping: groups the records of :attr:`train` where nothing was held out, or those of a test.
     """
 
     train: Records
@@ -66,7 +66,7 @@ class DataSets:
     classes: tuple[str, ...]
     held_out: bool
     split: Split | None = None
-    grouping: Callable[[], NDArray[np.int64] | None] = lambda: None
+    grouping: Callable[..., NDArray[np.int64] | None] = lambda records, **_: None
     test: Records | None = None
     shorter_side: int | None = None
 
@@ -76,7 +76,24 @@ class DataSets:
 
         Copies of an image, near copies and what the user keeps together: no split may part them.
         """
-        return self.grouping() if self.split is None else self.split.groups
+        return self.grouping(self.train) if self.split is None else self.split.groups
+
+    @cached_property
+    def val_groups(self) -> NDArray[np.int64] | None:
+        """int64 [num_val], the group of each validation image; None: each stands alone."""
+        if self.val is self.train:
+            return None if self.groups is None else self.groups[self.val_ids]
+        return self._group_others(self.val)
+
+    @cached_property
+    def test_groups(self) -> NDArray[np.int64] | None:
+        """As :attr:`val_groups`, of the test images."""
+        return self._group_others(self.test)
+
+    def _group_others(self, records: Records | None) -> NDArray[np.int64] | None:
+        with suppress(DataError):  # --group-by may fit the training data alone
+            return None if records is None else self.grouping(records, makes_hashes=False)
+        return None
 
     @cached_property
     def num_train(self) -> int:
@@ -386,10 +403,9 @@ def data_sets(
     if begun is None:
         _say_seen("validation", val, [train], say)
         _say_seen("test", opened.test, [train] if val is None else [train, val], say)
+    is_earlier = begun is not None and "split" not in begun.data  # and knew no groups
+    options: dict[str, Any] = {} if is_earlier else {"grouping": partial(find_groups, data=data)}
     if val is not None or data.holdout == 0:
-        grouping = partial(find_groups, train, data, lambda line: None)
-        is_earlier = begun is not None and "split" not in begun.data  # and knew no groups
-        options: dict[str, Any] = {} if is_earlier else {"grouping": grouping}
         return DataSets(train, val, None, None, classes, held_out=False, test=opened.test, shorter_side=side, **options)
     split = choose_split(train, data, seed=seed, run=run, say=say)
     if not len(split.val_ids):
@@ -405,7 +421,7 @@ def data_sets(
     )
     say_whole_classes(train.labels, split.groups, classes, say)
     _say_unmeasured(train.labels[split.val_ids], counts, classes, say)
-    options = {"split": split, "test": opened.test, "shorter_side": side}
+    options |= {"split": split, "test": opened.test, "shorter_side": side}
     return DataSets(train, train, split.train_ids, split.val_ids, classes, held_out=True, **options)
 
 

@@ -27,6 +27,7 @@ from steadytrain.data.results.scores import (
 )
 from steadytrain.data.results.scores import calibration_of as calibration_of
 from steadytrain.data.results.scores import macro as macro
+from steadytrain.intervals import student95
 from steadytrain.training.evaluation import Evaluation
 
 
@@ -151,6 +152,26 @@ def calibration(evaluation: Evaluation, bins: int = BINS, *, temperature: float 
         )
     assert evaluation.outputs is not None
     return calibration_of(evaluation.outputs[:, 1].astype(np.float64), evaluation.outputs[:, 3] == 1, bins)
+
+
+def effective_n(is_right: NDArray[np.bool_], groups: Ints | None) -> float | None:
+    """Return how many independent images those in groups are worth, for Wilson's interval; None: all are independent.
+
+    It is their number over the design effect of the groups, and less where these are few (Korn & Graubard 1998; Dean &
+    Pagano 2015). Where fewer than five groups have a mistake, or a right answer, a group counts as one image.
+
+    >>> series, image = np.repeat(np.arange(20), 10), np.arange(200)
+    >>> round(effective_n(series < 14, series), 1), round(effective_n(image % 10 < 7, series), 1)
+    (17.0, 177.5)
+    """
+    if groups is None or len(np.unique(groups)) == len(groups):
+        return None
+    numbers, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
+    n, p, k = len(groups), float(is_right.mean()), len(groups) ** 2 / float((sizes**2).sum())  # k: as of equal sizes
+    if k < 2 or min(len(np.unique(numbers[is_right == value])) for value in (True, False)) < 5:
+        return k
+    design = (np.bincount(numbers, is_right - p) ** 2).sum() * k / (k - 1) * (n - 1) / (n**2 * p * (1 - p))
+    return float(n / max(1.0, design) * (student95(min(1000, n - 1)) / student95(min(1000, int(k - 1)))) ** 2)
 
 
 def standard_error(values: NDArray[np.float64], groups: Ints | None = None) -> float:

@@ -89,10 +89,13 @@ def _read(path: Path, token: str, n: int) -> Split | None:
     return None
 
 
-def find_groups(train: Records, data: Data, say: Say) -> Ints | None:
-    """Group records by their images and by ``data.group_by``: int64 [N]; None where each stands alone."""
-    hashes = make_hashes(train)
-    if hashes is None:
+def find_groups(train: Records, data: Data, say: Say = lambda line: None, *, makes_hashes: bool = True) -> Ints | None:
+    """Group records by their images and by ``data.group_by``: int64 [N]; None where each stands alone.
+
+    ``makes_hashes``: decode all images where their hashes are not known; else copies are not.
+    """
+    hashes = make_hashes(train) if makes_hashes else train.hashes
+    if hashes is None and makes_hashes:
         say("images in a store are compared only where pack has written their hashes (.hashes) beside them")
     keys = None if data.group_by is None else _keys_of(train, data, data.group_by)
     return group_images(hashes, train.labels, keys=keys, name=train.describe, say=say)
@@ -126,6 +129,13 @@ def count_seen(records: Records, *others: Records, ids: Ints | None = None) -> i
         return None
     seen = known[1] if ids is None else known[1][ids]
     return len(find_shared(known[0], np.concatenate([seen, *known[2:]])))
+
+
+def group_others(folder: Path, records: Records) -> Ints | None:
+    """Group images that the run in a folder has not seen, by its settings, as far as their hashes are known."""
+    with suppress(SteadyError):
+        return find_groups(records, Run.open(folder).data, makes_hashes=False)
+    return None
 
 
 def count_trained_on(folder: Path, records: Records) -> int | None:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from steadytrain.data.arrays import Ints
 from steadytrain.data.filenames import expand, is_ignored, is_image, is_pattern
 from steadytrain.data.images.decode import lost_in
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
@@ -52,6 +53,7 @@ class EvaluationData:
         matched: how many classes were matched by ``name``, ``synset``, ``synonym``, ``number`` (a place in the class
             list) or ``file``; empty where the data have the model's class list.
         batch_size: images at a time, as the model's run evaluated its own data; None for other data.
+        groups: int64, of each image, if any belong together.
     """
 
     records: Records
@@ -59,6 +61,7 @@ class EvaluationData:
     outputs: NDArray[np.int64] | None = None
     matched: Mapping[str, int] = field(default_factory=dict)
     batch_size: int | None = None
+    groups: Ints | None = None
 
     def relabel(self, batch: Batch) -> Batch:
         """Replace the labels of a batch by the model's."""
@@ -236,7 +239,7 @@ def open_evaluation_data(
             raise DataError(f"{run.directory} was trained without validation data: name the data to evaluate on")
         if sets.val is not sets.train:
             sets.train.close()
-        return EvaluationData(sets.val, sets.val_ids, batch_size=run.recipe.batch_size)
+        return EvaluationData(sets.val, sets.val_ids, batch_size=run.recipe.batch_size, groups=sets.val_groups)
     data = source_name(data)
     mapping = classes or {}
     options: dict[str, Any] = {"root": root, "labels": labels, "zip_names": zip_names, "say": say, "progress": progress}

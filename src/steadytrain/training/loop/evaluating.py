@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from steadytrain.config.figures import NEED_OUTPUTS, SIGN, is_better
+from steadytrain.data.arrays import Ints
 from steadytrain.data.loader import Batch
 from steadytrain.errors import CheckpointError, DivergedError, ModelError, SteadyError
 from steadytrain.events import Evaluated, Event, Tested
@@ -27,7 +28,7 @@ from steadytrain.training.loop.saving import (
     settled_loss,
     write_checkpoint,
 )
-from steadytrain.training.metrics import even_shift
+from steadytrain.training.metrics import effective_n, even_shift
 from steadytrain.training.metrics import figure as figure_of
 from steadytrain.training.session.session import Session, Validation
 
@@ -115,7 +116,7 @@ def _evaluate(
         now = SIGN[state.figure] * value, evaluation.loss
         is_best = is_better(state.figure, now, (state.best, state.best_loss), evaluation.n)
         state.evaluated, validation.seconds = session.epoch, time.perf_counter() - began
-        seconds, figures = validation.seconds, _figures(session, evaluation)
+        seconds, figures = validation.seconds, _figures(session, evaluation, session.data.val_groups)
         figures |= {
             "figure": state.figure,
             "figure_value": value,
@@ -184,11 +185,13 @@ def _evaluate_on(
     return None if stopped else evaluation
 
 
-def _figures(session: Session, evaluation: Evaluation) -> dict[str, Any]:
-    """Return the figures of an evaluation that its event holds."""
+def _figures(session: Session, evaluation: Evaluation, groups: Ints | None) -> dict[str, Any]:
+    """Return the figures of an evaluation that its event holds; ``groups``: of its images."""
     ema, macro = session.state.ema, evaluation.macro
     figures = {name: getattr(evaluation, name) for name in ("n", "loss", "top1", "top5", "mean_ap")}
     figures["even_top1"], figures["even_macro_recall"] = evaluation.other or (None, None)
+    if evaluation.outputs is not None:
+        figures["effective_n"] = effective_n(evaluation.outputs[:, 3] == 1, groups)
     weights = "model" if ema is None else "ema" if ema.decay is not None else "swa"
     return {**figures, "macro_recall": macro.recall, "macro_f1": macro.f1, "weights": weights}
 
@@ -215,7 +218,7 @@ def evaluate_test(session: Session, stop: Callable[[], str | None]) -> Generator
     if evaluation is None:
         return False
     epoch = session.timeline.epoch(int(session.timeline.batches.position(step)))
-    seconds, figures = time.perf_counter() - began, _figures(session, evaluation)
+    seconds, figures = time.perf_counter() - began, _figures(session, evaluation, session.data.test_groups)
     figures |= {"before": progress.num_tested, "num_seen": session.data.num_test_seen}
     yield Tested(step=step, epoch=epoch, seconds=seconds, data=digest, **figures)
     return True
