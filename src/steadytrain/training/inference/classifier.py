@@ -13,34 +13,33 @@ from steadytrain.training.memory import PassLimit
 
 
 def classifier_of(trained: Trained) -> nn.Module:
-    """Find the linear layer that ends a network, by a pass of random images. Raises ModelError."""
-    side, channels = trained.input.size, trained.input.channels
+    """Find the linear layer, or 1x1 convolution, whose output is the network's, by a pass. Raises ModelError."""
+    side, channels = trained.input.size or 224, trained.input.channels
     draw = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (2, side or 224, side or 224, channels), generator=draw, dtype=torch.uint8)
-    with torch.no_grad():
-        return find_classifier(trained, images.to(trained.policy.device))
+    images = torch.randint(0, 256, (2, side, side, channels), generator=draw, dtype=torch.uint8)
+    outputs: dict[nn.Module, torch.Tensor] = {}
+    with ExitStack() as stack, torch.no_grad():
+        for layer in trained.module.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                hook = layer.register_forward_hook(lambda part, _, output: outputs.update({part: output}))
+                stack.callback(hook.remove)
+        logits = _forward(trained, images.to(trained.policy.device))
+    for layer, output in outputs.items():
+        if output.numel() == logits.numel() and torch.equal(output.reshape_as(logits), logits):
+            return layer
+    raise ModelError(f"{trained.title} does not end in one linear layer: what its features are is not known")
+
+
+def num_features(head: nn.Module) -> int:
+    """Return how many features a classifier takes."""
+    assert isinstance(head.weight, torch.Tensor)
+    return head.weight[0].numel()
 
 
 def _forward(trained: Trained, images_BHWC: torch.Tensor) -> torch.Tensor:
     with trained.policy.autocast():
         logits: torch.Tensor = trained.module(trained.policy.images(images_BHWC, trained.input.mean, trained.input.std))
     return logits
-
-
-def find_classifier(trained: Trained, images_BHWC: torch.Tensor) -> nn.Module:
-    """Return the linear layer, or 1x1 convolution, whose output is the network's. Raises ModelError."""
-    outputs: dict[nn.Module, torch.Tensor] = {}
-    parts = trained.module.modules()
-    layers: list[nn.Module] = [part for part in parts if isinstance(part, nn.Linear | nn.Conv2d)]
-    with ExitStack() as stack:
-        for layer in layers:
-            hook = layer.register_forward_hook(lambda part, _, output: outputs.update({part: output.detach()}))
-            stack.callback(hook.remove)
-        logits = _forward(trained, images_BHWC)
-    for layer, output in outputs.items():
-        if output.numel() == logits.numel() and torch.equal(output.reshape_as(logits), logits):
-            return layer
-    raise ModelError(f"{trained.title} does not end in one linear layer: what its features are is not known")
 
 
 def features_and_logits(

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from steadytrain.errors import DataError
 from steadytrain.run import Run
 from steadytrain.training.data import load
-from steadytrain.training.inference.classifier import features_and_logits, find_classifier
+from steadytrain.training.inference.classifier import classifier_of, features_and_logits
 from steadytrain.training.inference.inference import Files, Images, open_feed
 from steadytrain.training.inference.trained import Trained, restore
 from steadytrain.training.memory import PassLimit
@@ -60,13 +59,12 @@ def features(
         if not len(source):
             return np.zeros((0, 0), np.float32)
         bad: dict[int, str] = {}
-        head: nn.Module | None = None
+        head = classifier_of(trained)
         feed = stack.enter_context(open_feed(trained, source, batch_size, threads, bad.__setitem__))
         with torch.no_grad():
             for batch in load(feed, trained.policy.device):
                 if bad:
                     number, reason = min(bad.items())
                     raise DataError(f"{source.path(number)}: {reason}: leave it out")
-                head = head or find_classifier(trained, batch.images[:1])
                 rows.append(features_and_logits(head, trained, batch.images, limit)[0].cpu())
     return torch.cat(rows).numpy()
