@@ -13,27 +13,27 @@ from steadytrain.training.memory import PassLimit
 
 
 def classifier_of(trained: Trained) -> nn.Module:
-    """Find the linear layer, or 1x1 convolution, whose output is the network's, by a pass. Raises ModelError."""
-    side, channels = trained.input.size or 224, trained.input.channels
-    draw = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (2, side, side, channels), generator=draw, dtype=torch.uint8)
+    """Find the linear layer, or 1x1 convolution, whose output is the network's, by a pass of random images.
+
+    Raises:
+        ModelError: there is none.
+    """
+    side, draw = trained.input.size or 224, torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (2, side, side, trained.input.channels), generator=draw, dtype=torch.uint8)
     outputs: dict[nn.Module, torch.Tensor] = {}
-    with ExitStack() as stack, torch.no_grad():
+    with torch.no_grad(), ExitStack() as stack:
         for layer in trained.module.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
-                hook = layer.register_forward_hook(lambda part, _, output: outputs.update({part: output}))
+                hook = layer.register_forward_hook(lambda part, _, output: outputs.update({part: output.detach()}))
                 stack.callback(hook.remove)
         logits = _forward(trained, images.to(trained.policy.device))
     for layer, output in outputs.items():
         if output.numel() == logits.numel() and torch.equal(output.reshape_as(logits), logits):
             return layer
-    raise ModelError(f"{trained.title} does not end in one linear layer: what its features are is not known")
-
-
-def num_features(head: nn.Module) -> int:
-    """Return how many features a classifier takes."""
-    assert isinstance(head.weight, torch.Tensor)
-    return head.weight[0].numel()
+    raise ModelError(
+        f"the classifier of {trained.title} is not one linear layer that ends the network: what its features are is not"
+        " known"
+    )
 
 
 def _forward(trained: Trained, images_BHWC: torch.Tensor) -> torch.Tensor:
@@ -59,3 +59,9 @@ def features_and_logits(
         return limit.fit(forward, len(images_BHWC))
     finally:
         hook.remove()
+
+
+def num_features(head: nn.Module) -> int:
+    """Return how many features a classifier takes."""
+    assert isinstance(head.weight, torch.Tensor)
+    return head.weight[0].numel()

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from steadytrain.errors import DataError
 from steadytrain.run import Run
@@ -59,12 +60,13 @@ def features(
         if not len(source):
             return np.zeros((0, 0), np.float32)
         bad: dict[int, str] = {}
-        head = classifier_of(trained)
+        head: nn.Module | None = None
         feed = stack.enter_context(open_feed(trained, source, batch_size, threads, bad.__setitem__))
         with torch.no_grad():
             for batch in load(feed, trained.policy.device):
                 if bad:
                     number, reason = min(bad.items())
                     raise DataError(f"{source.path(number)}: {reason}: leave it out")
+                head = head or classifier_of(trained)
                 rows.append(features_and_logits(head, trained, batch.images, limit)[0].cpu())
     return torch.cat(rows).numpy()
