@@ -169,8 +169,10 @@ class Features:
         return ((rows if isinstance(rows, Tensor) else torch.tensor(rows)) - self.centre).div_(self.scale)
 
     def _mean(self, mean: Callable[[Tensor], Tensor]) -> Tensor:
-        n = self._parts[-1].stop
-        return torch.stack([mean(self._read(part)) * ((part.stop - part.start) / n) for part in self._parts]).sum(0)
+        n, total = self._parts[-1].stop, torch.zeros(())
+        for part in self._parts:
+            total = total + mean(self._read(part)) * ((part.stop - part.start) / n)
+        return total
 
     def choose(self, is_chosen: Tensor, labels: Tensor) -> Blocks:
         """Return what yields the chosen rows and their labels, of both [N], block by block."""
