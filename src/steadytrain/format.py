@@ -34,20 +34,14 @@ def whole_number(text: str, below: int = 2**63) -> int | None:
 
 
 def percent(fraction: float | None, digits: int | None = None) -> str:
-    """Format a fraction in percent: a whole one, or one decimal near 0 and 100 %, unless ``digits`` asks for others.
-
-    What is not all is not rounded to it, nor what is there to nothing.
+    """Format a fraction in percent: a whole one, or one decimal below 1 %, unless ``digits`` asks for others.
 
     >>> percent(0.433), percent(0.004), percent(0.0), percent(0.92314, 2), percent(None), percent(float("nan"))
     ('43 %', '0.4 %', '0 %', '92.31 %', '–', 'not a number')
-    >>> percent(0.997), percent(0.9996), percent(0.0004)
-    ('99.7 %', '> 99.9 %', '< 0.1 %')
     """
-    if fraction is None or digits is not None:
-        return number(None if fraction is None else 100 * fraction, digits or 0, " %")
-    if 0 < fraction < 0.0005 or 0.9995 <= fraction < 1:
-        return "< 0.1 %" if fraction < 0.5 else "> 99.9 %"
-    return number(100 * fraction, int(0 < fraction < 0.0095 or 0.9905 < fraction < 1), " %")
+    if digits is None:
+        digits = 1 if fraction is not None and 0 < fraction < 0.0095 else 0
+    return number(None if fraction is None else 100 * fraction, digits, " %")
 
 
 def number(value: float | None, digits: int = 0, unit: str = "") -> str:
