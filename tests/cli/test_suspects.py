@@ -123,6 +123,28 @@ def test_validation_images_are_examined_too(network: list[str], photos: Path) ->
     assert len(splits) == 60 - len(names) and set(splits) == {"train", "val"}
 
 
+@pytest.mark.parametrize("is_beside", [False, True], ids=["table", "labels"])
+def test_a_table_keeps_its_other_columns(network: list[str], photos: Path, is_beside: bool) -> None:
+    lines = ["patient\tfile\tcolour\tphase\ta, b"]
+    for number, path in enumerate(sorted(photos.rglob("*.png"))):
+        name = path.relative_to(photos if is_beside else photos.parent).with_suffix("")  # as contests write them
+        lines.append(f"p{number // 3}\t{name}\t{path.parent.name}\t{'valid' if number % 5 else 'train'}\tx, {number}")
+    Path("all.tsv").write_text("\n".join([*lines, lines[-1]]) + "\n", encoding="utf-8")
+    source = [*(["photos", "--labels", "all.tsv"] if is_beside else ["all.tsv"]), "--label-column", "colour"]
+    assert main(["check", *source, "--suspects", "-o", "suspects.csv", *network]) == 0
+    assert {"/".join(Path(row["path"]).parts[-2:]) for row in _rows("suspects.csv")} == WRONG
+    Path("lists").mkdir()
+    assert main(["check", *source, "--leave-out", "suspects.csv", "-o", "lists/clean.csv"]) == 0
+    rows = _rows("lists/clean.csv")
+    assert list(rows[0]) == ["file", "colour", "phase", "patient", "a, b"] and len(rows) == 56
+    whole = {f"{line.split(chr(9))[1]}.png": line.split("\t") for line in lines[1:]}
+    for row in rows:
+        cells = whole[row["file"].removeprefix("../").removeprefix("photos/" if is_beside else "")]
+        assert (row["patient"], row["colour"], row["a, b"]) == (cells[0], cells[2], cells[4])
+        assert row["phase"] == {"train": "train", "valid": "val"}[cells[3]]
+    assert main(["pack", "lists/clean.csv", "clean", "--label-column", "colour"]) == 0
+
+
 @pytest.mark.parametrize("ending", ["npy", "parquet"])
 def test_embeddings_are_written_with_their_names_and_labels(network: list[str], photos: Path, ending: str) -> None:
     out = Path(f"x.{ending}")

@@ -17,7 +17,7 @@ from tests.reports.runs import Clock, course, finished, recipe, started, write
 
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.results.predictions import HEAD, ImageResult
-from steadytrain.reports.mistakes import mistakes_section, read_mistakes, sections
+from steadytrain.reports.mistakes import _probability, mistakes_section, read_mistakes, sections
 from steadytrain.reports.page import page
 from steadytrain.reports.summary import Account
 from steadytrain.reports.tables import markdown, to_json
@@ -168,3 +168,8 @@ def test_many_runs_show_pictures_of_the_first_few(
     first, second = sections([account, account])
     assert first["worst"][0]["source"] and not second["worst"][0]["source"]
     assert "of the first 1 runs" in second["no_pictures"]
+
+
+def test_a_probability_is_rounded_to_neither_0_nor_100() -> None:
+    words = [_probability(p) for p in (0.0, 0.0004, 0.004, 0.43, 0.99, 0.997, 0.9996, 1.0)]
+    assert words == ["< 0.1 %", "< 0.1 %", "0.4 %", "43 %", "99 %", "99.7 %", "> 99.9 %", "> 99.9 %"]

@@ -22,6 +22,7 @@ from steadytrain.data.recordio.reader import Records
 from steadytrain.machine.facts import resident_bytes
 from steadytrain.training.features import table as tables
 from steadytrain.training.features.table import FeatureTable, TableWriter, feature_table, open_table, table_folder
+from steadytrain.training.inference.classifier import classifier_of
 from steadytrain.training.inference.trained import Trained
 
 
@@ -73,7 +74,7 @@ def test_a_pass_that_was_killed_goes_on_where_it_was(
     records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = _network(tmp_path)
-    whole = np.array(feature_table(trained, records, batch_size=16).values)
+    whole = np.array(feature_table(trained, records).values)
     monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr(tables, "_FLUSH_SECONDS", 0.0)
 
@@ -82,9 +83,9 @@ def test_a_pass_that_was_killed_goes_on_where_it_was(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        feature_table(trained, records, batch_size=16, progress=kill)
+        feature_table(trained, records, progress=kill)
     seen, said = list[tuple[int, int]](), list[str]()
-    table = feature_table(trained, records, batch_size=16, progress=lambda *done: seen.append(done), say=said.append)
+    table = feature_table(trained, records, progress=lambda *done: seen.append(done), say=said.append)
     assert table.num_computed == 38 and seen[-1] == (70, 70) and "32 of 70" in said[0]
     assert np.array_equal(table.values, whole)
 
@@ -103,7 +104,7 @@ def test_rows_that_are_not_known_to_be_written_are_computed_again(records: Recor
 def test_rows_have_the_same_bits_in_whatever_order_they_are_computed(records: Records, tmp_path: Path) -> None:
     trained = _network(tmp_path)
     whole = np.array(feature_table(trained, records).values)
-    folder = table_folder(trained, records)
+    folder = table_folder(trained, records, classifier_of(trained))
     (folder / "done.u8").unlink()
     order = np.random.default_rng(0).permutation(70)
     for part in (order[:33], order[33:]):
@@ -115,10 +116,10 @@ def test_the_name_follows_all_that_the_values_depend_on_and_not_the_classifier(
     records: Records, tmp_path: Path
 ) -> None:
     trained = _network(tmp_path)
-    name = table_folder(trained, records)
+    name = table_folder(trained, records, classifier_of(trained))
     with torch.no_grad():
         list(trained.module.parameters())[-1].add_(2)
-    assert table_folder(trained, records) == name
+    assert table_folder(trained, records, classifier_of(trained)) == name
     changed = [
         replace(trained, input=replace(trained.input, size=96)),
         replace(trained, input=replace(trained.input, crop=0.5)),
@@ -127,18 +128,18 @@ def test_the_name_follows_all_that_the_values_depend_on_and_not_the_classifier(
         _network(tmp_path, precision="bf16"),
         _network(tmp_path, "test_vit"),
     ]
-    names = {table_folder(other, records) for other in changed}
+    names = {table_folder(other, records, classifier_of(other)) for other in changed}
     with torch.no_grad():
         next(trained.module.parameters()).mul_(2)
-    names.add(table_folder(trained, records))
+    names.add(table_folder(trained, records, classifier_of(trained)))
     assert name not in names and len(names) == 7
 
 
 def test_two_processes_compute_a_table_once(records: Records, tmp_path: Path) -> None:
     trained, said, found = _network(tmp_path), list[str](), list[FeatureTable]()
-    folder = table_folder(trained, records)
+    folder = table_folder(trained, records, classifier_of(trained))
     values = np.ones((70, 96), np.float32)
-    with TableWriter.open(folder, 70) as writer:
+    with TableWriter.open(folder, 70, 96) as writer:
         other = threading.Thread(target=lambda: found.append(feature_table(trained, records, say=said.append)))
         other.start()
         while not said:
@@ -151,7 +152,7 @@ def test_two_processes_compute_a_table_once(records: Records, tmp_path: Path) ->
 def test_memory_does_not_grow_with_the_rows_that_are_written(tmp_path: Path) -> None:
     rows, columns = 40_000, 640  # 102 MB
     block = np.ones((1000, columns), np.float32)
-    with TableWriter.open(tmp_path / "features" / "x", rows) as writer:
+    with TableWriter.open(tmp_path / "features" / "x", rows, columns) as writer:
         writer.write(np.arange(1000), block)
         before = resident_bytes()
         for first in range(1000, rows, 1000):
@@ -163,8 +164,9 @@ def test_memory_does_not_grow_with_the_rows_that_are_written(tmp_path: Path) -> 
 
 def test_tables_that_nobody_uses_are_removed_when_another_is_made(records: Records, tmp_path: Path) -> None:
     trained = _network(tmp_path)
-    old, recent = (feature_table(trained, records, batch_size=size).path for size in (8, 16))
+    networks = [replace(trained, input=replace(trained.input, crop=crop)) for crop in (0.5, 0.6, 0.7)]
+    old, recent = (feature_table(network, records).path for network in networks[:2])
     os.utime(old, (0, 0))
-    feature_table(trained, records)
+    feature_table(networks[2], records)
     assert not old.exists() and recent.exists()
     assert open_table(recent, 70, np.arange(70)) is not None

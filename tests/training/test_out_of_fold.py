@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
 from steadytrain.data.arrays import Ints
-from steadytrain.training.features.folds import OutOfFold, out_of_fold, standard_error
+from steadytrain.training.features import folds
+from steadytrain.training.features.folds import Features, OutOfFold, out_of_fold, standard_error
 
 
 def _blobs(n: int = 300, spread: float = 2.0) -> tuple[np.ndarray, Ints, Ints]:
@@ -73,3 +77,41 @@ def test_what_cannot_be_answered_is_refused() -> None:
         out_of_fold(values, labels, np.zeros_like(folds), 3)
     with pytest.raises(ValueError, match="one class for each image"):
         out_of_fold(values, np.eye(3, dtype=np.int64)[labels], folds, 3)
+
+
+def test_features_that_are_read_in_blocks_have_the_same_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, labels, fold_of = _blobs()
+    order = np.random.default_rng(0).permutation(300)
+    shuffled = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, values.shape)
+    shuffled[order] = values
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    whole, y = out_of_fold(values, labels, fold_of, 3), torch.from_numpy(labels)
+    fitted = folds.fit_classifier(values, y, y % 2 == 0, 3)
+    again = out_of_fold(mapped, labels, fold_of, 3, rows=order)
+    assert np.array_equal(again.logits, whole.logits), "the rows are the same"
+    monkeypatch.setattr(folds, "MOST_BYTES", 1000)
+    monkeypatch.setattr(folds, "BLOCK_BYTES", 7 * 20 * 4)
+    blocks = out_of_fold(mapped, labels, fold_of, 3, rows=order)
+    np.testing.assert_allclose(blocks.probabilities, whole.probabilities, atol=1e-3)
+    assert blocks.penalty == whole.penalty
+    blocked = folds.fit_classifier(mapped, y, y % 2 == 0, 3, rows=order)
+    torch.testing.assert_close(blocked[0], fitted[0], rtol=1e-2, atol=1e-3)
+    assert blocked[2:] == fitted[2:]
+
+
+def test_a_fit_reads_no_more_than_a_block_of_a_large_table_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, labels, fold_of = _blobs(3000)
+    read, sizes = Features._read, list[int]()
+
+    def watched(features: Features, part: slice) -> torch.Tensor:
+        rows = read(features, part)
+        sizes.append(rows.nbytes)
+        return rows
+
+    monkeypatch.setattr(folds, "MOST_BYTES", values.nbytes - 1)
+    monkeypatch.setattr(folds, "BLOCK_BYTES", 8000)
+    monkeypatch.setattr(Features, "_read", watched)
+    out_of_fold(values, labels, fold_of, 3, penalties=[1.0])
+    assert max(sizes) == 8000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -185,6 +186,10 @@ def test_folds_of_a_probe_are_answered_by_classifiers_that_have_not_seen_them(
     assert len({row.record for row in rows}) == len(rows) == 320
     assert np.mean([row.true == row.predicted for row in rows]) == pytest.approx(told.fold_top1)
     assert np.mean([row.loss for row in rows]) == pytest.approx(told.fold_loss, rel=1e-3)
+    with (run.directory / "folds.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    for fold, top1 in enumerate(told.by_fold):
+        assert top1 == np.mean([line["true"] == line["predicted"] for line in lines if line["fold"] == str(fold)])
     plain = Run.create(tmp_path / "plain", recipe.with_({**changes, "model.folds": 0}))
     train(plain)
     assert not changed(weights_of(run.directory), weights_of(plain.directory)), "the classifier is the same"
@@ -318,7 +323,7 @@ def test_the_fit_is_that_of_scikit_learn() -> None:
         theirs = linear.LogisticRegression(C=1 / (600 * penalty), tol=1e-8, max_iter=5000).fit(
             x.numpy(), labels.numpy()
         )
-        weight, bias = minimize(x, labels, 10, penalty, None)
+        weight, bias = minimize(lambda: [(x, labels)], 10, penalty, None)
 
         def loss(w: torch.Tensor, b: torch.Tensor, penalty: float = penalty) -> float:
             value = torch.nn.functional.cross_entropy(x @ w.T.float() + b.float(), labels)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from steadytrain.data.arrays import Floats, Ints
-from steadytrain.training.features.suspects import find_suspects, nearest, rank_suspects
+from steadytrain.training.features import suspects
+from steadytrain.training.features.suspects import find_suspects, nearest_rows, rank_suspects
 
 GOLDEN = Path(__file__).parents[1] / "golden/suspects/cleanlab-rankings.json"
 
@@ -79,8 +80,25 @@ def test_of_few_groups_there_are_as_many_folds() -> None:
     assert found.rows.tolist() == [3] and len(found.answers.by_fold) == 3
 
 
-def test_the_nearest_image_is_that_of_the_smallest_angle() -> None:
-    values = np.array([[1, 0], [10, 1], [0.9, 0.5], [0, 0]], np.float32)
-    assert nearest(values, 0, np.array([1, 2, 3])) == 1
-    assert nearest(values, 0, np.array([2, 3])) == 2
-    assert nearest(values, 0, np.array([], np.int64)) is None
+def test_the_nearest_image_is_that_of_the_smallest_angle(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.array([[1, 0], [10, 1], [0.9, 0.5], [0, 0], [0, 3]], np.float32)
+    values.flags.writeable = False  # as it is mapped
+    for rows in (2, 100):
+        monkeypatch.setattr(suspects, "_BLOCK", rows)
+        assert nearest_rows(values, np.array([0, 4]), np.array([1, 2, 3])).tolist() == [1, 2]
+        assert nearest_rows(values, np.array([0]), np.array([2, 3])).tolist() == [2]
+
+
+def test_suspects_stand_beside_sound_images_of_both_classes() -> None:
+    values, labels, _ = _photographs(0.05)
+    found = find_suspects(values, labels, 4)
+    beside = found.nearest(values, 10)
+    assert len(beside) == 10
+    for row, label, other, (own, near) in zip(found.rows, labels[found.rows], found.suggested, beside, strict=False):
+        assert own is not None and near is not None and not {own, near} & set(found.rows.tolist())
+        assert (labels[own], labels[near]) == (label, other)
+        cosines = values @ values[row] / np.linalg.norm(values, axis=1)
+        known = np.setdiff1d(np.flatnonzero(labels == other), found.rows)
+        assert near == known[cosines[known].argmax()]
+    few = find_suspects(values[:3], np.array([0, 1, 0]), 4)
+    assert len(few.nearest(values[:3], 9)) == len(few.rows)

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,11 +36,11 @@ from steadytrain.machine.facts import cores
 if TYPE_CHECKING:
     from steadytrain.data.checking.findings import Finding, Report
     from steadytrain.data.checking.records import Examined
-    from steadytrain.reports.mistakes import SuspectImage
+    from steadytrain.data.sources.columns import ColumnNames
     from steadytrain.training.features.suspects import Suspects
     from steadytrain.training.loop.frozen import FrozenImages
 
-MAX_LOST, MAX_SHOWN, MAX_CLASSES, MAX_PICTURES = 10, 20, 8, 200
+MAX_LOST, MAX_SHOWN, MAX_CLASSES, MAX_PICTURES, MAX_SAMPLE = 10, 20, 8, 200, 200
 _SHARD = r"(-\d+-of-\d+)?"
 
 
@@ -223,74 +224,66 @@ def _with_suspects(
 ) -> tuple[Report, dict[str, Any]]:
     """Add labels that may be wrong to a report; return it and what it says of them as a document."""
     from steadytrain.data.sources.layout import TABLES
-    from steadytrain.reports.page import suspects_page
 
     with open_images(source, network, places) as images:
         found = images.find_suspects()
-        names, classes = list(images.names()), images.data.classes
-        rows = [
-            {"path": names[row], "label": classes[given], "suggested": classes[other]}
-            | {"p_label": float(p[given]), "p_suggested": float(p[other])}
-            for row, other in zip(found.rows.tolist(), found.suggested.tolist(), strict=True)
-            for given, p in [(int(found.labels[row]), found.probabilities[row])]
+        names, classes, p = list(images.names()), images.data.classes, found.probabilities
+        rows: list[dict[str, Any]] = [
+            {"path": names[row], "label": classes[label], "suggested": classes[other]}
+            | {"p_label": float(p[row, label]), "p_suggested": float(p[row, other])}
+            for row, label, other in zip(found.rows, found.labels[found.rows], found.suggested, strict=True)
         ]
         pairs = [(classes[given], classes[other], n) for given, other, n in found.pairs]
-        answers, error = found.answers, 1 - found.answers.top1
-        fact = f"classifiers that have not seen an image err on {percent(error, 1)} of {len(names):,}"
+        fact = f"classifiers that have not seen an image err on {percent(1 - found.answers.top1, 1)} of {len(names):,}"
         fact += f", and doubt {count(len(rows), 'label')}"
         fact += "" if found.share is None else f" ({percent(found.share, 1)} of all)"
-        mixed = few([f"{given} that may be {other} ({n})" for given, other, n in pairs], 6)
-        facts = [f"labels: {fact}", *([f"mixed up: {mixed}"] if pairs else [])]
-        for row in rows:
-            detail = f"{row['label']} {row['p_label']:.3f}, {row['suggested']} {row['p_suggested']:.3f}"
-            report.findings.add("suspect-label", detail, name=row["path"])
-        remedies: list[tuple[str, str]] = []
         if out is not None:
-            _write_csv(out, rows, list(_COLUMNS))
-            shown = [_suspect_image(images, found, place, row) for place, row in enumerate(rows[:MAX_PICTURES])]
-            title, lede = f"Labels of {report.path} that may be wrong", f"{fact[:1].upper()}{fact[1:]}. {_ADVICE}."
-            replace_file(out.with_suffix(".html"), suspects_page(title, lede, shown, pairs))
+            _write_csv(out, rows, ["path", "label", "suggested", "p_label", "p_suggested"])
+            replace_file(out.with_suffix(".html"), _suspects_page(report.path, fact, images, found, rows, pairs))
             note(f"wrote {out} and {out.with_suffix('.html')}")
-        if rows:
-            file = shlex.quote(str(out or "suspects.csv"))
-            again = shlex.join(["steady", "check", source, *_flags(places)])
-            remedies += [] if out else [(f"{again} --suspects -o {file}", "shows their pictures, and lists them")]
-            why = "after you deleted the lines of labels that are right: writes a table of the other images"
-            has_files = Path(source).is_dir() or Path(source).suffix.lower() in TABLES
-            remedies += [(f"{again} --leave-out {file} -o clean.csv", why)] * has_files
-    document: dict[str, Any] = {"n": len(rows), "share": found.share, "top1": answers.top1}
-    document |= {"by_fold": list(answers.by_fold), "images": rows}
+    for row in rows:
+        detail = f"{row['label']} {row['p_label']:.3f}, {row['suggested']} {row['p_suggested']:.3f}"
+        report.findings.add("suspect-label", detail, name=row["path"])
+    mixed = few([f"{given} that may be {other} ({n})" for given, other, n in pairs], 6)
+    facts = [f"labels: {fact}", *([f"mixed up: {mixed}"] if pairs else [])]
+    file, again = shlex.quote(str(out or "suspects.csv")), shlex.join(["steady", "check", source, *_flags(places)])
+    remedies: list[tuple[str, str]] = []
+    if rows and not out:
+        remedies = [(f"{again} --suspects -o {file}", "shows their pictures, and lists them")]
+    if rows and (Path(source).is_dir() or Path(source).suffix.lower() in TABLES):
+        why = "after you deleted the lines of labels that are right: writes a table of the other images"
+        remedies += [(f"{again} --leave-out {file} -o clean.csv", why)]
+    document: dict[str, Any] = {"n": len(rows), "share": found.share, "top1": found.answers.top1}
+    document |= {"by_fold": list(found.answers.by_fold), "images": rows}
     document["pairs"] = [{"label": given, "suggested": other, "n": n} for given, other, n in pairs]
     report = replace(report, facts=(*report.facts, *facts), remedies=(*report.remedies, *remedies))
     return report, {"suspects": document}
+
+
+def _suspects_page(
+    path: str,
+    fact: str,
+    images: FrozenImages,
+    found: Suspects,
+    rows: list[dict[str, Any]],
+    pairs: Sequence[tuple[str, str, int]],
+) -> str:
+    """Return a page of the first suspects, each beside the nearest images of both classes."""
+    from steadytrain.reports.mistakes import SuspectImage
+    from steadytrain.reports.page import suspects_page
+
+    shown = []
+    for row, number, near in zip(rows, found.rows.tolist(), found.nearest(images.values, MAX_PICTURES), strict=False):
+        own, other = (None if at is None else images.place(at) for at in near)
+        shown.append(SuspectImage(**row, picture=images.place(number), near_label=own, near_suggested=other))
+    lede = f"{fact[:1].upper()}{fact[1:]}. Look at each: a picture may be odd, and its label right."
+    return suspects_page(f"Labels of {path} that may be wrong", lede, shown, pairs)
 
 
 def _flags(places: Mapping[str, Any]) -> list[str]:
     """Return the flags that say where paths and labels are, as they were given."""
     named = {name: value if isinstance(value, tuple) else (value,) for name, value in places.items() if value}
     return [word for name, values in named.items() for v in values for word in (f"--{name.replace('_', '-')}", str(v))]
-
-
-_COLUMNS = ("path", "label", "suggested", "p_label", "p_suggested")
-_ADVICE = "Look at each: a picture may be odd, and its label right"
-
-
-def _suspect_image(images: FrozenImages, found: Suspects, place: int, row: dict[str, Any]) -> SuspectImage:
-    """Find the images beside which a suspect is shown: the nearest of both classes that are no suspects themselves."""
-    import numpy as np
-
-    from steadytrain.reports.mistakes import SuspectImage
-    from steadytrain.training.features.suspects import nearest
-
-    number, is_sound = int(found.rows[place]), np.ones(len(found.labels), np.bool_)
-    is_sound[found.rows] = False
-
-    def near(label: int) -> Any:
-        at = nearest(images.values, number, np.flatnonzero(is_sound & (found.labels == label)))
-        return None if at is None else images.place(at)
-
-    beside = [near(int(label)) for label in (found.labels[number], found.suggested[place])]
-    return SuspectImage(**row, picture=images.place(number), near_label=beside[0], near_suggested=beside[1])
 
 
 def _write_rest(source: str, leave_out: Path, out: Path, places: dict[str, Any]) -> None:
@@ -300,28 +293,63 @@ def _write_rest(source: str, leave_out: Path, out: Path, places: dict[str, Any])
     from steadytrain.data.storage.scratch import temporary_scratch
 
     with read_errors(leave_out), open_text(leave_out, newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
-    if any(not row.get("path") for row in rows):
+        lines = list(csv.DictReader(file))
+    if any(not row.get("path") for row in lines):
         raise InputError(f"{leave_out} has no column 'path' with the name of an image in each line")
-    gone = {row["path"] for row in rows}
-    lookup = {name: places[name] for name in ("root", "labels")}
+    gone = {row["path"] for row in lines}
     columns = ColumnNames.of(*(places[name] for name in ("path_column", "label_column", "split_column", "zip_names")))
     with temporary_scratch() as scratch:
-        listings = find_all([source], **lookup, columns=columns, scratch=scratch, say=note)
+        lookup = {"root": places["root"], "labels": places["labels"], "columns": columns}
+        listings = find_all([source], **lookup, scratch=scratch, say=note)
     if any(listing.pieces is not None or listing.labels.ndim > 1 for listing in listings):
         raise InputError(f"{source} is no folder or table of image files with one class each: unpack it first")
-    kept, known = [], set[str]()
-    for listing in listings:
-        known |= set(listing.names)
-        for name, label in zip(listing.names, listing.labels.tolist(), strict=True):
-            path = os.path.relpath(os.path.join(listing.root, name), out.parent)  # noqa: PTH118 - a million names
-            row = {"path": path, "label": listing.classes[int(label)], "split": listing.split}
-            kept += [row] if name not in gone else []
-    if missing := sorted(gone - known):
+    if missing := sorted(gone.difference(*(listing.names for listing in listings))):
         raise InputError(f"{leave_out} names {count(len(missing), 'image')} that {source} has not: {few(missing)}")
-    is_split = any(row["split"] for row in kept)
-    _write_csv(out, kept, ["path", "label", "split"] if is_split else ["path", "label"])
+    heads, further = _read_columns(source, places, columns)
+    kept = [
+        dict(zip(heads, (path, listing.classes[int(label)], listing.split), strict=True)) | further.get(name, {})
+        for listing in listings
+        for name, label in zip(listing.names, listing.labels.tolist(), strict=True)
+        if name not in gone
+        for path in [os.path.relpath(os.path.join(listing.root, name), out.parent)]  # noqa: PTH118 - a million names
+    ]
+    is_split = any(listing.split for listing in listings)
+    _write_csv(out, kept, [*heads[: 2 + is_split], *dict.fromkeys(name for row in further.values() for name in row)])
     note(f"wrote {out}: {count(len(kept), 'image')}, without the {len(gone):,} of {leave_out}")
+
+
+def _read_columns(
+    source: str, places: dict[str, Any], named: ColumnNames
+) -> tuple[tuple[str, ...], dict[str, dict[str, str]]]:
+    """Return what a table calls path, label and split, and the other cells of each image by the name of its file.
+
+    Of a source that is no table, or one whose columns have no names, there are none.
+    """
+    from steadytrain.data.sources.columns import find_columns
+    from steadytrain.data.sources.layout import TABLES, flat_splits, look_on_disk
+    from steadytrain.data.sources.paths import NamedImages
+    from steadytrain.data.sources.rows import JSON_LINES, find_delimiter, read_rows, read_text
+
+    heads: tuple[str, ...] = ("path", "label", "split")
+    table, prefixes = Path(places["labels"] or source), None
+    if not table.is_file() or table.suffix.lower() not in TABLES:
+        return heads, {}
+    if places["labels"]:
+        folders = flat_splits(look_on_disk(Path(source))).values()
+        prefixes = ["", *(f"{folder}/" for paths in folders for folder in paths if folder)]
+    images = NamedImages(Path(places["root"] or (source if prefixes else table.parent)), table=table, prefixes=prefixes)
+    delimiter = find_delimiter([line for line in islice(read_text(table, table), MAX_SAMPLE) if line.strip()])
+    rows = list(read_rows(table, table, delimiter))
+    options: dict[str, Any] = {"numbered": rows, "is_headed": delimiter == JSON_LINES, "named": named}
+    options["is_file"] = lambda name: images.find(name) is not None
+    found = find_columns([row for _, row in rows[:MAX_SAMPLE]], **options)
+    if not (names := [name.strip() for name in found.names]):
+        return heads, {}
+    places_of = found.path, found.labels[0] if len(found.labels) == 1 else None, found.split
+    heads = tuple(head if at is None else names[at] for head, at in zip(heads, places_of, strict=True))
+    left = sorted(set(range(found.width)).difference(places_of, found.labels))
+    files = images.locate([found.cells(row)[0] for _, row in rows[1:]])[0]
+    return heads, {file: {names[i]: row[i] for i in left} for file, (_, row) in zip(files, rows[1:], strict=True)}
 
 
 def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

@@ -87,7 +87,7 @@ def embed(
 
 def _write(out: Path, images: FrozenImages) -> tuple[int, int]:
     """Write the features, part by part, as the file's ending says; return rows and columns."""
-    tables = list(images.tables())
+    tables = [table.values for table in images.tables()]
     shape = sum(map(len, tables)), tables[0].shape[1]
     if out.suffix.lower() == ".parquet":
         _write_parquet(out, images, tables)

@@ -382,7 +382,9 @@ def _picture(row: ImageResult, records: Records | None, near: _Nearest = _Neares
 
 
 def _probability(p: float) -> str:
-    return "< 0.1 %" if p < 0.0005 else percent(p)
+    if p < 0.0005 or p >= 0.9995:
+        return "< 0.1 %" if p < 0.5 else "> 99.9 %"
+    return percent(p, 1 if p > 0.9905 else None)
 
 
 def _thumbnail(row: ImageResult, records: Records) -> str:

@@ -52,6 +52,7 @@ def write_predictions(
     outputs: NDArray[np.float32],
     *,
     labels: NDArray[np.int64] | None = None,
+    folds: NDArray[np.int64] | None = None,
 ) -> None:
     """Write a line for each image, whole or not at all.
 
@@ -61,6 +62,7 @@ def write_predictions(
         classes: names, in the order of the labels.
         outputs: float32[N, 4]: predicted class, its probability, loss, rank of the true class.
         labels: int64[N], the true class of each image; None: the records' labels.
+        folds: int64[N], for one more column: the fold of each image, whose classifier was fitted to the others.
 
     Raises:
         StorageError: it cannot be written.
@@ -69,12 +71,13 @@ def write_predictions(
     def cells(part: slice) -> Iterator[Sequence[object]]:
         true = (records.labels[ids[part]] if labels is None else labels[part]).tolist()
         values = outputs[part].astype(np.float64)
-        for label, p, row in zip(true, np.exp(-values[:, 2]).tolist(), values.tolist(), strict=True):
+        more = [()] * len(true) if folds is None else zip(folds[part].tolist())
+        for label, p, row, fold in zip(true, np.exp(-values[:, 2]).tolist(), values.tolist(), more, strict=True):
             predicted, p_predicted, loss, rank = row
             figures = (f"{p:.6g}", f"{p_predicted:.6g}", f"{loss:.6g}", int(rank))
-            yield classes[label], classes[int(predicted)], *figures
+            yield classes[label], classes[int(predicted)], *figures, *fold
 
-    _write_table(path, ImageResult._fields, records, ids, cells)
+    _write_table(path, [*ImageResult._fields, *([] if folds is None else ["fold"])], records, ids, cells)
 
 
 LABELS_HEAD = ("file", "shard", "record", "true", "predicted", "wrong")
@@ -138,11 +141,11 @@ def read_predictions(path: Path) -> Iterator[ImageResult]:
             head = next(lines, None)
             if head is not None and tuple(head[: len(LABELS_HEAD)]) == LABELS_HEAD:
                 raise DataError(f"{path} is of images with several labels each, and one class for each is needed here")
-            if head != list(ImageResult._fields):
+            if head not in (list(ImageResult._fields), [*ImageResult._fields, "fold"]):
                 raise DataError(f"{path} does not begin with the columns {HEAD}: write it again")
             for row in lines:
                 try:
-                    name, shard, record, true, predicted, p_true, p_predicted, loss, rank = row
+                    name, shard, record, true, predicted, p_true, p_predicted, loss, rank, *_ = row
                     values = float(p_true), float(p_predicted), float(loss)
                     yield ImageResult(name, shard, int(record), true, predicted, *values, int(rank))
                 except ValueError:

@@ -6,7 +6,7 @@ probabilities and of accuracy holds for images that have not been seen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +21,17 @@ from steadytrain.training.metrics import standard_error as standard_error
 PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 """Candidates for the weight of half the squared norm, of features whose mean square is 1; the strongest first."""
 
+MOST_BYTES, BLOCK_BYTES = 2**29, 2**26
+"""Bytes of features that are held in memory; of more, each step of a fit reads them again, in blocks of so many."""
+
 MOST_ITERATIONS = 300
 """The most iterations of L-BFGS: with a line search it comes to its tolerance in a tenth of these."""
+
+
+Classifier = tuple[Tensor, Tensor]
+"""Weights float32 [K, D], and biases float32 [K]."""
+
+Blocks = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ def out_of_fold(
     trusted: NDArray[np.bool_] | None = None,
     penalties: Sequence[float] = PENALTIES,
     device: torch.device | str = "cpu",
+    rows: Ints | None = None,
 ) -> OutOfFold:
     """Answer about each image by multinomial logistic regression on the images of all other folds.
 
@@ -70,7 +80,7 @@ def out_of_fold(
     worse are not tried. Each fit starts from that of its fold under the stronger penalty.
 
     Args:
-        values: float32 [N, D] features, a row for each image.
+        values: float32 [N, D] features, a row for each image; they may be mapped from a file larger than the memory.
         labels: int64 [N], one class for each image.
         fold_of: int64 [N]; images that belong together are in one fold (:func:`.fold_numbers`).
         num_classes: outputs.
@@ -79,6 +89,7 @@ def out_of_fold(
             answered.
         penalties: to choose from, the strongest first; that of a classifier alone gives answers that are like its own.
         device: that computes.
+        rows: int64 [N], those of ``values`` that the images have; None: all, in order.
 
     Raises:
         ValueError: labels are vectors, or all images are in one fold.
@@ -95,18 +106,19 @@ def out_of_fold(
     folds = np.unique(fold_of)
     if len(folds) < 2:
         raise ValueError("all images are in one fold: give two folds or more")
-    x, _, _ = standardize(torch.tensor(values, device=device))
     y = torch.tensor(labels, dtype=torch.int64, device=device)
-    rows = [torch.from_numpy(fold_of == fold).to(device) for fold in folds]
+    features = Features(values, device, rows)
+    is_held = [torch.from_numpy(fold_of == fold).to(device) for fold in folds]
     is_fitted = torch.from_numpy(np.ones(len(y), np.bool_) if trusted is None else trusted).to(device)
-    fitted: list[tuple[Tensor, Tensor] | None] = [None] * len(folds)
-    best, chosen, penalty = float("inf"), x.new_zeros(len(x), num_classes), penalties[0]
+    fitted: list[Classifier | None] = [None] * len(folds)
+    best, chosen, penalty = float("inf"), torch.zeros(len(y), num_classes, device=device), penalties[0]
     for candidate in penalties:
         logits = torch.empty_like(chosen)
-        for fold, held in enumerate(rows):
-            others = ~held & is_fitted
-            classifier = minimize(x[others], y[others], num_classes, candidate, fitted[fold])
-            fitted[fold], logits[held] = classifier, functional.linear(x[held], *classifier)
+        for fold, held in enumerate(is_held):
+            fitted[fold] = classifier = minimize(
+                features.choose(~held & is_fitted, y), num_classes, candidate, fitted[fold]
+            )
+            logits[held] = features.answer(held, classifier)
         loss = float(functional.cross_entropy(logits[is_fitted], y[is_fitted]))
         if loss >= best:
             break
@@ -124,60 +136,117 @@ def out_of_fold(
     )
 
 
-def standardize(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre features, and divide them by one number so that their mean square is 1; return both as well."""
-    centre = values.mean(0)
-    scale = (values - centre).square().mean().sqrt().clamp(min=1e-12)
-    return (values - centre) / scale, centre, scale
+class Features:
+    """Features, centred and divided by one number so that their mean square is 1, as they are read.
+
+    Up to :data:`MOST_BYTES` are one block. Of more, one block at a time is in memory: the others stay where they are
+    mapped from.
+
+    Args:
+        values: float32 [N, D], a tensor or an array.
+        device: that computes; another one than the CPU holds all of them.
+        rows: int64 [M] of those that are taken, in this order; None: all.
+
+    Attributes:
+        centre, scale: float32 [D], and a number.
+    """
+
+    def __init__(
+        self, values: Tensor | NDArray[np.float32], device: torch.device | str, rows: Ints | None = None
+    ) -> None:
+        if not isinstance(values, Tensor) and torch.device(device).type != "cpu":
+            values = torch.tensor(values, device=device)
+        n, row_bytes = len(values if rows is None else rows), 4 * values.shape[1]
+        most = n if isinstance(values, Tensor) or n * row_bytes <= MOST_BYTES else BLOCK_BYTES // row_bytes
+        self._values, self._rows = values, rows
+        self._parts = [slice(first, min(first + most, n)) for first in range(0, n, most)]
+        self.centre, self.scale = torch.zeros(()), torch.ones(())
+        self.centre = self._mean(lambda rows: rows.mean(0))
+        self.scale = self._mean(lambda rows: rows.square().mean()).sqrt().clamp(min=1e-12)
+
+    def _read(self, part: slice) -> Tensor:
+        rows = self._values[part if self._rows is None else self._rows[part]]
+        return ((rows if isinstance(rows, Tensor) else torch.tensor(rows)) - self.centre).div_(self.scale)
+
+    def _mean(self, mean: Callable[[Tensor], Tensor]) -> Tensor:
+        n, total = self._parts[-1].stop, torch.zeros(())
+        for part in self._parts:
+            total = total + mean(self._read(part)) * ((part.stop - part.start) / n)
+        return total
+
+    def choose(self, is_chosen: Tensor, labels: Tensor) -> Blocks:
+        """Return what yields the chosen rows and their labels, of both [N], block by block."""
+
+        def blocks() -> Iterator[tuple[Tensor, Tensor]]:
+            for part in self._parts:
+                if (rows := is_chosen[part]).any():
+                    yield self._read(part)[rows], labels[part][rows]
+
+        if len(self._parts) > 1:
+            return blocks
+        kept = list(blocks())
+        return lambda: kept
+
+    def answer(self, is_chosen: Tensor, classifier: Classifier) -> Tensor:
+        """Return what a classifier of standardised features answers to the chosen rows: float32 [M, K]."""
+        return torch.cat([functional.linear(self._read(part)[is_chosen[part]], *classifier) for part in self._parts])
 
 
 def fit_classifier(
-    values: Tensor, labels: Tensor, is_held: Tensor, num_classes: int
+    values: Tensor | NDArray[np.float32],
+    labels: Tensor,
+    is_held: Tensor,
+    num_classes: int,
+    *,
+    rows: Ints | None = None,
 ) -> tuple[Tensor, Tensor, float, float]:
     """Choose the penalty on the held-out rows by their loss, then fit all rows.
 
-    Features are centred, and divided by one number so that their mean square is 1; the classifier that is returned
-    takes them as they are.
-
     Args:
         values: float32 [N, D]; ``labels`` int64 [N]; ``is_held`` bool [N]: rows to choose the penalty on.
+        rows: int64 [N], those of ``values`` that the images have; None: all, in order.
 
     Returns:
-        Weights [num_classes, D], biases [num_classes], the penalty, and top-1 of the held-out rows under it.
+        Weights [num_classes, D] and biases [num_classes] for features as they are, the penalty, and top-1 of the
+        held-out rows under it.
     """
-    x, centre, scale = standardize(values)
+    features = Features(values, labels.device, rows)
     penalty, top1 = PENALTIES[2], 0.0
-    if 0 < int(is_held.sum()) < len(x):
+    if 0 < int(is_held.sum()) < len(labels):
         best, fitted = float("inf"), None
         for candidate in PENALTIES:
-            fitted = minimize(x[~is_held], labels[~is_held], num_classes, candidate, fitted)
-            logits = functional.linear(x[is_held], *fitted)
+            fitted = minimize(features.choose(~is_held, labels), num_classes, candidate, fitted)
+            logits = features.answer(is_held, fitted)
             loss = float(functional.cross_entropy(logits, labels[is_held]))
             if loss < best:
                 best, penalty = loss, candidate
                 top1 = float((logits.argmax(1) == labels[is_held]).float().mean())
-    weight, bias = minimize(x, labels, num_classes, penalty, None)
-    return weight / scale, bias - weight @ centre / scale, penalty, top1
+    weight, bias = minimize(features.choose(torch.ones_like(is_held), labels), num_classes, penalty, None)
+    return weight / features.scale, bias - weight @ features.centre / features.scale, penalty, top1
 
 
-def minimize(
-    x: Tensor, labels: Tensor, num_classes: int, penalty: float, start: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor]:
+def minimize(blocks: Blocks, num_classes: int, penalty: float, start: Classifier | None) -> Classifier:
     """Minimise the mean cross-entropy plus ``penalty`` times half the squared norm of the weights, by L-BFGS.
 
     Scikit-learn's ``LogisticRegression`` minimises the same with ``C = 1 / (N * penalty)``. (Liu & Nocedal 1989, "On
     the Limited Memory BFGS Method for Large Scale Optimization".)
 
-    >>> x, labels = torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1])
-    >>> weight, bias = minimize(x, labels, 2, 0.1, None)
+    Args:
+        blocks: yields float32 [B, D] features and int64 [B] labels, and is called at each step.
+        num_classes: outputs.
+        penalty: above 0.
+        start: weights and biases to begin with; None: zeros.
+
+    >>> weight, bias = minimize(lambda: [(torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1]))], 2, 0.1, None)
     >>> bool(weight[1] > 0 > weight[0]), bool(bias.abs().max() < 1e-4)
     (True, True)
     """
+    n = sum(len(labels) for _, labels in blocks())
+    x, _ = next(iter(blocks()))
     weight = x.new_zeros(num_classes, x.shape[1]) if start is None else start[0].clone()
     bias = x.new_zeros(num_classes) if start is None else start[1].clone()
-    parameters = [weight.requires_grad_(), bias.requires_grad_()]
     lbfgs = torch.optim.LBFGS(
-        parameters,
+        [weight.requires_grad_(), bias.requires_grad_()],
         max_iter=MOST_ITERATIONS,
         tolerance_grad=1e-6,
         tolerance_change=1e-9,
@@ -187,10 +256,13 @@ def minimize(
 
     def closure() -> Tensor:
         lbfgs.zero_grad()
-        loss = functional.cross_entropy(functional.linear(x, weight, bias), labels)
-        loss = loss + penalty / 2 * weight.square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
+        total = penalty / 2 * weight.square().sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        for x, labels in blocks():
+            loss = len(labels) / n * functional.cross_entropy(functional.linear(x, weight, bias), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total = total.detach() + loss.detach()
+        return total
 
     with torch.enable_grad():
         lbfgs.step(closure)  # type: ignore[no-untyped-call]

@@ -33,7 +33,7 @@ from steadytrain.training.evaluation import Evaluation
 from steadytrain.training.features.folds import PENALTIES, out_of_fold
 from steadytrain.training.features.table import feature_table
 from steadytrain.training.inference.calibration import Fit, fit, require_own_weights
-from steadytrain.training.inference.classifier import classifier_of
+from steadytrain.training.inference.classifier import classifier_of, num_features
 from steadytrain.training.inference.inference import EvaluationData, evaluate, open_evaluation_data
 from steadytrain.training.inference.limits import (
     NEIGHBOUR,
@@ -92,10 +92,7 @@ def _known_images(
 ) -> _Known:
     """Compute the features of a run's training images, or of as many as :data:`MOST_BYTES` hold."""
     records, numbers = sets.train, np.arange(len(sets.train)) if sets.train_ids is None else sets.train_ids
-    head = classifier_of(trained)
-    assert isinstance(head.weight, Tensor)
-    most = max(1, MOST_BYTES // (2 * head.weight[0].numel()))
-    ids = draw_evenly(numbers, records.labels, most)
+    ids = draw_evenly(numbers, records.labels, max(1, MOST_BYTES // (2 * num_features(classifier_of(trained)))))
     if len(ids) < len(numbers):
         say(f"{len(ids):,} of {len(numbers):,} training images are taken, the same share of each class")
     table = feature_table(trained, records, ids=ids, threads=threads, progress=progress, say=lambda line: None)
@@ -192,15 +189,11 @@ def make_limits(
 
 def _logits(head: nn.Module, values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return what a classifier answers to features: float32 [N, K]."""
-    weight, bias = head.weight, head.bias
-    assert isinstance(weight, Tensor)
-    with torch.no_grad():
-        outputs = functional.linear(
-            torch.from_numpy(values),
-            weight.detach().float().cpu().flatten(1),
-            bias.detach().float().cpu() if isinstance(bias, Tensor) else None,
-        )
-    return outputs.numpy()
+    weight, bias = (
+        part.detach().float().cpu() if isinstance(part, Tensor) else None for part in (head.weight, head.bias)
+    )
+    assert weight is not None
+    return functional.linear(torch.from_numpy(values), weight.flatten(1), bias).numpy()
 
 
 def _neighbours_of_mistakes(

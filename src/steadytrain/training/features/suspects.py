@@ -1,13 +1,12 @@
 """Labels that may be wrong, by the answers of classifiers that have not seen the image.
 
 Confident learning (Northcutt, Jiang & Chuang 2021, "Confident Learning: Estimating Uncertainty in Dataset Labels"): an
-image counts for a class where its probability reaches the mean that images with this label have. The table of given
-labels against such classes says how many labels of each pair are wrong, and as many images are named: those whose other
-class is likeliest beside their own. The first are those whose own label is least likely.
+image counts for a class where its probability reaches the mean that images with this label have. As many labels are
+named as images count for another class than their own, those that are least likely first (``low_self_confidence`` of
+cleanlab).
 
 It is done twice: those that are named first are left out of the fits, which wrong labels spoil, and all are answered
-anew. Of photographs with 5 to 20 % of their labels flipped, that finds 3 to 10 points more of them, and 1 to 6 points
-more of those that it names are wrong.
+anew. What comes of both, and of other rules: docs/check.md and ``benchmarks/results/suspects.json``.
 """
 
 from __future__ import annotations
@@ -16,17 +15,19 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from steadytrain.data.arrays import Floats, Ints
 from steadytrain.data.sources.select import fold_numbers
 from steadytrain.training.features.folds import OutOfFold, out_of_fold
+from steadytrain.training.inference.limits import nearest, unit_rows
 
 SURE_ERROR = 0.05
 """Below this error out of fold the named images are worth a share of wrong labels: elsewhere many are the classifier's
 own mistakes (of X-rays whose probe is right in 71 %, 28 % for a true 10)."""
 
-_BLOCK = 65_536  # rows whose distances are computed together
+_BLOCK = 16_384  # rows whose distances are computed together
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,24 @@ class Suspects:
     def share(self) -> float | None:
         """The share of labels that are named; None where the classifier errs too often for it to mean anything."""
         return len(self.rows) / len(self.labels) if self.answers.top1 > 1 - SURE_ERROR else None
+
+    def nearest(self, values: NDArray[np.float32], most: int) -> list[tuple[int | None, int | None]]:
+        """Return the nearest images of the label and of the suggested class of the first suspects.
+
+        These are no suspects themselves; None where a class has no other image.
+
+        Args:
+            values: float32 [N, D], the features.
+            most: suspects.
+        """
+        rows, is_sound = self.rows[:most], np.ones(len(self.labels), np.bool_)
+        is_sound[self.rows] = False
+        beside = np.full((2, len(rows)), None, object)
+        for places, classes in zip(beside, (self.labels[rows], self.suggested[:most]), strict=True):
+            for label in np.unique(classes):
+                if len(known := np.flatnonzero(is_sound & (self.labels == label))):
+                    places[classes == label] = nearest_rows(values, rows[classes == label], known)
+        return list(zip(*beside.tolist(), strict=True))
 
 
 def find_suspects(
@@ -108,58 +127,25 @@ def rank_suspects(labels: Ints, probabilities: Floats) -> Ints:
     """
     n, num_classes = probabilities.shape
     own, counts = probabilities[np.arange(n), labels], np.bincount(labels, minlength=num_classes)
-    wrong = _count_wrong(labels, probabilities, own, counts)
-    is_suspect = np.zeros(n, np.bool_)
-    for label, other in zip(*np.nonzero(wrong), strict=True):
-        if counts[label] > 1:
-            images = np.flatnonzero(labels == label)
-            margin = probabilities[images, other] - own[images]
-            is_suspect[images[np.argsort(-margin)[: wrong[label, other]]]] = True
-    rows = np.flatnonzero(is_suspect & (probabilities.argmax(1) != labels))
-    return rows[np.argsort(own[rows])]
-
-
-def _count_wrong(labels: Ints, probabilities: Floats, own: Floats, counts: Ints) -> Ints:
-    """Estimate the number of images with each label that are of each other class: int64 [K, K], 0 on the diagonal."""
-    num_classes = len(counts)
     usual = np.bincount(labels, own, num_classes) / counts.clip(1)
-    is_likely = probabilities >= np.where(counts > 0, usual, 2.0).clip(2e-6) - 1e-6
-    guess = np.where(is_likely.sum(1) > 1, probabilities.argmax(1), is_likely.argmax(1))
-    joint = np.zeros((num_classes, num_classes), order="F")  # sums are then rounded as cleanlab rounds them
-    np.add.at(joint, (labels[is_likely.any(1)], guess[is_likely.any(1)]), 1)
-    diagonal = np.diag_indices(num_classes)
-    joint[diagonal] = joint[diagonal].clip(1)
-    joint = (joint.T / joint.sum(1) * counts).T  # as many as there are with each label
-    joint = np.array([_round_to_sum(row) for row in joint / joint.sum() * len(labels)])
-    kept = joint[diagonal].clip(1)  # one image at least keeps its label, at the cost of the others
-    lacking = kept - joint[diagonal]
-    joint -= (lacking / (np.count_nonzero(joint, axis=1) - 1.0).clip(1))[:, None]
-    joint[diagonal] = 0
-    return joint.clip(0).astype(np.int64)
+    counts_for = probabilities >= np.where(counts > 0, usual, 2.0).clip(2e-6) - 1e-6
+    likeliest = probabilities.argmax(1)
+    counted = np.where(counts_for.sum(1) > 1, likeliest, counts_for.argmax(1))
+    is_other = likeliest != labels
+    rows = np.argsort(own)[: (is_other & counts_for.any(1) & (counted != labels)).sum()]
+    return np.asarray(rows[is_other[rows]])
 
 
-def _round_to_sum(values: Floats) -> Floats:
-    """Round numbers so that they add up to their rounded sum: those change that are nearest to the next number."""
-    whole = values.round()
-    while lacking := int(round(values.sum()) - whole.sum()):
-        order = np.argsort(values - whole)
-        whole[order[::-1][:lacking] if lacking > 0 else order[:-lacking]] += np.sign(lacking)
-    return whole
-
-
-def nearest(values: NDArray[np.float32], row: int, among: Ints) -> int | None:
-    """Return the image most like another by the cosine of their features; None where there is none.
+def nearest_rows(values: NDArray[np.float32], queries: Ints, known: Ints) -> Ints:
+    """Return the row of ``known`` that is most like each of ``queries`` by the cosine of their features: int64 [M].
 
     Args:
-        values: float32 [N, D].
-        row: of the image.
-        among: int64 [M], the numbers of those to choose from.
+        values: float32 [N, D], which may be mapped: some rows are read at a time.
+        queries: int64 [M], rows.
+        known: int64 [K] of at least one row.
     """
-    wanted, best, found = values[row], -np.inf, None
-    for first in range(0, len(among), _BLOCK):
-        block = values[among[first : first + _BLOCK]]
-        cosines = block @ wanted / np.linalg.norm(block, axis=1).clip(1e-12)
-        at = int(cosines.argmax())
-        if cosines[at] > best:
-            best, found = cosines[at], int(among[first + at])
-    return found
+    wanted, blocks = unit_rows(torch.from_numpy(values[queries])), np.array_split(known, -(-len(known) // _BLOCK))
+    found = [nearest(unit_rows(torch.from_numpy(values[block])), wanted, 1) for block in blocks]
+    best = torch.cat([distances for distances, _ in found], 1).argmin(1).numpy()
+    rows: Ints = np.stack([block[at[:, 0].numpy()] for block, (_, at) in zip(blocks, found, strict=True)])
+    return np.asarray(rows[best, np.arange(len(queries))])

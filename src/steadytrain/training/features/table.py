@@ -7,9 +7,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from steadytrain.data.arrays import Ints
+from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import StorageError, storage_errors
 from steadytrain.files import lock, lock_at_once, lock_surely, open_lock, replacing, sync
@@ -26,7 +27,7 @@ from steadytrain.format import OnProgress, Say, count, print_note
 from steadytrain.machine import facts
 from steadytrain.training import build
 from steadytrain.training.data import load
-from steadytrain.training.inference.classifier import classifier_of, features_and_logits
+from steadytrain.training.inference.classifier import classifier_of, features_and_logits, num_features
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.precision import products
@@ -58,16 +59,12 @@ class FeatureTable:
     path: Path
     num_computed: int = 0
 
-    def __len__(self) -> int:
-        return len(self.values)
-
 
 def feature_table(
     trained: Trained,
     records: Records,
     *,
     ids: Ints | None = None,
-    batch_size: int | None = None,
     threads: int | None = None,
     progress: OnProgress | None = None,
     say: Say = print_note,
@@ -81,8 +78,6 @@ def feature_table(
         trained: the network, in evaluation mode; its classifier does not matter.
         records: stay open.
         ids: int64 numbers of the records whose rows are needed; None: all.
-        batch_size: images that go through the network together; None: :data:`FEATURE_BATCH`. Another number has a
-            table of its own, for its rows may differ by rounding.
         threads: of the loader; None chooses.
         progress: called with the rows done, and all that are needed.
         say: takes a line on what is waited for, or is there already.
@@ -93,69 +88,61 @@ def feature_table(
         StorageError: the cache cannot be written.
     """
     needed = np.arange(len(records)) if ids is None else np.asarray(ids, np.int64)
-    size = batch_size or FEATURE_BATCH
-    folder = table_folder(trained, records, batch_size=size)
-    table = open_table(folder, len(records), needed)
-    if table is not None:
+    n, head = len(records), classifier_of(trained)
+    folder = table_folder(trained, records, head)
+    if (table := open_table(folder, n, needed)) is not None:
         say(f"features of {count(len(needed), 'image')} by {trained.title} are in the cache ({folder})")
         return table
-    with TableWriter.open(folder, len(records), say) as writer:
+    with TableWriter.open(folder, n, num_features(head), say) as writer:
         missing = needed[~writer.done[needed]]
-        if 0 < len(missing) < len(needed):
-            say(f"features of {len(needed) - len(missing):,} of {len(needed):,} images are in the cache already")
+        num_done = len(needed) - len(missing)
+        if 0 < num_done < len(needed):
+            say(f"features of {num_done:,} of {len(needed):,} images are in the cache already")
         if len(missing):
-            _compute(trained, records, missing, writer, size, threads, progress, len(needed))
-    table = open_table(folder, len(records), needed)
-    if table is None:
+            feed = trained.feed(records, ids=missing, batch_size=FEATURE_BATCH, threads=threads)
+            show = progress or (lambda done, total: None)
+            _compute(trained, head, feed, missing, writer, lambda new: show(num_done + new, len(needed)))
+    if (table := open_table(folder, n, needed)) is None:
         raise StorageError(f"{folder} was removed while it was used: run the command again")
-    return FeatureTable(table.values, folder, len(missing))
+    return replace(table, num_computed=len(missing))
 
 
 def _compute(
     trained: Trained,
-    records: Records,
-    missing: Ints,
+    head: nn.Module,
+    feed: ImageLoader,
+    ids: Ints,
     writer: TableWriter,
-    batch_size: int,
-    threads: int | None,
-    progress: OnProgress | None,
-    total: int,
+    show: Callable[[int], object],
 ) -> None:
     """Send images through the network in batches of one size, and write their rows."""
-    head = classifier_of(trained)
-    limit = PassLimit("evaluation", on_halved=lambda halved: None)
-    done, first = total - len(missing), 0
-    if progress is not None:
-        progress(done, total)
-    with trained.feed(records, ids=missing, batch_size=batch_size, threads=threads) as feed, torch.no_grad():
+    limit, first = PassLimit("evaluation", on_halved=lambda halved: None), 0
+    show(0)
+    with feed, torch.no_grad():
         for batch in load(feed, trained.policy.device):
             images, n = batch.images, len(batch.images)
-            if n < batch_size:
-                images = torch.cat([images, images[-1:].expand(batch_size - n, *images.shape[1:])])
+            if n < FEATURE_BATCH:
+                images = torch.cat([images, images[-1:].expand(FEATURE_BATCH - n, *images.shape[1:])])
             values = features_and_logits(head, trained, images, limit)[0][:n]
-            writer.write(missing[first : first + n], values.cpu().numpy())
+            writer.write(ids[first : first + n], values.cpu().numpy())
             first += n
-            if progress is not None:
-                progress(done + first, total)
+            show(first)
 
 
-def table_folder(
-    trained: Trained, records: Records, *, batch_size: int = FEATURE_BATCH, head: nn.Module | None = None
-) -> Path:
+def table_folder(trained: Trained, records: Records, head: nn.Module) -> Path:
     """Return where the table of a network and record files lies, named after all that its values depend on.
 
     Args:
-        head: the network's classifier, on which they do not depend; None: it is found.
+        head: the network's classifier, on which they do not depend.
 
     Raises:
         StorageError: this user has no home for a cache.
     """
-    head = head or classifier_of(trained)
     policy, device = trained.policy, trained.policy.device
     parts = [(name, part) for name, part in trained.module.named_modules(remove_duplicate=False) if part is not head]
     ends = tuple(f"{name}." for name, part in trained.module.named_modules(remove_duplicate=False) if part is head)
     described = [
-        *(records.digest, trained.name, batch_size, build.evaluation_crop(trained.input)),
+        *(records.digest, trained.name, FEATURE_BATCH, build.evaluation_crop(trained.input)),
         *(trained.input.mean, trained.input.std, policy.dtype, policy.channels_last, torch.__version__, device.type),
         (torch.cuda.get_device_name(device), products()) if device.type == "cuda" else facts.isa(),
         [(name, type(part).__qualname__, part.extra_repr()) for name, part in parts],
@@ -192,17 +179,22 @@ class TableWriter:
         done: bool [N], the rows that are there.
     """
 
-    def __init__(self, folder: Path, num_records: int) -> None:
-        self.folder, self._n = folder, num_records
-        self.done: NDArray[np.bool_] = np.zeros(num_records, np.bool_)
-        self._values: int | None = None
-        self._columns, self._flushed = 0, time.monotonic()
-        self._files = ExitStack()
+    def __init__(self, folder: Path, num_records: int, num_columns: int) -> None:
+        self._folder, self._row_bytes, self._flushed = folder, 4 * num_columns, time.monotonic()
+        table = open_table(folder, num_records, np.zeros(0, np.int64))
+        if table is None or table.values.shape[1] != num_columns:
+            if folder.exists():
+                shutil.rmtree(folder)
+            folder.mkdir()
+            with (folder / _VALUES).open("wb") as file:
+                file.truncate(num_records * self._row_bytes)
+            np.zeros(num_records, np.bool_).tofile(folder / _DONE)
+        self.done: NDArray[np.bool_] = np.fromfile(folder / _DONE, np.bool_)
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path, num_records: int, say: Say | None = None) -> Iterator[Self]:
-        """Lock a table and open it for writing. Raises StorageError.
+    def open(cls, folder: Path, num_records: int, num_columns: int, say: Say | None = None) -> Iterator[Self]:
+        """Lock a table and open it for writing, with the rows that an earlier process left. Raises StorageError.
 
         ``say``: takes a line where another process has to be waited for; None: that raises StorageError.
         """
@@ -215,53 +207,27 @@ class TableWriter:
                     say("another process computes features of these images: waiting for it")
                     lock(file)
                 remove_unused(folder.parent)
-                writer = cls(folder, num_records)
-                with writer._files:
-                    writer._resume()
-                    try:
-                        yield writer
-                    finally:
-                        writer.flush()
-
-    def _resume(self) -> None:
-        """Take up the rows that an earlier process left; remove what is not a table of as many."""
-        if not self.folder.exists():
-            return
-        table = open_table(self.folder, self._n, np.zeros(0, np.int64))
-        if table is None:
-            shutil.rmtree(self.folder)
-            return
-        self.done = np.fromfile(self.folder / _DONE, np.bool_)
-        self._open(table.values.shape[1])
-
-    def _open(self, columns: int) -> None:
-        self._columns = columns
-        self._values = os.open(self.folder / _VALUES, os.O_RDWR)
-        self._files.callback(os.close, self._values)
+                writer = cls(folder, num_records, num_columns)
+                try:
+                    yield writer
+                finally:
+                    writer.flush()
 
     def write(self, ids: Ints, values: NDArray[np.float32]) -> None:
         """Write the float32 [B, D] rows of records ``ids``. Raises OSError."""
-        if self._values is None:
-            self.folder.mkdir(exist_ok=True)
-            with (self.folder / _VALUES).open("wb") as file:
-                file.truncate(4 * self._n * values.shape[1])
-            self._open(values.shape[1])
-            self.flush()
-        assert self._values is not None
-        assert values.shape == (len(ids), self._columns)
-        rows = np.ascontiguousarray(values, np.float32)
-        for number, row in zip(ids.tolist(), rows, strict=True):
-            os.pwrite(self._values, row.data, 4 * self._columns * number)
+        with (self._folder / _VALUES).open("r+b", buffering=0) as file:
+            for number, row in zip(ids.tolist(), np.ascontiguousarray(values, np.float32), strict=True):
+                assert row.nbytes == self._row_bytes
+                os.pwrite(file.fileno(), row.data, self._row_bytes * number)
         self.done[ids] = True
         if time.monotonic() - self._flushed >= _FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
         """Put the rows on the disk, then the note which of them are there. Raises OSError, StorageError."""
-        if self._values is not None:
-            sync(self.folder / _VALUES)
-            with replacing(self.folder / _DONE) as part:
-                part.write_bytes(self.done.tobytes())
+        sync(self._folder / _VALUES)
+        with replacing(self._folder / _DONE) as part:
+            self.done.tofile(part)
         self._flushed = time.monotonic()
 
 

@@ -110,7 +110,7 @@ def _answer_folds(session: Session, features: Tensor, numbers: Tensor) -> dict[s
     if world.rank == 0:
         logits = torch.from_numpy(answers.logits)
         outputs = image_outputs(logits, logits.argmax(1), torch.from_numpy(labels)).numpy()
-        write_predictions(session.run.directory / "folds.csv", data.train, ids, data.classes, outputs)
+        write_predictions(session.run.directory / "folds.csv", data.train, ids, data.classes, outputs, folds=fold_of)
     figures = {"fold_top1": answers.top1, "fold_loss": answers.loss, "fold_loss_error": answers.loss_error}
     return {"by_fold": list(answers.by_fold), **figures}
 
@@ -217,7 +217,7 @@ def compute_features(
         return None, reached
     assert values is not None, "a pass has a batch for each rank"
     if table is not None:
-        with suppress(StorageError), TableWriter.open(table, len(data.train)) as writer:
+        with suppress(StorageError), TableWriter.open(table, len(data.train), values.shape[1]) as writer:
             writer.write(ids.numpy(), values.cpu().numpy())
     # A row is one rank's, and 0 in the tables of the others: their sum is exact.
     values, ids = (state.engine.sum(table.to(device)) for table in (values, ids))

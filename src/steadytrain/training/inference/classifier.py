@@ -59,3 +59,9 @@ def features_and_logits(
         return limit.fit(forward, len(images_BHWC))
     finally:
         hook.remove()
+
+
+def num_features(head: nn.Module) -> int:
+    """Return how many features a classifier takes."""
+    assert isinstance(head.weight, torch.Tensor)
+    return head.weight[0].numel()

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from steadytrain.format import OnProgress, Say, print_note
 from steadytrain.run import Run
 from steadytrain.training.data import DataSets, data_sets, open_named
 from steadytrain.training.features.suspects import Suspects, find_suspects
-from steadytrain.training.features.table import feature_table
+from steadytrain.training.features.table import FeatureTable, feature_table
 from steadytrain.training.inference.trained import Trained, frozen_network, restore
 from steadytrain.training.inference.views import with_size
 from steadytrain.training.loop.defaults import choose_recipe
@@ -48,19 +49,22 @@ class FrozenImages:
         """The record files, open."""
         return tuple(part for part in (self.data.train, self.data.val) if part is not None)
 
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    def tables(self) -> Iterator[NDArray[np.float32]]:
-        """Yield the features of each part, float32 [N, D], mapped from the cache, or computed now."""
+    def tables(self) -> Iterator[FeatureTable]:
+        """Yield the features of each part, from the cache, or computed now."""
         for part in self.parts:
-            yield feature_table(self.trained, part, progress=self.progress, say=self.say).values
+            yield feature_table(self.trained, part, progress=self.progress, say=self.say)
 
     @cached_property
     def values(self) -> NDArray[np.float32]:
-        """Features of all images, float32 [N, D]."""
+        """Features of all images, float32 [N, D], mapped; those of two parts from a file that lasts as long as this."""
         tables = list(self.tables())
-        return tables[0] if len(tables) == 1 else np.concatenate(tables)
+        if len(tables) == 1:
+            return tables[0].values
+        with TemporaryFile(dir=tables[0].path.parent) as file:
+            for table in tables:
+                table.values.tofile(file)
+            file.flush()
+            return np.memmap(file, np.float32, "r").reshape(-1, tables[0].values.shape[1])
 
     @cached_property
     def labels(self) -> NDArray[Any]:
@@ -73,7 +77,7 @@ class FrozenImages:
         hashes = [(make_hashes(part), len(part)) for part in self.parts]
         rows = [np.zeros(n, HASHES) if found is None else found for found, n in hashes]
         known = self.data.groups  # of the training images, those of data.group_by too
-        keys = None if known is None else [*map(str, known.tolist()), *[None] * (len(self) - len(known))]
+        keys = None if known is None else [*map(str, known.tolist()), *[None] * (len(self.labels) - len(known))]
         name = list(self.names()).__getitem__
         return group_images(np.concatenate(rows), self.labels, keys=keys, name=name, say=lambda line: None)
 
@@ -87,7 +91,7 @@ class FrozenImages:
         first = len(self.parts[0])
         return (self.parts[0], row) if row < first else (self.parts[1], row - first)
 
-    def find_suspects(self, *, folds: int = 5, seed: int = 0) -> Suspects:
+    def find_suspects(self) -> Suspects:
         """Find labels that may be wrong (:func:`~steadytrain.training.features.suspects.find_suspects`).
 
         Raises:
@@ -95,8 +99,7 @@ class FrozenImages:
         """
         if self.labels.ndim > 1:
             raise DataError("these images may have several labels, and suspects are found where each has one class")
-        labels, num_classes = np.asarray(self.labels, np.int64), len(self.data.classes)
-        return find_suspects(self.values, labels, num_classes, groups=self.groups, folds=folds, seed=seed)
+        return find_suspects(self.values, np.asarray(self.labels, np.int64), len(self.data.classes), groups=self.groups)
 
 
 @contextmanager
@@ -125,16 +128,16 @@ def open_frozen(
         ModelError: no such network, or weights that cannot be had.
     """
     changes = {"data.holdout": 0.0, **(changes or {})}
-    weights = changes.get("model.weights")
-    if weights is not None and "model.name" not in changes and (Path(str(weights)) / "recipe.json").exists():
-        trained = restore(str(weights), device=changes.get("parallel.device", "auto"), say=say)
+    weights = str(changes.get("model.weights") or "")
+    if weights and "model.name" not in changes and (Path(weights) / "recipe.json").exists():
+        trained = restore(weights, device=changes.get("parallel.device", "auto"), say=say)
         named = {key.removeprefix("data."): value for key, value in changes.items() if key.startswith("data.")}
         data = Data(train=source, **{"size": trained.input.size, **named})
         trained = trained if data.size is None else with_size(trained, data.size)
-        opened = open_named(data, say=say, remark=say, progress=packing)
-        with closing(opened):
+        with closing(open_named(data, say=say, remark=say, progress=packing)) as opened:
             say(f"features by the network of {weights} ({trained.chosen})")
-            if _was_trained_on(Run.open(str(weights)), opened.train):
+            started = Run.open(weights).progress().started
+            if started and started.steps > 0 and started.data.get("train_digest") == opened.train.digest:
                 say(f"{weights} was trained on these images: it may have learnt labels that are wrong")
             yield FrozenImages(trained, data_sets(opened, replace(data, holdout=0.0), seed=0, say=say), progress, say)
         return
@@ -143,11 +146,4 @@ def open_frozen(
     with closing(choice.opened):
         recipe = choice.recipe()
         sets = data_sets(choice.opened, replace(recipe.data, holdout=0.0), seed=0, say=say)
-        trained = frozen_network(recipe, sets, allow_import="model.name" in changes)
-        yield FrozenImages(trained, sets, progress, say)
-
-
-def _was_trained_on(run: Run, records: Records) -> bool:
-    """Return whether a run has changed a network's features by the labels of these images."""
-    started = run.progress().started
-    return started is not None and started.steps > 0 and started.data.get("train_digest") == records.digest
+        yield FrozenImages(frozen_network(recipe, sets, allow_import="model.name" in changes), sets, progress, say)
