@@ -79,7 +79,7 @@ def test_the_terminal_lists_them_and_says_what_to_do(
 ) -> None:
     assert main(["check", "photos", "--suspects", *network]) == 0
     lines = capsys.readouterr().out
-    assert "warning: labels that may be wrong" in lines and "doubt 4 labels" in lines
+    assert "warning: labels that may be wrong" in lines and "4 labels may be wrong" in lines
     assert "red/green-03.png: red 0." in lines and "mixed up: " in lines
     assert "steady check photos --suspects -o suspects.csv" in lines and "--leave-out" in lines
     pack("photos", "packed")
@@ -218,3 +218,12 @@ def test_the_network_of_a_run_sees_images_at_the_size_that_is_asked_for(
         assert main(["embed", "photos", "--weights", "run", *size, "-o", f"{number}.npy", "--device", "cpu"]) == 0
         values.append(np.load(f"{number}.npy"))
     assert np.array_equal(values[0], values[1]) and not np.allclose(values[0], values[2])
+
+
+def test_files_that_cannot_be_read_are_left_out(
+    network: list[str], photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("photos/red/broken.png").write_bytes(b"no image")
+    assert main(["check", "photos", "--suspects", "-o", "suspects.csv", *network]) == 1  # for the file, which is named
+    assert "broken.png" in capsys.readouterr().out
+    assert {row["path"] for row in _rows("suspects.csv")} == WRONG

@@ -27,7 +27,7 @@ from steadytrain.cli.options import (
     ZipNames,
     require_range,
 )
-from steadytrain.errors import InputError, read_errors
+from steadytrain.errors import DataError, InputError, read_errors
 from steadytrain.files import open_text, replace_file
 from steadytrain.format import clean, count, few, percent, text_table, wrap
 from steadytrain.format import size as bytes_text
@@ -140,10 +140,13 @@ def check(
     with local_sources(paths, note) as names:
         for report, examined in _reports(names, val, places, options, writes=writes):
             found: dict[str, Any] = {}
-            if suspects and not report.is_usable:
-                note("labels are not examined before the errors are mended")
-            elif suspects:
-                report, found = _with_suspects(report, paths[0], places, network, out)
+            if suspects:
+                try:
+                    report, found = _with_suspects(report, paths[0], places, network, out)
+                except DataError as error:
+                    if report.is_usable:
+                        raise
+                    note(f"--suspects found nothing out, and wrote nothing: {error}")
             if not json:
                 print_text("\n" * bool(documents) + report_text(report, width=shutil.get_terminal_size().columns))
             written = _write(examined, index, salvage, force, options["workers"]) if examined else {}
@@ -224,6 +227,7 @@ def _with_suspects(
 ) -> tuple[Report, dict[str, Any]]:
     """Add labels that may be wrong to a report; return it and what it says of them as a document."""
     from steadytrain.data.sources.layout import TABLES
+    from steadytrain.training.features.series import find_series
 
     with open_images(source, network, places) as images:
         found = images.find_suspects()
@@ -234,9 +238,10 @@ def _with_suspects(
             for row, label, other in zip(found.rows, found.labels[found.rows], found.suggested, strict=True)
         ]
         pairs = [(classes[given], classes[other], n) for given, other, n in found.pairs]
-        fact = f"classifiers that have not seen an image err on {percent(1 - found.answers.top1, 1)} of {len(names):,}"
-        fact += f", and doubt {count(len(rows), 'label')}"
+        fact = f"{percent(found.answers.top1, 1)} of {len(names):,} agree with a classifier that has not seen the"
+        fact += f" image; {count(len(rows), 'label')} may be wrong"
         fact += "" if found.share is None else f" ({percent(found.share, 1)} of all)"
+        series = find_series(images.values, found.labels, names, groups=images.groups)
         if out is not None:
             _write_csv(out, rows, ["path", "label", "suggested", "p_label", "p_suggested"])
             replace_file(out.with_suffix(".html"), _suspects_page(report.path, fact, images, found, rows, pairs))
@@ -246,6 +251,7 @@ def _with_suspects(
         report.findings.add("suspect-label", detail, name=row["path"])
     mixed = few([f"{given} that may be {other} ({n})" for given, other, n in pairs], 6)
     facts = [f"labels: {fact}", *([f"mixed up: {mixed}"] if pairs else [])]
+    facts += [] if series is None else [f"series: {series.words}"]
     file, again = shlex.quote(str(out or "suspects.csv")), shlex.join(["steady", "check", source, *_flags(places)])
     remedies: list[tuple[str, str]] = []
     if rows and not out:
@@ -276,7 +282,7 @@ def _suspects_page(
     for row, number, near in zip(rows, found.rows.tolist(), found.nearest(images.values, MAX_PICTURES), strict=False):
         own, other = (None if at is None else images.place(at) for at in near)
         shown.append(SuspectImage(**row, picture=images.place(number), near_label=own, near_suggested=other))
-    lede = f"{fact[:1].upper()}{fact[1:]}. Look at each: a picture may be odd, and its label right."
+    lede = f"Labels: {fact}. Look at each: a picture may be odd, and its label right."
     return suspects_page(f"Labels of {path} that may be wrong", lede, shown, pairs)
 
 
@@ -316,6 +322,7 @@ def _write_rest(source: str, leave_out: Path, out: Path, places: dict[str, Any])
     is_split = any(listing.split for listing in listings)
     _write_csv(out, kept, [*heads[: 2 + is_split], *dict.fromkeys(name for row in further.values() for name in row)])
     note(f"wrote {out}: {count(len(kept), 'image')}, without the {len(gone):,} of {leave_out}")
+    note("images held out of these are easier than new ones: test on images that nobody has chosen (--test)")
 
 
 def _read_columns(

@@ -248,7 +248,7 @@ def _measure_limits(run: Run) -> None:
     except SteadyError as error:  # the run is whole without
         note(f"it is not known which images are unlike the training images: {error}")
     else:
-        note(f"images unlike the training images are told by predict and serve: {limits.words}")
+        note(f"predict and serve name images unlike the training images (not all of them): {limits.words}")
 
 
 def _map_mistakes(run: Run) -> None:

@@ -34,7 +34,7 @@ MATRIX_CLASSES = 20
 LISTED_CLASSES = 12
 MOST_CLASSES = 1000
 PAIRS, PICTURES_PER_PAIR, WORST = 12, 3, 24
-THUMBNAIL_PIXELS = 112
+THUMBNAIL_PIXELS, SUSPECT_PIXELS = 112, 168
 THRESHOLD = 0.5
 """The probability of a label above which it is predicted."""
 RUNS_WITH_PICTURES = 6
@@ -460,7 +460,7 @@ def suspect_rows(images: Iterable[SuspectImage]) -> list[dict[str, Any]]:
             (f"nearest {image.label}", image.near_label),
             (f"nearest {image.suggested}", image.near_suggested),
         ]
-        figures = [(words, "" if place is None else thumbnail(*place)) for words, place in places]
+        figures = [(words, "" if place is None else thumbnail(*place, SUSPECT_PIXELS)) for words, place in places]
         chances = {"label": _probability(image.p_label), "suggested": _probability(image.p_suggested)}
         rows.append({"image": image, "figures": figures, **chances})
     return rows

@@ -292,14 +292,8 @@ def promise(p: NDArray[Any], right: NDArray[np.bool_], target: float, images: st
     enough = [row for row, interval in enumerate(intervals) if interval.low >= target]
     if not enough:
         best = max(range(len(intervals)), key=lambda row: intervals[row].low, default=None)
-        can = (
-            "nothing"
-            if best is None
-            else f"{percent(intervals[best].low, 1)} of the surest {percent(n[best] / len(p))}"
-        )
-        raise DataError(
-            f"--abstain-at {target:g} cannot be promised on {images}: {can} can; more images may allow more"
-        )
+        most = "" if best is None else f": at most {intervals[best].low:.3f}, of the surest {percent(n[best] / len(p))}"
+        raise DataError(f"--abstain-at {target:g} cannot be promised on {images}{most}; more images may allow more")
     row = enough[-1]
     return Promise(
         target,

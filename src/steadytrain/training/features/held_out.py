@@ -258,8 +258,8 @@ def calibrate(
     if opened is not None and fitted.n < LEAST_TO_CALIBRATE:
         left = f"{count(fitted.n, 'image')} are fewer than {LEAST_TO_CALIBRATE}, which tell a temperature from chance"
     elif fitted.gain <= SURE_ERRORS * fitted.gain_error:
-        error = f"{fitted.gain_error:.4f}"
-        left = f"the loss falls by {fitted.gain:.4f}, not by {SURE_ERRORS:g} standard errors of {error} each"
+        error = f"{SURE_ERRORS:g} standard errors ({SURE_ERRORS * fitted.gain_error:.4f})"
+        left = f"the loss falls by {max(0, fitted.gain):.4f}, not by {error}"
     else:
         left = ""
     tensors, about = checkpoints.read_weights(trained.path)
