@@ -243,6 +243,30 @@ def splits_in_classes(look: FolderLook) -> dict[str, dict[str, str]]:
     return {split: folders_of[split] for split in ("train", "val", "test") if split in folders_of}
 
 
+def splits_beside_classes(look: FolderLook, where: Path, classes: Sequence[str] | None = None) -> dict[str, str]:
+    """Find the folders of splits that lie beside the folders of classes: ``cat``, ``dog`` and ``test/cat``.
+
+    More than half of what such a folder holds are folders of the names of those beside it. One that ``classes`` has is
+    a class.
+
+    Raises:
+        DataError: two folders for one split, or a training set beside the classes.
+    """
+    folders = [name for name in look("").folders if name not in (classes or ())]
+    names = {name.strip().casefold() for name in look("").folders}
+    beside: dict[str, str] = {}
+    for name, split in folder_splits(folders).items():
+        path = _unwrap(look, name)
+        inside = {inner.strip().casefold() for inner in look(path).folders}
+        if 2 * len(inside & names) <= len(inside):
+            continue
+        if split == "train" or split in beside:
+            other = beside.get(split, "folders of the same names beside it").partition("/")[0]
+            raise DataError(f"{where} holds {name} ({few(look(path).folders)}) and {other}: keep one of them")
+        beside[split] = path
+    return {split: beside[split] for split in ("val", "test") if split in beside}
+
+
 def _unwrap(look: FolderLook, path: str) -> str:
     """Go down through folders that hold no more than one folder, of folders, which says nothing by its name."""
     while len((entries := look(path)).folders) == 1 and not entries.images:
