@@ -74,6 +74,19 @@ def test_mistakes_are_counted_and_the_worst_come_first(tmp_path: Path) -> None:
     assert first == {"class": "cat", "n": 5, "right": 1, "top1": 0.2, "taken_for": "dog", "taken": 4}
 
 
+def test_accuracy_over_coverage_begins_where_the_images_are_enough(tmp_path: Path) -> None:
+    run = finished(tmp_path)
+    right = [result("cat", "cat", p=0.9 - i / 1000) for i in range(398)]
+    save(run, [result("cat", "dog", p=0.99), *right, result("cat", "dog", p=0.1)])
+    shares, accuracies = read_mistakes(Account.of(run)).coverage
+    assert (shares[0], shares[-1]) == (0.05, 1.0), "not the one surest image, which is wrong"
+    assert (accuracies[0], accuracies[-1]) == (0.95, 398 / 400)
+    save(run, right[:40])
+    assert read_mistakes(Account.of(run)).coverage[0][0] == 10 / 40
+    save(run, right[:9])
+    assert read_mistakes(Account.of(run)).coverage == ([], [])
+
+
 def test_pictures_are_found_from_wherever_the_report_is_made(
     tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

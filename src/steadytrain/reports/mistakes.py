@@ -38,6 +38,8 @@ THRESHOLD = 0.5
 """The probability of a label above which it is predicted."""
 RUNS_WITH_PICTURES = 6
 """The most runs of a report that show pictures: some 300 kB each."""
+LEAST_COVERAGE, LEAST_COVERED = 0.05, 10
+"""The share of the images and the number of images from which on accuracy over coverage is drawn."""
 
 PairCounts = Mapping[tuple[str, str], int]
 """Images by true and predicted class."""
@@ -108,6 +110,8 @@ def _coverage(p: array[float], right: array[int]) -> tuple[list[float], list[flo
     from steadytrain.data.results.scores import coverage_curve
 
     _, n, num_right = coverage_curve(np.array(p), np.array(right, np.bool_))
+    is_enough = n >= max(LEAST_COVERED, LEAST_COVERAGE * len(p))
+    n, num_right = n[is_enough], num_right[is_enough]
     values = [six_digits(value) for value in (num_right / n).tolist()]
     return [round(n[i] / len(p), 4) for i in thin(values)], [values[i] or 0.0 for i in thin(values)]
 

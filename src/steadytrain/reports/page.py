@@ -138,6 +138,7 @@ def page(accounts: Sequence[Account], *, now: float | None = None, target: float
         mark=MARK,
         made=when(time.time() if now is None else now),
         figures=[figure for figure in figures if figure["id"] not in (*TIME_FIGURES, "coverage")],
+        has_charts=bool(figures),
         coverage=[figure for figure in figures if figure["id"] == "coverage"],
         time_figures=[figure for figure in figures if figure["id"] in TIME_FIGURES],
         policy=(
