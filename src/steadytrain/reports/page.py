@@ -434,6 +434,8 @@ def _split(runs: Sequence[Mapping[str, str]]) -> dict[str, list[dict[str, Any]]]
 def _counted(key: str, value: Any) -> str:
     if key.endswith("digest") and isinstance(value, str):
         return value[:12]
+    if key == "unseen":
+        return f"{percent(value)} of the pixels"
     if not isinstance(value, int) or isinstance(value, bool):
         return _value(value)
     return size(value) if key.endswith("bytes") else number(value)
