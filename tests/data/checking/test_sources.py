@@ -95,6 +95,7 @@ def test_unusable_files_are_reported_with_their_reason(folder: Path) -> None:
     assert _only(report, "unreadable").detail == "a broken link"
     assert [finding.detail for finding in report.findings.of("no-image")] == ["empty: 0 bytes", "an HTML page", "text"]
     assert report.num_sound == 24
+    assert report.remedies[0][1] == "packing leaves them out and names them on the card"
     # Packing leaves out the same ones.
     [(_, card)] = pack(folder, folder.parent / "out")
     assert len(card.rejected) == 5
@@ -103,6 +104,8 @@ def test_unusable_files_are_reported_with_their_reason(folder: Path) -> None:
 def test_more_bad_files_than_packing_allows_are_an_error(folder: Path) -> None:
     for number in range(6):
         (folder / "cat" / f"{number}.jpg").write_text("no image")
+        said = "packing leaves it out and names it on the card"
+        assert number or _examine(folder).remedies[0][1] == said
     assert "6 of 30; 5 may be left out" in _only(_examine(folder), "too-many-bad").detail
 
 

@@ -101,9 +101,7 @@ class Folder:
         return look
 
 
-def list_folder(
-    source: Path, *, classes: Sequence[str] | None = None, say: Say = lambda line: None
-) -> list[Listing]:
+def list_folder(source: Path, *, classes: Sequence[str] | None = None, say: Say = lambda line: None) -> list[Listing]:
     """List a folder of classes, or one of splits.
 
     ``classes`` is the class list and its order; None takes the folders found (those of ``train`` where there are

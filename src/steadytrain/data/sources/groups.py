@@ -178,8 +178,11 @@ def group_images(
     if not len(edges):
         return None
     numbers = _cut_chains(edges, numbers, near, labels, name, say)
-    what = "copies and near copies" + ", and those of --group-by," * (keys is not None)
-    say(f"{n:,} images are {count(len(np.unique(numbers)), 'group')}: {what} stay on one side of a split")
+    of, scenes = ", and of --group-by", ""
+    if keys is None:
+        of, scenes = "", ". Other photographs of one scene are not recognised: name them with --group-by"
+    groups = count(len(np.unique(numbers)), "group")
+    say(f"{n:,} images are {groups} of copies and near copies{of}; each group stays together{scenes}")
     return numbers
 
 
