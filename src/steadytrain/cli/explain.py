@@ -17,6 +17,7 @@ from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import plain
 from steadytrain.config.timeline import Timeline
 from steadytrain.cost.prices import Price
+from steadytrain.data.checking.images import MUCH_UNSEEN
 from steadytrain.events import Started
 from steadytrain.format import clean, count, duration, money, per_rank, percent
 
@@ -68,9 +69,6 @@ def _explained_lines(recipe: Recipe, explained: Explained) -> Iterator[str]:
     twins = f"; {explained.masters:,} parameters with fp32 masters for the optimizer" if explained.masters else ""
     yield from _row("stored as", f"{stored}{twins}")
 
-
-MUCH_UNSEEN = 0.5
-"""Share of the pixels beyond which the head names the remedy: photographs of 3:2, 0.875 of them, leave out 49 %."""
 
 LINE, LABEL = 80, 14
 """Columns of a line of a run's head, and of its label."""

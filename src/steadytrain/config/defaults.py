@@ -83,11 +83,7 @@ USUAL_VALUES: dict[str, dict[str, Any]] = {
 
 
 def usual_crop(largest: int) -> float:
-    """Return the share of the shorter side that evaluation keeps of images with no longer side than ``largest``.
-
-    >>> usual_crop(32), usual_crop(640)
-    (1.0, 0.875)
-    """
+    """Return the share of the shorter side that evaluation keeps of images with no longer side than ``largest``."""
     return 1.0 if largest <= SMALL else 0.875
 
 

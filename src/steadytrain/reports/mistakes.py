@@ -228,8 +228,7 @@ def _intro(mistakes: Mistakes, account: Account) -> str:
         words += f". Answered as if classes were equally frequent (--prior uniform): {percent(best.even_top1, 2)}"
         words += f"; macro recall {percent(best.even_macro_recall, 2)}"
     source = f"From {account.run.predictions.name} in the run's folder, which lists every image."
-    begun = account.history.started
-    unseen = 0.0 if begun is None else begun.model.get("unseen", 0.0)
+    unseen = account.history.started.model.get("unseen", 0.0) if account.history.started else 0.0
     never = f"{percent(unseen)} of their pixels are never seen" * (round(unseen, 2) > 0)
     return ". ".join(filter(None, (words, never, mistakes.chance, source)))
 

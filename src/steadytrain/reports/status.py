@@ -12,7 +12,7 @@ from typing import Literal
 from steadytrain.config import Every
 from steadytrain.cost.bill import Bill, bill_of
 from steadytrain.cost.prices import Price
-from steadytrain.events import Ended, Event, Failed, Halved, MachineStats, Noticed
+from steadytrain.events import Ended, Event, Failed, Halved, MachineStats
 from steadytrain.format import clock, count, duration, epoch, rate, size, when
 from steadytrain.monitor import RunHistory
 from steadytrain.monitor.samples import memory_text
@@ -241,7 +241,9 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
         words = f"test, {history.test.seen}: {history.test.words}"
         lines.append((history.tested.time, history.step, words, ""))
     noticed, steps = history.noticed, history.progress.steps
-    remarks = {notice.message for notice in noticed if _is_remark(notice, steps)}  # restarts repeat them
+    # Before the first update and after the last one nothing has happened to a run; restarts repeat what it said there.
+    remarks = {notice.message for notice in noticed if notice.attempt < 2 and notice.step in (0, steps)}
+    remarks -= {notice.message for notice in noticed if isinstance(notice, Halved) or notice.message[:8] == "warning:"}
     for notice in noticed[:MAX_NOTICED]:
         lines.append((notice.time, _step(notice), str(notice.message), "" if notice.message in remarks else "warn"))
     if (more := len(noticed) - MAX_NOTICED) > 0:
@@ -276,12 +278,6 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
         }
         for time, step, message, tone in lines
     ]
-
-
-def _is_remark(notice: Noticed, steps: int) -> bool:
-    """Return whether a notice tells how a run begins or what came of it, and warns of nothing that happened to it."""
-    is_warning = isinstance(notice, Halved) or notice.message.startswith("warning: ") or notice.attempt > 1
-    return not is_warning and notice.step in (0, steps)
 
 
 def _step(event: Event) -> int:

@@ -51,25 +51,21 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets, *, parts
 
 
 def rare_class_remark(recipe: Recipe, data: DataSets) -> Iterator[str]:
-    """Describe the rare classes: those with less than :data:`RARE_SHARE` of the images of a median class.
-
-    Of the remedies it names those that go with how the recipe trains.
-    """
+    """Describe classes with less than :data:`RARE_SHARE` of a median class's images, and what the recipe can do."""
     counts = data.class_counts
     usual = float(np.median(counts[counts > 0]))
     rare = [k for k in np.argsort(counts, kind="stable").tolist() if 0 < counts[k] < RARE_SHARE * usual]
     if rare:
         named = few([f"{data.classes[k]} {counts[k]:,}" for k in rare])
         nouns = ("class is", "classes are") if data.num_labels is None else ("label is", "labels are")
-        phases, remedies = parse_train(recipe.model.train), list[str]()
-        if data.num_labels is None and not phases.probe_passes:
-            remedies.append("--balance classes shows all classes equally often")
-        if phases.main != "probe":
-            remedies.append("--class-weights balanced weighs their losses")
-        if data.num_labels is None:
-            remedies.append("steady evaluate or predict with --prior uniform answers as if classes were equal")
+        phases, is_single = parse_train(recipe.model.train), data.num_labels is None
+        remedies = (
+            "--balance classes shows all classes equally often" * (is_single and not phases.probe_passes),
+            "--class-weights balanced weighs their losses" * (phases.main != "probe"),
+            "steady evaluate or predict with --prior uniform answers as if classes were equal" * is_single,
+        )
         words = f"{count(len(rare), *nouns)} rare ({named}; the median is {usual:,.0f} training images)"
-        yield f"{words}: {'; '.join(remedies)}" if remedies else words
+        yield f"{words}: {'; '.join(filter(None, remedies))}"
 
 
 def _remark_on_random_parts(recipe: Recipe, built: Built) -> Iterator[str]:

@@ -178,11 +178,12 @@ def group_images(
     if not len(edges):
         return None
     numbers = _cut_chains(edges, numbers, near, labels, name, say)
-    of, scenes = ", and of --group-by", ""
+    more = ", and of --group-by; each group stays together"
     if keys is None:
-        of, scenes = "", ". Other photographs of one scene are not recognised: name them with --group-by"
-    groups = count(len(np.unique(numbers)), "group")
-    say(f"{n:,} images are {groups} of copies and near copies{of}; each group stays together{scenes}")
+        more = (
+            "; each group stays together. Other photographs of one scene are not recognised: name them with --group-by"
+        )
+    say(f"{n:,} images are {count(len(np.unique(numbers)), 'group')} of copies and near copies{more}")
     return numbers
 
 

@@ -246,24 +246,20 @@ def splits_in_classes(look: FolderLook) -> dict[str, dict[str, str]]:
 def splits_beside_classes(look: FolderLook, where: Path, classes: Sequence[str] | None = None) -> dict[str, str]:
     """Find the folders of splits that lie beside the folders of classes: ``cat``, ``dog`` and ``test/cat``.
 
-    More than half of what such a folder holds are folders of the names of those beside it. One that ``classes`` has is
-    a class.
+    Most folders in such a one have names of those beside it. One that ``classes`` has is a class.
 
     Raises:
         DataError: two folders for one split, or a training set beside the classes.
     """
-    folders = [name for name in look("").folders if name not in (classes or ())]
     names = {name.strip().casefold() for name in look("").folders}
     beside: dict[str, str] = {}
-    for name, split in folder_splits(folders).items():
-        path = _unwrap(look, name)
-        inside = {inner.strip().casefold() for inner in look(path).folders}
-        if 2 * len(inside & names) <= len(inside):
+    for name, split in folder_splits([name for name in look("").folders if name not in (classes or ())]).items():
+        inside = look(path := _unwrap(look, name)).folders
+        if 2 * sum(inner.strip().casefold() in names for inner in inside) <= len(inside):
             continue
-        if split == "train" or split in beside:
+        if split == "train" or beside.setdefault(split, path) != path:
             other = beside.get(split, "folders of the same names beside it").partition("/")[0]
-            raise DataError(f"{where} holds {name} ({few(look(path).folders)}) and {other}: keep one of them")
-        beside[split] = path
+            raise DataError(f"{where} holds {name} ({few(inside)}) and {other}: keep one of them")
     return {split: beside[split] for split in ("val", "test") if split in beside}
 
 
