@@ -210,7 +210,7 @@ def test_a_line_that_repeats_an_image_stays_beside_it(tmp_path: Path) -> None:
     listed = find(str(tmp_path / "a.lst"), scratch=tmp_path / "scratch", say=messages.append)
     train, val = Selection(val_fraction=0.5).of(listed, messages.append)
     assert not set(train.names) & set(val.names)
-    assert (train.counts(), val.counts(), messages[-1][:26]) == ((4, 4), (4, 4), "16 images are 8 groups: co")
+    assert (train.counts(), val.counts(), messages[-1][:26]) == ((4, 4), (4, 4), "16 images are 8 groups of ")
 
 
 def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:

@@ -246,10 +246,8 @@ def splits_in_classes(look: FolderLook) -> dict[str, dict[str, str]]:
 def splits_beside_classes(look: FolderLook, where: Path, classes: Sequence[str] | None = None) -> dict[str, str]:
     """Find the folders of splits that lie beside the folders of classes: ``cat``, ``dog`` and ``test/cat``.
 
-    Most folders in such a one have names of those beside it. One that ``classes`` has is a class.
-
-    Raises:
-        DataError: two folders for one split, or a training set beside the classes.
+    Most folders in such a one have names of those beside it. One that ``classes`` has is a class. Raises DataError for
+    two folders of one split, and for a training set beside the classes.
     """
     names = {name.strip().casefold() for name in look("").folders}
     beside: dict[str, str] = {}
