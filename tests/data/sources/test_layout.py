@@ -298,8 +298,8 @@ def test_a_line_says_that_folders_beside_classes_are_splits(
     source = pack(_images(*BESIDE, "testing/cat/2.jpg", "dev/dog/2.jpg"), tmp_path / "set")
     found(source, tmp_path / "scratch", messages)
     assert messages == [
-        f"{source}: {name} is the {split} set and no class, since it holds folders of the classes' names"
-        for name, split in [("dev", "validation"), ("testing", "test")]
+        f"{source}: {name}, which holds folders of the classes' names, is no class, but the {split} set"
+        for name, split in [("dev", "val"), ("testing", "test")]
     ]
 
 

@@ -223,8 +223,7 @@ def list_tree(
         held = {name: folder for name, folder in top.folders.items() if name not in tops}
         splits = {"train": replace(top, folders=held), **{split: top.at(path) for split, path in beside.items()}}
         for name, split in zip(tops, beside, strict=True):
-            what = f"the {'validation' if split == 'val' else split} set and no class"
-            say(f"{root}: {name} is {what}, since it holds folders of the classes' names")
+            say(f"{root}: {name}, which holds folders of the classes' names, is no class, but the {split} set")
     if "val" in splits and _sort_by_annotations(splits["val"], files, root) and "test" in splits:
         splits["val"].others += rows_in_order(splits.pop("test"), files)
     if (
