@@ -141,7 +141,7 @@ def test_whole_images_are_evaluated_as_timm_does(fit: ImageFit, mode: str, shape
 def test_the_documented_preprocessing_of_exported_files_is_that_of_the_loader(
     fit: ImageFit, shape: tuple[int, int], size: int, crop: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    about = {"size": size, "crop": crop, "fit": fit, "mean": (0.2, 0.4, 0.6), "std": (0.5, 0.25, 0.2)}
+    about: dict[str, Any] = {"size": size, "crop": crop, "fit": fit, "mean": (0.2, 0.4, 0.6), "std": (0.5, 0.25, 0.2)}
     about = {"input": {**about, "interpolation": "bilinear"}, "temperature": 1.0, "classes": ["a", "b"]}
     session = mock.Mock()
     session.get_modelmeta.return_value.custom_metadata_map = {"steadytrain": json.dumps(about)}
