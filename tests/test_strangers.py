@@ -97,7 +97,7 @@ def test_a_run_names_what_it_reads_outside_of_the_working_folder(
     Run.create("run", named)
     run = Run.open("run")
     assert run.outside_notice() == (
-        "reading what the recipe file names outside of this folder: model.weights /etc/weights.pth, data.train"
+        "the recipe file uses, from outside of this folder: the weights file /etc/weights.pth, data.train"
         " linked/x.rec, data.root ../photos, data.labels s3://bucket/labels.csv"
     )
     assert not Run(run.directory, named).outside_notice(), "the command names them"
@@ -116,7 +116,7 @@ def test_a_resumed_run_says_what_it_reads_elsewhere_before_it_does(
     for words in (["resume", "run"], ["train", "photos", "--recipe", "theirs.toml"]):
         assert main(words) == 2
         first, *rest = capsys.readouterr().err.splitlines()
-        assert first.startswith("reading what the recipe file names outside of this folder: data.") and rest
+        assert first.startswith("the recipe file uses, from outside of this folder: data.") and rest
 
 
 def test_records_that_claim_to_be_an_object_of_a_store_are_an_ordinary_file(tmp_path: Path) -> None:

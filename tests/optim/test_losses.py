@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steadytrain.config import Optim, Recipe
+from steadytrain.config import Budget, Data, Model, Optim, Recipe
 from steadytrain.errors import RecipeError
 from steadytrain.events import Noticed
 from steadytrain.optim import balanced_weights, make_loss
 from steadytrain.run import Run
 from steadytrain.training import train
+from steadytrain.training.remarks import rare_class_remark
 
 LOGITS = torch.randn(64, 5, generator=torch.Generator().manual_seed(0)) * 4
 CLASSES = torch.arange(64) % 5
@@ -153,6 +155,27 @@ def test_an_own_loss_is_imported_only_if_the_user_named_it(
         train(Run.create(tmp_path / "bad", recipe.with_({"optim.loss": "bad_loss:make"})))
 
 
+@pytest.mark.parametrize("phases", ["full", "head", "probe", "probe+head", "probe+discriminative"])
+@pytest.mark.parametrize("num_labels", [None, 3])
+def test_remedies_for_rare_classes_are_those_that_the_same_command_takes(phases: str, num_labels: int | None) -> None:
+    budget = Budget(epochs=0 if phases == "probe" else 4)
+    recipe = Recipe(data=Data(train="photos"), model=Model(name="resnet20", train=phases), budget=budget)
+    counts = np.array([2, 80, 90])
+    data: Any = SimpleNamespace(class_counts=counts, classes=["a", "b", "c"], num_labels=num_labels)
+    [words] = rare_class_remark(recipe, data)
+    assert ("--prior uniform" in words) == (num_labels is None)
+    for flag, key, value in [
+        ("--balance classes", "data.balance", "classes"),
+        ("--class-weights balanced", "optim.class_weights", "balanced"),
+    ]:
+        try:
+            recipe.with_({key: value})
+            is_taken = num_labels is None or key != "data.balance"
+        except RecipeError:
+            is_taken = False
+        assert (flag in words) == is_taken
+
+
 def test_a_rare_class_is_named_and_a_balanced_run_trains_something_else(
     recipe: Recipe,
     tmp_path: Path,
@@ -166,6 +189,7 @@ def test_a_rare_class_is_named_and_a_balanced_run_trains_something_else(
     usual = train(Run.create(tmp_path / "usual", recipe)).run
     notices = " ".join(event.message for event in usual.events() if isinstance(event, Noticed))
     assert "1 class is rare (2 " in notices and "--balance classes" in notices
+    assert "--class-weights balanced" in notices and "--prior uniform" in notices
     balanced = recipe.with_({"data.balance": "classes"})
     whole = train(Run.create(tmp_path / "whole", balanced)).run
     assert "rare" not in " ".join(event.message for event in whole.events() if isinstance(event, Noticed))

@@ -17,7 +17,7 @@ from tests.reports.runs import Clock, course, finished, recipe, started, write
 
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.results.predictions import HEAD, ImageResult
-from steadytrain.reports.mistakes import _probability, mistakes_section, read_mistakes, sections
+from steadytrain.reports.mistakes import _probability, class_rows, mistakes_section, read_mistakes, sections
 from steadytrain.reports.page import page
 from steadytrain.reports.summary import Account
 from steadytrain.reports.tables import markdown, to_json
@@ -69,9 +69,40 @@ def test_mistakes_are_counted_and_the_worst_come_first(tmp_path: Path) -> None:
         ("dog", "50.0 %", "cat (1)"),
     ]
     assert section["pairs"][0]["words"] == "4 of 5 (80 %); the other way round 1"
-    assert "| cat | 5 | 1 | 20.0 % | 3.6 to 62.4 | dog (4) |" in markdown([Account.of(run)])
+    assert "| cat | 5 | 1 | 20.0 % | 3.6 to 62.4, too few to measure | dog (4) |" in markdown([Account.of(run)])
     first = json.loads(to_json([Account.of(run)]))["runs"][0]["per_class"][0]
     assert first == {"class": "cat", "n": 5, "right": 1, "top1": 0.2, "taken_for": "dog", "taken": 4}
+
+
+def test_accuracy_over_coverage_begins_where_the_images_are_enough(tmp_path: Path) -> None:
+    run = finished(tmp_path)
+    right = [result("cat", "cat", p=0.9 - i / 1000) for i in range(398)]
+    save(run, [result("cat", "dog", p=0.99), *right, result("cat", "dog", p=0.1)])
+    shares, accuracies = read_mistakes(Account.of(run)).coverage
+    assert (shares[0], shares[-1]) == (0.05, 1.0), "not the one surest image, which is wrong"
+    assert (accuracies[0], accuracies[-1]) == (0.95, 398 / 400)
+    save(run, right[:40])
+    assert read_mistakes(Account.of(run)).coverage[0][0] == 10 / 40
+    save(run, right[:9])
+    assert read_mistakes(Account.of(run)).coverage == ([], [])
+
+
+def test_classes_of_few_images_are_named_as_too_few_to_measure() -> None:
+    [few, enough] = class_rows(
+        {"class": "cat", "n": n, "right": n, "top1": 1.0, "taken_for": None, "taken": 0} for n in (9, 10)
+    )
+    assert (few["interval"], few["few"]) == ("70.1 to 100.0", "too few to measure")
+    assert (enough["interval"], enough["few"]) == ("72.2 to 100.0", "")
+
+
+def test_what_evaluation_never_sees_is_told_beside_the_accuracy(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    begun = started()
+    write(run, [replace(begun, model={**begun.model, "unseen": 0.59223}), *course(0, 20, total=20)], Clock(), end=True)
+    save(run, [result("cat", "dog"), result("cat", "cat")])
+    account = Account.of(run)
+    assert ". 59 % of their pixels are never seen. " in mistakes_section(account)["intro"]
+    assert "59 % of the pixels" in page([account]) and "0.59223" not in page([account])
 
 
 def test_pictures_are_found_from_wherever_the_report_is_made(

@@ -17,10 +17,11 @@ import pytest
 from msgspec.structs import replace
 from tests.reports.runs import Clock, course, evaluated, finished, logged, recipe, restarted, started, step, write
 
-from steadytrain.events import Failed
+from steadytrain.events import Failed, Halved, Noticed
 from steadytrain.intervals import spread
 from steadytrain.monitor import diagnose
 from steadytrain.reports.page import page
+from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account
 from steadytrain.reports.verdict import verdict_sentences
 from steadytrain.run import Run
@@ -252,3 +253,21 @@ def test_the_verdict_stands_at_the_head_of_a_runs_page_and_with_each_of_several(
     assert alone.index("What held it back:") < alone.index("Where the time went")
     several = read(*runs).visible
     assert "What held it back:" not in several and several.count(sentence[1:]) == 2
+
+
+def test_only_warnings_are_marked_among_what_happened(tmp_path: Path) -> None:
+    said = [
+        Noticed(message="licence of the weights: unknown"),
+        Noticed(message="warning: labels.csv: these may be splits"),
+        Halved(message="out of memory: 8 images at a time", images=8),
+    ]
+    later = [
+        Noticed(message="checkpoint step-00000010 is corrupt: passed over", step=10),
+        Noticed(message="licence of the weights: unknown", step=10),
+        Noticed(message="fine-tuning raised validation top-1", step=20),
+    ]
+    run = Run.create(tmp_path / "run", recipe())
+    write(run, [started(steps=20), *said, *course(0, 20, total=20), *later], Clock(), end=True)
+    tones = {line["what"]: line["tone"] for line in milestones(Account.of(run).history)}
+    marked = [tones[notice.message] for notice in (*said, *later)]
+    assert marked == ["", "warn", "warn", "warn", "", ""]

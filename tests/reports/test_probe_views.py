@@ -11,6 +11,7 @@ from tests.reports.probes import probe_alone, progress
 from tests.reports.runs import Clock, evaluated, finished, recipe, started, step, write
 
 from steadytrain.cli.watch import final_lines, screen_lines, state_line
+from steadytrain.data.results.predictions import HEAD
 from steadytrain.events import Event
 from steadytrain.format import NONE
 from steadytrain.monitor import diagnose, ledger
@@ -62,6 +63,15 @@ def test_its_page_is_headed_by_its_own_figures(run: Run) -> None:
     assert "through the frozen network: 794 of 794 images" in heroes and "Classifier fitted in 24.0 s" in heroes
     assert NONE not in heroes and not OF_UPDATES.search(heroes)
     assert "features of 794 images" in run_html(run) and "0 of 0" not in run_html(run)
+
+
+def test_its_page_carries_what_draws_its_only_chart(run: Run) -> None:
+    assert 'id="library"' not in page([Account.of(run)])
+    rows = [f",val.rec,{i},cat,{'cat' if i else 'dog'},0.5,{0.9 - i / 100},0.7,1" for i in range(40)]
+    run.predictions.write_text("\n".join([HEAD, *rows]) + "\n")
+    html = page([Account.of(run)])
+    assert 'id="chart-coverage"' in html and 'id="chart-top1"' not in html
+    assert all(f'id="{part}"' in html for part in ("data", "library", "no-curves")) and "Curves drawn by plotly" in html
 
 
 def test_the_list_of_runs_calls_it_a_probe(run: Run, tmp_path: Path) -> None:

@@ -107,8 +107,11 @@ def test_a_run_that_began_before_images_were_squashed_goes_on_with_crops() -> No
         ([], "evaluated: whole image, squashed, as most are longer than 2:1 (--fit pad keeps"),
         (["--fit", "pad"], "evaluated: whole image, padded"),
         (["--letterbox"], "evaluated: whole image, padded"),
-        (["--crop-mode", "center"], "evaluated: centre, 80 % never seen"),
-        (["--set", "data.crop=0.5"], "evaluated: centre, 0.5 of each side, squashed, 75 % never seen"),
+        (["--crop-mode", "center"], "evaluated: centre, 80 % of the pixels are never seen"),
+        (
+            ["--set", "data.crop=0.5"],
+            "evaluated: centre, 0.5 of each side, squashed, 75 % of the pixels are never seen",
+        ),
     ],
 )
 def test_the_head_says_what_is_never_seen(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,8 +126,8 @@ def test_the_head_names_the_remedy_where_more_than_half_is_never_seen(capsys: py
         write_images(Path(f"photos{width}"), width=width, height=80, count=4)
         assert main(["train", f"photos{width}", *words]) == 0
         head = " ".join(capsys.readouterr().out.split())
-        assert " % never seen" in head
-        assert ("--fit squash or pad shows all" in head) == has_remedy
+        assert " % of the pixels are never seen" in head
+        assert ("are never seen; --fit squash or --fit pad shows all" in head) == has_remedy
 
 
 def test_a_few_long_images_do_not_change_the_fit_of_the_others() -> None:

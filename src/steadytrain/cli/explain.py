@@ -18,6 +18,7 @@ from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import plain
 from steadytrain.config.timeline import Timeline
 from steadytrain.cost.prices import Price
+from steadytrain.data.checking.images import MUCH_UNSEEN
 from steadytrain.events import Started
 from steadytrain.format import clean, count, duration, money, per_rank, percent
 
@@ -195,10 +196,10 @@ def _describe_fit(crop: Crop, recipe: Recipe, unseen: float) -> str:
     """Describe what evaluation sees of an image, the share of the pixels that it never sees, and other choices."""
     sides = "the shorter side" if crop.fit == "crop" else "each side"
     share = "" if crop.crop == 1 else f", {crop.crop:.3g} of {sides}"
-    never = f", {percent(unseen)} never seen" if round(unseen, 2) else ""
+    never = f", {percent(unseen)} of the pixels are never seen" if round(unseen, 2) else ""
     is_part, is_open = bool(share or (never and crop.fit == "crop")), recipe.data.fit is None
     fitted = {"crop": "", "squash": ", squashed", "pad": ", padded"}[crop.fit]
-    more = ": --fit squash or pad shows all" if crop.fit == "crop" and unseen > MUCH_UNSEEN and is_open else ""
+    more = "; --fit squash or --fit pad shows all" if crop.fit == "crop" and unseen > MUCH_UNSEEN and is_open else ""
     if crop.fit != "crop" and is_open:
         more = ", as most are longer than 2:1 (--fit pad keeps proportions, crop takes the centre)"
     return f"{'centre' if is_part else 'whole image'}{share}{fitted}{never}{more}"

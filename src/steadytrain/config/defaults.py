@@ -96,6 +96,11 @@ USUAL_VALUES: dict[str, dict[str, Any]] = {
 """Values for an optimizer that is not the default one, where no learning rate was chosen."""
 
 
+def usual_crop(largest: int) -> float:
+    """Return the share of the shorter side that evaluation keeps of images with no longer side than ``largest``."""
+    return 1.0 if largest <= SMALL else 0.875
+
+
 def usual_recipe(train: str, *, model: str | None = None, finetune: bool, small: bool) -> Recipe:
     """Return the recipe of a user who chooses nothing.
 

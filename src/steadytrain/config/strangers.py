@@ -67,18 +67,18 @@ def outside_notice(values: Mapping[str, object], locate: Callable[[str], Path] =
         locate: returns where a path leads.
 
     >>> outside_notice({"data.train": "photos", "data.val": "s3://bucket/val.rec", "model.weights": "/w.pth"})
-    'reading what the recipe file names outside of this folder: model.weights /w.pth, data.val s3://bucket/val.rec'
+    'the recipe file uses, from outside of this folder: the weights file /w.pth, data.val s3://bucket/val.rec'
     """
     folder = Path.cwd().resolve()
     named = {key: str(value) for key in _READ_KEYS if (value := values.get(key)) is not None}
     if not checkpoint_format(named.get("model.name", "")):
         named.pop("model.name", None)
     shown = [
-        f"{key} {text}"
+        f"{'the weights file' if key == 'model.weights' else key} {text}"
         for key, text in named.items()
         if any(
             "://" in word or not Path(os.path.realpath(locate(word))).is_relative_to(folder)
             for word in text.removeprefix(f"{checkpoint_format(text)}:").split(",")
         )
     ]
-    return f"reading what the recipe file names outside of this folder: {', '.join(shown)}" if shown else ""
+    return f"the recipe file uses, from outside of this folder: {', '.join(shown)}" if shown else ""

@@ -39,6 +39,8 @@ THRESHOLD = 0.5
 """The probability of a label above which it is predicted."""
 RUNS_WITH_PICTURES = 6
 """The most runs of a report that show pictures: some 300 kB each."""
+LEAST_IMAGES, LEAST_COVERAGE = 10, 0.05
+"""The number of images below which the share of right ones is not measured, and their share of all in a curve."""
 
 PairCounts = Mapping[tuple[str, str], int]
 """Images by true and predicted class."""
@@ -109,6 +111,8 @@ def _coverage(p: array[float], right: array[int]) -> tuple[list[float], list[flo
     from steadytrain.data.results.scores import coverage_curve
 
     _, n, num_right = coverage_curve(np.array(p), np.array(right, np.bool_))
+    is_enough = n >= max(LEAST_IMAGES, LEAST_COVERAGE * len(p))
+    n, num_right = n[is_enough], num_right[is_enough]
     values = [six_digits(value) for value in (num_right / n).tolist()]
     return [round(n[i] / len(p), 4) for i in thin(values)], [values[i] or 0.0 for i in thin(values)]
 
@@ -231,7 +235,9 @@ def _intro(mistakes: Mistakes, account: Account) -> str:
         words += f". Answered as if classes were equally frequent (--prior uniform): {percent(best.even_top1, 2)}"
         words += f"; macro recall {percent(best.even_macro_recall, 2)}"
     source = f"From {account.run.predictions.name} in the run's folder, which lists every image."
-    return ". ".join(filter(None, (words, mistakes.chance, source)))
+    unseen = account.history.started.model.get("unseen", 0.0) if account.history.started else 0.0
+    never = f"{percent(unseen)} of their pixels are never seen" * (round(unseen, 2) > 0)
+    return ". ".join(filter(None, (words, never, mistakes.chance, source)))
 
 
 def class_figures(account: Account) -> list[dict[str, Any]]:
@@ -307,6 +313,7 @@ def class_rows(figures: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
                 "right": number(row["right"]),
                 "top1": percent(row["top1"], 1),
                 "interval": f"{100 * interval.low:.1f} to {100 * interval.high:.1f}",
+                "few": "too few to measure" * (row["n"] < LEAST_IMAGES),
                 "width": f"{100 * row['top1']:.1f}%",
                 "other": f"{row['taken_for']} ({row['taken']:,})" if row["taken_for"] else "",
             }

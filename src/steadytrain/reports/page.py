@@ -138,6 +138,7 @@ def page(accounts: Sequence[Account], *, now: float | None = None, target: float
         mark=MARK,
         made=when(time.time() if now is None else now),
         figures=[figure for figure in figures if figure["id"] not in (*TIME_FIGURES, "coverage")],
+        has_charts=bool(figures),
         coverage=[figure for figure in figures if figure["id"] == "coverage"],
         time_figures=[figure for figure in figures if figure["id"] in TIME_FIGURES],
         policy=(
@@ -440,6 +441,8 @@ def _split(runs: Sequence[Mapping[str, str]]) -> dict[str, list[dict[str, Any]]]
 def _counted(key: str, value: Any) -> str:
     if key.endswith("digest") and isinstance(value, str):
         return value[:12]
+    if key == "unseen":
+        return f"{percent(value)} of the pixels"
     if not isinstance(value, int) or isinstance(value, bool):
         return _value(value)
     return size(value) if key.endswith("bytes") else number(value)

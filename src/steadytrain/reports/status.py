@@ -12,7 +12,7 @@ from typing import Literal
 from steadytrain.config import Every
 from steadytrain.cost.bill import Bill, bill_of
 from steadytrain.cost.prices import Price
-from steadytrain.events import Ended, Event, Failed, MachineStats
+from steadytrain.events import Ended, Event, Failed, Halved, MachineStats
 from steadytrain.format import clock, count, duration, epoch, rate, size, when
 from steadytrain.monitor import RunHistory
 from steadytrain.monitor.samples import memory_text
@@ -239,10 +239,14 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
     if history.test is not None and history.tested is not None:
         words = f"test, {history.test.seen}: {history.test.words}"
         lines.append((history.tested.time, history.step, words, ""))
-    noticed = history.noticed
-    lines += [(notice.time, _step(notice), str(notice.message), "warn") for notice in noticed[:MAX_NOTICED]]
+    noticed, steps = history.noticed, history.progress.steps
+    # Before the first update and after the last one nothing has happened to a run; restarts repeat what it said there.
+    remarks = {notice.message for notice in noticed if notice.attempt < 2 and notice.step in (0, steps)}
+    remarks -= {notice.message for notice in noticed if isinstance(notice, Halved) or notice.message[:8] == "warning:"}
+    for notice in noticed[:MAX_NOTICED]:
+        lines.append((notice.time, _step(notice), str(notice.message), "" if notice.message in remarks else "warn"))
     if (more := len(noticed) - MAX_NOTICED) > 0:
-        lines.append((noticed[-1].time, _step(noticed[-1]), f"{more:,} more notices", "warn"))
+        lines.append((noticed[-1].time, _step(noticed[-1]), f"{more:,} more notices", ""))
     for stall in history.stalls[-MAX_NOTICED:]:
         message = f"no progress of {stall.what} for {duration(stall.seconds)}: {stall.culprit} (stacks: {stall.stacks})"
         lines.append((stall.time, stall.step, message, "bad"))
@@ -263,7 +267,6 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
             tone = "good" if event.status == "finished" else "warn"
             lines.append((event.time, event.step, f"{event.status} after {duration(event.seconds)}{of}{speed}", tone))
     lines.sort(key=lambda line: line[0])
-    steps = history.progress.steps
     has_clock = history.attempts[0].began > 0  # a log of another program may tell no time
     return [
         {

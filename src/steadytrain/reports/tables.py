@@ -58,7 +58,7 @@ def facts(summary: Summary) -> dict[str, str]:
             scores[f"{when} macro recall"] = percent(score.macro_recall if score else None, 2)
         if quality.is_multi_label:
             scores[f"{when} exact match"] = percent(score.top1 if score else None, 2)
-        elif tells_top5(setup.num_classes):
+        elif tells_top5(setup.num_classes) and when != "last":
             scores[f"{when} top-5"] = percent(score.top5 if score else None, 2)
         scores[f"{when} loss"] = number(score.loss if score else None, 4)
         if when == "best" and probe is not None and probe.series:
@@ -320,6 +320,8 @@ def markdown(accounts: Sequence[Account]) -> str:
             parts += [f"## Labels of {name}", table(heads, [[escape(row[key]) for key in keys] for row in labels])]
         elif classes := class_rows(class_figures(account)):
             heads = ["class", "images", "right", "top-1", "95 % interval", "most often taken for"]
+            for row in classes:
+                row["interval"] += f", {row['few']}" * bool(row["few"])
             cells = ("name", "images", "right", "top1", "interval", "other")
             lines = [[escape(row[key]) or NONE for key in cells] for row in classes]
             parts += [f"## Classes of {name}", table(heads, lines)]

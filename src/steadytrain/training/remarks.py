@@ -29,7 +29,7 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets, *, parts
             f" run has only {count(steps, 'update')} (--batch-size {fitting} gives more)"
         )
     if recipe.optim.class_weights == "none" and recipe.data.balance == "none":
-        yield from rare_class_remark(data)
+        yield from rare_class_remark(recipe, data)
     if recipe.optim.class_weights == "balanced" and recipe.data.balance == "classes":
         yield (
             "--balance classes shows all classes equally often, and --class-weights balanced weighs rare ones as if it"
@@ -50,20 +50,22 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets, *, parts
         )
 
 
-def rare_class_remark(data: DataSets) -> Iterator[str]:
-    """Describe the rare classes: those with less than :data:`RARE_SHARE` of the images of a median class."""
+def rare_class_remark(recipe: Recipe, data: DataSets) -> Iterator[str]:
+    """Describe classes with less than :data:`RARE_SHARE` of a median class's images, and what the recipe can do."""
     counts = data.class_counts
     usual = float(np.median(counts[counts > 0]))
     rare = [k for k in np.argsort(counts, kind="stable").tolist() if 0 < counts[k] < RARE_SHARE * usual]
     if rare:
         named = few([f"{data.classes[k]} {counts[k]:,}" for k in rare])
         nouns = ("class is", "classes are") if data.num_labels is None else ("label is", "labels are")
-        remedy = "--balance classes shows all classes equally often, " if data.num_labels is None else ""
-        prior = "; steady evaluate --prior uniform answers as if classes were equal" if data.num_labels is None else ""
-        yield (
-            f"{count(len(rare), *nouns)} rare ({named}; the median is {usual:,.0f} training images): {remedy}"
-            f"--class-weights balanced weighs their losses{prior}"
+        phases, is_single = parse_train(recipe.model.train), data.num_labels is None
+        remedies = (
+            "--balance classes shows all classes equally often" * (is_single and not phases.probe_passes),
+            "--class-weights balanced weighs their losses" * (phases.main != "probe"),
+            "steady evaluate or predict with --prior uniform answers as if classes were equal" * is_single,
         )
+        words = f"{count(len(rare), *nouns)} rare ({named}; the median is {usual:,.0f} training images)"
+        yield f"{words}: {'; '.join(filter(None, remedies))}"
 
 
 def _remark_on_random_parts(recipe: Recipe, built: Built) -> Iterator[str]:

@@ -16,11 +16,14 @@ from tests.data.packing.pictures import picture, write_folder
 from tests.data.sources.test_arrays_idx import write_idx
 
 from steadytrain.cli.check import report_text
+from steadytrain.config import Data
 from steadytrain.data.checking.findings import Finding, Report
 from steadytrain.data.checking.records import examine_records
 from steadytrain.data.checking.sources import examine_source
+from steadytrain.data.loader.crop import crop_for
 from steadytrain.data.packing.pack import pack
 from steadytrain.errors import DataError
+from steadytrain.format import percent
 
 
 @pytest.fixture
@@ -56,10 +59,10 @@ def test_clean_folder_is_fine_and_described(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("size", "kind", "share"),
-    [((60, 60), "", "0 %"), ((90, 60), "", "33 %"), ((112, 63), "cropped", "44 %"), ((40, 160), "wide", "75 %")],
+    [((60, 60), "", "0 %"), ((90, 60), "", "49 %"), ((112, 63), "cropped", "57 %"), ((40, 160), "wide", "81 %")],
     ids=str,
 )
-def test_the_share_outside_of_centre_squares_is_a_note_where_it_is_large(
+def test_the_share_that_evaluation_never_sees_is_a_note_where_it_is_large(
     tmp_path: Path, size: tuple[int, int], kind: str, share: str
 ) -> None:
     for number in range(24):
@@ -67,7 +70,10 @@ def test_the_share_outside_of_centre_squares_is_a_note_where_it_is_large(
         place.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", size, (number, 90, 10 * number)).save(place / f"{number}.png")
     report = _examine(tmp_path / "photos")
-    assert report.facts == (f"{share} of the pixels lie outside of the images' centre squares",)
+    crop = crop_for(Data(train="photos"), size=224, channels=3, largest=max(size))
+    assert share == percent(1 - float(crop.seen(np.array([size[::-1]]))[0])), "as the head of the training has it"
+    part = "" if crop.crop == 1 else ", 0.875 of the shorter side"
+    assert report.facts == (f"{share} of the pixels are never seen where evaluation takes the centre{part}",)
     assert report.is_fine and list(report.findings.counts) == [kind] * bool(kind)
     if kind:
         assert share in _only(report, kind).detail
@@ -89,6 +95,7 @@ def test_unusable_files_are_reported_with_their_reason(folder: Path) -> None:
     assert _only(report, "unreadable").detail == "a broken link"
     assert [finding.detail for finding in report.findings.of("no-image")] == ["empty: 0 bytes", "an HTML page", "text"]
     assert report.num_sound == 24
+    assert report.remedies[0][1] == "packing leaves them out and names them on the card"
     # Packing leaves out the same ones.
     [(_, card)] = pack(folder, folder.parent / "out")
     assert len(card.rejected) == 5
@@ -97,6 +104,8 @@ def test_unusable_files_are_reported_with_their_reason(folder: Path) -> None:
 def test_more_bad_files_than_packing_allows_are_an_error(folder: Path) -> None:
     for number in range(6):
         (folder / "cat" / f"{number}.jpg").write_text("no image")
+        said = "packing leaves it out and names it on the card"
+        assert number or _examine(folder).remedies[0][1] == said
     assert "6 of 30; 5 may be left out" in _only(_examine(folder), "too-many-bad").detail
 
 
@@ -163,7 +172,7 @@ def test_duplicate_images_are_reported_by_class_and_split(tmp_path: Path) -> Non
         "as train/dog/0013.png",
     ]
     assert (report.what, report.facts[:2]) == ("a folder of train and val", ("train: 26 images", "val: 26 images"))
-    assert report.facts[2] == "25 % of the pixels lie outside of the images' centre squares"
+    assert report.facts[2] == "25 % of the pixels are never seen where evaluation takes the centre"
 
 
 def test_another_folder_may_be_named_for_validation(folder: Path, tmp_path: Path) -> None:

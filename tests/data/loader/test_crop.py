@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -129,6 +133,30 @@ def test_whole_images_are_evaluated_as_timm_does(fit: ImageFit, mode: str, shape
     cut = Crop(kind="none", size=96, crop=crop, fit=fit, fill=tuple(round(255 * value) for value in mean))
     ours = next(iter(ImageLoader(Pictures([encode(picture)]), cut, batch_size=1, train=False))).images[0]
     assert np.abs(ours.astype(int) - theirs).max() <= 2
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("shape", [(60, 401), (300, 75), (333, 500), (97, 96), (7, 300), (131, 130)], ids=str)
+@pytest.mark.parametrize(("size", "crop"), [(96, 1.0), (96, 0.875), (97, 0.9), (95, 0.95)])
+def test_the_documented_preprocessing_of_exported_files_is_that_of_the_loader(
+    fit: ImageFit, shape: tuple[int, int], size: int, crop: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about: dict[str, Any] = {"size": size, "crop": crop, "fit": fit, "mean": (0.2, 0.4, 0.6), "std": (0.5, 0.25, 0.2)}
+    about = {"input": {**about, "interpolation": "bilinear"}, "temperature": 1.0, "classes": ["a", "b"]}
+    session = mock.Mock()
+    session.get_modelmeta.return_value.custom_metadata_map = {"steadytrain": json.dumps(about)}
+    session.run.return_value = [np.zeros((1, 2), np.float32)]
+    monkeypatch.setitem(sys.modules, "onnxruntime", mock.Mock(InferenceSession=lambda path: session))
+    monkeypatch.chdir(tmp_path)
+    picture = scene(0, *shape)
+    picture.save("cat.jpg", "PNG")
+    page = (Path(__file__).parents[3] / "docs" / "export.md").read_text(encoding="utf-8")
+    exec(page.split("To use it without steadytrain:")[1].split("```python\n")[1].split("```")[0], {})
+    [images] = session.run.call_args.args[1]["images"]
+    theirs = 255 * (images.transpose(1, 2, 0) * (0.5, 0.25, 0.2) + (0.2, 0.4, 0.6))
+    cut = Crop(kind="none", size=size, crop=crop, fit=fit, fill=(51, 102, 153) if fit == "pad" else ())
+    ours = next(iter(ImageLoader(Pictures([encode(picture)]), cut, batch_size=1, train=False))).images[0]
+    assert np.abs(ours - theirs).max() <= 2.5
 
 
 @pytest.mark.parametrize("fit", ["squash", "pad"])

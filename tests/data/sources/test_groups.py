@@ -63,7 +63,10 @@ def test_packing_hashes_images_so_that_copies_are_one_group(tmp_path: Path) -> N
         numbers = group_images(records.hashes, records.labels, name=records.describe, say=said.append)
         scenes = [Path(name).name[0] for name in records.names()]
         assert numbers is not None and len({*zip(scenes, numbers.tolist(), strict=True)}) == 6 == len(set(scenes))
-        assert said == ["24 images are 6 groups: copies and near copies stay on one side of a split"]
+        assert said == [
+            "24 images are 6 groups of copies and near copies; each group stays together. Other photographs of one"
+            " scene are not recognised: name them with --group-by"
+        ]
 
 
 def test_records_without_hashes_get_them_once_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +123,7 @@ def test_small_images_are_compared_by_their_bytes_alone(tmp_path: Path, digits_f
 def test_copies_have_one_group_however_they_are_known() -> None:
     numbers, said = groups_of(hashes_of([0xFF << 20, 0xFF << 40, 0xFF << 20, 0, 0], [1, 2, 3, 4, 4]), [0, 1, 0, 1, 0])
     assert numbers == [0, 1, 0, 3, 3]
-    assert said == ["5 images are 3 groups: copies and near copies stay on one side of a split"]
+    assert len(said) == 1 and said[0].startswith("5 images are 3 groups of copies and near copies; each group stays")
 
 
 def test_two_images_that_look_like_a_third_are_in_its_group() -> None:
@@ -163,9 +166,7 @@ def test_what_a_user_keeps_together_is_never_cut() -> None:
     keys = [f"patient {number // 20}" for number in range(40)]
     numbers, said = groups_of(hashes_of([0] * 40), [0] * 40, list(keys))
     assert numbers == [0] * 20 + [20] * 20
-    assert said == [
-        "40 images are 2 groups: copies and near copies, and those of --group-by, stay on one side of a split"
-    ]
+    assert said == ["40 images are 2 groups of copies and near copies, and of --group-by; each group stays together"]
 
 
 def test_folders_below_the_class_are_groups() -> None:

@@ -244,6 +244,18 @@ LAYOUTS: dict[str, tuple[Files, dict[str, dict[str, object]]]] = {
             "test": {"cat/test/1.jpg": "cat", "dog/test/2.jpg": "dog"},
         },
     ),
+    "splits beside the classes": (
+        _images("cat/1.jpg", "dog/1.jpg", "cow/1.jpg", "test/cat/2.jpg", "test/dog/2.jpg", "Validation/set/cat/3.jpg"),
+        {
+            "train": {"cat/1.jpg": "cat", "cow/1.jpg": "cow", "dog/1.jpg": "dog"},
+            "val": {"Validation/set/cat/3.jpg": "cat"},
+            "test": {"test/cat/2.jpg": "cat", "test/dog/2.jpg": "dog"},
+        },
+    ),
+    "a class called test": (
+        _images("cat/1.jpg", "dog/1.jpg", "test/2.jpg", "val/left/1.jpg"),
+        {"": {"cat/1.jpg": "cat", "dog/1.jpg": "dog", "test/2.jpg": "test", "val/left/1.jpg": "val"}},
+    ),
     **{
         f"{train} and {test}": (
             _images(f"{train}/cat/1.jpg", f"{train}/dog/1.jpg", f"{test}/cat/2.jpg"),
@@ -273,6 +285,45 @@ def test_layouts_of_other_tools_are_read_as_handed_out(
     files, expected = LAYOUTS[case]
     listings = found(pack(files, tmp_path / "set"), tmp_path / "scratch")
     assert _labels(listings, files) == expected
+
+
+BESIDE = ("cat/1.jpg", "dog/1.jpg")
+
+
+@pytest.mark.parametrize("pack", [_folder, _tar, _zip])
+def test_a_line_says_that_folders_beside_classes_are_splits(
+    tmp_path: Path, pack: Callable[[Files, Path], Path]
+) -> None:
+    messages: list[str] = []
+    source = pack(_images(*BESIDE, "testing/cat/2.jpg", "dev/dog/2.jpg"), tmp_path / "set")
+    found(source, tmp_path / "scratch", messages)
+    assert messages == [
+        f"{source}: {name}, which holds folders of the classes' names, is no class, but the {split} set"
+        for name, split in [("dev", "val"), ("testing", "test")]
+    ]
+
+
+def test_a_class_list_says_that_a_split_s_folder_is_a_class(tmp_path: Path) -> None:
+    source = _folder(_images(*BESIDE, "test/cat/2.jpg"), tmp_path / "set")
+    [listing] = found(source, tmp_path / "scratch", classes=("cat", "dog", "test"))
+    assert listing.counts() == (1, 1, 1)
+
+
+@pytest.mark.parametrize("pack", [_folder, _tar, _zip])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["train/cat/1.jpg", "train/dog/1.jpg"], r"train \(cat, dog\) and folders of the same names beside it: keep"),
+        (["test/cat/1.jpg", "test1/cat/1.jpg"], r"test1 \(cat\) and test: keep one"),
+        (["test/cat/1.jpg", "test/dog/1.jpg", "test/cow/1.jpg"], "cow"),
+    ],
+    ids=["two training sets", "two tests", "a class without training images"],
+)
+def test_splits_beside_classes_that_fit_badly_are_refused(
+    tmp_path: Path, names: list[str], message: str, pack: Callable[[Files, Path], Path]
+) -> None:
+    with pytest.raises(DataError, match=message):
+        found(pack(_images(*BESIDE, *names), tmp_path / "set"), tmp_path / "scratch")
 
 
 def test_images_left_out_are_reported(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_images_that_are_the_same_are_not_parted(tmp_path: Path, identical: Iden
         path.with_stem(f"{path.stem}-again").write_bytes(data + b"xx" * (identical != "bytes"))
     messages: list[str] = []
     parts = Selection(val_fraction=0.3, identical=identical).of(list_folder(folder), messages.append)
-    assert messages[-1] == "60 images are 40 groups: copies and near copies stay on one side of a split"
+    assert messages[-1].startswith("60 images are 40 groups of copies and near copies; each group stays together.")
     assert all(len(splits) == 1 for splits in _sides(parts).values())
     assert [part.counts() for part in parts] == [(21, 21), (9, 9)]
     write_tar(tmp_path / "a.tar", {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("*/*")})
@@ -210,7 +210,7 @@ def test_a_line_that_repeats_an_image_stays_beside_it(tmp_path: Path) -> None:
     listed = find(str(tmp_path / "a.lst"), scratch=tmp_path / "scratch", say=messages.append)
     train, val = Selection(val_fraction=0.5).of(listed, messages.append)
     assert not set(train.names) & set(val.names)
-    assert (train.counts(), val.counts(), messages[-1][:26]) == ((4, 4), (4, 4), "16 images are 8 groups: co")
+    assert (train.counts(), val.counts(), messages[-1][:26]) == ((4, 4), (4, 4), "16 images are 8 groups of ")
 
 
 def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:
@@ -224,7 +224,8 @@ def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:
     assert train.groups is not None and val.groups is not None
     assert not set(train.groups) & set(val.groups)
     assert (train.counts(), val.counts()) == ((16, 16), (4, 4))
-    assert messages[-1].startswith("40 images are 10 groups: copies and near copies, and those of --group-by,")
+    said = "40 images are 10 groups of copies and near copies, and of --group-by; each group stays together"
+    assert messages[-1] == said, "nothing is recommended that is there"
     for group, source, message in (
         (
             "patients",

@@ -380,13 +380,14 @@ def remedies_for_source(
     path, name = Path(sources[0]), "packed"
     if len(sources) == 1 and os.path.exists(path):  # noqa: PTH110 - a pattern of many names may be too long for one
         name = (path.name.partition(".")[0] if path.is_file() else path.resolve().name) or name
+    them = "it" if bad == 1 else "them"
     places = (("--root", root), ("--labels", labels), *columns)
     options = "".join(f" {option} {shlex.quote(str(place))}" for option, place in places if place)
     remedies = (
         (
             has(*IMAGE_FAULTS, "unreadable"),
             "fix or remove the files that cannot be used",
-            "packing leaves it out and names it on the card",
+            f"packing leaves {them} out and names {them} on the card",
         ),
         (
             has("too-many-bad") and bad < total and not has("refused"),

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from steadytrain.config import Data
 from steadytrain.config.defaults import SMALL as SMALL
+from steadytrain.config.defaults import usual_crop
 from steadytrain.config.parts import ImageFit
 from steadytrain.config.plain import check_types
 from steadytrain.data.arrays import Floats, Ints
@@ -276,7 +277,7 @@ def crop_for(
         ratio=data.ratio,
         pad=data.pad,
         flip=channels == 3 if data.flip is None else data.flip,
-        crop=data.crop or crop or (1.0 if small else 0.875),
+        crop=data.crop or crop or usual_crop(largest),
         interpolation=data.interpolation or interpolation or "bilinear",
         channels=channels,
         fit=data.fit or fit or "crop",

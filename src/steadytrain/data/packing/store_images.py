@@ -78,7 +78,7 @@ def list_in_store(request: PackRequest, uri: str, say: Say) -> list[Listing]:
             " with one process, or from a disk that all of them see"
         )
     root = Path(place.name or place.base.rpartition("/")[2])
-    listings = list_tree(top, files, root=root, classes=request.classes)
+    listings = list_tree(top, files, root=root, classes=request.classes, say=say)
 
     return selection.of(listings, say)
 

@@ -121,7 +121,7 @@ def _list_tree(request: Request, top: folder.Folder, files: FileList) -> list[Li
     if (flat := find_flat(look, request.where, is_archive=True)) is not None:
         return list_flat(request, look, flat, files, f"{top.name}/" if top.name else "")
     refuse_columns(request)
-    return folder.list_tree(top, files, root=request.where, classes=request.classes)
+    return folder.list_tree(top, files, root=request.where, classes=request.classes, say=request.say)
 
 
 def _refuse_arrays(names: Iterable[str], where: Path) -> None:

@@ -40,13 +40,14 @@ from steadytrain.data.sources.layout import (
     labels_in_names,
     look_on_disk,
     read_entries,
+    splits_beside_classes,
     splits_in_classes,
     without_leftovers,
 )
 from steadytrain.data.sources.listing import FileList, Listing, stat_file
 from steadytrain.data.sources.source import Request, SourceKind
 from steadytrain.errors import DataError
-from steadytrain.format import few, printable
+from steadytrain.format import Say, few, printable
 
 MOST_LEVELS = 100
 _MOST_ANNOTATIONS = 64 << 20  # bytes
@@ -100,18 +101,18 @@ class Folder:
         return look
 
 
-def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[Listing]:
+def list_folder(source: Path, *, classes: Sequence[str] | None = None, say: Say = lambda line: None) -> list[Listing]:
     """List a folder of classes, or one of splits.
 
     ``classes`` is the class list and its order; None takes the folders found (those of ``train`` where there are
-    splits).
+    splits). ``say`` takes a line where splits lie beside classes.
 
     Raises:
         DataError: not a folder, no images, a class without images, one class only, or a class not in the list.
     """
     splits = class_splits(look_on_disk(source), source, classes)
     top, files = scan_folder(source, list(splits.values()) or [""])
-    first, *more = list_tree(top, files, root=source, classes=classes)
+    first, *more = list_tree(top, files, root=source, classes=classes, say=say)
     tops = {path.partition("/")[0] for path in splits.values()}
     loose = [f"{name}/" for name in read_entries(source)[0] if splits and name not in tops]
     return [replace(first, passed_over=Names([*first.passed_over, *loose])), *more] if loose else [first, *more]
@@ -199,7 +200,9 @@ def build_tree(files: FileList, *, strip: bool = True) -> Folder:
     return top
 
 
-def list_tree(top: Folder, files: FileList, *, root: Path, classes: Sequence[str] | None) -> list[Listing]:
+def list_tree(
+    top: Folder, files: FileList, *, root: Path, classes: Sequence[str] | None, say: Say = lambda line: None
+) -> list[Listing]:
     """List the folders of classes, or of splits, in ``top``; ``root`` is what the user named.
 
     Raises:
@@ -210,6 +213,12 @@ def list_tree(top: Folder, files: FileList, *, root: Path, classes: Sequence[str
     splits = {split: top.at(path) for split, path in paths.items()}
     for split, class_paths in ({} if paths else splits_in_classes(look)).items():
         splits[split] = Folder(folders={name: top.at(path) for name, path in class_paths.items()})
+    if not splits and (beside := splits_beside_classes(look, root, classes)):
+        tops = [path.partition("/")[0] for path in beside.values()]
+        held = {name: folder for name, folder in top.folders.items() if name not in tops}
+        splits = {"train": replace(top, folders=held), **{split: top.at(path) for split, path in beside.items()}}
+        for name, split in zip(tops, beside, strict=True):
+            say(f"{root}: {name}, which holds folders of the classes' names, is no class, but the {split} set")
     if "val" in splits and _sort_by_annotations(splits["val"], files, root) and "test" in splits:
         splits["val"].others += rows_in_order(splits.pop("test"), files)
     if (
@@ -370,7 +379,7 @@ def _list_request(request: Request) -> list[Listing]:
         elif words := labels_in_names(request.look("").images):
             remedy = labels_from_names(where, words, [])
         raise DataError(f"the images in {where} have no classes: {remedy}")
-    listings = list_folder(where, classes=request.classes)
+    listings = list_folder(where, classes=request.classes, say=request.say)
     for name in request.look("").others if len(listings) == 1 else ():
         split, rest = split_words(Path(name).stem)
         if split in ("val", "test") and not rest and name.lower().endswith(TABLES):  # as road signs' Test.csv

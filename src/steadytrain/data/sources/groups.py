@@ -177,8 +177,10 @@ def group_images(
     if (by_bits[-1] == np.arange(n)).all():
         return None
     numbers = _cut_chains([joined, *by_bits], near, labels, name, say)
-    what = "copies and near copies" + ", and those of --group-by," * (keys is not None)
-    say(f"{n:,} images are {count(len(np.unique(numbers)), 'group')}: {what} stay on one side of a split")
+    more = ", and of --group-by" if keys is not None else ""
+    more += "; each group stays together"
+    more += "" if keys is not None else ". Other photographs of one scene are not recognised: name them with --group-by"
+    say(f"{n:,} images are {count(len(np.unique(numbers)), 'group')} of copies and near copies{more}")
     return numbers
 
 

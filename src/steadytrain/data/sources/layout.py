@@ -243,6 +243,24 @@ def splits_in_classes(look: FolderLook) -> dict[str, dict[str, str]]:
     return {split: folders_of[split] for split in ("train", "val", "test") if split in folders_of}
 
 
+def splits_beside_classes(look: FolderLook, where: Path, classes: Sequence[str] | None = None) -> dict[str, str]:
+    """Find the folders of splits that lie beside the folders of classes: ``cat``, ``dog`` and ``test/cat``.
+
+    Most folders in such a one have names of those beside it. One that ``classes`` has is a class. Raises DataError for
+    two folders of one split, and for a training set beside the classes.
+    """
+    names = {name.strip().casefold() for name in look("").folders}
+    beside: dict[str, str] = {}
+    for name, split in folder_splits([name for name in look("").folders if name not in (classes or ())]).items():
+        inside = look(path := _unwrap(look, name)).folders
+        if 2 * sum(inner.strip().casefold() in names for inner in inside) <= len(inside):
+            continue
+        if split == "train" or beside.setdefault(split, path) != path:
+            other = beside.get(split, "folders of the same names beside it").partition("/")[0]
+            raise DataError(f"{where} holds {name} ({few(inside)}) and {other}: keep one of them")
+    return {split: beside[split] for split in ("val", "test") if split in beside}
+
+
 def _unwrap(look: FolderLook, path: str) -> str:
     """Go down through folders that hold no more than one folder, of folders, which says nothing by its name."""
     while len((entries := look(path)).folders) == 1 and not entries.images:

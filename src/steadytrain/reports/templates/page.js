@@ -49,10 +49,10 @@
       const wide = here.matches(".first figure:first-child .chart");
       const plan = curves.layout({
         light: printing,
-        margin: { l: 8, r: 10, t: 6, b: 8 },
+        margin: { l: 8, r: figure.x ? 22 : 10, t: 6, b: 8 },
         width: printing ? (wide ? 670 : 320) : here.clientWidth,
         height: printing ? 200 : here.clientHeight,
-        x: figure.x ? { range: [0, 1], tickformat: ".0%", title: { text: figure.x } } : { rangemode: "tozero", title: curves.title(axis === "epoch", unit) },
+        x: figure.x ? { range: [0, 1], dtick: 0.2, tickformat: ".0%", title: { text: figure.x, standoff: 8, font: { size: 12 } } } : { rangemode: "tozero", title: curves.title(axis === "epoch", unit) },
         y: { automargin: true, rangemode: figure.zero ? "tozero" : "normal", tickformat: { top1: ".0%", coverage: ".0%", wait: ".2~%" }[figure.id] ?? "", ...(figure.id === "top1" ? curves.share : {}) },
       });
       Plotly.react(here, figure.traces.map((trace) => drawn(figure, trace)), plan, {
