@@ -18,7 +18,6 @@ from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import plain
 from steadytrain.config.timeline import Timeline
 from steadytrain.cost.prices import Price
-from steadytrain.data.checking.images import MUCH_UNSEEN
 from steadytrain.events import Started
 from steadytrain.format import clean, count, duration, money, per_rank, percent
 

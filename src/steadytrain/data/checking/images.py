@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from steadytrain.config.defaults import usual_crop
+from steadytrain.config.defaults import MUCH_UNSEEN, usual_crop
 from steadytrain.data.checking.findings import Findings
 from steadytrain.data.images.look import FINGERPRINT_BYTES, Fingerprints, Look, is_wide
 from steadytrain.data.images.near import Hashes
@@ -20,7 +20,6 @@ from steadytrain.data.images.statistics import DeepImages
 from steadytrain.format import percent
 
 SMALL = 10  # images of a class
-MUCH_UNSEEN = 0.5  # of the pixels, in evaluation: of photographs of 3:2 49 % are never seen, of screens of 16:9 57 %
 UNEVEN = 10  # times as many images in the largest class as in the smallest
 
 
