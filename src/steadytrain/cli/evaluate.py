@@ -676,7 +676,7 @@ def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes
     yield _chance_line(document)
     surest = [f"{percent(row['coverage'])}: {percent(row['top1'], 1)}" for row in document["coverage"]]
     if surest:
-        yield f"sure   right among the surest {', '.join(surest)}"
+        yield f"sure   right in the surest {', '.join(surest)}"
     if (kept := document["abstention"]) is not None:
         interval = f"{100 * kept['top1_low']:.1f} to {percent(kept['top1_high'], 1)}"
         words = f"kept from a probability of {percent(kept['threshold'], 1)} on: {percent(kept['coverage'], 1)}"
