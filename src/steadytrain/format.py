@@ -68,8 +68,14 @@ def count(amount: float, noun: str, plural: str = "") -> str:
 
 
 def count_images(n: int, effective_n: float | None = None) -> str:
-    """Say of how many images a figure is, and how many independent ones those in groups are worth."""
-    return count(n, "image") + ("" if effective_n is None else f" in groups, worth {effective_n:,.0f} independent ones")
+    """Say of how many images a figure is, and how many independent ones those in groups are worth, where it is fewer.
+
+    >>> count_images(200, 13.0), count_images(200, 199.0)
+    ('200 images in groups, worth 13 independent ones', '200 images')
+    """
+    if effective_n is None or effective_n >= 0.98 * n:
+        return count(n, "image")
+    return f"{count(n, 'image')} in groups, worth {effective_n:,.0f} independent ones"
 
 
 def per_rank(images: Sequence[int]) -> str:

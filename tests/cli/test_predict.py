@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def test_evaluate_prints_the_top1_that_the_runs_end_printed(run: Path, capsys: p
         assert top1("evaluate", str(run), "--weights", which, row="top-1") == score
     assert top1("evaluate", str(run), row="top-1") == top1("train", "--run", str(run), row="best top-1")
     assert main(["evaluate", str(run)]) == 0
-    assert "best.safetensors (best by validation top-1, epoch " in capsys.readouterr().out.splitlines()[0]
+    assert "best.safetensors (best by validation top-1 and loss, epoch " in capsys.readouterr().out.splitlines()[0]
 
 
 def test_a_run_without_images_is_not_taken_for_an_image(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +75,7 @@ def test_a_single_image_has_a_line_for_each_class(
     name, *classes = out.splitlines()
     assert name == str(image) and len(classes) == 3
     assert all(re.fullmatch(r" {2,6}\d+\.\d %  \d", line) and len(line) == len(classes[0]) for line in classes)
-    assert f"weights: {run}/best.safetensors (best by validation top-1, epoch " in err
+    assert f"weights: {run}/best.safetensors (best by validation top-1 and loss, epoch " in err
 
 
 def test_several_images_have_aligned_lines_and_one_that_is_no_image_is_named(
@@ -318,6 +319,20 @@ def test_each_image_has_a_heat_map_under_a_name_of_its_own(
     assert table[1]["error"] and not table[1]["map1"]
 
 
+def test_a_heat_map_of_a_long_name_is_written_and_only_those_are_counted(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, bad, maps = tmp_path / f"{'猫' * 80}.png", tmp_path / "bad.jpg", tmp_path / "maps"
+    Image.new("L", (8, 8)).save(image)
+    bad.write_bytes(b"\xff\xd8\xff")
+    words = ["predict", str(run), str(image), str(bad), "--explain", str(maps), "--top", "2"]
+    assert main(words) == 1
+    assert f"wrote 2 heat maps into {maps}. Coloured: " in capsys.readouterr().err
+    assert sorted(path.name for path in maps.iterdir()) == [f"1-{'猫' * 32}-2.jpg", f"1-{'猫' * 32}.jpg"]
+    assert main(["predict", str(run), str(bad), "--explain", str(maps)]) == 1
+    assert "heat map" not in capsys.readouterr().err
+
+
 def test_a_folder_for_heat_maps_is_no_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     Image.new("L", (8, 8)).save(tmp_path / "a.png")
@@ -331,6 +346,15 @@ def test_a_finished_run_has_maps_of_its_worst_mistakes(run: Path, capsys: pytest
     assert len(document["records"]) == min(24, len(wrong)) > 0
     drawn = {row["record"]: row["predicted"] for row in wrong}
     assert all(drawn[number] == each["class"] for number, each in document["records"].items())
+
+    def finish(age: float) -> int:
+        """Run the finished run again, whose maps are older than its weights by so many seconds."""
+        then = (run / "best.safetensors").stat().st_mtime_ns - round(1e9 * age)
+        os.utime(run / "best.maps.json", ns=(then, then))
+        assert main(["train", "--run", str(run)]) == 0
+        return (run / "best.maps.json").stat().st_mtime_ns - then
+
+    assert finish(0) == 0 < finish(1), "made again only for newer weights"
     page = run / "report.html"
     assert main(["report", str(run), "-o", str(page)]) == 0
     assert page.read_text().count("where the answer ") == len(document["records"])

@@ -832,6 +832,41 @@ def test_small_images_do_not_wait_for_large_ones_and_those_given_up_are_not_deco
     asyncio.run(answers())
 
 
+def test_images_of_a_batch_do_not_wait_for_the_heat_map_of_another(
+    trained: Trained, images: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, may_draw, measured = images["large.jpg"].read_bytes(), threading.Event(), list[str]()
+
+    def heat_maps(trained: Trained, images: torch.Tensor, *more: object) -> np.ndarray:
+        measured.append("map")
+        assert may_draw.wait(20)
+        return np.ones((1, 1, 7, 7), np.float32)
+
+    monkeypatch.setattr(batching, "heat_maps", heat_maps)
+    limit: dict[str, Any] = {"max_batch": 4, "max_wait": 20.0, "max_queue": 16, "max_pixels": MAX_PIXELS, "threads": 1}
+
+    async def answers() -> None:
+        batcher = Batcher(lambda: trained, **limit, observe=lambda what, value: measured.append(what))
+        batcher.start()
+        try:
+            while not batcher.is_ready:
+                await asyncio.sleep(0.01)
+            with batcher.arriving():
+                drawn, given_up = (batcher.submit([content], explain=True)[0] for _ in range(2))
+                plain = batcher.submit([content] * 2)
+                given = await asyncio.wait_for(asyncio.gather(*plain), 20)
+                assert not drawn.done() and all(answer.heat_map is None for answer in given)
+                given_up.cancel()
+                may_draw.set()
+            assert (await asyncio.wait_for(drawn, 20)).heat_map is not None
+            assert [what for what in measured if what in ("network", "map")] == ["network", "map"]
+        finally:
+            may_draw.set()
+            batcher.close()
+
+    asyncio.run(answers())
+
+
 def test_requests_that_come_together_share_a_pass(server: Server, trained: Trained, images: dict[str, Path]) -> None:
     files = [images[name] for name in ("large.jpg", "clear.png", "grey.webp")]
     before = metrics(server)

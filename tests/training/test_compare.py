@@ -14,12 +14,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from steadytrain import models
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
 from steadytrain.config.defaults import FETCHED_MODELS
 from steadytrain.errors import ModelError
 from steadytrain.events import Tried
 from steadytrain.models import fetch_weights
-from steadytrain.models.registry import Entry, find, has_local_weights
+from steadytrain.models.registry import Entry, ModelSource, find, has_local_weights
 from steadytrain.run import Run
 from steadytrain.training import train
 from steadytrain.training.finetuning import compare as comparing
@@ -209,6 +210,20 @@ def test_what_may_be_fetched_is_a_candidate_only_where_the_user_says_so() -> Non
 def test_weights_that_come_too_slowly_are_given_up(hub: Path) -> None:
     with pytest.raises(ModelError, match=r"cannot fetch the weights of timm/test_resnet \(not within"):
         fetch_weights(find("timm/test_resnet"), seconds=0)
+
+
+def test_no_network_is_asked_for_once_the_time_for_fetching_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, said = list[str](), list[str]()
+
+    def fetch(source: ModelSource, *, seconds: float) -> None:
+        asked.append(source.name)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(models, "fetch_weights", fetch)
+    names = ["timm/test_resnet", "timm/test_vit"]
+    assert comparing._fetch(names, 0.05, said.append) == {"timm/test_vit"}
+    assert asked == ["timm/test_resnet"]
+    assert said[1:] == ["timm/test_vit is not compared: the time for fetching is over"]
 
 
 @pytest.mark.parametrize("name", list(FETCHED_MODELS))

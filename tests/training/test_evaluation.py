@@ -207,7 +207,7 @@ def test_the_best_and_the_last_weights_can_be_asked_for(recipe: Recipe, tmp_path
     assert evaluate(run.directory).top1 == evaluate(run.directory, which="best").top1 == best.top1
     assert evaluate(run.directory, which="last").top1 == last.top1
     assert restore(run.directory).path.name == "best.safetensors"
-    assert restore(run.directory).chosen == f"best by validation top-1, epoch {best.epoch:g}"
+    assert restore(run.directory).chosen == f"best by validation top-1 and loss, epoch {best.epoch:g}"
     assert restore(run.directory, which="last").chosen == "last"
 
 

@@ -6,15 +6,19 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
-from steadytrain.events import Noticed
+from steadytrain.events import Ended, Evaluated, Noticed
 from steadytrain.run import Run
 from steadytrain.training import steps, train
+from steadytrain.training.clock import Clock
+from steadytrain.training.features.table import FeatureTable, feature_table
+from steadytrain.training.finetuning import fits
 from steadytrain.training.finetuning.plan import plan_finetune
 
 Photos = Callable[..., Path]
@@ -76,6 +80,38 @@ def test_nothing_is_said_where_no_other_fit_is_surely_better(
 ) -> None:
     data = {"data.train": str(write_photos(width=width, ends=ends)), "data.fit": fit, "model.folds": 4}
     assert lines(start.with_(data), tmp_path / "run") == []
+
+
+def test_a_comparison_of_fits_ends_when_asked_to_and_the_probe_is_on_the_disk(
+    start: Recipe, write_photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = str(write_photos(width=64, ends=True))
+    run = Run.create(tmp_path / "run", start.with_({"data.train": photos, "data.fit": "crop"}))
+    buckets, passes, moves, compute, change = list[str](), list[int](), list[list[str]](), feature_table, Clock.to
+
+    def to(clock: Clock, bucket: str) -> None:
+        buckets.append(bucket)
+        change(clock, bucket)
+
+    def watched(*arguments: Any, progress: Callable[[int, int], object], **options: Any) -> FeatureTable:
+        def show(done: int, total: int) -> None:
+            assert (run.directory / "best.safetensors").exists()
+            passes.append(done)
+            before = len(buckets)
+            progress(done, total)
+            moves.append(buckets[before:])
+
+        return compute(*arguments, progress=show, **options)
+
+    monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path / "cache"))  # where there are no features of these photos
+    monkeypatch.setattr(Clock, "to", to)
+    monkeypatch.setattr(fits, "feature_table", watched)
+    events = list(steps(run, stop=lambda: "SIGTERM" if len(passes) == 2 else None))
+    assert passes == [0, 32] and moves == [["probe"]], "it moves, and ends within the pass"
+    assert isinstance(events[-1], Ended) and events[-1].status != "finished"
+    assert any(isinstance(event, Evaluated) for event in events)
+    assert any("is better than crop here" in line for line in lines(run.recipe, run.directory))
+    assert run.finished() is not None
 
 
 @pytest.mark.parametrize("chosen", [True, False])

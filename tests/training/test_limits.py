@@ -16,6 +16,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
 from steadytrain.cli import main
+from steadytrain.cli.evaluate import _coverage_figures
 from steadytrain.config import Recipe
 from steadytrain.data.results.scores import coverage_curve, promise
 from steadytrain.errors import DataError
@@ -23,6 +24,7 @@ from steadytrain.export.export import export_model
 from steadytrain.intervals import wilson
 from steadytrain.run import Run
 from steadytrain.training import calibrate, predict, restore, train
+from steadytrain.training.evaluation import Evaluation
 from steadytrain.training.features import held_out
 from steadytrain.training.features.held_out import make_limits
 from steadytrain.training.inference.limits import (
@@ -36,6 +38,7 @@ from steadytrain.training.inference.limits import (
     write_limits,
 )
 from steadytrain.training.inference.prior import with_prior
+from steadytrain.training.metrics import effective_n
 
 
 @pytest.fixture(params=["probe", "full"])
@@ -188,6 +191,18 @@ def test_a_promise_is_what_the_lower_end_of_the_interval_holds() -> None:
 def test_accuracy_over_coverage_counts_equal_probabilities_together() -> None:
     p, n, right = coverage_curve(np.array([0.5, 0.9, 0.5, 0.7]), np.array([True, True, False, False]))
     assert (p.tolist(), n.tolist(), right.tolist()) == ([0.9, 0.7, 0.5], [1, 2, 4], [1, 1, 2])
+
+
+def test_the_interval_of_kept_answers_is_that_of_groups() -> None:
+    p, is_right, groups = np.linspace(1, 0.1, 40), np.arange(40) % 3 > 0, np.arange(40) // 2
+    outputs = np.stack([np.zeros(40), p, np.zeros(40), np.where(is_right, 1, 2)], 1).astype(np.float32)
+    result = Evaluation(40, 1.0, float(is_right.mean()), 1.0, (26,), (40,), outputs=outputs)
+    worth = effective_n(is_right[:20], groups[:20])
+    assert worth is not None and worth < 20
+    for known, n in ((groups, worth), (np.arange(40), 20), (None, 20)):
+        kept = _coverage_figures(result, float(p[19]) - 0.01, known)["abstention"]
+        interval = wilson(float(is_right[:20].mean()), n)
+        assert (kept["coverage"], kept["top1_low"], kept["top1_high"]) == (0.5, interval.low, interval.high)
 
 
 def test_predictions_say_it_in_text_in_json_and_in_csv(

@@ -83,22 +83,31 @@ def test_features_that_are_read_in_blocks_have_the_same_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values, labels, fold_of = _blobs()
-    order = np.random.default_rng(0).permutation(300)
-    shuffled = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, values.shape)
-    shuffled[order] = values
+    np.save(tmp_path / "x.npy", values)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     whole, y = out_of_fold(values, labels, fold_of, 3), torch.from_numpy(labels)
     fitted = folds.fit_classifier(values, y, y % 2 == 0, 3)
-    again = out_of_fold(mapped, labels, fold_of, 3, rows=order)
+    again = out_of_fold(mapped, labels, fold_of, 3)
     assert np.array_equal(again.logits, whole.logits), "the rows are the same"
     monkeypatch.setattr(folds, "MOST_BYTES", 1000)
     monkeypatch.setattr(folds, "BLOCK_BYTES", 7 * 20 * 4)
-    blocks = out_of_fold(mapped, labels, fold_of, 3, rows=order)
+    blocks = out_of_fold(mapped, labels, fold_of, 3)
     np.testing.assert_allclose(blocks.probabilities, whole.probabilities, atol=1e-3)
     assert blocks.penalty == whole.penalty
-    blocked = folds.fit_classifier(mapped, y, y % 2 == 0, 3, rows=order)
+    blocked = folds.fit_classifier(mapped, y, y % 2 == 0, 3)
     torch.testing.assert_close(blocked[0], fitted[0], rtol=1e-2, atol=1e-3)
     assert blocked[2:] == fitted[2:]
+
+
+def test_a_table_of_one_block_is_standardised_once_and_stays_as_it_is() -> None:
+    values = torch.from_numpy(_blobs()[0])
+    before, features = values.clone(), Features(values, "cpu")
+    centred = values - values.mean(0)
+    expected = centred / centred.square().mean().sqrt()
+    everything, labels = torch.ones(300, dtype=torch.bool), torch.zeros(300, dtype=torch.int64)
+    ((first, _),), ((second, _),) = features.choose(everything, labels)(), features.choose(everything, labels)()
+    assert torch.equal(first, expected) and first.data_ptr() == second.data_ptr()
+    assert torch.equal(values, before)
 
 
 def test_a_fit_reads_no_more_than_a_block_of_a_large_table_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

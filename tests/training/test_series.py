@@ -67,3 +67,30 @@ def test_kinds_within_a_class_are_no_series() -> None:
     kind = np.repeat(np.arange(8), 20)
     values = (rng.normal(size=(8, 64))[kind] + rng.normal(size=(160, 64))).astype(np.float32)
     assert find_series(values, kind % 2, [f"{CLASSES[k % 2]}/kind{k}_{n}.jpg" for n, k in enumerate(kind)]) is None
+
+
+@pytest.mark.parametrize("dimensions", [2, 4, 8, 12])
+def test_independent_images_of_few_dimensions_are_no_series(dimensions: int) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(600, dimensions)) @ rng.normal(size=(dimensions, 128))
+    names = [f"{CLASSES[row % 2]}/IMG_{row:04d}.jpg" for row in range(600)]
+    assert find_series(values.astype(np.float32), np.arange(600) % 2, names) is None
+
+
+def test_long_bursts_are_found() -> None:
+    values, labels, scene = scenes(30, 20, 0.3)
+    names = [
+        f"{CLASSES[label]}/s{number}-{row}.jpg" for row, (label, number) in enumerate(zip(labels, scene, strict=True))
+    ]
+    series = find_series(values, labels, names)
+    assert series is not None and series.groups == 30
+
+
+def test_the_expression_matches_names_that_were_not_looked_at() -> None:
+    values, labels, scene = scenes(40, 4, 0.3)
+    names = [
+        f"{CLASSES[label]}/s{number}-{row}.jpg" for row, (label, number) in enumerate(zip(labels, scene, strict=True))
+    ]
+    series = find_series(values, labels, names, others=[*names, "elm/cover.jpg"])
+    assert series is not None and series.group_by is not None
+    assert len(set(group_keys([*names, "elm/cover.jpg"], np.append(labels, 1), CLASSES, series.group_by))) == 41

@@ -87,6 +87,37 @@ def test_folds_of_records_without_hashes_know_copies_beside_validation_data(
     assert sets.train.hashes is None and sets.groups is not None and len(np.unique(sets.groups)) == 20
 
 
+def test_what_the_user_groups_is_known_of_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ("train", "val", "test"):
+        images = write_pairs(tmp_path / part, side=24)  # too small for near copies to be told
+        names = sorted(path.relative_to(images) for path in images.glob("*/*/*"))
+        rows = [f"{name},{name.parts[0]},{name.name[:3]}" for name in names if part != "test" or "cat" in name.parts]
+        (images / "table.csv").write_text("\n".join(["path,label,patient", *rows]))
+    data = {part: str(tmp_path / part / "table.csv") for part in ("val", "test")}
+    options = {"data.group_by": "patient", "budget.epochs": 1, **{f"data.{part}": data[part] for part in data}}
+    run = st.Run.create(tmp_path / "run", recipe(tmp_path / "train" / "table.csv", **options))
+    sets = open_data(run.data, seed=0)
+    groups = sets.groups, sets.val_groups, sets.test_groups
+    assert [part is not None and len(np.unique(part)) for part in groups] == [20, 20, 10]
+    sets.close()
+    st.train(run)
+    worth = [event.effective_n for event in run.events() if isinstance(event, Evaluated | events.Tested)]
+    assert worth[0] is not None and worth[1] is not None and worth[0] < 40 and worth[1] < 20
+    main(["evaluate", str(run.directory), data["test"], "--json"])
+    assert json.loads(capsys.readouterr().out)["effective_n"] == pytest.approx(worth[1])
+
+
+def test_where_a_part_lacks_what_the_user_groups_by_its_copies_are_known(tmp_path: Path) -> None:
+    images = write_pairs(tmp_path / "images")
+    rows = [f"{path.relative_to(images)},{path.parts[-3]},{path.name[:3]}" for path in sorted(images.glob("*/*/*"))]
+    (images / "table.csv").write_text("\n".join(["path,label,patient", *rows]))
+    pack(images, tmp_path / "packed")
+    for other in (write_pairs(tmp_path / "val", 10), tmp_path / "packed.rec"):
+        sets = open_data(Data(train=str(images / "table.csv"), val=str(other), group_by="patient"), seed=0)
+        assert sets.val_groups is not None and len(np.unique(sets.val_groups)) == len(sets.val_groups) // 2
+        sets.close()
+
+
 @pytest.mark.parametrize("group_by", ["folder", r"/n(\d)", "patient"])
 def test_what_the_user_groups_is_on_one_side(tmp_path: Path, group_by: str) -> None:
     images = write_pairs(tmp_path / "images", side=24)  # too small for near copies to be told

@@ -20,6 +20,7 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import (
     MAX_WORKERS,
+    GroupBy,
     LabelColumn,
     NetworkOptions,
     PathColumn,
@@ -60,6 +61,7 @@ def check(
     suspects: bool = False,
     out: Annotated[Path | None, Parameter(name=("--csv", "-o"))] = None,
     leave_out: Path | None = None,
+    group_by: GroupBy = None,
     network: NetworkOptions = NetworkOptions(),  # noqa: B008 - frozen
     force: bool = False,
     workers: int | None = None,
@@ -86,6 +88,7 @@ def check(
             images of both classes. With --leave-out: the table to write.
         leave_out: Such a CSV file, from which you have deleted the lines of labels that are right: write a table (-o)
             of all other images, which steady pack and steady train take.
+        group_by: With --suspects: folder, a column or a regular expression; images of one group are in one fold.
         force: With --index: also where the index is good; with --salvage: replace OUT.
         workers: Processes to decode with (default: one for each core).
         json: Print every finding, as one JSON document.
@@ -107,6 +110,8 @@ def check(
         raise InputError("--near compares images, and --no-decode does not look at them: drop one of the two")
     if (suspects or leave_out) and len(paths) > 1:
         raise InputError(f"--suspects and --leave-out take one source, and {len(paths)} are given: give one")
+    if group_by is not None and not (suspects or leave_out):
+        raise InputError(f"--group-by {group_by} keeps images in one fold of --suspects: add that")
     if out is not None and not (suspects or leave_out):
         raise InputError("-o writes what --suspects or --leave-out find: add one of them")
     if out is not None and out.suffix.lower() != ".csv":
@@ -142,7 +147,7 @@ def check(
             found: dict[str, Any] = {}
             if suspects:
                 try:
-                    report, found = _with_suspects(report, paths[0], places, network, out)
+                    report, found = _with_suspects(report, paths[0], places | {"group_by": group_by}, network, out)
                 except DataError as error:
                     if report.is_usable:
                         raise

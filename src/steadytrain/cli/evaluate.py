@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -221,6 +222,8 @@ def evaluate(
         _flatters("the temperature was fitted", "their loss and ECE flatter it")
     if judge is not None and data is None and not trained.is_probe:
         _flatters("the least probability of a sure answer was chosen", "what is said of the answers kept flatters it")
+    if data is None and (series := _parted_series(trained)):
+        note(f"series: {series}")
     began = time.perf_counter()
     with progress("evaluating", 0) as advance:
         options = {"batch_size": batch_size, "threads": threads, "progress": advance, "say": note}
@@ -229,7 +232,10 @@ def evaluate(
     if trained.is_multi_label:
         document = _label_figures(trained, result, above)
     else:
-        groups = opened.groups if data is None else group_others(trained.path.parent, opened.records)
+        groups = opened.groups
+        if data is not None:
+            lookup = {"root": root, "labels": labels, **columns}
+            groups = group_others(trained.path.parent, opened.records, data, **lookup)
         document = _class_figures(trained, result, None if judge is None else judge.threshold, groups)
     document |= {
         "seconds": seconds,
@@ -245,6 +251,17 @@ def evaluate(
     if per_image is not None:
         note(f"wrote {per_image}")
     print_json(document) if json else print_text(_evaluation_text(document, trained.chosen))
+
+
+def _parted_series(trained: Trained) -> str:
+    """Return what the probe of a run said of series of photographs that its split may part; empty where nothing."""
+    from steadytrain.events import Evaluated, ProbeProgress
+    from steadytrain.run import Run
+
+    with suppress(SteadyError):
+        events = takewhile(lambda event: not isinstance(event, Evaluated), Run.open(trained.path.parent).events())
+        return next((event.series for event in events if isinstance(event, ProbeProgress) and event.series), "")
+    return ""
 
 
 def _flatters(what: str, how: str) -> None:
@@ -297,7 +314,7 @@ def _class_figures(trained: Trained, result: Evaluation, least: float | None, gr
         **calibrated.figures,
         "calibration": [vars(row) for row in calibrated.bins],
         "priors": _prior_rows(trained, result),
-        **_coverage_figures(result, least),
+        **_coverage_figures(result, least, groups),
         "classes": [
             {"class": name, "n": n, "right": right, "top1": score.recall, **vars(score)}
             for name, n, right, score in per_class
@@ -312,22 +329,25 @@ def _top1_figures(top1: float, n: float) -> dict[str, float]:
     return {"top1": top1, "top1_low": interval.low, "top1_high": interval.high}
 
 
-def _coverage_figures(result: Evaluation, sure_from: float | None) -> dict[str, Any]:
+def _coverage_figures(result: Evaluation, sure_from: float | None, groups: Ints | None) -> dict[str, Any]:
     """Return how many of the surest answers are right, and of those that are sure enough."""
     from steadytrain.data.results.scores import coverage_curve
+    from steadytrain.training.metrics import effective_n
 
     assert result.outputs is not None
-    values, n, right = coverage_curve(result.outputs[:, 1], result.outputs[:, 3] == 1)
+    p, is_right = result.outputs[:, 1], result.outputs[:, 3] == 1
+    values, n, right = coverage_curve(p, is_right)
     rows = [min(int(n.searchsorted(share * result.n)), len(n) - 1) for share in COVERAGES] if len(n) else []
     curve = [{"coverage": n[row] / result.n, "top1": right[row] / n[row]} for row in rows]
     last = -1 if sure_from is None else int((values >= sure_from).sum()) - 1
     if last < 0:
         return {"coverage": curve, "abstention": None}
-    num_kept = int(n[last])
+    num_kept, is_kept = int(n[last]), p >= values[last]
+    worth = effective_n(is_right[is_kept], None if groups is None else groups[is_kept])
     kept = {
         "threshold": sure_from,
         "coverage": num_kept / result.n,
-        **_top1_figures(float(right[last] / n[last]), num_kept),
+        **_top1_figures(float(right[last] / n[last]), worth or num_kept),
     }
     return {"coverage": curve, "abstention": kept}
 
@@ -449,7 +469,7 @@ def predict(
             with storage_errors(explain):
                 explain.mkdir(parents=True, exist_ok=True)
         documents: list[dict[str, Any]] = []
-        num_bad, began = 0, time.perf_counter()
+        num_bad, num_maps, began = 0, 0, time.perf_counter()
         options: dict[str, Any] = {"top": shown, "threshold": above, "batch_size": batch_size, "threads": threads}
         options |= {"explain": mapped, "judge": judge}
         known: tuple[str, ...] = () if judge is None else ("unlike", *FIGURES, *["sure"] * (abstain_at is not None))
@@ -462,6 +482,7 @@ def predict(
                 paths = [] if explain is None else _write_maps(explain, f"{number:0{len(str(len(files)))}}", result)
                 pairs = list(zip(result.classes, result.probabilities, strict=True))
                 num_bad += result.error is not None
+                num_maps += len(paths)
                 if done is not None:
                     done(number)
                 if csv is not None:
@@ -486,8 +507,8 @@ def predict(
                 print_text(f"{text}  {remark}" if remark else text)
         if json:
             print_json(documents)
-        if explain is not None:
-            note(f"heat maps are in {explain}. {MEANING}")
+        if num_maps:
+            note(f"wrote {count(num_maps, 'heat map')} into {explain}. {MEANING}")
         for line in DeepImages(lost=files.lost).remarks():
             note(line)
         if not is_text and (num_bad or csv is not None):
@@ -511,7 +532,8 @@ def _read_input() -> list[Path | bytes]:
 
 def _write_maps(folder: Path, number: str, result: Prediction) -> list[str]:
     """Write an image's heat maps, as ``017-cat.jpg``, ``017-cat-2.jpg`` and so on. Returns their paths."""
-    stem = re.sub(r"[^\w.-]", "_", f"{number}-{result.path.name.removesuffix(result.path.suffix)}")[:100].rstrip("-")
+    stem = re.sub(r"[^\w.-]", "_", f"{number}-{result.path.name.removesuffix(result.path.suffix)}")
+    stem = stem.encode()[:100].decode(errors="ignore").rstrip("-")  # file systems count bytes
     paths = [folder / f"{stem}{f'-{rank}' if rank > 1 else ''}.jpg" for rank in range(1, len(result.maps) + 1)]
     for path, picture in zip(paths, result.maps, strict=True):
         replace_file(path, picture)

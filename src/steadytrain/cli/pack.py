@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_text, progress_once_known
 from steadytrain.cli.options import (
     MAX_WORKERS,
+    GroupBy,
     LabelColumn,
     PathColumn,
     RepeatedFlag,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from steadytrain.data.packing.pack import PackedFile, PackRequest
 
 MAX_CLASSES = 20
-GroupBy = Annotated[str | None, Parameter(name=("--group-by", "--group"))]
 MAX_REJECTED = 20
 
 

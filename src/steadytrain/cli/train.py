@@ -259,6 +259,10 @@ def _map_mistakes(run: Run) -> None:
     progress = run.progress()
     if (evaluated := progress.evaluated) is None or (ended := progress.ended) is None or not evaluated.n:
         return
+    best = run.directory / "best.safetensors"
+    with suppress(OSError):  # no maps yet
+        if run.maps.stat().st_mtime >= best.stat().st_mtime:
+            return
     seconds = MOST_MISTAKES * PASSES * evaluated.seconds / evaluated.n
     if seconds <= max(CHEAP_SECONDS, CHEAP_SHARE * ended.seconds):
         with suppress(SteadyError):  # the run is whole without

@@ -9,7 +9,7 @@ At most ``max_queue`` images stand before the network. A batch begins when it is
 received or decoded, or when its first image has been ready for ``max_wait`` seconds: an image never waits for company
 that is not on its way. While the network is busy the next batch gathers by itself. An image whose request was given up
 is dropped before it is decoded, and again before it is computed. Large images have threads of their own: however many
-of them wait, small ones are decoded meanwhile.
+of them wait, small ones are decoded meanwhile. Heat maps of a batch are made once its other images have their answers.
 
 The squares and the outputs are those of :func:`steadytrain.training.predict`; in a batch of several the last
 bits of an output may differ, as another kernel may compute them.
@@ -266,7 +266,7 @@ class Batcher:
                 self._ready.append(item)
             self._condition.notify_all()
         if error is not None:
-            self._deliver([item], [error])
+            self._deliver([(item, error)])
         if is_large:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._trim_later)
@@ -347,9 +347,9 @@ class Batcher:
             row[...] = item.pixels
             item.pixels = None
             self._observe("queue", item.waited + began - item.ready)
+        answers: Sequence[Answer | PassError]
         try:
-            rows = zip(range(len(batch)), batch, self._run(len(batch)), strict=True)
-            answers: Sequence[Answer | Exception] = [self._explained(*row) for row in rows]
+            answers = self._run(len(batch))
         except Exception as error:  # noqa: BLE001 - whatever an engine raises: these images fail, the next are computed
             print_note(f"the network failed: {first_line(error)}")  # not for clients: it may name files of the server
             answers = [PassError("the network failed on a batch: the server's messages say why")] * len(batch)
@@ -357,7 +357,11 @@ class Batcher:
         self.rate += _NEWEST * (len(batch) / seconds - self.rate) if len(batch) * 2 >= (self.max_batch or 1) else 0
         self._observe("network", seconds)
         self._observe("batch", len(batch))
-        self._deliver(batch, answers)
+        answered = list(zip(batch, answers, strict=True))
+        self._deliver([(item, answer) for item, answer in answered if not item.explain])
+        for row, (item, answer) in enumerate(answered):
+            if item.explain:
+                self._deliver([(item, self._explained(row, item, answer))])
 
     def _run(self, count: int) -> list[Answer]:
         """Compute the first ``count`` images in memory, as ``predict`` does."""
@@ -372,9 +376,9 @@ class Batcher:
             rows = zip(logits.cpu(), trained.probabilities(logits).cpu(), judged, strict=True)
             return [Answer(row, likely, judgement=judgement) for row, likely, judgement in rows]
 
-    def _explained(self, row: int, item: _Item, answer: Answer) -> Answer | PassError:
-        """Add the heat map of an image in memory where that is wanted."""
-        if not item.explain:
+    def _explained(self, row: int, item: _Item, answer: Answer | PassError) -> Answer | PassError:
+        """Add the heat map of an image in memory, unless its request was given up."""
+        if isinstance(answer, PassError) or item.answer.cancelled():
             return answer
         assert self.trained is not None
         try:
@@ -385,9 +389,9 @@ class Batcher:
             print_note(f"no heat map could be made: {first_line(error)}")
             return PassError("no heat map could be made: the server's messages say why")
 
-    def _deliver(self, batch: list[_Item], answers: Sequence[Answer | Exception]) -> None:
+    def _deliver(self, answers: Sequence[tuple[_Item, Answer | Exception]]) -> None:
         def settle() -> None:
-            for item, answer in zip(batch, answers, strict=True):
+            for item, answer in answers:
                 if item.answer.done():
                     continue
                 if isinstance(answer, Exception):

@@ -165,7 +165,7 @@ def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[st
         return {
             "why": "",
             "intro": _intro(mistakes, account),
-            "classes": class_rows(_class_figures(mistakes)[:MOST_CLASSES]),
+            "classes": class_rows(_class_figures(mistakes)[:MOST_CLASSES], image_worth(account)),
             "listed": LISTED_CLASSES,
             "more_classes": max(0, len(mistakes.classes) - MOST_CLASSES),
             "matrix": _matrix(mistakes),
@@ -301,11 +301,17 @@ def _class_figures(mistakes: Mistakes) -> list[dict[str, Any]]:
     return sorted(figures, key=lambda row: row["top1"])
 
 
-def class_rows(figures: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Format the figures of :func:`class_figures`."""
+def image_worth(account: Account) -> float:
+    """Return how many independent images each validation image is worth: less than 1 where these are in groups."""
+    best = account.summary.quality.best
+    return 1.0 if best is None or not best.n else (best.effective_n or best.n) / best.n
+
+
+def class_rows(figures: Iterable[Mapping[str, Any]], worth: float = 1.0) -> list[dict[str, str]]:
+    """Format the figures of :func:`class_figures`; each image is ``worth`` so many independent ones."""
     rows = []
     for row in figures:
-        interval = wilson(row["top1"], row["n"])
+        interval = wilson(row["top1"], worth * row["n"])
         rows.append(
             {
                 "name": row["class"],

@@ -32,7 +32,7 @@ from steadytrain.format import (
 )
 from steadytrain.intervals import Spread
 from steadytrain.monitor.history import RunScore, UnseenScore
-from steadytrain.reports.mistakes import class_figures, class_rows, label_rows
+from steadytrain.reports.mistakes import class_figures, class_rows, image_worth, label_rows
 from steadytrain.reports.summary import Account, Epoch, Repeats, Summary, find_repeats, median_known
 from steadytrain.reports.time_spent import rows, to_dict
 from steadytrain.reports.verdict import held_back
@@ -318,7 +318,7 @@ def markdown(accounts: Sequence[Account]) -> str:
             heads = ["label", "images", "predicted", "right", "AP", "precision", "recall", "F1"]
             keys = dict.fromkeys(("name", "images", "predicted", "right", "ap", "precision", "recall", "f1"))
             parts += [f"## Labels of {name}", table(heads, [[escape(row[key]) for key in keys] for row in labels])]
-        elif classes := class_rows(class_figures(account)):
+        elif classes := class_rows(class_figures(account), image_worth(account)):
             heads = ["class", "images", "right", "top-1", "95 % interval", "most often taken for"]
             for row in classes:
                 row["interval"] += f", {row['few']}" * bool(row["few"])

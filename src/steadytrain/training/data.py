@@ -39,7 +39,9 @@ from steadytrain.machine.process import StartPart, StartTimer
 from steadytrain.models import usual_size
 from steadytrain.run import Run
 from steadytrain.training.clock import Clock
-from steadytrain.training.split import Split, choose_split, count_seen, find_groups
+from steadytrain.training.split import Split, choose_split, count_seen, find_groups, group_unseen
+
+Part = Literal["train", "val", "test"]
 
 _DIGITS = 10
 MOST_REJECTED = 100
@@ -56,7 +58,7 @@ class DataSets:
         classes: names, in the order of the labels; of images with several labels, the names of these.
         held_out: whether ``val_ids`` were held out of the training file.
         split: what was held out, where that was.
-        grouping: groups the records of :attr:`train` where nothing was held out, or those of a test.
+        grouping: groups the records of a part: of ``train`` where nothing was held out, ``val`` or ``test``.
     """
 
     train: Records
@@ -66,7 +68,7 @@ class DataSets:
     classes: tuple[str, ...]
     held_out: bool
     split: Split | None = None
-    grouping: Callable[..., NDArray[np.int64] | None] = lambda records, **_: None
+    grouping: Callable[[Records, Part], NDArray[np.int64] | None] = lambda records, part: None
     test: Records | None = None
     shorter_side: int | None = None
 
@@ -76,24 +78,19 @@ class DataSets:
 
         Copies of an image, near copies and what the user keeps together: no split may part them.
         """
-        return self.grouping(self.train) if self.split is None else self.split.groups
+        return self.grouping(self.train, "train") if self.split is None else self.split.groups
 
     @cached_property
     def val_groups(self) -> NDArray[np.int64] | None:
         """int64 [num_val], the group of each validation image; None: each stands alone."""
         if self.val is self.train:
             return None if self.groups is None else self.groups[self.val_ids]
-        return self._group_others(self.val)
+        return None if self.val is None else self.grouping(self.val, "val")
 
     @cached_property
     def test_groups(self) -> NDArray[np.int64] | None:
         """As :attr:`val_groups`, of the test images."""
-        return self._group_others(self.test)
-
-    def _group_others(self, records: Records | None) -> NDArray[np.int64] | None:
-        with suppress(DataError):  # --group-by may fit the training data alone
-            return None if records is None else self.grouping(records, makes_hashes=False)
-        return None
+        return None if self.test is None else self.grouping(self.test, "test")
 
     @cached_property
     def num_train(self) -> int:
@@ -404,7 +401,7 @@ def data_sets(
         _say_seen("validation", val, [train], say)
         _say_seen("test", opened.test, [train] if val is None else [train, val], say)
     is_earlier = begun is not None and "split" not in begun.data  # and knew no groups
-    options: dict[str, Any] = {} if is_earlier else {"grouping": partial(find_groups, data=data)}
+    options: dict[str, Any] = {} if is_earlier else {"grouping": partial(_group_part, data)}
     if val is not None or data.holdout == 0:
         return DataSets(train, val, None, None, classes, held_out=False, test=opened.test, shorter_side=side, **options)
     split = choose_split(train, data, seed=seed, run=run, say=say)
@@ -423,6 +420,14 @@ def data_sets(
     _say_unmeasured(train.labels[split.val_ids], counts, classes, say)
     options |= {"split": split, "test": opened.test, "shorter_side": side}
     return DataSets(train, train, split.train_ids, split.val_ids, classes, held_out=True, **options)
+
+
+def _group_part(data: Data, records: Records, part: Part) -> NDArray[np.int64] | None:
+    """Group the records of a part of the data by their images and by the source that they come from."""
+    if part == "train":
+        return find_groups(records, data)
+    named = data.val if part == "val" else data.test
+    return group_unseen(records, data if named is None else _as_train(data, named))
 
 
 def _say_seen(part: str, records: Records | None, others: Sequence[Records], say: Say) -> None:
@@ -487,21 +492,30 @@ def _is_table(source: str | Path | None) -> bool:
     return source is not None and Path(source).suffix.lower() in (*TABLES, ".txt")
 
 
+def _as_train(data: Data, place: str | Path) -> Data:
+    """Name validation or test data as if they were trained on.
+
+    A table's paths start where those of the training data do, and its columns are called alike.
+    """
+    has_split = _is_val_alone_a_table(data) or data.split_column == "none"
+    data = replace(data, train=place, labels=None, split_column=data.split_column if has_split else None)
+    return data if _is_table(place) else replace(data, root=None, path_column=None, label_column=(), split_column=None)
+
+
 def _prepare_other(
     data: Data, place: str | Path, split: Literal["val", "test"], train: Records, prepare: Callable[..., Prepared]
 ) -> Prepared:
     """Prepare validation or test data, with the classes that were named, else those of the training data."""
     card = record_files(train.path)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
-    options: dict[str, Any] = {"only": split, "zip_names": data.zip_names}
-    if _is_table(place):  # its paths start where the training data's do, and its columns are called alike
-        options |= {"root": data.root, "path_column": data.path_column, "label_column": data.label_column}
-        if _is_val_alone_a_table(data) or data.split_column == "none":
-            options["split_column"] = data.split_column
+    other, options = _as_train(data, place), dict[str, Any](only=split)
+    options |= {name: getattr(other, name) for name in ("root", "path_column", "label_column", "split_column")}
+    options |= {"zip_names": data.zip_names}
+    if _is_table(place):
         options |= {"trained_column": "" if train.card is None else train.card.label_column}
     named = train.named_classes or None  # by the list beside records that have no card
     prepared = prepare(place, classes=card if card.exists() else named, **options)
-    other = None if named or card.exists() else card_for(prepared.only(split))
-    if other is not None and Path(place).suffix != ".rec" and are_values(other.classes, len(train.classes), place):
+    found = None if named or card.exists() else card_for(prepared.only(split))
+    if found is not None and Path(place).suffix != ".rec" and are_values(found.classes, len(train.classes), place):
         return prepare(place, classes=train.classes, **options)
     return prepared
 

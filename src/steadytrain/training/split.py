@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,8 @@ def _keys_of(train: Records, data: Data, group_by: str) -> list[str | None]:
         return group_keys(train.names(), train.labels, train.classes, group_by)
     columns = ColumnNames.of(data.path_column, data.label_column, data.split_column, data.zip_names)
     lookup: dict[str, Any] = {"root": data.root, "labels": data.labels, "group": group_by, "columns": columns}
+    if train.labels.ndim == 1 and len(np.unique(train.labels)) < 2:  # which is a source only with a list of classes
+        lookup["classes"] = train.class_list
     lookup = {name: Path(value) if name in ("root", "labels") and value else value for name, value in lookup.items()}
     with temporary_scratch() as scratch, local_sources([str(data.train)], lambda line: None) as [source]:
         listings = find(source, **lookup, scratch=scratch, say=lambda line: None)
@@ -131,10 +133,24 @@ def count_seen(records: Records, *others: Records, ids: Ints | None = None) -> i
     return len(find_shared(known[0], np.concatenate([seen, *known[2:]])))
 
 
-def group_others(folder: Path, records: Records) -> Ints | None:
-    """Group images that the run in a folder has not seen, by its settings, as far as their hashes are known."""
+def group_unseen(records: Records, data: Data) -> Ints | None:
+    """Group images that are not trained on, as far as their hashes are known; by these alone where no key is found.
+
+    ``data``: names the source of these images as what is trained on.
+    """
+    for settings in (data, replace(data, group_by=None)):
+        with suppress(SteadyError):  # --group-by may fit the training data alone
+            return find_groups(records, settings, makes_hashes=False)
+    return None
+
+
+def group_others(folder: Path, records: Records, source: str, **lookup: Any) -> Ints | None:
+    """Group images of a source by the settings of the run in a folder, as :func:`group_unseen` does.
+
+    ``lookup``: its root, labels and columns, as the fields of :class:`~steadytrain.config.Data`.
+    """
     with suppress(SteadyError):
-        return find_groups(records, Run.open(folder).data, makes_hashes=False)
+        return group_unseen(records, replace(Run.open(folder).data, train=source, **lookup))
     return None
 
 

@@ -268,7 +268,9 @@ def coverage_curve(p: NDArray[Any], right: NDArray[np.bool_]) -> tuple[NDArray[n
     return p[order][ends].astype(np.float64), ends + 1, np.cumsum(right[order])[ends]
 
 
-def promise(p: NDArray[Any], right: NDArray[np.bool_], target: float, images: str) -> Promise:
+def promise(
+    p: NDArray[Any], right: NDArray[np.bool_], target: float, images: str, effective_n: float | None = None
+) -> Promise:
     """Find the least probability from which on so large a share of answers is right, beyond doubt.
 
     That is where the lower end of its 95 % interval (Wilson) is the ``target`` at least: on few images even answers
@@ -279,6 +281,7 @@ def promise(p: NDArray[Any], right: NDArray[np.bool_], target: float, images: st
         right: bool [n].
         target: the share that is to be right.
         images: what they are, in words.
+        effective_n: how many independent answers these are worth; None: all.
 
     Raises:
         DataError: it cannot be promised; the message says what can.
@@ -288,7 +291,8 @@ def promise(p: NDArray[Any], right: NDArray[np.bool_], target: float, images: st
     (0.79, 0.903)
     """
     values, n, num_right = coverage_curve(p, right)
-    intervals = [wilson(r / k, k) for r, k in zip(num_right.tolist(), n.tolist(), strict=True)]
+    share = (effective_n or len(p)) / max(1, len(p))
+    intervals = [wilson(r / k, k * share) for r, k in zip(num_right.tolist(), n.tolist(), strict=True)]
     enough = [row for row, interval in enumerate(intervals) if interval.low >= target]
     if not enough:
         best = max(range(len(intervals)), key=lambda row: intervals[row].low, default=None)

@@ -8,6 +8,7 @@ weakest links, those of the most bits, until its parts are small enough or alike
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -93,7 +94,7 @@ def group_keys(names: Iterable[str], labels: Labels, classes: Sequence[str], gro
             unmatched.append(name)
     if unmatched:
         raise DataError(
-            f"--group-by {group_by!r} does not match {count(len(unmatched), 'image')} of {len(keys):,}"
+            f"--group-by {shlex.quote(group_by)} does not match {count(len(unmatched), 'image')} of {len(keys):,}"
             f" ({few(unmatched, 3)}): give an expression whose first group is in every name"
         )
     return keys

@@ -72,7 +72,6 @@ def out_of_fold(
     trusted: NDArray[np.bool_] | None = None,
     penalties: Sequence[float] = PENALTIES,
     device: torch.device | str = "cpu",
-    rows: Ints | None = None,
 ) -> OutOfFold:
     """Answer about each image by multinomial logistic regression on the images of all other folds.
 
@@ -89,7 +88,6 @@ def out_of_fold(
             answered.
         penalties: to choose from, the strongest first; that of a classifier alone gives answers that are like its own.
         device: that computes.
-        rows: int64 [N], those of ``values`` that the images have; None: all, in order.
 
     Raises:
         ValueError: labels are vectors, or all images are in one fold.
@@ -107,7 +105,7 @@ def out_of_fold(
     if len(folds) < 2:
         raise ValueError("all images are in one fold: give two folds or more")
     y = torch.tensor(labels, dtype=torch.int64, device=device)
-    features = Features(values, device, rows)
+    features = Features(values, device)
     is_held = [torch.from_numpy(fold_of == fold).to(device) for fold in folds]
     is_fitted = torch.from_numpy(np.ones(len(y), np.bool_) if trusted is None else trusted).to(device)
     fitted: list[Classifier | None] = [None] * len(folds)
@@ -139,34 +137,41 @@ def out_of_fold(
 class Features:
     """Features, centred and divided by one number so that their mean square is 1, as they are read.
 
-    Up to :data:`MOST_BYTES` are one block. Of more, one block at a time is in memory: the others stay where they are
-    mapped from.
+    Up to :data:`MOST_BYTES` are one block, which is standardised once. Of more, one block at a time is in memory: the
+    others stay where they are mapped from.
 
     Args:
         values: float32 [N, D], a tensor or an array.
         device: that computes; another one than the CPU holds all of them.
-        rows: int64 [M] of those that are taken, in this order; None: all.
 
     Attributes:
         centre, scale: float32 [D], and a number.
     """
 
-    def __init__(
-        self, values: Tensor | NDArray[np.float32], device: torch.device | str, rows: Ints | None = None
-    ) -> None:
+    def __init__(self, values: Tensor | NDArray[np.float32], device: torch.device | str) -> None:
         if not isinstance(values, Tensor) and torch.device(device).type != "cpu":
             values = torch.tensor(values, device=device)
-        n, row_bytes = len(values if rows is None else rows), 4 * values.shape[1]
+        n, row_bytes = len(values), 4 * values.shape[1]
         most = n if isinstance(values, Tensor) or n * row_bytes <= MOST_BYTES else BLOCK_BYTES // row_bytes
-        self._values, self._rows = values, rows
+        self._values = values
         self._parts = [slice(first, min(first + most, n)) for first in range(0, n, most)]
+        self._block: Tensor | None = None
+        if len(self._parts) == 1:
+            rows = values if isinstance(values, Tensor) else torch.tensor(values)
+            self.centre = rows.mean(0)
+            block = rows - self.centre
+            self.scale = block.square().mean().sqrt().clamp(min=1e-12)
+            self._block = block.div_(self.scale)
+            return
         self.centre, self.scale = torch.zeros(()), torch.ones(())
         self.centre = self._mean(lambda rows: rows.mean(0))
         self.scale = self._mean(lambda rows: rows.square().mean()).sqrt().clamp(min=1e-12)
 
     def _read(self, part: slice) -> Tensor:
-        rows = self._values[part if self._rows is None else self._rows[part]]
-        return ((rows if isinstance(rows, Tensor) else torch.tensor(rows)) - self.centre).div_(self.scale)
+        """Return a block of standardised features, which is not to be changed."""
+        if self._block is not None:
+            return self._block
+        return torch.tensor(self._values[part]).sub_(self.centre).div_(self.scale)
 
     def _mean(self, mean: Callable[[Tensor], Tensor]) -> Tensor:
         n, total = self._parts[-1].stop, torch.zeros(())
@@ -179,7 +184,9 @@ class Features:
 
         def blocks() -> Iterator[tuple[Tensor, Tensor]]:
             for part in self._parts:
-                if (rows := is_chosen[part]).any():
+                if (rows := is_chosen[part]).all():
+                    yield self._read(part), labels[part]
+                elif rows.any():
                     yield self._read(part)[rows], labels[part][rows]
 
         if len(self._parts) > 1:
@@ -193,24 +200,18 @@ class Features:
 
 
 def fit_classifier(
-    values: Tensor | NDArray[np.float32],
-    labels: Tensor,
-    is_held: Tensor,
-    num_classes: int,
-    *,
-    rows: Ints | None = None,
+    values: Tensor | NDArray[np.float32], labels: Tensor, is_held: Tensor, num_classes: int
 ) -> tuple[Tensor, Tensor, float, float]:
     """Choose the penalty on the held-out rows by their loss, then fit all rows.
 
     Args:
         values: float32 [N, D]; ``labels`` int64 [N]; ``is_held`` bool [N]: rows to choose the penalty on.
-        rows: int64 [N], those of ``values`` that the images have; None: all, in order.
 
     Returns:
         Weights [num_classes, D] and biases [num_classes] for features as they are, the penalty, and top-1 of the
         held-out rows under it.
     """
-    features = Features(values, labels.device, rows)
+    features = Features(values, labels.device)
     penalty, top1 = PENALTIES[2], 0.0
     if 0 < int(is_held.sum()) < len(labels):
         best, fitted = float("inf"), None

@@ -45,6 +45,7 @@ from steadytrain.training.inference.limits import (
     write_limits,
 )
 from steadytrain.training.inference.trained import Trained, Which, restore
+from steadytrain.training.metrics import effective_n
 
 FOLDS = 5
 LEAST_TO_CALIBRATE = 500
@@ -158,6 +159,7 @@ def make_limits(
     require_own_weights(trained)
     run, head = _run_of(trained), classifier_of(trained)
     pass_of: dict[str, Any] = {"threads": threads, "progress": progress, "say": lambda line: None}
+    of_rows: Ints | None
     with closing(_open_sets(run)) as sets:
         known = _known_images(trained, sets, threads=threads, progress=progress, say=say)
         features, groups = unit_rows(torch.from_numpy(known.values)).half(), known.groups
@@ -167,7 +169,8 @@ def make_limits(
             rows = draw_evenly(np.arange(len(labels)), labels, most)
             logits, labels, values = logits[rows], labels[rows], known.values[rows]
             groups = np.arange(len(known.ids)) if groups is None else groups
-            own, what = groups[rows], f"{count(len(rows), 'training image')}, answered out of fold"
+            of_rows = own = groups[rows]
+            what = f"{count(len(rows), 'training image')}, answered out of fold"
         elif sets.val is None:
             raise DataError(f"{run.directory} has no validation images, and its network has seen all others")
         else:
@@ -175,11 +178,14 @@ def make_limits(
             rows = draw_evenly(numbers, sets.val.labels, most)
             values, labels = feature_table(trained, sets.val, ids=rows, **pass_of).values[rows], sets.val.labels[rows]
             logits, groups, own = _logits(head, values), None, None
+            of_rows = None if sets.val_groups is None else sets.val_groups[np.isin(numbers, rows)]
             what = count(len(rows), "validation image")
         k = min(NEIGHBOUR, len(features) - 1)
         queries = unit_rows(torch.from_numpy(values))
         distances = nearest(features, queries, k, groups=groups, own=own)[0][:, -1].numpy()
         found = {"held_out": what, "num_train": sets.num_train, "head": head_digest(head), "size": trained.input.size}
+        if not trained.is_multi_label and (worth := effective_n(logits.argmax(1) == labels, of_rows)) is not None:
+            found["effective_n"] = worth
         if sets.val is not None and trained.path.name == "best.safetensors" and not trained.is_multi_label:
             found["neighbours"] = _neighbours_of_mistakes(trained, run, sets.val, features, known.ids, pass_of)
         limits = Limits(features, known.ids, distances, logits, np.asarray(labels), found)

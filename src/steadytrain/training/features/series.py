@@ -20,18 +20,20 @@ from steadytrain.format import count, percent
 from steadytrain.training.inference.limits import nearest, unit_rows
 
 NEAR = 0.5
-"""Cosine distance of the nearest image, in those of the tenth, below which both are of one series. Of 500 to 600
-flowers, hands and garments 1 to 2 % are below, of frames of one scene 89 % (MobileNetV2, 2026-11-29)."""
+"""Squared distance of the nearest image, in those of the k-th, below which both are of one series."""
+
+SCALES = (10, 50)
+"""The k: images of series of fewer frames than the first, or the second, have their k-th neighbour in another scene."""
 
 LEAST_SHARE, LEAST_HITS, LEAST_LIFT = 0.25, 0.1, 3.0
-"""Share of images in series that is worth a word; where names tell them, share that also shares the name of its nearest
-image, and how much more often than by chance. Photographs of textures, which are like each other, come to 12 %."""
+"""Share of images in series, beyond that of independent images, that is worth a word; where names tell them, share that
+also shares the name of its nearest image, and how much more often than by chance. By features of MobileNetV2 1 to 2 %
+of flowers, hands and garments are so near, 12 % of textures, and 89 % of frames of one scene (2026-11-29)."""
 
-MOST_QUERIES, MOST_IMAGES = 2_000, 50_000
-"""Images that are looked at, and among how many; of more, those whose names follow each other."""
+MOST_QUERIES, MOST_IMAGES, _RUN = 2_000, 50_000, 100
+"""Images that are looked at, and among how many; of more, runs of names that follow each other, from all of the set."""
 
-_NEIGHBOURS = 10
-_STEMS = (r"[^/\d]*\d+", r"(?:[^/\d]*\d+){2}", r"[^/]+(?=[ _-][^/ _-]*$)")
+_STEMS = ("[^/0-9]*[0-9]+", "(?:[^/0-9]*[0-9]+){2}", "[^/]+(?=[ _-][^/ _-]*$)")
 """What files of one series may share: the name up to its first or second number, or without its last word."""
 
 
@@ -65,44 +67,70 @@ class Series:
 
 
 def find_series(
-    values: NDArray[np.float32], labels: Ints, names: Sequence[str], *, groups: Ints | None = None, seed: int = 0
+    values: NDArray[np.float32],
+    labels: Ints,
+    names: Sequence[str],
+    *,
+    groups: Ints | None = None,
+    others: Sequence[str] = (),
+    seed: int = 0,
 ) -> Series | None:
     """Find images of one scene by their features, and what their names share; None where there are few.
+
+    Independent images, too, have near ones where their features have few dimensions. Of dimension d, r1 below
+    ``sqrt(NEAR)`` of rk has a probability of 1 - (1 - NEAR^(d/2))^(k - 1). d follows from how fast distances grow
+    beyond the k-th (Levina & Bickel 2004, "Maximum Likelihood Estimation of Intrinsic Dimension").
 
     Args:
         values: float32 [N, D] features.
         labels: int64 [N].
         names: of the images' files, with folders.
         groups: int64 [N]; images that are kept together already do not count.
+        others: names of further files that ``--group-by`` would have to match.
         seed: draws the images that are looked at.
     """
-    rows = np.array(sorted(range(len(names)), key=names.__getitem__)[:MOST_IMAGES])
-    if len(rows) < 5 * _NEIGHBOURS:
+    rows = np.array(sorted(range(len(names)), key=names.__getitem__))
+    if len(rows) > MOST_IMAGES:
+        starts = np.linspace(0, len(rows) - _RUN, MOST_IMAGES // _RUN).astype(np.int64)
+        rows = rows[np.unique(starts[:, None] + np.arange(_RUN))]
+    scales = [k for k in SCALES if len(rows) >= 5 * k]
+    if not scales:
         return None
     known = torch.from_numpy(values[rows]).float()
     known = unit_rows(known - known.mean(0))
     queries = np.random.default_rng(seed).permutation(len(rows))[:MOST_QUERIES]
     own = np.arange(len(rows)) if groups is None else groups[rows]
-    distances, neighbours = nearest(known, known[queries], _NEIGHBOURS, groups=own, own=own[queries])
-    squares = distances.square().numpy()  # twice the cosine distance
-    is_near = np.isfinite(squares[:, -1]) & (squares[:, 0] < NEAR * squares[:, -1])
+    distances, neighbours = nearest(known, known[queries], 2 * scales[-1], groups=own, own=own[queries])
+    beyond, is_near = max((_beyond_chance(distances.square().numpy(), k) for k in scales), key=lambda pair: pair[0])
+    if beyond < LEAST_HITS:
+        return None
     best, chosen = 0.0, Series(float(is_near.mean()), None, 0)
-    for pattern, keys in _shared_names([names[row] for row in rows]):
+    for pattern in _shared_names([*names, *others]):
+        keys = [match.group(1) for row in rows if (match := re.search(pattern, names[row]))]
         numbers, sizes = np.unique(keys, return_inverse=True, return_counts=True)[1:]
         hits = int((numbers[neighbours[is_near, 0]] == numbers[queries[is_near]]).sum())
         _, places, of_both = np.unique([numbers, labels[rows]], axis=1, return_inverse=True, return_counts=True)
-        others = (of_both[places.ravel()] - 1) / (np.bincount(labels[rows])[labels[rows]] - 1).clip(1)
-        chance = float(others[queries[is_near]].sum())
+        alike = (of_both[places.ravel()] - 1) / (np.bincount(labels[rows])[labels[rows]] - 1).clip(1)
+        chance = float(alike[queries[is_near]].sum())
         if hits >= max(LEAST_HITS * len(queries), LEAST_LIFT * chance) and hits - chance > best:
             best, chosen = hits - chance, Series(chosen.share, pattern, len(sizes))
-    return chosen if chosen.share >= LEAST_SHARE or chosen.group_by is not None else None
+    return chosen if beyond >= LEAST_SHARE or chosen.group_by is not None else None
 
 
-def _shared_names(names: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield regular expressions for ``--group-by``, and what their first groups are in each name."""
+def _beyond_chance(squares: NDArray[np.float32], k: int) -> tuple[float, NDArray[np.bool_]]:
+    """Return the share of images with one far nearer than their k-th, less that of independent ones, and which."""
+    first, at_k, far = squares[:, 0], squares[:, k - 1], squares[:, 2 * k - 1]
+    is_near = np.isfinite(at_k) & (first < NEAR * at_k)
+    is_known = np.isfinite(far) & (at_k > 0)
+    growth = float(np.median(far[is_known] / at_k[is_known])) if is_known.any() else 1.0
+    dimension = 2 * np.log(2) / np.log(max(growth, 1 + 1e-6))
+    return float(is_near.mean() - (1 - (1 - NEAR ** (dimension / 2)) ** (k - 1))), is_near
+
+
+def _shared_names(names: Sequence[str]) -> Iterator[str]:
+    """Yield regular expressions for ``--group-by`` that match all names."""
     for stem in _STEMS:
         for simple, general in ((f"({stem})[^/]*$", f"({stem}|[^/]*)[^/]*$"), (f"^(.*/{stem})", f"^(.*/{stem}|.*)")):
-            pattern = simple if all(re.search(simple, name) for name in names) else general
-            yield pattern, [match.group(1) for name in names if (match := re.search(pattern, name))]
+            yield simple if all(re.search(simple, name) for name in names) else general
     if all("/" in name for name in names):
-        yield "^(.*)/", [name.rpartition("/")[0] for name in names]
+        yield "^(.*)/"

@@ -224,9 +224,13 @@ def _fetch(names: Iterable[str], seconds: float, say: Say) -> set[str]:
     """Fetch the weights of networks within so many seconds in all; return the names of those that stay without."""
     end, lost = time.perf_counter() + seconds, set[str]()
     for name in names:
+        if (left := end - time.perf_counter()) <= 0:
+            say(f"{name} is not compared: the time for fetching is over")
+            lost.add(name)
+            continue
         say(f"fetching the weights of {name}, to compare it")
         try:
-            models.fetch_weights(models.find(name), seconds=end - time.perf_counter())
+            models.fetch_weights(models.find(name), seconds=left)
         except ModelError as error:
             say(f"{name} is not compared: {first_line(error)}")
             lost.add(name)

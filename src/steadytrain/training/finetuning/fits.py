@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -42,6 +43,10 @@ SURE_ERRORS = 2.0
 """Standard errors of the difference by which another fit has to be better: two others are tried."""
 
 
+class StoppedError(Exception):
+    """Somebody asked to stop before all fits were compared."""
+
+
 @dataclass(frozen=True)
 class Folded:
     """Training images that probes answer out of fold: record numbers, labels, folds and groups, int64 [N] each."""
@@ -51,13 +56,18 @@ class Folded:
     fold_of: Ints
     groups: Ints | None
 
-    def try_features(self, trained: Trained, data: DataSets, threads: int | None) -> tuple[Tried, Floats]:
+    def try_features(
+        self, trained: Trained, data: DataSets, threads: int | None, tick: Callable[[], None] = lambda: None
+    ) -> tuple[Tried, Floats]:
         """Fit probes of a frozen network to all folds but one; return what they say of that, and each image's loss.
 
-        Features stay in the cache.
+        Features stay in the cache. ``tick``: called after each batch of the pass, and before the probes; it may raise.
         """
         began, model = time.perf_counter(), trained.name
-        table = feature_table(trained, data.train, ids=self.ids, threads=threads, say=lambda line: None)
+        table = feature_table(
+            trained, data.train, ids=self.ids, threads=threads, progress=lambda *_: tick(), say=lambda line: None
+        )
+        tick()
         values, classes = table.values[self.ids], len(data.classes)
         answers = out_of_fold(values, self.labels, self.fold_of, classes, groups=self.groups)
         logits, labels = torch.from_numpy(answers.logits), torch.from_numpy(self.labels)
@@ -85,17 +95,22 @@ def other_fits(input: Input, records: Records) -> tuple[ImageFit, ...]:
     return tuple(fit for fit in get_args(ImageFit) if fit != input.fit)
 
 
-def compare_fits(recipe: Recipe, built: Built, trained: Trained, data: DataSets) -> list[Tried]:
+def compare_fits(
+    recipe: Recipe, built: Built, trained: Trained, data: DataSets, tick: Callable[[], None] = lambda: None
+) -> list[Tried]:
     """Try the other ways in which images may become square, best first; empty where images are nearly square.
 
     The verdict of one that is surely better than that of ``trained`` says so, and names the flag: its losses are lower
-    beyond the error of the difference, image by image, or group by group.
+    beyond the error of the difference, image by image, or group by group. ``tick``: called again and again; it may
+    raise.
     """
     tried, own, input, threads = list[Tried](), np.zeros(0), trained.input, recipe.parallel.threads
     folded, others = fold_training(data, recipe.seed, FIT_IMAGES), other_fits(input, data.train)
     for fit in (input.fit, *others) if others else ():
+        tick()
         crop = build.crop_share(recipe, built.input, input.size or 0, fit)
-        event, losses = folded.try_features(replace(trained, input=replace(input, fit=fit, crop=crop)), data, threads)
+        fitted = replace(trained, input=replace(input, fit=fit, crop=crop))
+        event, losses = folded.try_features(fitted, data, threads, tick)
         if fit == input.fit:
             own = losses
             continue
@@ -106,17 +121,27 @@ def compare_fits(recipe: Recipe, built: Built, trained: Trained, data: DataSets)
     return sorted(tried, key=lambda each: each.loss)
 
 
-def better_fit(session: Session) -> Tried | None:
-    """Return a fit that is surely better than that of a session which has fitted a probe.
+def wants_better_fit(session: Session) -> bool:
+    """Return whether a better fit is looked for: where it may matter, and costs none of the user's minutes.
 
-    Looked for where it may matter, and costs none of the user's minutes: where evaluation never sees most of the
-    pixels, or ``model.folds`` asks for a better measure; a process alone.
+    It may where evaluation never sees most of the pixels, or ``model.folds`` asks for a better measure; a process alone
+    looks.
     """
     recipe, data = session.recipe, session.data
-    is_worth = session.started.model.get("unseen", 0.0) > MUCH_UNSEEN or recipe.model.folds
-    is_free = session.state.engine.world.size == 1 and recipe.budget.minutes is None and data.num_train >= 4 * FOLDS
+    is_worth = session.started.model.get("unseen", 0.0) > MUCH_UNSEEN or recipe.model.folds > 0
+    is_free = session.state.engine.world.size == 1 and recipe.budget.minutes is None
+    return is_worth and is_free and data.num_train >= 4 * FOLDS
+
+
+def better_fit(session: Session, stop: Callable[[], str | None]) -> Tried | None:
+    """Return a fit that is surely better than that of a session which has fitted a probe; None once ``stop`` asks."""
+
+    def tick() -> None:
+        session.clock.to(session.clock.bucket)  # the watchdog sees that it moves
+        if stop():
+            raise StoppedError
+
     tried = list[Tried]()
-    if is_worth and is_free:
-        with suppress(StorageError), in_mode(session.state.module, "evaluation"):  # there may be no cache
-            tried = compare_fits(recipe, session.built, frozen(session), data)
+    with suppress(StorageError, StoppedError), in_mode(session.state.module, "evaluation"):  # there may be no cache
+        tried = compare_fits(session.recipe, session.built, frozen(session), session.data, tick)
     return next((event for event in tried if event.verdict), None)

@@ -120,7 +120,8 @@ def _find_series(session: Session, features: Tensor, numbers: Tensor) -> Series 
     data, ids = session.data, numbers.cpu().numpy()
     names, labels = list(data.train.names()), np.asarray(data.train.labels, np.int64)[ids]
     groups = None if data.groups is None else data.groups[ids]
-    return find_series(features.cpu().numpy(), labels, [names[number] for number in ids], groups=groups)
+    own = [names[number] for number in ids]
+    return find_series(features.cpu().numpy(), labels, own, groups=groups, others=names)
 
 
 def frozen(session: Session) -> Trained:

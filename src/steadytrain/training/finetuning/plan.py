@@ -77,7 +77,7 @@ def choose(
     """Choose a probe and updates for as many epochs as fit, since the best weights are kept; the probe where none does.
 
     ``spent``: seconds of the minutes that are over. ``train``: a ``model.train`` of the user's, the only option then.
-    ``refuses``: raise RecipeError where no option fits; else the first is taken, with one epoch at most.
+    ``refuses``: raise RecipeError where no option fits; else the first is taken, ``train`` with one epoch at least.
 
     >>> rates = Rates(features=200, full=25, startup=4)
     >>> options = choose(rates, minutes=3, spent=20, num_train=640, num_val=250)

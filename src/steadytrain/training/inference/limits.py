@@ -119,11 +119,16 @@ class Limits:
         return joint_limits(self.distances, self.energies)
 
     @property
+    def effective_n(self) -> float | None:
+        """How many independent images those held out are worth, by how they are answered; None: all."""
+        return self.about.get("effective_n")
+
+    @property
     def words(self) -> str:
         """Say what passes, and by how many images that is known."""
         distance, energy = self.thresholds
         passes = (self.distances <= distance) & (self.energies >= energy)
-        interval = wilson(float(passes.mean()), len(passes))
+        interval = wilson(float(passes.mean()), self.effective_n or len(passes))
         return (
             f"{percent(float(passes.mean()), 1)} of {self.about['held_out']} pass ({100 * interval.low:.1f} to"
             f" {percent(interval.high, 1)}): distance up to {distance:.3g}, energy from {energy:.3g} on"
@@ -146,7 +151,9 @@ class Limits:
                 f" {trained.prior}: what is right in {percent(target)} there need not be here; drop one of the two"
             )
         p, likeliest = trained.probabilities(torch.from_numpy(self.logits)).max(1)
-        return promise(p.numpy(), likeliest.numpy() == self.labels, target, str(self.about["held_out"]))
+        return promise(
+            p.numpy(), likeliest.numpy() == self.labels, target, str(self.about["held_out"]), self.effective_n
+        )
 
 
 def limits_path(weights: Path) -> Path:

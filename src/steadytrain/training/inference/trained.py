@@ -18,7 +18,7 @@ from torch import nn
 from steadytrain import config as recipes
 from steadytrain import models
 from steadytrain.config.factories import OBJECT, checkpoint_format
-from steadytrain.config.figures import FIGURES
+from steadytrain.config.figures import FIGURES, USUAL
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
@@ -385,6 +385,7 @@ def _chosen(run: Run, path: Path) -> str:
     best = run.progress().best
     if path.name == "best.safetensors" and best is not None:
         name = FIGURES.get(best.figure or "", score_name(best.mean_ap is not None))
+        name += " and loss" * (best.figure == USUAL)
         return f"best by validation {name}, epoch {epoch(best.epoch)}"
     if path.name == run.weights.name:
         return "last" if best is not None else "last: nothing was validated"

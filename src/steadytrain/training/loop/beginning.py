@@ -14,12 +14,12 @@ from steadytrain.events import Evaluated, Event, Noticed, ProbeProgress, Resumed
 from steadytrain.format import count, duration
 from steadytrain.monitor.samples import memory_text
 from steadytrain.run import Run, RunProgress
-from steadytrain.training.finetuning.fits import better_fit
+from steadytrain.training.finetuning.fits import better_fit, wants_better_fit
 from steadytrain.training.finetuning.linear_probe import HELD_OUT, fit_head
 from steadytrain.training.finetuning.tries import MOST_UNDONE, UNDONE, is_below, next_try
 from steadytrain.training.loop.evaluating import maybe_evaluate
 from steadytrain.training.loop.reporting import pending_notices
-from steadytrain.training.loop.saving import export
+from steadytrain.training.loop.saving import export, finish_writing
 from steadytrain.training.profile.probe import probe_beside
 from steadytrain.training.session.session import Session
 
@@ -36,9 +36,10 @@ def begin(session: Session, stop: Callable[[], str | None], before: RunProgress,
         yield from probe_beside(session)
         session.laps.restart()
     yield from pending_notices(session)
-    if session.state.cursor.step == 0:
-        yield from _probe(session, stop)
+    has_probe = session.state.cursor.step == 0 and (yield from _probe(session, stop))
     yield from _evaluate(session, stop)  # due at once where the attempt before was stopped in one
+    if has_probe:
+        yield from _compare_fits(session, stop)
 
 
 def _resumed(session: Session, before: RunProgress) -> Iterator[Event]:
@@ -68,11 +69,14 @@ def _killed_notice(before: RunProgress, machine: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, (words, memory_text(before.machine))))
 
 
-def _probe(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
-    """Fit the classifier first, where the recipe says so; a run of a probe alone is saved, and done."""
+def _probe(session: Session, stop: Callable[[], str | None]) -> Generator[Event, None, bool]:
+    """Fit the classifier first, where the recipe says so; a run of a probe alone is saved, and done.
+
+    Returns whether it was fitted.
+    """
     passes = parse_train(session.recipe.model.train).probe_passes
     if not passes:
-        return
+        return False
     probe: ProbeProgress | None = None
     try:
         with session.clock.within("probe"):
@@ -84,7 +88,7 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
         if not session.timeline.steps:
             raise
         yield Noticed(message=f"all parameters are trained at once, without a probe: {error}", step=0)
-        return
+        return False
     if probe is not None and probe.fit_seconds is not None:
         speed = probe.images_per_second
         how = "" if speed is None else f" ({speed:,.0f} images/s)"
@@ -101,12 +105,9 @@ def _probe(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
             yield Noticed(message=words, step=0)
         if probe.series:
             yield Noticed(message=f"series: {probe.series}", step=0)
-        with session.clock.within("probe"):
-            better = better_fit(session)
-        if better is not None:
-            yield Noticed(message=better.words, step=0)
         session.state.evaluated = -1.0  # the classifier is evaluated as it is
     session.laps.restart()
+    return probe is not None and probe.fit_seconds is not None
 
 
 def _evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
@@ -117,6 +118,18 @@ def _evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator[Even
             session.state.probe = event.goodness
             if session.can_begin_again and (session.recipe.budget.fill or session.recipe.every.undone == "restart"):
                 export(session, session.run.probe_weights.name)
+
+
+def _compare_fits(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
+    """Tell of a fit that is surely better than the probe's, whose weights are on the disk before one is looked for."""
+    if stop() or not wants_better_fit(session):
+        return
+    yield from finish_writing(session)
+    with session.clock.within("probe"):
+        better = better_fit(session, stop)
+    if better is not None:
+        yield Noticed(message=better.words, step=0)
+    session.laps.restart()
 
 
 UNDONE_EPOCHS = 3.0
