@@ -195,10 +195,11 @@ def _describe_fit(crop: Crop, recipe: Recipe, unseen: float) -> str:
     """Describe what evaluation sees of an image, the share of the pixels that it never sees, and other choices."""
     sides = "the shorter side" if crop.fit == "crop" else "each side"
     share = "" if crop.crop == 1 else f", {crop.crop:.3g} of {sides}"
-    never = f", {percent(unseen)} of the pixels are never seen" if round(unseen, 2) else ""
+    is_much = crop.fit == "crop" and unseen > MUCH_UNSEEN
+    never = f", {percent(unseen)}{' of the pixels are' * is_much} never seen" if round(unseen, 2) else ""
     is_part, is_open = bool(share or (never and crop.fit == "crop")), recipe.data.fit is None
     fitted = {"crop": "", "squash": ", squashed", "pad": ", padded"}[crop.fit]
-    more = "; --fit squash or --fit pad shows all" if crop.fit == "crop" and unseen > MUCH_UNSEEN and is_open else ""
+    more = "; --fit squash or --fit pad shows all" if is_much and is_open else ""
     if crop.fit != "crop" and is_open:
         more = ", as most are longer than 2:1 (--fit pad keeps proportions, crop takes the centre)"
     return f"{'centre' if is_part else 'whole image'}{share}{fitted}{never}{more}"
