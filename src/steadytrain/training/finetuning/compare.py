@@ -28,7 +28,6 @@ from steadytrain.training.data import DataSets, DeviceBatch, load, open_data
 from steadytrain.training.device import prepare_device, set_up_machine
 from steadytrain.training.features.table import FEATURE_BATCH
 from steadytrain.training.finetuning.fits import FIT_IMAGES, FOLDS, compare_fits, fold_training
-from steadytrain.training.finetuning.tries import FIRST_EPOCHS
 from steadytrain.training.inference.classifier import classifier_of
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.precision import Policy
@@ -173,20 +172,16 @@ def compare(
 def best_of(tried: Sequence[Tried]) -> int:
     """Return which of the candidates is taken, by the loss of their probes and the epochs that they have time for.
 
-    The lowest loss wins among those with time for :data:`.FIRST_EPOCHS`, if it is within a standard error of the lowest
-    with time for :data:`.LEAST_EPOCHS`, which wins else; and another only where its probe is better than what updates
-    may leave of that loss.
+    The lowest loss wins among those with time for :data:`.LEAST_EPOCHS`; another only where its probe is better than
+    what updates may leave of that loss. A smaller size for the sake of more epochs cost a point (docs/laboratory.md).
     """
 
     def lowest(epochs: float) -> int | None:
         fitting = [k for k, each in enumerate(tried) if (each.epochs or 0.0) >= epochs]
         return min(fitting, key=lambda k: tried[k].loss, default=None)
 
-    best, few, many = lowest(0) or 0, lowest(LEAST_EPOCHS), lowest(FIRST_EPOCHS)
-    if few is None or tried[best].loss < UPDATES_GAIN * tried[few].loss:
-        return best
-    is_close = many is not None and tried[many].loss <= tried[few].loss + (tried[few].loss_error or 0.0)
-    return many if is_close and many is not None else few
+    best, timely = lowest(0) or 0, lowest(LEAST_EPOCHS)
+    return best if timely is None or tried[best].loss < UPDATES_GAIN * tried[timely].loss else timely
 
 
 def _rate_all(
