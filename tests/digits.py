@@ -89,6 +89,24 @@ def trained_weights(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) ->
     return train(run).run.weights
 
 
+@pytest.fixture(scope="session")
+def from_resnet20(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """A recipe from the weights of a ResNet-20 of these digits, which takes images of any size."""
+    from steadytrain.run import Run
+    from steadytrain.training import train
+
+    recipe = Recipe(
+        data=Data(train=str(digits), holdout=0.2, pad=1),
+        model=Model("resnet20"),
+        optim=Optim("sgd", lr=0.05),
+        budget=Budget(epochs=1),
+        parallel=Parallel(device="cpu", threads=1, compute_threads=1),
+        batch_size=32,
+    )
+    run = Run.create(tmp_path_factory.mktemp("resnet20") / "run", recipe)
+    return recipe.with_({"model.weights": str(train(run).run.weights)})
+
+
 @pytest.fixture
 def weights() -> Callable[[Path], bytes]:
     """The bytes of a run's final weights, header (which names the digest) left out."""

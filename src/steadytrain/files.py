@@ -19,6 +19,7 @@ import stat
 import tempfile
 import time
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -30,11 +31,12 @@ from steadytrain.errors import ModelError, did_you_mean, read_errors, storage_er
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # NFS without its lock daemon, FUSE, Lustre without flock
 
 
-class Closing:
+class Closing(ABC):
     """Something that ``with`` closes."""
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Let go of what is held."""
 
     def __enter__(self) -> Self:
         return self

@@ -15,31 +15,20 @@ import torch
 from safetensors.torch import save_file
 
 from steadytrain import models
-from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
+from steadytrain.config import Data, Model, Recipe
 from steadytrain.config.defaults import FETCHED_MODELS
 from steadytrain.errors import ModelError
 from steadytrain.events import Tried
 from steadytrain.models import fetch_weights
 from steadytrain.models.registry import Entry, ModelSource, find, has_local_weights
-from steadytrain.run import Run
-from steadytrain.training import train
 from steadytrain.training.finetuning import compare as comparing
 from steadytrain.training.finetuning.compare import best_of, compare, list_candidates
 
 
 @pytest.fixture(scope="module")
-def start(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+def start(from_resnet20: Recipe) -> Recipe:
     """Fine-tuning from a network of digits that takes images of any size."""
-    recipe = Recipe(
-        data=Data(train=str(digits), holdout=0.2, pad=1),
-        model=Model("resnet20"),
-        optim=Optim("sgd", lr=0.05),
-        budget=Budget(epochs=1),
-        parallel=Parallel(device="cpu", threads=1, compute_threads=1),
-        batch_size=32,
-    )
-    weights = train(Run.create(tmp_path_factory.mktemp("start") / "run", recipe)).run.weights
-    return recipe.with_({"model.weights": str(weights), "model.train": "probe+full"})
+    return from_resnet20.with_({"model.train": "probe+full"})
 
 
 @pytest.fixture(autouse=True)

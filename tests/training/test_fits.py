@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
+from steadytrain.config import Recipe
 from steadytrain.events import Ended, Evaluated, Noticed
 from steadytrain.run import Run
-from steadytrain.training import steps, train
+from steadytrain.training import steps
 from steadytrain.training.clock import Clock
 from steadytrain.training.features.table import FeatureTable, feature_table
 from steadytrain.training.finetuning import fits
@@ -25,20 +25,9 @@ Photos = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def start(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+def start(from_resnet20: Recipe) -> Recipe:
     """A probe of a network of digits, which takes images of any size."""
-    recipe = Recipe(
-        data=Data(train=str(digits), holdout=0.2, pad=1),
-        model=Model("resnet20"),
-        optim=Optim("sgd", lr=0.05),
-        budget=Budget(epochs=1),
-        parallel=Parallel(device="cpu", threads=1, compute_threads=1),
-        batch_size=32,
-    )
-    weights = train(Run.create(tmp_path_factory.mktemp("start") / "run", recipe)).run.weights
-    return recipe.with_(
-        {"model.weights": str(weights), "model.train": "probe", "budget.epochs": 0, "data.size": 16, "data.pad": 0}
-    )
+    return from_resnet20.with_({"model.train": "probe", "budget.epochs": 0, "data.size": 16, "data.pad": 0})
 
 
 @pytest.fixture

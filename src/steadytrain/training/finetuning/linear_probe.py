@@ -89,7 +89,8 @@ def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> I
             for parameter in (*parameters, *masters):
                 parameter.copy_(value.view_as(parameter))
     seconds = time.perf_counter() - began
-    series = _find_series(session, *parts[0]) if data.held_out or recipe.model.folds else None
+    is_parted = (data.held_out or recipe.model.folds) and state.engine.world.rank == 0  # the rank that says it
+    series = _find_series(session, *parts[0]) if is_parted else None
     fitted: dict[str, Any] = {"fit_seconds": seconds, "features": values.shape[1], "penalty": penalty, "top1": top1}
     yield msgspec.structs.replace(progress, **fitted, **folded, series="" if series is None else series.words)
 
