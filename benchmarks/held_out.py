@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -274,12 +273,9 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=["clothing"])
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--trainings", type=int, default=1, help="draws of series that are fine-tuned in full (1)")
-    parser.add_argument("--kept", action="store_true", help="record what is kept, and measure nothing")
-    args = parser.parse_args()
-    args.only = [] if args.kept else args.only
+    args = machine.parse_kept(parser)
     torch.set_num_threads(1)
-    work = args.work.resolve()
-    os.environ["STEADYTRAIN_CACHE"] = str(work / "cache")
+    work = args.work
     (weights,) = (args.data / "weights" / "mobilenetv2_100").glob("*.safetensors")
     document: dict[str, Any] = {"photographs": PHOTOGRAPHS, "scenes": SCENES, "frames": FRAMES, "sets": {}}
     for chosen in args.sets:

@@ -73,6 +73,18 @@ def parser(
     return options
 
 
+def parse_kept(options: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line of a script whose choice is ``only``; with ``--kept`` that is nothing.
+
+    The cache lies in the folder of ``--work``, so that runs of the script share it.
+    """
+    options.add_argument("--kept", action="store_true", help="record what is kept, and measure nothing")
+    args = options.parse_args()
+    args.work, args.only = args.work.resolve(), [] if args.kept else args.only
+    os.environ["STEADYTRAIN_CACHE"] = str(args.work / "cache")
+    return args
+
+
 def in_turns(contenders: Iterable[Contender], rounds: int) -> Iterator[tuple[int, Contender]]:
     """Yield each contender once a round, with the number of the round; each round begins with the next contender.
 

@@ -170,12 +170,9 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--more", nargs="+", default=[], metavar="KEY=VALUE", help="settings that are no defaults")
-    parser.add_argument("--kept", action="store_true", help="record what is kept, and measure nothing")
-    args = parser.parse_args()
-    args.only = [] if args.kept else args.only
+    args = machine.parse_kept(parser)
     torch.set_num_threads(1)
-    work = args.work.resolve()
-    os.environ["STEADYTRAIN_CACHE"] = str(work / "cache")
+    work = args.work
     (weights,) = (args.data / "weights" / "mobilenetv2_100").glob("*.safetensors")
     more = dict(setting.split("=", 1) for setting in args.more)
     document: dict[str, Any] = {"parts": PARTS, "more": more, "sets": {}}
