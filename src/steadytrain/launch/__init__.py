@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from steadytrain.config.factories import load_entry_point
-from steadytrain.config.plain import build
+from steadytrain.config.plain import build, hints_of, leaves
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.launch import kubernetes, local, mpi, sky, slurm, ssh
 from steadytrain.launch.job import Job, is_python, options_name
@@ -102,9 +102,24 @@ def build_job(table: Mapping[str, Any]) -> Job:
         InputError: a value that a job cannot have.
     """
     kinds = {options_name(kind): kind for launcher in launchers().values() for kind in launcher.options}
-    options = tuple(build(kind, table[name], name) for name, kind in kinds.items() if name in table)
+    options = tuple(build(kind, _joined_names(kind, table[name]), name) for name, kind in kinds.items() if name in table)
     plain = {name: value for name, value in table.items() if name not in kinds}
     return replace(build(Job, plain, hint=lambda name, known: did_you_mean(name, [*known, *kinds])), options=options)
+
+
+def _joined_names(kind: type[Any], table: Any) -> Any:
+    """Join names that ``--set`` has split at their dots, as of ``kubernetes.resources.vpc.amazonaws.com/efa=4``.
+
+    Tables of texts hold no further tables.
+    """
+    if not isinstance(table, Mapping):
+        return table
+    hints = hints_of(kind)
+    is_flat = {name: get_origin(hints.get(name)) is Mapping and Any not in get_args(hints[name]) for name in table}
+    return {
+        name: dict(leaves(value)) if is_flat[name] and isinstance(value, Mapping) else value
+        for name, value in table.items()
+    }
 
 
 def _notes_on_gpus(job: Job, launcher: Launcher) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from steadytrain.errors import InputError
 from steadytrain.format import count
 from steadytrain.launch.job import Job, require, require_lines
 from steadytrain.launch.plan import Command, File, Launcher, Plan, PlanStage, rank_command
+from steadytrain.launch.shared import require_shared
 
 _BODY = """\
 set -u
@@ -58,6 +59,9 @@ class Slurm:
         partition, account, qos: as sbatch calls them.
         signal_seconds: how long before the time limit the ranks are asked to save; the job is then queued again.
         options: further options for sbatch, each a line ``#SBATCH`` of the script.
+        srun: further words for srun: ``("--mpi=pmix", "--network=single_sn_all")``.
+        mounts: with ``image``, folders of the nodes that the container sees: ``/data`` or ``/mnt/photos:/data``; the
+            working directory is one.
     """
 
     partition: str | None = None
@@ -65,12 +69,16 @@ class Slurm:
     qos: str | None = None
     signal_seconds: int = 120
     options: tuple[str, ...] = ()
+    srun: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_types(self, "slurm")
         seconds = self.signal_seconds
         require(1 <= seconds <= 65535, "slurm.signal_seconds", seconds, "1 to 65535")
         require(all("\n" not in word for word in self.options), "slurm.options", self.options, "a single line")
+        for mount in self.mounts:
+            require(mount.startswith("/") and "," not in mount, "slurm.mounts", mount, "/FOLDER or /FOLDER:/SEEN-AS")
         require_lines("slurm", partition=self.partition, account=self.account, qos=self.qos)
 
 
@@ -78,6 +86,14 @@ def render(job: Job) -> Plan:
     """Render one script, and ``sbatch`` for it."""
     if job.least:
         raise InputError("Slurm starts all machines of a job or none: use a single number for --nodes")
+    if job.image:
+        require_shared(
+            job,
+            [mount.split(":")[1] if ":" in mount else mount for mount in _mounts(job)],
+            machines="containers",
+            remedy="mount its folder (--set 'slurm.mounts=[\"/data\"]')",
+            folder=job.folder,
+        )
     file = File(name=f"{job.name}.sbatch", text=_script(job), mode=0o755)
     secret_names = [name for name, value in sorted(job.env.items()) if value is None]
     submit = Command(argv=("sbatch", "--parsable", f"@{file.name}"), variables=dict.fromkeys(secret_names))
@@ -115,6 +131,8 @@ def _script(job: Job) -> str:
     flags = [
         f"--kill-on-bad-exit={int(not job.is_independent)}",
         *([f"--cpus-per-task={cpus_per_rank}"] if cpus_per_rank else []),
+        *_container(job),
+        *slurm.srun,
     ]
     body = _BODY.format(
         exports="".join(exports),
@@ -123,12 +141,25 @@ def _script(job: Job) -> str:
         job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.tasks else "$SLURM_JOB_ID",
         flags=shlex.join(flags),
         program=f'{shlex.quote(job.python)} "$@"' if job.tasks else shlex.join((job.python, *rank_command(job))),
-        restarts=job.restarts,
+        restarts=job.num_restarts,
         kept="yes" if job.keep else "$asked",
         saved="it was asked to" if job.keep else "the time was up",
         name=job.name,
     )
     return f"#!/bin/bash\n{directives}\n{body}"
+
+
+def _mounts(job: Job) -> list[str]:
+    return [*([job.folder] if job.folder else []), *job.options_of(Slurm).mounts]
+
+
+def _container(job: Job) -> list[str]:
+    """Return srun's options of pyxis (NVIDIA's plugin for containers) that run the ranks in an image."""
+    if job.image is None:
+        return []
+    mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in _mounts(job)]
+    flags = [f"--container-image={job.image}", *([f"--container-mounts={','.join(mounts)}"] if mounts else [])]
+    return flags + ([f"--container-workdir={job.folder}"] if job.folder else [])
 
 
 def _cores_per_rank(job: Job) -> int | None:
@@ -170,7 +201,7 @@ def _asks_for_gpus(job: Job) -> bool:
 LAUNCHER = Launcher(
     render=render,
     takes=frozenset(
-        {"tasks", "at_once", "ranks", "folder", "restarts", "keep", "minutes", "cpus", "memory_gb", "gpus"}
+        {"tasks", "at_once", "ranks", "folder", "restarts", "keep", "minutes", "cpus", "memory_gb", "gpus", "image"}
     ),
     options=(Slurm,),
     names=("sbatch", "srun"),
