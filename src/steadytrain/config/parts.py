@@ -1051,6 +1051,16 @@ class Every:
         example="tensorboard",
         flag=Flag(OUTPUT),
     )
+    profile: int | None = setting(
+        None,
+        "Trace this many updates after the warm-up with torch.profiler, and on a GPU its memory: files in the run's "
+        "folder profile, once a run.",
+        limit=FROM_1,
+        example=10,
+        words="pytorch-profiler",
+        flag=Flag(SPEED),
+    )
+    profile_ranks: Literal["first", "all"] = setting("first", "Whose updates every.profile traces.", example="all")
     nonfinite: Literal["stop", "skip", "slower", "fp32"] = setting(
         "stop",
         "What to do when a loss or a weight is NaN or infinite: stop ends the run, with the evidence saved. The others "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import platform
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -98,7 +100,16 @@ def system(root: Path, environment: Mapping[str, str]) -> System:
         python=platform.python_version(),
         executable=sys.executable or None,
         venv=sys.prefix if sys.prefix != sys.base_prefix else None,
+        compilers=tuple(_compilers(environment)),
     )
+
+
+def _compilers(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield the languages that there is a compiler for, as Triton and Inductor look for them."""
+    for language, variable, names in (("C", "CC", ("gcc", "clang", "cc")), ("C++", "CXX", ("g++", "clang++"))):
+        named = [environment[variable]] if environment.get(variable) else names
+        if any(shutil.which(name.split()[0], path=environment.get("PATH")) for name in named):
+            yield language
 
 
 def _container_signs(root: Path, environment: Mapping[str, str]) -> Iterator[str]:
@@ -350,13 +361,27 @@ _VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 _CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 
-def accelerators(root: Path, nvml: Any = None, variables: Mapping[str, str] = os.environ) -> Accelerators:
+def accelerators(
+    root: Path,
+    nvml: Any = None,
+    variables: Mapping[str, str] = os.environ,
+    load_library: Callable[[str], object] = ctypes.CDLL,
+) -> Accelerators:
     """Collect the facts about GPUs, from NVIDIA's library, else from its kernel module.
 
     Args:
         root: where ``proc``, ``sys`` and ``dev`` lie.
         nvml: the module ``pynvml``; None: the installed one, if there is one.
+        load_library: loads a library by its name, and raises OSError where that is not there.
     """
+    adapters = tuple(sorted(folder.name for folder in (root / "sys/class/infiniband").glob("*")))
+    ibverbs = None
+    if adapters:
+        ibverbs = True
+        try:
+            load_library("libibverbs.so.1")
+        except OSError:
+            ibverbs = False
     driver = read_driver(root, nvml, variables)
     bus, devices = root / "sys/bus/pci", root / "dev"
     vendors = [
@@ -371,4 +396,6 @@ def accelerators(root: Path, nvml: Any = None, variables: Mapping[str, str] = os
         gpus=driver.gpus,
         on_bus=tuple(vendor for vendor in vendors if vendor) if bus.is_dir() else None,
         device_files=len(list(devices.glob("nvidia[0-9]*"))) if devices.is_dir() else None,
+        infiniband=adapters,
+        ibverbs=ibverbs,
     )

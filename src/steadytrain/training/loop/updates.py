@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+
+import torch
 
 from steadytrain.config.figures import FIGURES, SIGN
 from steadytrain.events import Event, Step
@@ -45,6 +48,7 @@ def run_updates(
     """
     consensus, every, measuring = session.consensus, session.recipe.every, StepMeasuring(session)
     waits, garbage = Waits(session.clock, session.data.num_train), _Garbage(session.clock, collect)
+    tracing = _Tracing(session)
     yield from begin(session, stop, before, probe=probe)
     wish = consensus.ask_now(Wish(stop=stop()))
     if _is_out_of_patience(session):
@@ -75,6 +79,7 @@ def run_updates(
         garbage.maybe_collect(seen.step - last.step, waits=logs or evaluates)
         if logs:  # before an evaluation and a checkpoint: weights that are not finite get neither
             yield from _log(session, step.lr)
+        tracing.after_update(step.seconds)
         yield from pending_notices(session)
         yield from written(session)
         if evaluates:  # before the checkpoint, which holds the best score and how often it was missed
@@ -86,6 +91,7 @@ def run_updates(
             yield from accounts(session)
         if is_last:
             break
+    tracing.write()
     signal = wish.stop or (NUMBERS if session.changes_numbers else None)
     if signal is None and (yield from begin_again(session)):
         signal = NUMBERS
@@ -248,6 +254,62 @@ class _Garbage:
             self._since = 0
             with self._clock.within("logging"):
                 self._collect()  # a device goes on meanwhile, and the log line waits for it anyway
+
+
+TRACED_AFTER = 30
+"""Updates of an attempt before those that are traced: enough for its warm-up and for measuring what a step is made of."""
+
+
+class _Tracing:
+    """Traces updates by torch.profiler (Kineto) and, on a GPU, its memory, where ``every.profile`` asks for that."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, every = session, session.recipe.every
+        is_asked = every.profile is not None and (session.is_first or every.profile_ranks == "all")
+        self._updates = every.profile if every.profile and is_asked and not session.run.profiles.exists() else 0
+        left = (session.timeline.steps - session.state.cursor.step - self._updates) // 2
+        self._left = max(1, min(TRACED_AFTER, left))
+        self._device, self._usual, self._traced = session.state.engine.device, list[float](), list[float]()
+        self._profiler: torch.profiler.profile | None = None
+
+    def after_update(self, seconds: float) -> None:
+        """Begin to trace, or end it, after an update that took so long."""
+        if not self._updates:
+            return
+        (self._usual if self._profiler is None else self._traced).append(seconds)
+        self._left -= 1
+        if self._left == 0 and self._profiler is None:
+            kinds, self._left = torch.profiler.ProfilerActivity, self._updates
+            on_gpu = self._device.type == "cuda"
+            if on_gpu:
+                torch.cuda.memory._record_memory_history(max_entries=100_000)
+            self._profiler = torch.profiler.profile(
+                activities=[kinds.CPU, *[kinds.CUDA] * on_gpu], record_shapes=True
+            )
+            self._profiler.start()
+        elif self._left == 0:
+            self.write()
+
+    def write(self) -> None:
+        """End the trace, if one has begun, and write it into the run's folder."""
+        if self._profiler is None or not self._updates:
+            return
+        began, self._updates = time.perf_counter(), 0
+        folder, rank = self._session.run.profiles, self._session.state.engine.world.rank
+        with self._session.clock.within("logging"):
+            self._profiler.stop()
+            folder.mkdir(exist_ok=True)
+            if self._device.type == "cuda":
+                torch.cuda.memory._dump_snapshot(str(folder / f"rank-{rank}-memory.pickle"))
+                torch.cuda.memory._record_memory_history(enabled=None)
+            self._profiler.export_chrome_trace(str(folder / f"rank-{rank}.json.gz"))
+        self._session.laps.restart()
+        usual, traced = (1000 * statistics.median(times or [0.0]) for times in (self._usual, self._traced))
+        self._session.notice(
+            f"{len(self._traced)} updates are traced in {folder} (open them at ui.perfetto.dev, memory at"
+            f" pytorch.org/memory_viz): {traced:.1f} ms an update, {usual:.1f} ms before, and"
+            f" {time.perf_counter() - began:.1f} s to write"
+        )
 
 
 def is_collection_due(since: int, updates: int, *, waits: bool) -> bool:

@@ -75,8 +75,8 @@ class _Attempt:
         return ranks_of(self.peers)
 
     def notice(self, line: str) -> None:
-        """Keep a line for the user."""
-        self.outbox.append(Noticed(message=line))
+        """Keep a line for the user; a warning comes first."""
+        (self.outbox.appendleft if line.startswith("warning:") else self.outbox.append)(Noticed(message=line))
 
     def place(self, placement: Placement) -> None:
         """Keep where the loader's threads are."""
