@@ -408,11 +408,6 @@ class Run:
         """The file of pictures of the worst mistakes under heat maps, where these were made."""
         return self.directory / "best.maps.json"
 
-    @property
-    def profiles(self) -> Path:
-        """The folder of the traces of ``every.profile``."""
-        return self.directory / "profile"
-
     def events(self, rank: int = 0) -> Iterator[Event]:
         """Yield every event that one rank wrote, oldest first, also while the run goes on."""
         return read(self.log_path(rank))

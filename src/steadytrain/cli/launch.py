@@ -259,11 +259,11 @@ def job_for(command: tuple[str, ...], on: str | None, file: Path | None, values:
 
 
 def _read_patch(path: Path) -> Any:
-    """Read a file of patches as kubectl and SkyPilot read theirs, by YAML 1.1. Raises InputError."""
+    """Read a file of patches by YAML 1.1, as kubectl and SkyPilot read theirs. Raises InputError."""
     import yaml
 
     try:
-        tables = [table for table in yaml.safe_load_all(read_text(path)) if table is not None]
+        tables = list(filter(None, yaml.safe_load_all(read_text(path))))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"cannot read the patch {path}: {' '.join(str(error).split())}") from error
     return tables[0] if len(tables) == 1 else tables

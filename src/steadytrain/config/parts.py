@@ -1053,11 +1053,9 @@ class Every:
     )
     profile: int | None = setting(
         None,
-        "Trace this many updates after the warm-up with torch.profiler, and on a GPU its memory: files in the run's "
-        "folder profile, once a run.",
+        "Trace so many updates after the warm-up by torch.profiler, and a GPU's memory, into the run's folder profile.",
         limit=FROM_1,
         example=10,
-        words="pytorch-profiler",
         flag=Flag(SPEED),
     )
     profile_ranks: Literal["first", "all"] = setting("first", "Whose updates every.profile traces.", example="all")

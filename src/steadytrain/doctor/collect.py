@@ -100,16 +100,12 @@ def system(root: Path, environment: Mapping[str, str]) -> System:
         python=platform.python_version(),
         executable=sys.executable or None,
         venv=sys.prefix if sys.prefix != sys.base_prefix else None,
-        compilers=tuple(_compilers(environment)),
+        compilers=tuple(
+            language
+            for language, names in (("C", "CC gcc clang cc"), ("C++", "CXX g++ clang++"))
+            if any(shutil.which((environment.get(n) or n).split()[0], path=environment.get("PATH")) for n in names.split())
+        ),
     )
-
-
-def _compilers(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield the languages that there is a compiler for, as Triton and Inductor look for them."""
-    for language, variable, names in (("C", "CC", ("gcc", "clang", "cc")), ("C++", "CXX", ("g++", "clang++"))):
-        named = [environment[variable]] if environment.get(variable) else names
-        if any(shutil.which(name.split()[0], path=environment.get("PATH")) for name in named):
-            yield language
 
 
 def _container_signs(root: Path, environment: Mapping[str, str]) -> Iterator[str]:
@@ -361,27 +357,16 @@ _VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 _CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 
-def accelerators(
-    root: Path,
-    nvml: Any = None,
-    variables: Mapping[str, str] = os.environ,
-    load_library: Callable[[str], object] = ctypes.CDLL,
-) -> Accelerators:
-    """Collect the facts about GPUs, from NVIDIA's library, else from its kernel module.
+def accelerators(root: Path, nvml: Any = None, variables: Mapping[str, str] = os.environ) -> Accelerators:
+    """Collect the facts about GPUs, from NVIDIA's library, else from its kernel module, and about fast networks.
 
     Args:
         root: where ``proc``, ``sys`` and ``dev`` lie.
         nvml: the module ``pynvml``; None: the installed one, if there is one.
-        load_library: loads a library by its name, and raises OSError where that is not there.
     """
-    adapters = tuple(sorted(folder.name for folder in (root / "sys/class/infiniband").glob("*")))
-    ibverbs = None
-    if adapters:
-        ibverbs = True
-        try:
-            load_library("libibverbs.so.1")
-        except OSError:
-            ibverbs = False
+    adapters, ibverbs = sorted(folder.name for folder in (root / "sys/class/infiniband").glob("*")), False
+    with suppress(OSError):
+        ibverbs = bool(adapters and ctypes.CDLL("libibverbs.so.1"))
     driver = read_driver(root, nvml, variables)
     bus, devices = root / "sys/bus/pci", root / "dev"
     vendors = [
@@ -396,6 +381,6 @@ def accelerators(
         gpus=driver.gpus,
         on_bus=tuple(vendor for vendor in vendors if vendor) if bus.is_dir() else None,
         device_files=len(list(devices.glob("nvidia[0-9]*"))) if devices.is_dir() else None,
-        infiniband=adapters,
-        ibverbs=ibverbs,
+        infiniband=tuple(adapters),
+        ibverbs=ibverbs if adapters else None,
     )

@@ -15,10 +15,7 @@ from steadytrain.machine.nvml import Gpu as Gpu
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """The operating system, Python, and what runs around them; ``container``: such as ``docker``, or ``none``.
-
-    ``compilers``: the languages that ``torch.compile`` finds a compiler for: ``C`` (on GPUs), ``C++`` (on CPUs).
-    """
+    """The operating system, Python, ``compilers`` (``C``), and the ``container`` around them: ``docker``, ``none``."""
 
     host: str | None = None
     system: str | None = None
@@ -146,8 +143,8 @@ class Accelerators:
 
     ``driver`` is NVIDIA's, ``driver_by`` who told it (``nvml`` or ``proc``), ``driver_error`` why NVML
     did not answer. ``on_bus`` are the GPUs on the PCI bus by vendor, with or without a driver; ``device_files``
-    counts ``/dev/nvidia0`` and so on. ``infiniband`` are the adapters for InfiniBand, RoCE and EFA, ``ibverbs`` says
-    whether NCCL could load the library by which it uses them.
+    counts ``/dev/nvidia0`` and so on. ``infiniband`` are adapters for it, for RoCE and EFA; ``ibverbs``: their
+    library can be loaded.
     """
 
     driver: str | None = None

@@ -169,22 +169,17 @@ def other_gpus(facts: MachineFacts) -> Iterator[MachineFinding]:
         yield note("mps-unused", "this Mac's GPU will not be used", why, "train on a machine with an NVIDIA GPU")
 
 
-def no_compiler(facts: MachineFacts) -> Iterator[MachineFinding]:
-    """Code for the device that torch would train on cannot be compiled."""
-    language = "C" if facts.torch.sees_gpu else "C++"
+def missing_libraries(facts: MachineFacts) -> Iterator[MachineFinding]:
+    """What slim images lack: a compiler for ``torch.compile``, and the library by which NCCL uses InfiniBand."""
+    is_gpu, adapters = facts.torch.sees_gpu, ", ".join(facts.accelerators.infiniband)
+    language, packages = ("C", "gcc libc6-dev") if is_gpu else ("C++", "g++")
     if facts.system.compilers is not None and language not in facts.system.compilers:
-        why = "Training goes on without compiled code: on a GPU at about two thirds of the speed."
-        remedy = "apt-get install gcc libc6-dev" if language == "C" else "apt-get install g++"
-        what = f"no {language} compiler: --compile will not work here"
-        yield MachineFinding("no-compiler", "warn" if facts.torch.sees_gpu else "note", what, why, remedy)
-
-
-def no_ibverbs(facts: MachineFacts) -> Iterator[MachineFinding]:
-    """NCCL lacks the library by which it uses the InfiniBand adapters that are there."""
-    if facts.accelerators.infiniband and facts.accelerators.ibverbs is False:
-        what = f"no libibverbs, and there are {', '.join(facts.accelerators.infiniband)} (InfiniBand or RoCE)"
-        why = "NCCL exchanges gradients between machines by TCP, at a small part of the speed, and does not say so."
-        yield warn("no-ibverbs", what, why, "apt-get install libibverbs1 librdmacm1 ibverbs-providers")
+        what, why = f"no {language} compiler: --compile will not work here", "Training goes on without compiled code."
+        yield MachineFinding("no-compiler", "warn" if is_gpu else "note", what, why, f"apt-get install {packages}")
+    if adapters and facts.accelerators.ibverbs is False:
+        why = "NCCL exchanges gradients of several machines by TCP, many times slower, without a word."
+        remedy = "apt-get install libibverbs1 librdmacm1 ibverbs-providers"
+        yield warn("no-ibverbs", f"no libibverbs beside {adapters} (InfiniBand, RoCE or EFA)", why, remedy)
 
 
 def has_nvidia(facts: MachineFacts) -> bool:
@@ -449,8 +444,7 @@ RULES: tuple[Rule, ...] = (
     gpu_taken,
     gpu_slowed,
     other_gpus,
-    no_ibverbs,
-    no_compiler,
+    missing_libraries,
     pinned,
     image_decoders,
     versions,

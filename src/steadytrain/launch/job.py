@@ -113,13 +113,9 @@ def spread(hosts: Sequence[Host], procs: int | None, ranks: int | None) -> tuple
 
 VERBS = ("train", "finetune", "resume", "bandwidth", "pack")
 CORES_PER_GPU, CORES_OF_RECORDS = 7, 4
-"""Cores to ask for each GPU, where nothing says how many: what feeds a compiled ResNet-50 on an H100 (5,654 images/s).
-
-A core decodes about 850 photographs a second as cameras make them (6.7 cores), and 2,550 that were packed, which the
-name of a ``.rec`` stands for (2.2 cores, and as many for all else): docs/gpu.md.
-"""
+"""Cores to ask for each GPU where nothing says how many: for 5,654 images/s (ResNet-50, compiled, on an H100), of which
+a core decodes 850, or 2,550 of a ``.rec``. That is 6.7, or 2.2 and some for all else (docs/gpu.md)."""
 RESTARTS = 3
-"""Starts again after a failure where nothing says how many; as of ``parallel.restarts``."""
 _PORTS = range(20000, 30000)  # below those that systems give away by themselves
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 
@@ -171,8 +167,8 @@ class Job:
         folder: working directory of the ranks; None: the launcher's own choice.
         address: of the first machine, as all others reach it; None: its name in ``hosts``.
         port: of rank 0, to which all ranks connect; None: a number derived from the job.
-        restarts: how often at most the job is started again after a failure, from the newest checkpoint; None: three
-            times, or never for a program of the user's own, which may not resume.
+        restarts: how often at most the job is started again after a failure, from the newest checkpoint; None: 3, and 0
+            for a program of the user's own.
         keep: start it again whenever it has saved because it was asked to stop (exit code 75), without limit.
         grace_seconds: how long ranks that are asked to stop may take to save.
         minutes: the longest time that the job may run.

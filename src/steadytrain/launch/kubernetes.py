@@ -2,8 +2,8 @@
 
 Not ``apply``, which would leave a job that has ended as it is and say that all is well.
 
-Exit codes 75 (saved, asked to stop) and 4 (another rank was lost) are no failure of a pod's own: it is replaced, and not
-counted. In a Job each pod that fails is replaced as well. A JobSet starts all pods anew together when one has failed.
+Exit codes 75 (saved, asked to stop) and 4 (another rank was lost) are no failure of a pod's own: it is replaced, and
+not counted. A pod of a Job that fails is replaced as well. A JobSet starts all pods anew together when one has failed.
 """
 
 from __future__ import annotations
@@ -28,26 +28,18 @@ _LABEL = "steadytrain/job"
 _GPU = "nvidia.com/gpu"
 _CACHE = "/cache"
 
-_OWN_POD = (
-    f"metadata labels {_LABEL}",
-    "spec restartPolicy",
-    "spec subdomain",
-    *(f"spec containers {_RANKS} {part}" for part in ("command", "args")),
-    *(f"spec containers {_RANKS} env {name}" for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")),
+_OWN_JOB = (
+    *("completionMode", "completions", "parallelism", "podFailurePolicy", f"template metadata labels {_LABEL}"),
+    *(f"template spec {key}" for key in ("restartPolicy", "subdomain")),
+    *(f"template spec containers {_RANKS} {key}" for key in ("command", "args")),
+    *(f"template spec containers {_RANKS} env {name}" for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")),
 )
-_OWN_JOB = ("completionMode", "completions", "parallelism", "podFailurePolicy")
-_JOB_OF_SET = f"spec replicatedJobs {_RANKS} template "
-_OWN_MANIFEST = ("apiVersion", "kind", "metadata name")
-_OWN = {
-    "Service": (*_OWN_MANIFEST, "spec clusterIP", "spec selector", "spec publishNotReadyAddresses"),
-    "Job": (*_OWN_MANIFEST, *(f"spec {key}" for key in _OWN_JOB), *(f"spec template {key}" for key in _OWN_POD)),
-    "JobSet": (
-        *(*_OWN_MANIFEST, "spec network", f"{_JOB_OF_SET}spec backoffLimit"),
-        *(f"{_JOB_OF_SET}spec {key}" for key in _OWN_JOB),
-        *(f"{_JOB_OF_SET}spec template {key}" for key in _OWN_POD),
-    ),
-}
-"""What no patch may change, of each kind of manifest: how ranks find each other, and how often pods start again."""
+_OWN = (
+    *("apiVersion", "kind", "metadata name", "spec clusterIP", "spec publishNotReadyAddresses", "spec selector"),
+    *("spec network", *(f"spec {key}" for key in _OWN_JOB)),
+    *(f"spec replicatedJobs {_RANKS} template spec {key}" for key in (*_OWN_JOB, "backoffLimit")),
+)
+"""What no patch may change, of any manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +53,16 @@ class Kubernetes:
         claim: a PersistentVolumeClaim for data and runs, seen by all pods under ``mount``.
         secret: a Secret that holds the variables given without a value.
         selector: labels of the machines to take.
-        tolerations: taints that pods put up with: ``KEY``, ``KEY=VALUE`` or either with ``:EFFECT``; that of GPUs is
-            always one where GPUs are asked for.
-        resources: more that each pod needs: ``{"rdma/ib": 8}``, ``{"vpc.amazonaws.com/efa": 32, "hugepages-2Mi":
-            "5Gi"}``.
-        capabilities: that the container gets beside the usual ones: ``("IPC_LOCK",)``; Kubernetes gives them to root
-            alone.
-        user: the number of the user as whom ranks run; None: the image's.
-        group: a group of the pods, to which volumes that support it belong; None: none.
-        pull_secrets: names of Secrets for the registry of the image.
+        tolerations: taints that pods put up with, whatever their effect, beside that of GPUs: ``KEY``, ``KEY=VALUE``.
+        resources: more that each pod needs, such as ``{"rdma/ib": 8, "hugepages-2Mi": "5Gi"}``.
+        capabilities: that the container gets beside the usual ones: ``("IPC_LOCK",)``.
+        user: as whom ranks run, by number; None: the image's.
+        group: to which the pods' volumes belong, where they support that; None: none.
+        pull_secrets: for the registry of the image.
         queue: the local queue of Kueue that admits the job as a whole.
-        cache: where caches lie: ``emptyDir``, or a folder of each node (its NVMe disk) that ``user`` may write to;
-            None: in the container, and lost with it.
-        patch: tables that are merged over what is rendered (:func:`.patch.merge_patch`): over the manifest of their
-            ``kind``, without one over the pods' template.
+        cache: for caches, ``emptyDir`` or a folder of each node that ``user`` may write to; None: in the container.
+        patch: tables to merge over the manifest of their ``kind``, without one over the pods' template
+            (:func:`.patch.merge_patch`).
     """
 
     kind: Literal["job", "jobset"] = "job"
@@ -98,8 +86,6 @@ class Kubernetes:
         require(self.mount.startswith("/"), "kubernetes.mount", self.mount, "a path that starts with /")
         is_place = self.cache in (None, "emptyDir") or str(self.cache).startswith("/")
         require(is_place, "kubernetes.cache", self.cache, "emptyDir, or a folder of the nodes, such as /mnt/nvme")
-        for name, number in (("user", self.user), ("group", self.group)):
-            require(number is None or 0 <= number < 2**31, f"kubernetes.{name}", number, "0 to 2147483647")
 
 
 def render(job: Job) -> Plan:
@@ -132,22 +118,19 @@ def render(job: Job) -> Plan:
     if not kubernetes.claim:
         notes += ["files that the pods write are lost when they end: --set kubernetes.claim=NAME gives them a volume"]
     if kubernetes.capabilities and kubernetes.user != 0:
-        names = ", ".join(kubernetes.capabilities)
-        notes += [f"Kubernetes gives {names} to root alone: --set kubernetes.user=0, unless the image's user is root"]
+        notes += ["Kubernetes gives capabilities to root alone: --set kubernetes.user=0, unless the image runs as root"]
     file = File(name=f"{job.name}.yaml", text=text)
     return Plan(stages=(PlanStage(kind="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
 
 
 def _manifests(job: Job) -> list[dict[str, Any]]:
     kubernetes = job.options_of(Kubernetes)
-    space = {"namespace": kubernetes.namespace} if kubernetes.namespace else {}
-    meta = {"name": job.name, **space, "labels": {_LABEL: job.name}}
-    queued = {"kueue.x-k8s.io/queue-name": kubernetes.queue} if kubernetes.queue else {}
-    job_meta = {**meta, "labels": {**meta["labels"], **queued}}
+    labels = {_LABEL: job.name}
+    meta = {"name": job.name, **_given(namespace=kubernetes.namespace), "labels": labels}
+    job_meta = {**meta, "labels": labels | _given(**{"kueue.x-k8s.io/queue-name": kubernetes.queue})}
     nodes, _ = job.shape
     indexed: dict[str, Any] = {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
-    if job.minutes:
-        indexed["activeDeadlineSeconds"] = job.minutes * 60
+    indexed |= _given(activeDeadlineSeconds=job.minutes and job.minutes * 60)
     if kubernetes.kind == "jobset":
         # Fails and starts as one; what the pods' policy lets fail at once is started again without being counted.
         rules: list[dict[str, Any]] = [
@@ -191,45 +174,34 @@ def _exited_with(*codes: int) -> dict[str, Any]:
     return {"containerName": _RANKS, "operator": "In", "values": sorted(codes)}  # in another order they are refused
 
 
+def _given(**values: Any) -> dict[str, Any]:
+    """Leave out what is None or empty."""
+    return {name: value for name, value in values.items() if value not in (None, {}, [])}
+
+
 def _patched(manifests: Sequence[dict[str, Any]], kubernetes: Kubernetes) -> list[dict[str, Any]]:
     """Merge the patches over the manifests of their kind. Raises InputError where there is none."""
     patched = {str(manifest["kind"]): manifest for manifest in manifests}
     for patch in [kubernetes.patch] if isinstance(kubernetes.patch, Mapping) else kubernetes.patch:
         kind, table = patch.get("kind"), patch
         if kind is None:
-            if others := [name for name in patch if name not in ("metadata", "spec")]:
-                raise InputError(
-                    f"kubernetes.patch has {others[0]!r}: without kind it is of the pods, and holds metadata and spec,"
-                    f" such as spec: {{{others[0]}: ...}}"
-                )
-            spec = patch.get("spec") or {}
-            if spec.get("hostNetwork"):  # by the machine's own names pods would not find each other
+            if (spec := patch.get("spec") or {}).get("hostNetwork"):  # else pods find no name of the cluster
                 patch = {**patch, "spec": {"dnsPolicy": "ClusterFirstWithHostNet", **spec}}
-            kind, table = next(reversed(patched)), {"spec": {"template": patch}}
-            if kind == "JobSet":
-                table = {"spec": {"replicatedJobs": [{"name": _RANKS, "template": table}]}}
+            kind, table = "Job", {"spec": {"template": patch}}
+            if kubernetes.kind == "jobset":
+                kind, table = "JobSet", {"spec": {"replicatedJobs": [{"name": _RANKS, "template": table}]}}
         if kind not in patched:
             raise InputError(f"kubernetes.patch is of kind {kind!r}; the manifests are {' and '.join(patched)}")
-        patched[kind] = merge_patch(patched[kind], table, own=_OWN[kind], where="kubernetes.patch")
+        patched[kind] = merge_patch(patched[kind], table, own=_OWN, where="kubernetes.patch")
     return list(patched.values())
 
 
 def _pod(job: Job, address: str) -> dict[str, Any]:
     """Return the template of a pod of ranks; ``address``: of the first pod."""
     kubernetes = job.options_of(Kubernetes)
-    spec: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": job.grace_seconds}
-    spec |= {"nodeSelector": dict(kubernetes.selector)} if kubernetes.selector else {}
-    spec |= {"tolerations": tolerations} if (tolerations := _tolerations(job)) else {}
-    spec |= {"imagePullSecrets": [{"name": name} for name in kubernetes.pull_secrets]} if kubernetes.pull_secrets else {}
-    # Else a new volume belongs to root; a volume of many files is not gone through at each start.
-    group = {"fsGroup": kubernetes.group, "fsGroupChangePolicy": "OnRootMismatch"}
-    security = (group if kubernetes.group is not None else {}) | (
-        {"runAsUser": kubernetes.user} if kubernetes.user is not None else {}
-    )
-    spec |= {"securityContext": security} if security else {}
-    spec |= {"subdomain": job.name} if kubernetes.kind == "job" else {}
     nodes, procs = job.shape
-    variables = _variables(job)
+    variables = [{"name": "XDG_CACHE_HOME", "value": _CACHE}] if kubernetes.cache else []
+    variables += _variables(job)
     if procs == 1:
         words = rank_command(job)
         world = {"WORLD_SIZE": nodes, "MASTER_ADDR": address, "MASTER_PORT": _PORT}  # the index: the controller's
@@ -237,16 +209,22 @@ def _pod(job: Job, address: str) -> dict[str, Any]:
     else:
         words = node_command(job, "--node", "$(JOB_COMPLETION_INDEX)", procs=procs, address=address, port=_PORT)
     container: dict[str, Any] = {"name": _RANKS, "image": job.image, "command": [job.python], "args": _args(job, words)}
-    if job.folder:
-        container["workingDir"] = job.folder
-    if kubernetes.cache:
-        variables.append({"name": "XDG_CACHE_HOME", "value": _CACHE})
-    if variables:
-        container["env"] = variables
-    if kubernetes.capabilities:
-        container["securityContext"] = {"capabilities": {"add": list(kubernetes.capabilities)}}
-    if resources := _resources(job):
-        container["resources"] = resources
+    container |= _given(
+        workingDir=job.folder,
+        env=variables,
+        securityContext=_given(capabilities=_given(add=list(kubernetes.capabilities))),
+        resources=_resources(job),
+    )
+    # A new volume belongs to root; one of many files is not gone through at each start.
+    group = {} if kubernetes.group is None else {"fsGroup": kubernetes.group, "fsGroupChangePolicy": "OnRootMismatch"}
+    spec: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": job.grace_seconds}
+    spec |= _given(
+        nodeSelector=dict(kubernetes.selector),
+        tolerations=_tolerations(job),
+        imagePullSecrets=[{"name": name} for name in kubernetes.pull_secrets],
+        securityContext=_given(runAsUser=kubernetes.user) | group,
+        subdomain=job.name if kubernetes.kind == "job" else None,
+    )
     spec |= {"containers": [container | {"volumeMounts": _mounts(job)}], "volumes": _volumes(job)}
     return {"metadata": {"labels": {_LABEL: job.name}}, "spec": spec}
 
@@ -268,41 +246,34 @@ def _variables(job: Job) -> list[dict[str, Any]]:
 
 
 def _resources(job: Job) -> dict[str, Any]:
-    memory = {"memory": f"{job.memory_gb}G"} if job.memory_gb else {}
-    requests = ({"cpu": str(job.cores)} if job.cores else {}) | memory
+    memory = _given(memory=job.memory_gb and f"{job.memory_gb}G")
     more = {name: str(amount) for name, amount in job.options_of(Kubernetes).resources.items()}
-    limits = ({_GPU: str(job.gpus)} if job.gpus else {}) | memory | more
-    return {name: amount for name, amount in {"requests": requests, "limits": limits}.items() if amount}
+    gpus = {_GPU: str(job.gpus)} if job.gpus else {}
+    return _given(requests=_given(cpu=job.cores and str(job.cores)) | memory, limits=gpus | memory | more)
 
 
-def _tolerations(job: Job) -> list[dict[str, Any]]:
+def _tolerations(job: Job) -> list[dict[str, str]]:
     """Return what pods put up with: clouds taint nodes with GPUs, so that nothing else takes their room."""
-    taints = [f"{_GPU}:NoSchedule"] * bool(job.gpus) + list(job.options_of(Kubernetes).tolerations)
-    tolerations = []
-    for taint in dict.fromkeys(taints):
-        key_and_value, _, effect = taint.partition(":")
-        key, equals, value = key_and_value.partition("=")
-        matches = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
-        tolerations.append({"key": key, **matches} | ({"effect": effect} if effect else {}))
-    return tolerations
+    taints = [*[_GPU] * bool(job.gpus), *job.options_of(Kubernetes).tolerations]
+    parts = [taint.partition(":")[0].partition("=") for taint in dict.fromkeys(taints)]
+    return [
+        {"key": key, "operator": "Equal" if eq else "Exists", **_given(value=value or None)} for key, eq, value in parts
+    ]
 
 
 def _volumes(job: Job) -> list[dict[str, Any]]:
     # What processes share would else be 64 MB; NCCL wants more.
-    kubernetes = job.options_of(Kubernetes)
-    volumes: list[dict[str, Any]] = [{"name": "memory", "emptyDir": {"medium": "Memory"}}]
-    if kubernetes.claim:
-        volumes.append({"name": "shared", "persistentVolumeClaim": {"claimName": kubernetes.claim}})
-    if kubernetes.cache:
-        is_empty = kubernetes.cache == "emptyDir"
-        source = {"emptyDir": {}} if is_empty else {"hostPath": {"path": kubernetes.cache, "type": "Directory"}}
-        volumes.append({"name": "cache", **source})
-    return volumes
+    claim, cache = job.options_of(Kubernetes).claim, job.options_of(Kubernetes).cache
+    place = {"emptyDir": {}} if cache == "emptyDir" else {"hostPath": {"path": cache, "type": "Directory"}}
+    return [
+        {"name": "memory", "emptyDir": {"medium": "Memory"}},
+        *([{"name": "shared", "persistentVolumeClaim": {"claimName": claim}}] if claim else []),
+        *([{"name": "cache", **place}] if cache else []),
+    ]
 
 
 def _mounts(job: Job) -> list[dict[str, Any]]:
-    kubernetes = job.options_of(Kubernetes)
-    places = {"memory": "/dev/shm", "shared": kubernetes.mount, "cache": _CACHE}
+    places = {"memory": "/dev/shm", "shared": job.options_of(Kubernetes).mount, "cache": _CACHE}
     return [{"name": volume["name"], "mountPath": places[volume["name"]]} for volume in _volumes(job)]
 
 

@@ -23,8 +23,6 @@ from steadytrain.launch.supervise import PREEMPTED
 
 _NUMBER, _ADDRESS = "$SKYPILOT_NODE_RANK", "$address"
 _FIRST = "address=$(printf '%s\\n' \"$SKYPILOT_NODE_IPS\" | head -n 1)"
-_OWN = ("num_nodes", "run", "resources job_recovery recover_on_exit_codes")
-"""What no patch may change."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -48,8 +46,7 @@ class Sky:
         setup: a shell command that installs steadytrain on each machine, where the image does not have it.
         workdir: folder of this machine that is copied to each, which is then the working directory.
         mounts: a folder of the machines -> the bucket that is seen there, such as ``s3://photos``.
-        network_tier: ``best`` takes machines with the fastest network of a cloud (InfiniBand, EFA, GPUDirect) and what
-            it needs; None: SkyPilot's own default.
+        network_tier: ``best``: with InfiniBand, EFA or GPUDirect, where a cloud has it; None: SkyPilot's default.
         patch: a table that is merged over the task (:func:`.patch.merge_patch`).
     """
 
@@ -92,7 +89,7 @@ def render(job: Job) -> Plan:
         folder=job.folder,
         copied=sky.workdir is not None,
     )
-    task = merge_patch(_task(job), sky.patch, own=_OWN, where="sky.patch")
+    task = merge_patch(_task(job), sky.patch, own=("num_nodes", "run"), where="sky.patch")
     file = File(name=f"{job.name}.sky.yaml", text=yaml.dump(task, Dumper=_Dumper, sort_keys=False))
     secret_names = [name for name, value in sorted(job.env.items()) if value is None]
     secrets = [word for name in secret_names for word in ("--secret", name)]

@@ -7,7 +7,6 @@ itself.
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import dataclass, replace
 
@@ -59,9 +58,8 @@ class Slurm:
         partition, account, qos: as sbatch calls them.
         signal_seconds: how long before the time limit the ranks are asked to save; the job is then queued again.
         options: further options for sbatch, each a line ``#SBATCH`` of the script.
-        srun: further words for srun: ``("--mpi=pmix", "--network=single_sn_all")``.
-        mounts: with ``image``, folders of the nodes that the container sees: ``/data`` or ``/mnt/photos:/data``; the
-            working directory is one.
+        srun: further words for srun.
+        mounts: folders that containers of ``image`` see beside the working directory: ``/data``, ``/mnt/photos:/data``.
     """
 
     partition: str | None = None
@@ -87,13 +85,11 @@ def render(job: Job) -> Plan:
     if job.least:
         raise InputError("Slurm starts all machines of a job or none: use a single number for --nodes")
     if job.image:
-        require_shared(
-            job,
-            [mount.split(":")[1] if ":" in mount else mount for mount in _mounts(job)],
-            machines="containers",
-            remedy="mount its folder (--set 'slurm.mounts=[\"/data\"]')",
-            folder=job.folder,
+        seen, remedy = (
+            [mount.split(":")[:2][-1] for mount in _mounts(job)],
+            "mount it (--set 'slurm.mounts=[\"/data\"]')",
         )
+        require_shared(job, seen, machines="containers", remedy=remedy, folder=job.folder)
     file = File(name=f"{job.name}.sbatch", text=_script(job), mode=0o755)
     secret_names = [name for name, value in sorted(job.env.items()) if value is None]
     submit = Command(argv=("sbatch", "--parsable", f"@{file.name}"), variables=dict.fromkeys(secret_names))
@@ -124,7 +120,7 @@ def _script(job: Job) -> str:
         "output": "%x-%A_%a.log" if job.tasks else "%x-%j.log",
         "open-mode": "append",
     }
-    lines = [f"--{name}={_quote(str(value))}" for name, value in options.items() if value is not None]
+    lines = [f"--{name}={shlex.quote(str(value))}" for name, value in options.items() if value is not None]
     lines += ["--requeue", f"--signal=B:USR1@{slurm.signal_seconds}", *slurm.options]
     directives = "".join(f"#SBATCH {line}\n" for line in lines)
     exports = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(job.env.items()) if value is not None]
@@ -155,11 +151,9 @@ def _mounts(job: Job) -> list[str]:
 
 def _container(job: Job) -> list[str]:
     """Return srun's options of pyxis (NVIDIA's plugin for containers) that run the ranks in an image."""
-    if job.image is None:
-        return []
-    mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in _mounts(job)]
-    flags = [f"--container-image={job.image}", *([f"--container-mounts={','.join(mounts)}"] if mounts else [])]
-    return flags + ([f"--container-workdir={job.folder}"] if job.folder else [])
+    mounts = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in _mounts(job))
+    options = {"image": job.image, "mounts": mounts, "workdir": job.folder} if job.image else {}
+    return [f"--container-{name}={value}" for name, value in options.items() if value]
 
 
 def _cores_per_rank(job: Job) -> int | None:
@@ -187,11 +181,6 @@ def _choose_task(job: Job) -> str:
     commands = (rank_command(replace(job, words=task, tasks=())) for task in job.tasks)
     cases = [f"    {number}) set -- {shlex.join(command)} ;;" for number, command in enumerate(commands)]
     return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac", "", ""])
-
-
-def _quote(value: str) -> str:
-    """Quote a value in a line ``#SBATCH``, which sbatch reads as a shell does."""
-    return value if re.fullmatch(r"[\w@%+=:,./-]+", value, re.ASCII) else shlex.quote(value)
 
 
 def _asks_for_gpus(job: Job) -> bool:

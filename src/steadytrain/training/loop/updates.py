@@ -48,7 +48,8 @@ def run_updates(
     """
     consensus, every, measuring = session.consensus, session.recipe.every, StepMeasuring(session)
     waits, garbage = Waits(session.clock, session.data.num_train), _Garbage(session.clock, collect)
-    tracing = _Tracing(session)
+    tracing = _trace_updates(session)
+    next(tracing)
     yield from begin(session, stop, before, probe=probe)
     wish = consensus.ask_now(Wish(stop=stop()))
     if _is_out_of_patience(session):
@@ -79,7 +80,7 @@ def run_updates(
         garbage.maybe_collect(seen.step - last.step, waits=logs or evaluates)
         if logs:  # before an evaluation and a checkpoint: weights that are not finite get neither
             yield from _log(session, step.lr)
-        tracing.after_update(step.seconds)
+        tracing.send(step.seconds)
         yield from pending_notices(session)
         yield from written(session)
         if evaluates:  # before the checkpoint, which holds the best score and how often it was missed
@@ -91,7 +92,7 @@ def run_updates(
             yield from accounts(session)
         if is_last:
             break
-    tracing.write()
+    tracing.send(None)
     signal = wish.stop or (NUMBERS if session.changes_numbers else None)
     if signal is None and (yield from begin_again(session)):
         signal = NUMBERS
@@ -257,59 +258,44 @@ class _Garbage:
 
 
 TRACED_AFTER = 30
-"""Updates of an attempt before those that are traced: enough for its warm-up and for measuring what a step is made of."""
+"""Updates of an attempt before those that are traced: its warm-up, and the measuring of what a step is made of."""
 
 
-class _Tracing:
-    """Traces updates by torch.profiler (Kineto) and, on a GPU, its memory, where ``every.profile`` asks for that."""
+def _trace_updates(session: Session) -> Generator[None, float | None]:
+    """Trace updates by torch.profiler (Kineto), and a GPU's memory, into the run's folder, as ``every.profile`` says.
 
-    def __init__(self, session: Session) -> None:
-        self._session, every = session, session.recipe.every
-        is_asked = every.profile is not None and (session.is_first or every.profile_ranks == "all")
-        self._updates = every.profile if every.profile and is_asked and not session.run.profiles.exists() else 0
-        left = (session.timeline.steps - session.state.cursor.step - self._updates) // 2
-        self._left = max(1, min(TRACED_AFTER, left))
-        self._device, self._usual, self._traced = session.state.engine.device, list[float](), list[float]()
-        self._profiler: torch.profiler.profile | None = None
-
-    def after_update(self, seconds: float) -> None:
-        """Begin to trace, or end it, after an update that took so long."""
-        if not self._updates:
-            return
-        (self._usual if self._profiler is None else self._traced).append(seconds)
-        self._left -= 1
-        if self._left == 0 and self._profiler is None:
-            kinds, self._left = torch.profiler.ProfilerActivity, self._updates
-            on_gpu = self._device.type == "cuda"
-            if on_gpu:
-                torch.cuda.memory._record_memory_history(max_entries=100_000)
-            self._profiler = torch.profiler.profile(
-                activities=[kinds.CPU, *[kinds.CUDA] * on_gpu], record_shapes=True
-            )
-            self._profiler.start()
-        elif self._left == 0:
-            self.write()
-
-    def write(self) -> None:
-        """End the trace, if one has begun, and write it into the run's folder."""
-        if self._profiler is None or not self._updates:
-            return
-        began, self._updates = time.perf_counter(), 0
-        folder, rank = self._session.run.profiles, self._session.state.engine.world.rank
-        with self._session.clock.within("logging"):
-            self._profiler.stop()
+    It is sent the seconds of each update, and None after the last.
+    """
+    every, left = session.recipe.every, session.timeline.steps - session.state.cursor.step
+    folder, on_gpu = session.run.directory / "profile", session.state.engine.device.type == "cuda"
+    is_asked = (session.is_first or every.profile_ranks == "all") and not folder.exists()
+    num_updates = (every.profile or 0) * is_asked
+    before, traced, seconds = list[float](), list[float](), 0.0 if num_updates else None
+    while seconds is not None and len(before) < max(1, min(TRACED_AFTER, (left - num_updates) // 2)):
+        if (seconds := (yield)) is not None:
+            before.append(seconds)
+    if seconds is not None:
+        if on_gpu:
+            torch.cuda.memory._record_memory_history(max_entries=100_000)
+        with torch.profiler.profile(record_shapes=True) as profiler:
+            while len(traced) < num_updates and (seconds := (yield)) is not None:
+                traced.append(seconds)
+        began = time.perf_counter()
+        with session.clock.within("logging"):
             folder.mkdir(exist_ok=True)
-            if self._device.type == "cuda":
-                torch.cuda.memory._dump_snapshot(str(folder / f"rank-{rank}-memory.pickle"))
+            name = str(folder / f"rank-{session.state.engine.world.rank}")
+            profiler.export_chrome_trace(f"{name}.json.gz")
+            if on_gpu:
+                torch.cuda.memory._dump_snapshot(f"{name}-memory.pickle")  # type: ignore[no-untyped-call]
                 torch.cuda.memory._record_memory_history(enabled=None)
-            self._profiler.export_chrome_trace(str(folder / f"rank-{rank}.json.gz"))
-        self._session.laps.restart()
-        usual, traced = (1000 * statistics.median(times or [0.0]) for times in (self._usual, self._traced))
-        self._session.notice(
-            f"{len(self._traced)} updates are traced in {folder} (open them at ui.perfetto.dev, memory at"
-            f" pytorch.org/memory_viz): {traced:.1f} ms an update, {usual:.1f} ms before, and"
+        session.laps.restart()
+        usual, slower = (1000 * statistics.median(times or [0.0]) for times in (before, traced))
+        session.notice(
+            f"{len(traced)} updates are traced in {folder}: {slower:.1f} ms each, {usual:.1f} ms before, and"
             f" {time.perf_counter() - began:.1f} s to write"
         )
+    while True:
+        yield
 
 
 def is_collection_due(since: int, updates: int, *, waits: bool) -> bool:
