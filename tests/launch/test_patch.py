@@ -84,7 +84,10 @@ def test_a_patch_without_kind_is_of_the_pods(base: Job) -> None:
 
 
 def test_patches_with_a_kind_are_of_that_manifest() -> None:
-    patches = ({"kind": "Job", "spec": {"backoffLimit": 9}}, {"kind": "Service", "metadata": {"annotations": {"a": "b"}}})
+    patches = (
+        {"kind": "Job", "spec": {"backoffLimit": 9}},
+        {"kind": "Service", "metadata": {"annotations": {"a": "b"}}},
+    )
     documents = _documents(_job(patches))
     assert documents["Job"]["spec"]["backoffLimit"] == 9
     assert documents["Service"]["metadata"]["annotations"] == {"a": "b"}

@@ -90,6 +90,7 @@ def system(root: Path, environment: Mapping[str, str]) -> System:
     board = read(root / "proc/device-tree/model")
     words = [read(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
     hardware = " ".join(word for word in words if word) or (board.rstrip("\0") if board else None)
+    path = environment.get("PATH")
     return System(
         host=platform.node() or None,
         system=platform.system() or None,
@@ -103,7 +104,7 @@ def system(root: Path, environment: Mapping[str, str]) -> System:
         compilers=tuple(
             language
             for language, names in (("C", "CC gcc clang cc"), ("C++", "CXX g++ clang++"))
-            if any(shutil.which((environment.get(n) or n).split()[0], path=environment.get("PATH")) for n in names.split())
+            if any(shutil.which((environment.get(name) or name).split()[0], path=path) for name in names.split())
         ),
     )
 

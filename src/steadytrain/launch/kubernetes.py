@@ -256,9 +256,7 @@ def _tolerations(job: Job) -> list[dict[str, str]]:
     """Return what pods put up with: clouds taint nodes with GPUs, so that nothing else takes their room."""
     taints = [*[_GPU] * bool(job.gpus), *job.options_of(Kubernetes).tolerations]
     parts = [taint.partition(":")[0].partition("=") for taint in dict.fromkeys(taints)]
-    return [
-        {"key": key, "operator": "Equal" if eq else "Exists", **_given(value=value or None)} for key, eq, value in parts
-    ]
+    return [_given(key=key, operator="Equal" if value else "Exists", value=value or None) for key, _, value in parts]
 
 
 def _volumes(job: Job) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steadytrain.errors import InputError
-from steadytrain.launch.job import RESTARTS, Job, is_python
+from steadytrain.launch.job import Job, is_python
 from steadytrain.launch.plan import Command, Launcher, Plan, PlanStage, node_command
 
 
@@ -22,8 +22,8 @@ def render(job: Job) -> Plan:
         verb, *rest = job.words
         words = (verb, "--procs", str(procs), *rest)
         restarts = job.num_restarts if job.is_independent else 0
-        if job.num_restarts != RESTARTS and verb not in ("bandwidth", "pack"):
-            words += ("--set", f"parallel.restarts={job.num_restarts}")
+        if job.restarts is not None and verb not in ("bandwidth", "pack"):
+            words += ("--set", f"parallel.restarts={job.restarts}")
         argv = (job.python, "-P", "-m", "steadytrain", *words)
     run = PlanStage(kind="run", commands=(Command(argv=argv, variables=job.env),), restarts=restarts)
     return Plan(stages=(run,))

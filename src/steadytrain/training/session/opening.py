@@ -236,9 +236,7 @@ def _set_up_device(attempt: _Attempt, saved: dict[str, Any] | None) -> _Place:
         attempt.start.passed("device")
     attempt.stack.enter_context(preserve_process(device))
     gpus = gpus_of_ranks(group, device)
-    sharing = world.local_size
-    if group is not None:
-        sharing = stay_near_gpu(group, device, attempt.stack, attempt.notice)
+    sharing = world.local_size if group is None else stay_near_gpu(group, device, attempt.stack, attempt.notice)
     machine = set_up_machine(recipe, device, before, attempt.notice, ranks=world.size, sharing=sharing)
     return _Place(device, saved, before, machine, gpus, sharing)
 
