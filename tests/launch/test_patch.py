@@ -66,7 +66,7 @@ def _documents(job: Job) -> dict[str, Any]:
 
 @pytest.mark.parametrize("base", [POD, SET])
 def test_a_patch_without_kind_is_of_the_pods(base: Job) -> None:
-    patch = {
+    patch: dict[str, Any] = {
         "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "ib0"}},
         "spec": {"priorityClassName": "high", "hostNetwork": True, "containers": [{"name": "ranks", "tty": True}]},
     }

@@ -307,7 +307,12 @@ def test_ranks_run_in_a_container_of_pyxis() -> None:
     options = Slurm(mounts=("/mnt/photos:/data:ro", "/scratch"))
     words = ("train", "/data/a.rec", "--run", "/scratch/runs/a")
     job = Job(
-        words=words, inputs=words[1:2], outputs=words[3:], image="nvcr.io#me/x:1", folder="/shared/me", options=(options,)
+        words=words,
+        inputs=words[1:2],
+        outputs=words[3:],
+        image="nvcr.io#me/x:1",
+        folder="/shared/me",
+        options=(options,),
     )
     script = render("slurm", job).files[0].text
     assert (

@@ -19,7 +19,7 @@ from steadytrain.launch.kubernetes import Kubernetes
 from steadytrain.launch.sky import Sky
 
 BARE = Job(words=("train", "/data/a.rec"), image="a")
-PATCH = {
+PATCH: dict[str, Any] = {
     "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "ib0"}},
     "spec": {
         "hostNetwork": True,
@@ -31,7 +31,7 @@ PATCH = {
         ],
     },
 }
-FULL = {
+FULL: dict[str, Any] = {
     "claim": "photos",
     "secret": "keys",
     "tolerations": ("spot=true:NoSchedule", "dedicated"),

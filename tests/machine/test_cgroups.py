@@ -20,7 +20,9 @@ def machine(root: Path, packages: int, nodes_each: int, cores: int, gpu_nodes: l
     num_nodes, files = packages * nodes_each, dict[str, str]()
     for node in range(num_nodes):
         first, second = node * cores, (num_nodes + node) * cores
-        files[f"sys/devices/system/node/node{node}/cpulist"] = f"{first}-{first + cores - 1},{second}-{second + cores - 1}"
+        files[f"sys/devices/system/node/node{node}/cpulist"] = (
+            f"{first}-{first + cores - 1},{second}-{second + cores - 1}"
+        )
         for processor in (*range(first, first + cores), *range(second, second + cores)):
             name = f"sys/devices/system/cpu/cpu{processor}/topology/physical_package_id"
             files[name] = str(node // nodes_each)

@@ -67,7 +67,9 @@ def _session(folder: Path, *, is_first: bool, device: str = "cpu", **every: Any)
     )
 
 
-@pytest.mark.parametrize(("ranks", "names"), [("first", ["rank-0.json.gz"]), ("all", ["rank-0.json.gz", "rank-1.json.gz"])])
+@pytest.mark.parametrize(
+    ("ranks", "names"), [("first", ["rank-0.json.gz"]), ("all", ["rank-0.json.gz", "rank-1.json.gz"])]
+)
 def test_other_ranks_are_traced_where_that_is_asked_for(tmp_path: Path, ranks: str, names: list[str]) -> None:
     traces = [_trace_updates(_session(tmp_path, is_first=first, profile_ranks=ranks)) for first in (True, False)]
     for trace in traces:
@@ -104,7 +106,12 @@ def test_on_a_gpu_its_memory_is_recorded_as_well(tmp_path: Path, monkeypatch: py
     calls: list[Any] = []
     memory: Any = torch.cuda.memory
     monkeypatch.setattr(memory, "_record_memory_history", lambda *args, **named: calls.append(named))
-    monkeypatch.setattr(memory, "_dump_snapshot", lambda path: (calls.append("dump"), Path(path).touch()))
+
+    def dump(path: str) -> None:
+        calls.append("dump")
+        Path(path).touch()
+
+    monkeypatch.setattr(memory, "_dump_snapshot", dump)
     session = _session(tmp_path, is_first=True, device="cuda:0")
     trace = _trace_updates(session)
     next(trace)
