@@ -125,6 +125,8 @@ ELSEWHERE: dict[str, object] = {
     "every.stall_minutes": 5.0,
     "every.upload": "s3://bucket/runs/a",
     "every.notices": "file:/run/preempted",
+    "every.profile": 10,
+    "every.profile_ranks": "all",
     "every.track": "tensorboard",
     "every.nonfinite": "skip",
     "every.skip": [120],

@@ -11,6 +11,7 @@
     probe.safetensors    those of a probe, from which updates may begin again; until the run is finished
     predictions.csv      what the best weights predict for each validation image
     best.maps.json       pictures of the worst mistakes under heat maps
+    profile/             a trace of some updates, and of a GPU's memory (every.profile)
     notes.json           tags and a note, where the user wrote any (steady runs)
     tracked-NAME.json    what a tracker was sent, where one was
     lock                 held while a process trains here

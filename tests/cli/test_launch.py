@@ -170,7 +170,7 @@ def test_slurm_is_asked_for_cores_and_what_is_not_asked_for_is_said(capsys: pyte
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
-        ((*POD, *CLAIM, "--set", "gpus=2", "--procs", "2", "--", "train", "/data/c", "--run", "/data/a"), "cpu: '8'"),
+        ((*POD, *CLAIM, "--set", "gpus=2", "--procs", "2", "--", "train", "/data/c", "--run", "/data/a"), "cpu: '14'"),
         ((*POD, *CLAIM, "--set", "gpus=4", "--", "train", "/data/c", "--run", "/data/a"), "1 of the 4 GPUs"),
     ],
 )
@@ -179,6 +179,34 @@ def test_ranks_of_other_schedulers_are_not_starved(
 ) -> None:
     assert main(["launch", *words]) == 0
     assert asked in capsys.readouterr().out
+
+
+def test_a_patch_is_a_file_or_a_value(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (work / "pod.yaml").write_text("spec:\n  hostIPC: true\n  volumes:\n  - name: x\n    secret: {defaultMode: 0400}\n")
+    (work / "two.yaml").write_text(
+        "kind: Job\nspec: {backoffLimit: 9}\n---\nkind: Service\nmetadata: {labels: {a: b}}\n"
+    )
+    command = ["--", "train", "s3://photos/cats", "--run", "s3://photos/runs/a"]
+    for value, lines in (
+        ("pod.yaml", ("hostIPC: true", "defaultMode: 256")),  # octal, as kubectl reads it
+        ("two.yaml", ("backoffLimit: 9", "    a: b")),
+        ('{"spec": {"hostIPC": true}}', ("hostIPC: true",)),
+    ):
+        assert main(["launch", *POD, "--set", f"kubernetes.patch={value}", *command]) == 0
+        shown = capsys.readouterr().out
+        assert all(f"{line}\n" in shown for line in lines)
+    assert main(["launch", *POD, "--set", "kubernetes.patch.spec.hostIPC=true", *command]) == 0
+    assert "hostIPC: true\n" in capsys.readouterr().out
+    assert main(["launch", *POD, "--set", "kubernetes.resources.vpc.amazonaws.com/efa=4", *command]) == 0
+    assert "vpc.amazonaws.com/efa: '4'\n" in capsys.readouterr().out
+    assert main(["launch", *POD, "--set", "kubernetes.patch=gone.yaml", *command]) == 2
+    assert capsys.readouterr().err.startswith("steady: cannot read the patch gone.yaml")
+
+
+def test_in_a_container_slurm_starts_the_images_python(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["launch", "--on", "slurm", "--set", "image=me/x:1", "--set", 'slurm.mounts=["/data"]', "--dry-run", "--"]
+    assert main([*words, "train", "/data/a.rec", "--run", "/data/runs/a"]) == 0
+    assert " python3 -P -m steadytrain train /data/a.rec" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

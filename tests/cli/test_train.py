@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from steadytrain.cli import main
+from steadytrain.cli.options import TrainingOptions
+from steadytrain.cli.train import _note_fewer_ranks
 from steadytrain.config import Recipe
-from steadytrain.events import Ended
+from steadytrain.events import Ended, Started
 from steadytrain.run import Run
 from steadytrain.training import steps
 
@@ -193,3 +195,40 @@ def test_repeats_are_at_least_two_and_have_a_folder_of_their_own(
     assert main(["train", "photos", "--run", "runs/a", *QUICK]) == 0
     assert main(["train", "photos", "--run", "runs/a", *QUICK, "--repeats", "2"]) == 2
     assert "runs/a is a run; repeats need another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("launcher", "hosts", "expected"),
+    [
+        ("torchrun", ["a"] * 8, "steady resume {run} --procs 8 starts as many on this machine"),
+        ("torchrun", ["a"] * 4 + ["b"] * 4, "steady launch --on ssh --nodes 2 --procs 4 -- resume {run}"),
+        ("Slurm", ["a"] * 4 + ["b"] * 4, "steady launch --on slurm --nodes 2 --procs 4 -- resume {run}"),
+        ("Slurm", ["a"] * 8, "steady launch --on slurm --nodes 1 --procs 8 -- resume {run}"),
+        ("Kubernetes", ["a-0", "a-1"], "steady launch --on kubernetes --nodes 2 --procs 1 -- resume {run}"),
+        ("Open MPI", ["a", "b"], "steady launch --on mpi --nodes 2 --procs 1 -- resume {run}"),
+    ],
+)
+def test_a_run_that_a_launcher_started_says_how_it_is_resumed_as_it_was_launched(
+    recipe: Recipe,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    launcher: str,
+    hosts: list[str],
+    expected: str,
+) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    machine = {"ranks": len(hosts), "hosts": hosts, "launcher": launcher}
+    with run.log() as log:
+        log.append(Started(digest=recipe.digest, step=0, steps=20, steps_per_epoch=10, batch_size=32, machine=machine))
+    _note_fewer_ranks(run, TrainingOptions(run=str(run.directory)))
+    said = capsys.readouterr().err
+    assert f"had {len(hosts)} ranks" in said and f"started by {launcher}, and resumes with one" in said
+    assert expected.format(run=run.directory) in said and said.count("\n") == 1
+
+
+def test_torchruns_dashes_behind_the_module_are_told(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in ``torchrun --nproc-per-node=2 -m steadytrain train photos -- --run R``."""
+    assert main(["train", "photos", "--", "--run", "R"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("steady: Unknown option: --run. Behind two dashes nothing is an option")
+    assert "torchrun --nproc-per-node=2 -m -- steadytrain train" in said and "Did you mean" not in said

@@ -383,3 +383,34 @@ def test_a_gpu_without_any_driver_is_seen_on_the_bus(tmp_path: Path) -> None:
 def test_no_bus_and_no_device_files_to_look_at_is_unknown(tmp_path: Path) -> None:
     gpus = accelerators(tmp_path, refusing())
     assert (gpus.on_bus, gpus.device_files) == (None, None)
+
+
+def test_compilers_are_those_that_torch_would_find(tmp_path: Path) -> None:
+    for name in ("clang", "ccache", "g++"):
+        (tmp_path / name).touch(mode=0o755)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "clang").touch(mode=0o755)
+    assert system(tmp_path, {"PATH": str(tmp_path)}).compilers == ("C", "C++")
+    assert system(tmp_path, {"PATH": str(tmp_path / "c")}).compilers == ("C",)
+    assert system(tmp_path, {"PATH": str(tmp_path / "none")}).compilers == ()
+    assert system(tmp_path, {"PATH": str(tmp_path / "none"), "CXX": str(tmp_path / "g++")}).compilers == ("C++",)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_adapters_of_a_fast_network_and_their_library(
+    tmp_path: Path, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def load(name: str) -> object:
+        asked.append(name)
+        if not is_there:
+            raise OSError(f"{name}: cannot open shared object file")
+        return load
+
+    monkeypatch.setattr("steadytrain.doctor.collect.ctypes.CDLL", load)
+    files = {f"sys/class/infiniband/mlx5_{number}/node_type": "1: CA" for number in range(2)}
+    facts = accelerators(tree(tmp_path, files))
+    assert (facts.infiniband, facts.ibverbs, asked) == (("mlx5_0", "mlx5_1"), is_there, ["libibverbs.so.1"])
+    alone = accelerators(tree(tmp_path / "other", SERVER))
+    assert (alone.infiniband, alone.ibverbs) == ((), None) and len(asked) == 1

@@ -555,3 +555,31 @@ def test_every_rule_is_on_the_page() -> None:
     words = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
     assert {name for name in names if name not in words and not name.endswith("-")} == set()
     assert {"variable", "missing", "pressure-memory", "pressure-disk"} <= words and len(names) > 30
+
+
+@pytest.mark.parametrize(
+    ("torch", "compilers", "severity", "what"),
+    [
+        (SEEN, (), "warn", "no C compiler: --compile will not work here"),
+        (SEEN, ("C++",), "warn", "no C compiler: --compile will not work here"),
+        (SEEN, ("C",), None, ""),
+        (CPU, ("C",), "note", "no C++ compiler: --compile will not work here"),
+        (CPU, ("C", "C++"), None, ""),
+        (CPU, None, None, ""),
+    ],
+)
+def test_a_compiler_that_compiled_code_needs_is_missed(
+    torch: Torch, compilers: tuple[str, ...] | None, severity: str | None, what: str
+) -> None:
+    facts = MachineFacts(torch=torch, system=replace(HOST, compilers=compilers))
+    seen = [finding for finding in findings(facts) if finding.rule == "no-compiler"]
+    assert [(finding.severity, finding.what) for finding in seen] == ([(severity, what)] if severity else [])
+
+
+def test_fast_adapters_without_their_library_are_told() -> None:
+    without = Accelerators(infiniband=("mlx5_0", "mlx5_1"), ibverbs=False)
+    [finding] = findings(MachineFacts(accelerators=without))
+    assert (finding.rule, finding.severity) == ("no-ibverbs", "warn")
+    assert finding.what == "no libibverbs beside mlx5_0, mlx5_1 (InfiniBand, RoCE or EFA)"
+    assert "libibverbs1 librdmacm1 ibverbs-providers" in finding.remedy
+    assert findings(MachineFacts(accelerators=replace(without, ibverbs=True))) == []

@@ -260,3 +260,66 @@ def test_ranks_that_pack_may_be_lost() -> None:
     assert "torch.distributed" not in elastic.commands[0].argv[-1]
     [local] = render("local", replace(pack, nodes=1)).stages
     assert (local.commands[0].argv[3:], local.restarts) == (("steadytrain", "pack", "--procs", "4", "photos", "x"), 1)
+
+
+def test_a_run_is_started_again_three_times_and_a_program_of_the_users_own_never() -> None:
+    assert (Job(words=TRAIN).num_restarts, Job(words=("python", "x.py")).num_restarts) == (3, 0)
+    assert (Job(words=TRAIN, restarts=0).num_restarts, Job(words=("python", "x.py"), restarts=2).num_restarts) == (0, 2)
+
+
+def _policy(job: Job) -> tuple[int, list[tuple[str, object]]]:
+    """How many pods may fail, and what is done about which exit code or condition."""
+    spec = next(document for document in yaml.safe_load_all(render("kubernetes", job).files[0].text))["spec"]
+    if "replicatedJobs" in spec:
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    rules = spec["podFailurePolicy"]["rules"]
+    return spec["backoffLimit"], [
+        (rule["action"], rule["onExitCodes"]["values"] if "onExitCodes" in rule else "disruption") for rule in rules
+    ]
+
+
+def test_that_another_rank_was_lost_is_no_pods_own_failure() -> None:
+    job = next(
+        document
+        for document in yaml.safe_load_all(render("kubernetes", POD).files[0].text)
+        if document["kind"] == "Job"
+    )
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    assert rules[0]["action"] == "Ignore" and rules[0]["onExitCodes"]["values"] == [4, 75]
+    assert job["spec"]["backoffLimit"] == 3, "a pod that fails is one failure, whatever becomes of the others"
+    # Those of a JobSet that lost a rank must not decide whether it counts: the pod that failed does.
+    assert _policy(SET) == (0, [("FailJob", [75]), ("Ignore", [4]), ("FailJob", "disruption")])
+
+
+@pytest.mark.parametrize(("data", "cores"), [("photos", 7), ("s3://bucket/photos", 7), ("photos.rec", 4)])
+def test_cores_are_asked_for_by_what_the_images_take_to_decode(data: str, cores: int) -> None:
+    job = Job(words=("train", data), procs=8, gpus=8)
+    assert f"#SBATCH --cpus-per-task={cores}\n" in render("slurm", job).files[0].text
+    assert job.cores == 8 * cores and replace(job, cpus=32).cores == 32 and replace(job, gpus=None).cores is None
+
+
+def test_further_words_go_to_srun_whole() -> None:
+    job = replace(SLURM, options=(Slurm(srun=("--mpi=pmix", "--export=ALL,A=b c")),))
+    assert "--cpus-per-task=8 --mpi=pmix '--export=ALL,A=b c' /opt/env/bin/python" in render("slurm", job).files[0].text
+
+
+def test_ranks_run_in_a_container_of_pyxis() -> None:
+    options = Slurm(mounts=("/mnt/photos:/data:ro", "/scratch"))
+    words = ("train", "/data/a.rec", "--run", "/scratch/runs/a")
+    job = Job(
+        words=words,
+        inputs=words[1:2],
+        outputs=words[3:],
+        image="nvcr.io#me/x:1",
+        folder="/shared/me",
+        options=(options,),
+    )
+    script = render("slurm", job).files[0].text
+    assert (
+        "srun --kill-on-bad-exit=1 '--container-image=nvcr.io#me/x:1'"
+        " --container-mounts=/shared/me:/shared/me,/mnt/photos:/data:ro,/scratch:/scratch"
+        " --container-workdir=/shared/me python3 -P -m steadytrain train" in script
+    )
+    with pytest.raises(InputError, match=r"not below .*/data or .*that the containers share"):
+        render("slurm", replace(job, outputs=("/mnt/photos/runs",)))
+    assert "--container" not in render("slurm", replace(job, image=None)).files[0].text

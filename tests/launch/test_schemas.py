@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,36 @@ from steadytrain.launch.kubernetes import Kubernetes
 from steadytrain.launch.sky import Sky
 
 BARE = Job(words=("train", "/data/a.rec"), image="a")
+PATCH: dict[str, Any] = {
+    "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "ib0"}},
+    "spec": {
+        "hostNetwork": True,
+        "priorityClassName": "high",
+        "volumes": [{"name": "memory", "emptyDir": {"sizeLimit": "64Gi"}}, {"name": "logs", "emptyDir": {}}],
+        "containers": [
+            {"name": "ranks", "env": [{"name": "NCCL_IB_HCA", "value": "mlx5"}], "imagePullPolicy": "Always"},
+            {"name": "logs", "image": "fluent-bit"},
+        ],
+    },
+}
+FULL: dict[str, Any] = {
+    "claim": "photos",
+    "secret": "keys",
+    "tolerations": ("spot=true:NoSchedule", "dedicated"),
+    "resources": {"rdma/ib": 8, "hugepages-2Mi": "5Gi", "vpc.amazonaws.com/efa": 4},
+    "capabilities": ("IPC_LOCK",),
+    "user": 0,
+    "group": 2000,
+    "pull_secrets": ("registry",),
+    "queue": "vision",
+    "patch": (PATCH, {"kind": "Service", "metadata": {"annotations": {"a": "b"}}}),
+}
 JOBS = [POD, BARE, Job(words=("python", "x.py"), nodes=2, image="a", options=(Kubernetes(claim="b"),))]
+JOBS += [replace(POD, options=(Kubernetes(**FULL, cache=cache),)) for cache in ("emptyDir", "/mnt/nvme")]
+SETS = [SET, replace(SET, gpus=8, procs=8, options=(Kubernetes(kind="jobset", **FULL | {"patch": PATCH}, cache="/a"),))]
+SKIES = [SKY, Job(words=("python", "x.py"), options=(Sky(setup="pip install steadytrain"),))]
+SKY_PATCH = {"resources": {"disk_size": 512, "labels": {"team": "vision"}}, "envs": {"NCCL_DEBUG": "WARN"}}
+SKIES += [replace(SKY, options=(replace(SKY.options_of(Sky), patch=SKY_PATCH, network_tier="best"),))]
 
 
 def _manifests(job: Job) -> list[dict[str, Any]]:
@@ -33,18 +63,19 @@ def test_jobs_and_services(job: Job) -> None:
     assert [manifest["kind"] for manifest in _manifests(job)] == ["Service", "Job"]
 
 
-def test_jobsets() -> None:
+@pytest.mark.parametrize("job", SETS)
+def test_jobsets(job: Job) -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models")
-    (manifest,) = _manifests(SET)
+    (manifest,) = _manifests(job)
     back = json.loads(models.JobsetV1alpha2JobSet.from_dict(manifest).to_json())
     assert not list(_unknown(manifest, back))
     checked = pytest.importorskip("kubernetes_validate")
     template = manifest["spec"]["replicatedJobs"][0]["template"]
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, **template}
-    checked.validate(job, checked.latest_version(), strict=True)
+    inner = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, **template}
+    checked.validate(inner, checked.latest_version(), strict=True)
 
 
-@pytest.mark.parametrize("job", [SKY, Job(words=("python", "x.py"), options=(Sky(setup="pip install steadytrain"),))])
+@pytest.mark.parametrize("job", SKIES)
 def test_tasks_of_skypilot(job: Job) -> None:
     schemas = pytest.importorskip("sky.utils.schemas")
     checked = pytest.importorskip("jsonschema")

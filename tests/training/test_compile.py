@@ -15,6 +15,9 @@ from tests import forked
 
 from steadytrain.cli import main
 from steadytrain.events import Compiled, Event, Noticed, Started
+from steadytrain.reports.page import page
+from steadytrain.reports.summary import Account
+from steadytrain.reports.verdict import held_back
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 
@@ -187,7 +190,10 @@ def test_a_machine_without_a_compiler_trains_as_if_nobody_had_asked(
     messages = [
         event.message for event in happened if isinstance(event, Noticed) and "cannot be compiled" in event.message
     ]
-    assert (
-        len(messages) == 1 and "no-such-compiler" in messages[0] and messages[0].endswith("training continues without")
-    )
+    assert len(messages) == 1 and "no-such-compiler" in messages[0]
+    assert messages[0].startswith("warning: the network cannot be compiled")
+    assert messages[0].endswith("training without (see steady doctor)")
+    assert [type(event) for event in happened[:2]] == [Started, Noticed], "before all that is only worth knowing"
+    account = Account.of(Run.open(tmp_path / "tried"))
+    assert held_back(account)[0] == messages[0] and page([account]).count("cannot be compiled") > 1
     assert weights(tmp_path / "tried") == weights(tmp_path / "eager")

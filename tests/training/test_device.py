@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +17,14 @@ from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.machine.nvml import Driver, Gpu, GpuProcess
 from steadytrain.training import device
-from steadytrain.training.device import ALONE, choose_device, gpus_of_ranks, sampled_gpus, set_up_machine
+from steadytrain.training.device import (
+    ALONE,
+    choose_device,
+    gpus_of_ranks,
+    sampled_gpus,
+    set_up_machine,
+    stay_near_gpu,
+)
 
 H100 = Gpu(name="NVIDIA H100", uuid="GPU-aa")
 EIGHT = tuple(replace(H100, index=index, uuid=f"GPU-{index}") for index in range(8))
@@ -202,3 +212,56 @@ def test_the_first_rank_of_each_machine_samples_the_gpus_of_its_ranks(monkeypatc
 def test_two_ranks_on_one_gpu_are_refused_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecipeError, match=r"ranks 0 and 1 on one have the same GPU \(aa\)"):
         gpus_of_ranks(group(1, ["aa", "aa"], ["one", "one"]), gpu(monkeypatch, 9, 0))
+
+
+NODES = {0: frozenset(range(4)), 1: frozenset(range(4, 8))}
+PLACES = [f"0000:{bus:02x}:00.0" for bus in (23, 101, 202, 227)]
+
+
+def near_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, rank: int, allowed: list[frozenset[int]], quota: float | None = None
+) -> tuple[int, list[set[int]], list[str]]:
+    """Of a rank beside pretended GPUs, two at each of two nodes: ranks on its cores, affinities set, what was said.
+
+    ``allowed``: the processors of each rank of the machine.
+    """
+    properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=[23, 101, 202, 227][rank], pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    affinities: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, processors: affinities.append(set(processors)))
+    monkeypatch.setattr("steadytrain.machine.cgroups.allowed", lambda: allowed[rank])
+    monkeypatch.setattr("steadytrain.machine.cgroups.quota", lambda: quota)
+
+    def near(devices: list[str], processors: frozenset[int], root: Path = Path("/")) -> list[frozenset[int]]:
+        return [NODES[PLACES.index(device) // 2] & processors for device in devices]
+
+    monkeypatch.setattr("steadytrain.machine.cgroups.near_processors", near)
+    ranks = [["one", sorted(processors), place] for processors, place in zip(allowed, PLACES, strict=True)]
+    of: Any = SimpleNamespace(
+        world=World(rank=rank, size=4), hosts=["one"] * 4, sharing=4, all_gather_json=lambda value: ranks
+    )
+    messages: list[str] = []
+    with ExitStack() as stack:
+        sharing = stay_near_gpu(of, torch.device("cuda", rank), stack, messages.append)
+    assert stay_near_gpu(of, torch.device("cpu"), stack, messages.append) == 4
+    return sharing, affinities, messages
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_ranks_stay_near_their_gpus_for_the_run_and_share_what_is_there(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    everything = frozenset(range(8))
+    sharing, affinities, messages = near_its_gpu(monkeypatch, rank, [everything] * 4)
+    assert sharing == 2 and affinities == [NODES[rank // 2], everything], "and then it is as it was"
+    assert messages == [f"rank {rank} stays on the 4 of 8 processors that are near its GPU"]
+
+
+def test_a_quota_is_shared_by_all_ranks_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert near_its_gpu(monkeypatch, 0, [frozenset(range(8))] * 4, quota=4.0)[0] == 4
+
+
+def test_ranks_with_other_processors_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Slurm gives each task its own."""
+    sharing, affinities, _ = near_its_gpu(monkeypatch, 0, [frozenset({2 * rank, 2 * rank + 1}) for rank in range(4)])
+    assert (sharing, affinities) == (1, [])

@@ -18,6 +18,7 @@ from steadytrain.cli.options import RepeatedFlag, TrainingOptions, parse_setting
 from steadytrain.config import Data, Model, Recipe
 from steadytrain.doctor.collect import places
 from steadytrain.errors import InputError
+from steadytrain.files import read_text
 
 if TYPE_CHECKING:
     from steadytrain.launch import Job
@@ -249,5 +250,20 @@ def job_for(command: tuple[str, ...], on: str | None, file: Path | None, values:
         inner[last] = value
     if place in ("local", "ssh", "mpi", "slurm"):  # one and the same environment and folder, as a rule
         folder = {} if place == "local" else {"folder": os.getcwd()}  # noqa: PTH109
-        table = {"python": sys.executable, **folder, **table}
+        python = {} if place == "slurm" and "image" in table else {"python": sys.executable}
+        table = {**python, **folder, **table}
+    for options in table.values():
+        if isinstance(options, dict) and isinstance(options.get("patch"), str):
+            options["patch"] = _read_patch(Path(options["patch"]))
     return place, build_job(table)
+
+
+def _read_patch(path: Path) -> Any:
+    """Read a file of patches by YAML 1.1, as kubectl and SkyPilot read theirs. Raises InputError."""
+    import yaml
+
+    try:
+        tables = list(filter(None, yaml.safe_load_all(read_text(path))))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(f"cannot read the patch {path}: {' '.join(str(error).split())}") from error
+    return tables[0] if len(tables) == 1 else tables

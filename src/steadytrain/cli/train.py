@@ -364,11 +364,15 @@ def _note_fewer_ranks(run: Run, options: TrainingOptions) -> None:
     """Print how to resume a run with its earlier number of ranks, if this process is to train it alone."""
     progress = run.progress()
     ranks = progress.started.machine.get("ranks", 1) if progress.started else 1
-    if ranks > 1 and not progress.finished and options.value("parallel.procs") is None:
-        resume = f"resume {shlex.quote(str(run.directory))}"
+    if progress.started and ranks > 1 and not progress.finished and options.value("parallel.procs") is None:
+        resume, machine = f"resume {shlex.quote(str(run.directory))}", progress.started.machine
+        nodes, launcher = len({*machine.get("hosts", ())}) or 1, machine.get("launcher") or "a launcher"
+        on = {"Slurm": "slurm", "Kubernetes": "kubernetes", "Open MPI": "mpi", "MPI": "mpi"}.get(launcher, "ssh")
+        again = f"steady launch --on {on} --nodes {nodes} --procs {ranks // nodes} -- {resume} starts them as before"
         note(
-            f"{run.directory} had {ranks} ranks, and resumes with one: steady {resume} --procs {ranks} starts as many"
-            f" on this machine, steady launch ... -- {resume} on several"
+            f"{run.directory} had {ranks} ranks on {count(nodes, 'machine')}, started by {launcher}, and resumes with"
+            f" one: {f'{again}, ' * (nodes > 1 or on != 'ssh')}steady {resume} --procs {ranks} starts as many on this"
+            " machine"
         )
 
 

@@ -85,6 +85,9 @@ def _flag_hint(verb: str, word: str, names: Sequence[str], trains: bool) -> str:
     from steadytrain.config.recipe import synonym
 
     plain = plain_word(word)
+    if word in names:  # an option's name is none behind two dashes
+        module = f"torchrun's belong before the module: torchrun --nproc-per-node=2 -m -- steadytrain {verb} ..."
+        return f" Behind two dashes nothing is an option: leave them out; {module}"
     if (known := f"--{plain}") in names:  # with one dash, or in capitals
         return f" Did you mean {known}?"
     if (key := synonym(word)) and (flag := flag_of(key)) in names:

@@ -1051,6 +1051,14 @@ class Every:
         example="tensorboard",
         flag=Flag(OUTPUT),
     )
+    profile: int | None = setting(
+        None,
+        "Trace so many updates after the warm-up by torch.profiler, and a GPU's memory, into the run's folder profile.",
+        limit=FROM_1,
+        example=10,
+        flag=Flag(SPEED),
+    )
+    profile_ranks: Literal["first", "all"] = setting("first", "Whose updates every.profile traces.", example="all")
     nonfinite: Literal["stop", "skip", "slower", "fp32"] = setting(
         "stop",
         "What to do when a loss or a weight is NaN or infinite: stop ends the run, with the evidence saved. The others "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import platform
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -88,6 +90,7 @@ def system(root: Path, environment: Mapping[str, str]) -> System:
     board = read(root / "proc/device-tree/model")
     words = [read(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
     hardware = " ".join(word for word in words if word) or (board.rstrip("\0") if board else None)
+    path = environment.get("PATH")
     return System(
         host=platform.node() or None,
         system=platform.system() or None,
@@ -98,6 +101,11 @@ def system(root: Path, environment: Mapping[str, str]) -> System:
         python=platform.python_version(),
         executable=sys.executable or None,
         venv=sys.prefix if sys.prefix != sys.base_prefix else None,
+        compilers=tuple(
+            language
+            for language, names in (("C", "CC gcc clang cc"), ("C++", "CXX g++ clang++"))
+            if any(shutil.which((environment.get(name) or name).split()[0], path=path) for name in names.split())
+        ),
     )
 
 
@@ -351,12 +359,15 @@ _CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 
 def accelerators(root: Path, nvml: Any = None, variables: Mapping[str, str] = os.environ) -> Accelerators:
-    """Collect the facts about GPUs, from NVIDIA's library, else from its kernel module.
+    """Collect the facts about GPUs, from NVIDIA's library, else from its kernel module, and about fast networks.
 
     Args:
         root: where ``proc``, ``sys`` and ``dev`` lie.
         nvml: the module ``pynvml``; None: the installed one, if there is one.
     """
+    adapters, ibverbs = sorted(folder.name for folder in (root / "sys/class/infiniband").glob("*")), False
+    with suppress(OSError):
+        ibverbs = bool(adapters and ctypes.CDLL("libibverbs.so.1"))
     driver = read_driver(root, nvml, variables)
     bus, devices = root / "sys/bus/pci", root / "dev"
     vendors = [
@@ -371,4 +382,6 @@ def accelerators(root: Path, nvml: Any = None, variables: Mapping[str, str] = os
         gpus=driver.gpus,
         on_bus=tuple(vendor for vendor in vendors if vendor) if bus.is_dir() else None,
         device_files=len(list(devices.glob("nvidia[0-9]*"))) if devices.is_dir() else None,
+        infiniband=tuple(adapters),
+        ibverbs=ibverbs if adapters else None,
     )

@@ -15,7 +15,7 @@ from steadytrain.machine.nvml import Gpu as Gpu
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """The operating system, Python, and what runs around them; ``container``: such as ``docker``, or ``none``."""
+    """The operating system, Python, ``compilers`` (``C``), and the ``container`` around them: ``docker``, ``none``."""
 
     host: str | None = None
     system: str | None = None
@@ -26,6 +26,7 @@ class System:
     python: str | None = None
     executable: str | None = None
     venv: str | None = None
+    compilers: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,8 @@ class Accelerators:
 
     ``driver`` is NVIDIA's, ``driver_by`` who told it (``nvml`` or ``proc``), ``driver_error`` why NVML
     did not answer. ``on_bus`` are the GPUs on the PCI bus by vendor, with or without a driver; ``device_files``
-    counts ``/dev/nvidia0`` and so on.
+    counts ``/dev/nvidia0`` and so on. ``infiniband`` are adapters for it, for RoCE and EFA; ``ibverbs``: their
+    library can be loaded.
     """
 
     driver: str | None = None
@@ -151,6 +153,8 @@ class Accelerators:
     gpus: tuple[Gpu, ...] = ()
     on_bus: tuple[str, ...] | None = None
     device_files: int | None = None
+    infiniband: tuple[str, ...] = ()
+    ibverbs: bool | None = None
 
     @property
     def numbered(self) -> tuple[tuple[int, Gpu], ...]:

@@ -169,6 +169,19 @@ def other_gpus(facts: MachineFacts) -> Iterator[MachineFinding]:
         yield note("mps-unused", "this Mac's GPU will not be used", why, "train on a machine with an NVIDIA GPU")
 
 
+def missing_libraries(facts: MachineFacts) -> Iterator[MachineFinding]:
+    """What slim images lack: a compiler for ``torch.compile``, and the library by which NCCL uses InfiniBand."""
+    is_gpu, adapters = facts.torch.sees_gpu, ", ".join(facts.accelerators.infiniband)
+    language, packages = ("C", "gcc libc6-dev") if is_gpu else ("C++", "g++")
+    if facts.system.compilers is not None and language not in facts.system.compilers:
+        what, why = f"no {language} compiler: --compile will not work here", "Training goes on without compiled code."
+        yield MachineFinding("no-compiler", "warn" if is_gpu else "note", what, why, f"apt-get install {packages}")
+    if adapters and facts.accelerators.ibverbs is False:
+        why = "NCCL exchanges gradients of several machines by TCP, many times slower, without a word."
+        remedy = "apt-get install libibverbs1 librdmacm1 ibverbs-providers"
+        yield warn("no-ibverbs", f"no libibverbs beside {adapters} (InfiniBand, RoCE or EFA)", why, remedy)
+
+
 def has_nvidia(facts: MachineFacts) -> bool:
     """Return whether there is an NVIDIA GPU, by its driver or on the bus."""
     machine = facts.accelerators
@@ -431,6 +444,7 @@ RULES: tuple[Rule, ...] = (
     gpu_taken,
     gpu_slowed,
     other_gpus,
+    missing_libraries,
     pinned,
     image_decoders,
     versions,

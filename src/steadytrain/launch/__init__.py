@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from steadytrain.config.factories import load_entry_point
-from steadytrain.config.plain import build
+from steadytrain.config.plain import build, hints_of, leaves
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.launch import kubernetes, local, mpi, sky, slurm, ssh
 from steadytrain.launch.job import Job, is_python, options_name
@@ -102,9 +102,18 @@ def build_job(table: Mapping[str, Any]) -> Job:
         InputError: a value that a job cannot have.
     """
     kinds = {options_name(kind): kind for launcher in launchers().values() for kind in launcher.options}
-    options = tuple(build(kind, table[name], name) for name, kind in kinds.items() if name in table)
+    tables = {name: _joined_names(kind, table[name]) for name, kind in kinds.items() if name in table}
+    options = tuple(build(kinds[name], values, name) for name, values in tables.items())
     plain = {name: value for name, value in table.items() if name not in kinds}
     return replace(build(Job, plain, hint=lambda name, known: did_you_mean(name, [*known, *kinds])), options=options)
+
+
+def _joined_names(kind: type[Any], table: Any) -> Any:
+    """Join names that ``--set`` has split at their dots, such as ``kubernetes.resources.vpc.amazonaws.com/efa=4``."""
+    nested = [name for name, hint in hints_of(kind).items() if "Any" in str(hint)]  # tables in tables
+    entries = table.items() if isinstance(table, Mapping) else ()
+    flat = {name: dict(leaves(value)) for name, value in entries if isinstance(value, dict) and name not in nested}
+    return {**table, **flat} if flat else table
 
 
 def _notes_on_gpus(job: Job, launcher: Launcher) -> tuple[str, ...]:

@@ -112,9 +112,10 @@ def spread(hosts: Sequence[Host], procs: int | None, ranks: int | None) -> tuple
 
 
 VERBS = ("train", "finetune", "resume", "bandwidth", "pack")
-CORES_PER_GPU = 4
-"""Cores that decode images for a GPU, where nothing says how many: nearly every machine with GPUs has as many for each.
-"""
+CORES_PER_GPU, CORES_OF_RECORDS = 7, 4
+"""Cores to ask for each GPU where nothing says how many: for 5,654 images/s (ResNet-50, compiled, on an H100), of which
+a core decodes 850, or 2,550 of a ``.rec``. That is 6.7, or 2.2 and some for all else (docs/gpu.md)."""
+RESTARTS = 3
 _PORTS = range(20000, 30000)  # below those that systems give away by themselves
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 
@@ -166,7 +167,8 @@ class Job:
         folder: working directory of the ranks; None: the launcher's own choice.
         address: of the first machine, as all others reach it; None: its name in ``hosts``.
         port: of rank 0, to which all ranks connect; None: a number derived from the job.
-        restarts: how often at most the job is started again after a failure, from the newest checkpoint.
+        restarts: how often at most the job is started again after a failure, from the newest checkpoint; None: 3, and 0
+            for a program of the user's own.
         keep: start it again whenever it has saved because it was asked to stop (exit code 75), without limit.
         grace_seconds: how long ranks that are asked to stop may take to save.
         minutes: the longest time that the job may run.
@@ -192,7 +194,7 @@ class Job:
     folder: str | None = None
     address: str | None = None
     port: int | None = None
-    restarts: int = 0
+    restarts: int | None = None
     keep: bool = False
     grace_seconds: int = 60
     minutes: int | None = None
@@ -219,7 +221,7 @@ class Job:
             require(value is None or 1 <= value <= 100_000, name, value, "1 to 100000")
         require(self.gpus is None or 0 <= self.gpus <= 1024, "gpus", self.gpus, "0 to 1024 per machine")
         require(self.port is None or 1024 <= self.port <= 65535, "port", self.port, "1024 to 65535")
-        require(0 <= self.restarts <= 1000, "restarts", self.restarts, "0 to 1000")
+        require(0 <= self.num_restarts <= 1000, "restarts", self.restarts, "0 to 1000")
         require(1 <= self.grace_seconds <= 86400, "grace_seconds", self.grace_seconds, "1 to 86400")
         is_name = re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", self.name)
         require(
@@ -277,7 +279,13 @@ class Job:
     @property
     def cores(self) -> int | None:
         """Cores to ask a scheduler for on each machine; None: leave it to the scheduler."""
-        return self.cpus or (CORES_PER_GPU * self.gpus if self.gpus else None)
+        is_packed = any(word.endswith(".rec") for word in self.words)
+        return self.cpus or (self.gpus or 0) * (CORES_OF_RECORDS if is_packed else CORES_PER_GPU) or None
+
+    @property
+    def num_restarts(self) -> int:
+        """Starts again after a failure, as ``restarts`` says."""
+        return (0 if is_python(self.words[0]) else RESTARTS) if self.restarts is None else self.restarts
 
     @property
     def program(self) -> tuple[str, ...]:

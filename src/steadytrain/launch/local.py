@@ -17,12 +17,12 @@ def render(job: Job) -> Plan:
         )
     if is_python(job.words[0]):
         argv = (job.python, *node_command(job, "--first", "0", procs=procs, address="127.0.0.1"))
-        restarts = job.restarts
+        restarts = job.num_restarts
     else:
         verb, *rest = job.words
         words = (verb, "--procs", str(procs), *rest)
-        restarts = job.restarts if job.is_independent else 0
-        if job.restarts and verb not in ("bandwidth", "pack"):
+        restarts = job.num_restarts if job.is_independent else 0
+        if job.restarts is not None and verb not in ("bandwidth", "pack"):
             words += ("--set", f"parallel.restarts={job.restarts}")
         argv = (job.python, "-P", "-m", "steadytrain", *words)
     run = PlanStage(kind="run", commands=(Command(argv=argv, variables=job.env),), restarts=restarts)

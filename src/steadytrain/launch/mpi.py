@@ -73,7 +73,7 @@ def render(job: Job) -> Plan:
         words += ["-genvlist", ",".join(names)]
     argv = (*words, *mpi.options, job.python, *rank_command(job))
     run = Command(argv=argv, variables=variables, stops_by="SIGUSR1")
-    return Plan(stages=(PlanStage(kind="run", commands=(run,), restarts=job.restarts),))
+    return Plan(stages=(PlanStage(kind="run", commands=(run,), restarts=job.num_restarts),))
 
 
 LAUNCHER = Launcher(

@@ -180,7 +180,7 @@ def rank_command(job: Job) -> tuple[str, ...]:
 
 def torchrun_command(job: Job, *flags: str, procs: int, meeting: Sequence[str]) -> tuple[str, ...]:
     """Return the interpreter's arguments that start torchrun's agent; ``meeting``: its options for the rendezvous."""
-    options = (*meeting, f"--nproc-per-node={procs}", f"--max-restarts={job.restarts}")
+    options = (*meeting, f"--nproc-per-node={procs}", f"--max-restarts={job.num_restarts}")
     agent = ("-P", "-m", "torch.distributed.run", *options)
     # After two dashes: torchrun would take --run for the beginning of its own --run-path.
     program = ("--", *job.program) if is_python(job.words[0]) else ("-m", "--", "steadytrain", *job.words)

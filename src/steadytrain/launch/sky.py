@@ -9,19 +9,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from steadytrain.config.plain import check_types
 from steadytrain.errors import InputError
 from steadytrain.launch.job import Job, require, require_lines
+from steadytrain.launch.patch import merge_patch
 from steadytrain.launch.plan import Command, File, Launcher, Plan, PlanStage, node_command
 from steadytrain.launch.shared import require_shared
+from steadytrain.launch.supervise import PREEMPTED
 
 _NUMBER, _ADDRESS = "$SKYPILOT_NODE_RANK", "$address"
 _FIRST = "address=$(printf '%s\\n' \"$SKYPILOT_NODE_IPS\" | head -n 1)"
-_SAVED = 75
 
 
 class _Dumper(yaml.SafeDumper):
@@ -45,6 +46,8 @@ class Sky:
         setup: a shell command that installs steadytrain on each machine, where the image does not have it.
         workdir: folder of this machine that is copied to each, which is then the working directory.
         mounts: a folder of the machines -> the bucket that is seen there, such as ``s3://photos``.
+        network_tier: ``best``: with InfiniBand, EFA or GPUDirect, where a cloud has it; None: SkyPilot's default.
+        patch: a table that is merged over the task (:func:`.patch.merge_patch`).
     """
 
     infra: str | None = None
@@ -53,6 +56,8 @@ class Sky:
     setup: str | None = None
     workdir: str | None = None
     mounts: Mapping[str, str] = field(default_factory=dict)
+    network_tier: Literal["best", "standard"] | None = None
+    patch: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_types(self, "sky")
@@ -84,7 +89,8 @@ def render(job: Job) -> Plan:
         folder=job.folder,
         copied=sky.workdir is not None,
     )
-    file = File(name=f"{job.name}.sky.yaml", text=yaml.dump(_task(job), Dumper=_Dumper, sort_keys=False))
+    task = merge_patch(_task(job), sky.patch, own=("num_nodes", "run"), where="sky.patch")
+    file = File(name=f"{job.name}.sky.yaml", text=yaml.dump(task, Dumper=_Dumper, sort_keys=False))
     secret_names = [name for name, value in sorted(job.env.items()) if value is None]
     secrets = [word for name in secret_names for word in ("--secret", name)]
     argv = ("sky", "jobs", "launch", "--yes", "--detach-run", *secrets, f"@{file.name}")
@@ -108,8 +114,9 @@ def _task(job: Job) -> dict[str, Any]:
         "memory": f"{job.memory_gb}+" if job.memory_gb else None,
         "image_id": f"docker:{job.image}" if job.image else None,
         "use_spot": sky.spot or None,
+        "network_tier": sky.network_tier,
         # The end of a machine is no error, nor are ranks that have saved because they were asked to stop.
-        "job_recovery": {"max_restarts_on_errors": job.restarts, "recover_on_exit_codes": [_SAVED]},
+        "job_recovery": {"max_restarts_on_errors": job.num_restarts, "recover_on_exit_codes": [PREEMPTED]},
     }
     words = (job.python, *node_command(job, "--node", _NUMBER, procs=procs, address=_ADDRESS))
     begin = len(words) - len(job.program)  # the user's own arguments are all quoted

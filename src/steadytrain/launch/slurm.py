@@ -7,7 +7,6 @@ itself.
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import dataclass, replace
 
@@ -16,6 +15,7 @@ from steadytrain.errors import InputError
 from steadytrain.format import count
 from steadytrain.launch.job import Job, require, require_lines
 from steadytrain.launch.plan import Command, File, Launcher, Plan, PlanStage, rank_command
+from steadytrain.launch.shared import require_shared
 
 _BODY = """\
 set -u
@@ -58,6 +58,8 @@ class Slurm:
         partition, account, qos: as sbatch calls them.
         signal_seconds: how long before the time limit the ranks are asked to save; the job is then queued again.
         options: further options for sbatch, each a line ``#SBATCH`` of the script.
+        srun: further words for srun.
+        mounts: folders that containers of ``image`` see beside the working directory: ``/data``, ``/mnt/photos:/data``.
     """
 
     partition: str | None = None
@@ -65,12 +67,16 @@ class Slurm:
     qos: str | None = None
     signal_seconds: int = 120
     options: tuple[str, ...] = ()
+    srun: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_types(self, "slurm")
         seconds = self.signal_seconds
         require(1 <= seconds <= 65535, "slurm.signal_seconds", seconds, "1 to 65535")
         require(all("\n" not in word for word in self.options), "slurm.options", self.options, "a single line")
+        for mount in self.mounts:
+            require(mount.startswith("/") and "," not in mount, "slurm.mounts", mount, "/FOLDER or /FOLDER:/SEEN-AS")
         require_lines("slurm", partition=self.partition, account=self.account, qos=self.qos)
 
 
@@ -78,6 +84,12 @@ def render(job: Job) -> Plan:
     """Render one script, and ``sbatch`` for it."""
     if job.least:
         raise InputError("Slurm starts all machines of a job or none: use a single number for --nodes")
+    if job.image:
+        seen, remedy = (
+            [mount.split(":")[:2][-1] for mount in _mounts(job)],
+            "mount it (--set 'slurm.mounts=[\"/data\"]')",
+        )
+        require_shared(job, seen, machines="containers", remedy=remedy, folder=job.folder)
     file = File(name=f"{job.name}.sbatch", text=_script(job), mode=0o755)
     secret_names = [name for name, value in sorted(job.env.items()) if value is None]
     submit = Command(argv=("sbatch", "--parsable", f"@{file.name}"), variables=dict.fromkeys(secret_names))
@@ -108,13 +120,15 @@ def _script(job: Job) -> str:
         "output": "%x-%A_%a.log" if job.tasks else "%x-%j.log",
         "open-mode": "append",
     }
-    lines = [f"--{name}={_quote(str(value))}" for name, value in options.items() if value is not None]
+    lines = [f"--{name}={shlex.quote(str(value))}" for name, value in options.items() if value is not None]
     lines += ["--requeue", f"--signal=B:USR1@{slurm.signal_seconds}", *slurm.options]
     directives = "".join(f"#SBATCH {line}\n" for line in lines)
     exports = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(job.env.items()) if value is not None]
     flags = [
         f"--kill-on-bad-exit={int(not job.is_independent)}",
         *([f"--cpus-per-task={cpus_per_rank}"] if cpus_per_rank else []),
+        *_container(job),
+        *slurm.srun,
     ]
     body = _BODY.format(
         exports="".join(exports),
@@ -123,12 +137,23 @@ def _script(job: Job) -> str:
         job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.tasks else "$SLURM_JOB_ID",
         flags=shlex.join(flags),
         program=f'{shlex.quote(job.python)} "$@"' if job.tasks else shlex.join((job.python, *rank_command(job))),
-        restarts=job.restarts,
+        restarts=job.num_restarts,
         kept="yes" if job.keep else "$asked",
         saved="it was asked to" if job.keep else "the time was up",
         name=job.name,
     )
     return f"#!/bin/bash\n{directives}\n{body}"
+
+
+def _mounts(job: Job) -> list[str]:
+    return [*([job.folder] if job.folder else []), *job.options_of(Slurm).mounts]
+
+
+def _container(job: Job) -> list[str]:
+    """Return srun's options of pyxis (NVIDIA's plugin for containers) that run the ranks in an image."""
+    mounts = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in _mounts(job))
+    options = {"image": job.image, "mounts": mounts, "workdir": job.folder} if job.image else {}
+    return [f"--container-{name}={value}" for name, value in options.items() if value]
 
 
 def _cores_per_rank(job: Job) -> int | None:
@@ -158,11 +183,6 @@ def _choose_task(job: Job) -> str:
     return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac", "", ""])
 
 
-def _quote(value: str) -> str:
-    """Quote a value in a line ``#SBATCH``, which sbatch reads as a shell does."""
-    return value if re.fullmatch(r"[\w@%+=:,./-]+", value, re.ASCII) else shlex.quote(value)
-
-
 def _asks_for_gpus(job: Job) -> bool:
     return any("gpu" in option or "gres" in option for option in job.options_of(Slurm).options)
 
@@ -170,7 +190,7 @@ def _asks_for_gpus(job: Job) -> bool:
 LAUNCHER = Launcher(
     render=render,
     takes=frozenset(
-        {"tasks", "at_once", "ranks", "folder", "restarts", "keep", "minutes", "cpus", "memory_gb", "gpus"}
+        {"tasks", "at_once", "ranks", "folder", "restarts", "keep", "minutes", "cpus", "memory_gb", "gpus", "image"}
     ),
     options=(Slurm,),
     names=("sbatch", "srun"),

@@ -78,7 +78,7 @@ def render(job: Job) -> Plan:
         stages += [PlanStage(kind="copy", commands=tuple(copy(job, machine.host, ssh.tool) for machine in machines))]
     least = job.least or (1 if job.is_independent else len(machines))
     may_fail = len(machines) - least
-    restarts = 0 if job.least else job.restarts  # torchrun's agents start anew by themselves
+    restarts = 0 if job.least else job.num_restarts  # torchrun's agents start anew by themselves
     runs = tuple(_run(job, machine) for machine in machines)
     stages += [PlanStage(kind="run", commands=runs, may_fail=may_fail, restarts=restarts)]
     first = machines[0].host

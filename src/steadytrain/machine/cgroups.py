@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +37,30 @@ def allowed(pid: int = 0) -> frozenset[int]:
         return frozenset(os.sched_getaffinity(pid))
     except OSError:
         return frozenset()
+
+
+def near_processors(devices: Sequence[str], allowed: frozenset[int], root: Path = ROOT) -> list[frozenset[int]]:
+    """Return for each rank of a machine the processors near its GPU: of its NUMA node, else of its socket's nodes.
+
+    All, where on sockets too some rank would have less than an even share, or the system does not tell.
+
+    Args:
+        devices: the GPUs of the ranks by their places on the PCI bus: ``0000:3b:00.0``.
+        allowed: the processors of these ranks by affinity.
+    """
+    system, nodes, packages = root / "sys/devices/system", dict[str, frozenset[int]](), dict[str, str | None]()
+    for folder in (system / "node").glob("node[0-9]*"):
+        ranges = re.findall(r"(\d+)-?(\d*)", read(folder / "cpulist") or "")
+        if processors := [n for first, last in ranges for n in range(int(first), int(last or first) + 1)]:
+            nodes[folder.name[4:]] = allowed.intersection(processors)
+            packages[folder.name[4:]] = read(system / f"cpu/cpu{processors[0]}/topology/physical_package_id")
+    sockets = {n: frozenset[int]().union(*(nodes[m] for m in nodes if packages[m] == packages[n])) for n in nodes}
+    places = [read(root / "sys/bus/pci/devices" / device / "numa_node") or "" for device in devices]
+    for groups in (nodes, sockets):
+        near = [groups.get(place, frozenset()) for place in places]
+        if all(len(processors) * len(near) >= len(allowed) * near.count(processors) for processors in near):
+            return near
+    return [allowed] * len(devices)
 
 
 def quota(root: Path = ROOT, *, pid: int | None = None) -> float | None:

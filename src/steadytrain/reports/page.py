@@ -314,6 +314,7 @@ def _run(index: int, account: Account) -> dict[str, Any]:
         "best_epoch": 0 if best is None else shown.index(account.epochs[best]) + 1,
         "few": few,
         "happened": milestones(account.history),
+        "traces": [(path.name, path.as_uri()) for path in sorted(account.run.directory.resolve().glob("profile/*"))],
         "rejected": [f"{name}: {reason}" for name, reason in pairs],  # as many as the log names
         "num_rejected": number(started.data.get("num_rejected", len(pairs))),
     }

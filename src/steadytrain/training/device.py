@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,25 @@ def sampled_gpus(group: Group | None, gpus: Sequence[Mapping[str, Any]]) -> tupl
     if group.hosts.index(host) != group.world.rank:
         return ()
     return tuple(gpu["uuid"] for gpu, place in zip(gpus, group.hosts, strict=True) if place == host)
+
+
+def stay_near_gpu(group: Group, device: torch.device, stack: ExitStack, notice: Callable[[str], None]) -> int:
+    """Keep this thread, and those it starts, near its GPU until the stack closes; return how many ranks are there."""
+    if device.type != "cuda":
+        return group.sharing
+    gpu: Any = torch.cuda.get_device_properties(device)
+    place = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+    allowed, rank = cgroups.allowed(), group.world.rank
+    ranks = group.all_gather_json([group.hosts[rank], sorted(allowed), place])
+    local = [other for other, about in enumerate(ranks) if about[:2] == ranks[rank][:2]]  # others have other processors
+    near = cgroups.near_processors([ranks[other][2] for other in local], allowed)
+    mine = near[local.index(rank)]
+    if mine != allowed:
+        notice(f"rank {rank} stays on the {len(mine)} of {len(allowed)} processors that are near its GPU")
+        os.sched_setaffinity(0, mine)
+        stack.callback(os.sched_setaffinity, 0, allowed)
+    # A quota is of all ranks, wherever they are.
+    return group.sharing if (cgroups.quota() or math.inf) <= len(mine) else near.count(mine)
 
 
 def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:

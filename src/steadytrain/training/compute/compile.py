@@ -91,7 +91,7 @@ def compile_update(
     for rank, reason in enumerate([refusal] if group is None else group.all_gather_json(refusal)):
         if reason:
             where = "" if group is None else f" on rank {rank} ({group.hosts[rank]})"
-            notice(f"the network cannot be compiled{where} ({reason}): training continues without")
+            notice(f"warning: the network cannot be compiled{where} ({reason}): training without (see steady doctor)")
             return update, None
     return replace(update, forward=forward, forward_in_parts=forward_in_parts), Compiled(
         step=state.cursor.step,

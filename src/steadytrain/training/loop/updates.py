@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+
+import torch
 
 from steadytrain.config.figures import FIGURES, SIGN
 from steadytrain.events import Event, Step
@@ -45,6 +48,8 @@ def run_updates(
     """
     consensus, every, measuring = session.consensus, session.recipe.every, StepMeasuring(session)
     waits, garbage = Waits(session.clock, session.data.num_train), _Garbage(session.clock, collect)
+    tracing = _trace_updates(session)
+    next(tracing)
     yield from begin(session, stop, before, probe=probe)
     wish = consensus.ask_now(Wish(stop=stop()))
     if _is_out_of_patience(session):
@@ -75,6 +80,7 @@ def run_updates(
         garbage.maybe_collect(seen.step - last.step, waits=logs or evaluates)
         if logs:  # before an evaluation and a checkpoint: weights that are not finite get neither
             yield from _log(session, step.lr)
+        tracing.send(step.seconds)
         yield from pending_notices(session)
         yield from written(session)
         if evaluates:  # before the checkpoint, which holds the best score and how often it was missed
@@ -86,6 +92,7 @@ def run_updates(
             yield from accounts(session)
         if is_last:
             break
+    tracing.send(None)
     signal = wish.stop or (NUMBERS if session.changes_numbers else None)
     if signal is None and (yield from begin_again(session)):
         signal = NUMBERS
@@ -248,6 +255,47 @@ class _Garbage:
             self._since = 0
             with self._clock.within("logging"):
                 self._collect()  # a device goes on meanwhile, and the log line waits for it anyway
+
+
+TRACED_AFTER = 30
+"""Updates of an attempt before those that are traced: its warm-up, and the measuring of what a step is made of."""
+
+
+def _trace_updates(session: Session) -> Generator[None, float | None]:
+    """Trace updates by torch.profiler (Kineto), and a GPU's memory, into the run's folder, as ``every.profile`` says.
+
+    It is sent the seconds of each update, and None after the last.
+    """
+    every, left = session.recipe.every, session.timeline.steps - session.state.cursor.step
+    folder, on_gpu = session.run.directory / "profile", session.state.engine.device.type == "cuda"
+    is_asked = (session.is_first or every.profile_ranks == "all") and not folder.exists()
+    num_updates = (every.profile or 0) * is_asked
+    before, traced, seconds = list[float](), list[float](), 0.0 if num_updates else None
+    while seconds is not None and len(before) < max(1, min(TRACED_AFTER, (left - num_updates) // 2)):
+        if (seconds := (yield)) is not None:
+            before.append(seconds)
+    if seconds is not None:
+        if on_gpu:
+            torch.cuda.memory._record_memory_history(max_entries=100_000)
+        with torch.profiler.profile(record_shapes=True) as profiler:
+            while len(traced) < num_updates and (seconds := (yield)) is not None:
+                traced.append(seconds)
+        began = time.perf_counter()
+        with session.clock.within("logging"):
+            folder.mkdir(exist_ok=True)
+            name = str(folder / f"rank-{session.state.engine.world.rank}")
+            profiler.export_chrome_trace(f"{name}.json.gz")
+            if on_gpu:
+                torch.cuda.memory._dump_snapshot(f"{name}-memory.pickle")  # type: ignore[no-untyped-call]
+                torch.cuda.memory._record_memory_history(enabled=None)
+        session.laps.restart()
+        usual, slower = (1000 * statistics.median(times or [0.0]) for times in (before, traced))
+        session.notice(
+            f"{len(traced)} updates are traced in {folder}: {slower:.1f} ms each, {usual:.1f} ms before, and"
+            f" {time.perf_counter() - began:.1f} s to write"
+        )
+    while True:
+        yield
 
 
 def is_collection_due(since: int, updates: int, *, waits: bool) -> bool:

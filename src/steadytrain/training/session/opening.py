@@ -37,7 +37,7 @@ from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import pass_of, use_fastest_threads
 from steadytrain.training.consensus import Alone, Together
 from steadytrain.training.data import DataSets, OpenedData, data_sets, open_named, side_to_pack, validate_as_begun
-from steadytrain.training.device import gpus_of_ranks, notice_change, prepare_device, set_up_machine
+from steadytrain.training.device import gpus_of_ranks, notice_change, prepare_device, set_up_machine, stay_near_gpu
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.remarks import remarks
 from steadytrain.training.session.saver import Saver
@@ -75,8 +75,8 @@ class _Attempt:
         return ranks_of(self.peers)
 
     def notice(self, line: str) -> None:
-        """Keep a line for the user."""
-        self.outbox.append(Noticed(message=line))
+        """Keep a line for the user; a warning comes first."""
+        (self.outbox.appendleft if line.startswith("warning:") else self.outbox.append)(Noticed(message=line))
 
     def place(self, placement: Placement) -> None:
         """Keep where the loader's threads are."""
@@ -236,7 +236,7 @@ def _set_up_device(attempt: _Attempt, saved: dict[str, Any] | None) -> _Place:
         attempt.start.passed("device")
     attempt.stack.enter_context(preserve_process(device))
     gpus = gpus_of_ranks(group, device)
-    sharing = world.local_size if group is None else group.sharing
+    sharing = world.local_size if group is None else stay_near_gpu(group, device, attempt.stack, attempt.notice)
     machine = set_up_machine(recipe, device, before, attempt.notice, ranks=world.size, sharing=sharing)
     return _Place(device, saved, before, machine, gpus, sharing)
 
