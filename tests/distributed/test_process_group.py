@@ -173,6 +173,20 @@ def test_the_others_read_why_the_rank_failed_that_holds_the_store_and_it_ends_th
     assert "RankLostError: rank 0 on" in errors and "failed: no such kernel" in errors
 
 
+def _fails_and_hangs(group: Group) -> dict[str, torch.Tensor]:
+    if group.world.rank == 1:
+        group.heartbeat.fail("no such kernel", exit_code=7)
+        time.sleep(50)  # as a device that never finishes what was asked of it
+    group.all_gather_json(None)
+    return {}
+
+
+def test_a_failed_rank_that_hangs_before_it_leaves_ends_with_its_own_code() -> None:
+    codes, errors = codes_of(_fails_and_hangs, 2, QUICK)
+    assert codes == [RankLostError.exit_code, 7]
+    assert "failed: no such kernel (this rank did not end by itself)" in errors
+
+
 def _cannot_close(group: Group) -> dict[str, torch.Tensor]:
     process_group.dist.destroy_process_group = lambda *_: time.sleep(1e6)
     return {}

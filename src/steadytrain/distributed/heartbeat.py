@@ -50,6 +50,7 @@ _STANDS = 10.0  # seconds at one place after which a rank tells what it exchange
 _AGAIN = ": run the same command again"  # not where a rank failed: its own message says what to do
 _AWAY = 3  # beats that a rank may miss, where a collective has failed, before it counts as gone
 _LOOKS = 4
+_TRIES = 60  # beats within which a witness has to have answered once: a firewall may be before it
 
 
 class Heartbeat:
@@ -200,7 +201,7 @@ class Heartbeat:
         if not self._is_counted and self.has_updated():
             self._is_counted = self._store.add(_UPDATED, 1) > 0
         self._all_updated = self._all_updated or self._store.add(_UPDATED, 0) >= self._world.size
-        if other not in self._reached:
+        if other not in self._reached and self._number < _TRIES:
             self._ask_witness(other)
         if self._witness is not None and self._witness.poll() is not None:  # its silence is to mean nothing
             self._store.delete_key(f"witness/{self._world.rank}")
@@ -214,8 +215,7 @@ class Heartbeat:
             return ""
         return f"{'is stopped, and ' if state == _STOPPED else ''}has sent no heartbeat for {limit:.0f} s"
 
-    def _limit(self) -> float:
-        """The seconds for which a rank may be silent: more until all have made an update."""
+    def _limit(self) -> float:  # more until all have made an update
         return self.silent if self._all_updated else max(self.silent, START_SILENT)
 
     def _start_witness(self, address: str) -> subprocess.Popen[bytes] | None:

@@ -47,13 +47,11 @@ FIRST_EXCHANGE_SECONDS = 120.0
 CLOSE_SECONDS = 20.0
 """Seconds that closing the group may take: NCCL may wait for ever for its own threads."""
 
-RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-"""Environment of torch's flight recorder, which keeps the last collectives of this process."""
-
 TURN_TIMEOUT = timedelta(days=7)
 """Time for which one rank may wait for another, for instance while that one packs the data."""
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
+_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}  # the last collectives of a process
 _NUM_FIRST = 1 << 18  # numbers of the first exchange: large messages take other ways than small ones
 _LOST = ("gloo", "nccl", "connection closed", "connection reset", "connection refused", "broken pipe", "socket")
 
@@ -122,7 +120,7 @@ class Group:
     def _connect(self, store: Any) -> None:
         """Open the connections between the ranks' CPUs, and try them out."""
         world, self.hosts = self.world, [""] * self.world.size
-        os.environ.update(RECORDER | os.environ)
+        os.environ.update(_RECORDER | os.environ)
         # A connection of its own: in the other one a request may wait for minutes for another rank.
         self.heartbeat = Heartbeat(store.clone(), world, self.hosts, _own_address(world))
         self.heartbeat.on_failure = self.dump
@@ -131,7 +129,9 @@ class Group:
                 dist.init_process_group(
                     "gloo", store=store, rank=world.rank, world_size=world.size, timeout=COLLECTIVE_TIMEOUT
                 )
-                self._control = dist.new_group(backend="gloo", timeout=TURN_TIMEOUT)
+                control = dist.new_group(backend="gloo", timeout=TURN_TIMEOUT)
+                assert not isinstance(control, int)  # a number stands for a group that this rank is not in
+                self._control = control
                 self._try_out(None, torch.device("cpu"), "gloo")
                 self._meet()
         except BaseException:
@@ -249,7 +249,7 @@ class Group:
         self.all_gather_json(None)  # from here on nobody waits for a rank that has something else to do
         with self._first_exchange(backend):
             group = dist.new_group(backend=backend, timeout=COLLECTIVE_TIMEOUT, device_id=device)
-            assert not isinstance(group, int)  # a number stands for a group that this rank is not in
+            assert not isinstance(group, int)
             self._try_out(group, device or torch.device("cpu"), backend)
         return group
 
@@ -274,8 +274,9 @@ class Group:
         numbers = torch.arange(_NUM_FIRST, dtype=torch.float32, device=device).remainder_(251)
         total, size = numbers * (self.world.rank + 1), self.world.size
         work = dist.all_reduce(total, group=group, async_op=True)
+        assert work is not None
         self._doing = f"the first all-reduce over {backend}"
-        work.wait()  # type: ignore[union-attr]
+        work.wait()
         # Whole numbers up to 2**24 are exact, and the order of the sum does not count: so up to 365 ranks.
         if wrong := int((total - numbers * (size * (size + 1) / 2)).abs().gt(numbers * size / 1024).sum()):
             raise FailedError(
@@ -350,7 +351,13 @@ class Group:
     def close(self) -> None:
         """Leave the group, in ``CLOSE_SECONDS`` at most; closing twice is fine."""
         self.heartbeat.close()
-        thread = threading.Thread(target=_destroy, name="steady-close", daemon=True)
+
+        def destroy() -> None:
+            if dist.is_initialized():
+                with suppress(RuntimeError):  # where another rank is gone, so is what is to be closed
+                    dist.destroy_process_group()
+
+        thread = threading.Thread(target=destroy, name="steady-close", daemon=True)
         thread.start()
         thread.join(CLOSE_SECONDS)
 
@@ -358,12 +365,6 @@ class Group:
 def ranks_of(peers: Peers | None) -> Group | None:
     """Return the group of the ranks, where the processes are ranks that wait for each other."""
     return peers if isinstance(peers, Group) else None
-
-
-def _destroy() -> None:
-    if dist.is_initialized():
-        with suppress(RuntimeError):  # where another rank is gone, so is what is to be closed
-            dist.destroy_process_group()
 
 
 def _link_advice(backend: str, world: World) -> str:

@@ -124,10 +124,13 @@ class Diagnosis:
 
 def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
     """Find what holds a run back; the run may still be going on. Raises RunError: nothing was started in it yet."""
-    run = run if isinstance(run, Evidence | Run) else Run.open(run)
-    evidence = run if isinstance(run, Evidence) else read_history(run).evidence()
-    is_over = isinstance(run, Evidence) or run.progress().finished is not None
-    hangs = () if is_over else tuple(read_hangs(run.directory))
+    hangs: tuple[str, ...] = ()
+    if isinstance(run, Evidence):
+        evidence = run
+    else:
+        run = Run.open(run)
+        evidence = read_history(run).evidence()
+        hangs = () if run.progress().finished else tuple(read_hangs(run.directory))
     causes = order(find_causes(evidence))
     limits = ceiling(evidence, causes)
     if not any(cause.share >= LEAST and not cause.is_usual for cause in causes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -119,6 +120,8 @@ def _attempt(
     ranks = ranks_of(group)
     if ranks is not None:
         ranks.record_path = collectives.record_path(run.directory, ranks.world.rank)
+        # Where torch itself ends a process, it leaves a record of its own; it is a pickle, and nothing here reads it.
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(run.directory / "torch-collectives-"))
     with (
         _locked(run, group) as log,
         _uploading(run, log, is_first=group is None or group.world.is_first) as ask_upload,
