@@ -159,8 +159,13 @@ def test_a_killed_rank_is_noticed_where_nobody_exchanges_anything() -> None:
     assert "rank 1 on" in errors and "is gone" in errors
 
 
+def _hang(*_: object, **__: object) -> None:
+    """Do as NCCL that waits for its own threads, or for a network that carries nothing."""
+    time.sleep(1e6)
+
+
 def _fails_with_the_store(group: Group) -> dict[str, torch.Tensor]:
-    process_group.dist.destroy_process_group = lambda *_: time.sleep(1e6)  # as NCCL that waits for its own threads
+    pytest.MonkeyPatch().setattr("torch.distributed.destroy_process_group", _hang)
     if group.world.is_first:
         raise ValueError("no such kernel")
     group.all_gather_json(None)
@@ -188,7 +193,7 @@ def test_a_failed_rank_that_hangs_before_it_leaves_ends_with_its_own_code() -> N
 
 
 def _cannot_close(group: Group) -> dict[str, torch.Tensor]:
-    process_group.dist.destroy_process_group = lambda *_: time.sleep(1e6)
+    pytest.MonkeyPatch().setattr("torch.distributed.destroy_process_group", _hang)
     return {}
 
 
@@ -198,7 +203,7 @@ def test_a_group_that_cannot_be_closed_keeps_no_rank() -> None:
 
 def _hangs_at_first(group: Group) -> dict[str, torch.Tensor]:
     if group.world.rank == 1:
-        process_group.dist.new_group = lambda **_: time.sleep(1e6)  # as NCCL on a network that carries nothing
+        pytest.MonkeyPatch().setattr("torch.distributed.new_group", _hang)
     group.new_group("nccl" if group.world.rank == 1 else "gloo")
     return {}
 
@@ -211,7 +216,7 @@ def test_a_first_exchange_that_hangs_ends_in_time_and_names_rank_network_and_rem
 
 
 def _adds_up_wrongly(group: Group) -> dict[str, torch.Tensor]:
-    process_group.dist.all_reduce = lambda *_, **__: SimpleNamespace(wait=lambda: None)
+    pytest.MonkeyPatch().setattr("torch.distributed.all_reduce", lambda *_, **__: SimpleNamespace(wait=lambda: None))
     with pytest.raises(FailedError, match=r"261,\d{3} of 262,144 sums of the first all-reduce over gloo are wrong"):
         group.new_group("gloo")
     return {}
@@ -232,11 +237,11 @@ def test_collectives_are_recorded() -> None:
 
 def test_a_group_of_gpus_is_bound_to_this_ranks_one_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, object]] = []
-    monkeypatch.setattr("torch.distributed.new_group", lambda **options: asked.append(options) or object())
+    monkeypatch.setattr("torch.distributed.new_group", lambda **options: asked.append(options))
     group = object.__new__(Group)
     for name in ("all_gather_json", "_try_out"):
         monkeypatch.setattr(group, name, lambda *_: None, raising=False)
-    group.heartbeat = cast("Heartbeat", SimpleNamespace(at=None))
+    group.heartbeat, group.world = cast("Heartbeat", SimpleNamespace(at=None)), World()
     group.new_group("nccl", device=torch.device("cuda", 3))
     assert [options["device_id"] for options in asked] == [torch.device("cuda", 3)]
 

@@ -464,8 +464,10 @@ def _steady_of_which_rank_1_never_comes(words: list[str]) -> int:
 
     events.EventLog.append = append_or_sleep  # type: ignore[method-assign, assignment]
     quick = {"update": 1.0, "hang": 1.0, "exchange": 2.0, "grace": 1.0, "look": 0.05}
-    attempt.StallLimits = partial(StallLimits, **quick)  # type: ignore[misc, assignment]
-    collectives.LEAST_SECONDS, heartbeat._STANDS = 0.5, 0.5
+    patch = pytest.MonkeyPatch()  # of a process of its own
+    patch.setattr(attempt, "StallLimits", partial(StallLimits, **quick))
+    patch.setattr(collectives, "LEAST_SECONDS", 0.5)
+    patch.setattr(heartbeat, "_STANDS", 0.5)
     return forked.steady(words)
 
 

@@ -5,10 +5,9 @@ gradients would wait for half an hour. Here its beats stop, the rank before it n
 it was. All of it goes through the rendezvous store, not through the collective that hangs. The store itself may be on a
 machine that is gone, where every request hangs: a second thread watches whether its answers still come.
 
-Beats also stop while native code of a rank holds the interpreter's lock: creating the context of a GPU does for tens of
-seconds. So each rank has a witness, a small process that answers whoever connects with the rank's state as the system
-has it. A rank without beats that runs is waited for; one whose process is gone is lost at once; one that is stopped,
-or whose machine does not answer, is lost when it has been silent for long enough.
+Beats also stop while native code holds the interpreter's lock, as for creating the context of a GPU. So each rank has a
+witness, a small process that answers whoever connects with the rank's state as the system has it. A silent rank that
+runs is waited for; one that is gone is lost at once; one that is stopped, or of which nobody answers, after a time.
 """
 
 from __future__ import annotations
@@ -98,10 +97,7 @@ class Heartbeat:
             thread.start()
 
     def fail(self, message: str, exit_code: int = 1) -> None:
-        """Tell the others that this rank fails, and why; the first failure counts.
-
-        If this rank has not left the group ``OWN_GRACE`` seconds later, its process ends with ``exit_code``.
-        """
+        """Tell the others why this rank fails, and end with ``exit_code`` if it has not left ``OWN_GRACE`` s later."""
         self._own_code = exit_code
         self._report(self._world.rank, f"failed: {message}")
 
@@ -285,10 +281,7 @@ class Heartbeat:
 
 
 def main() -> None:
-    """Be the witness of the process that started this one: answer each connection with its number and its state.
-
-    The server is standard input. It ends with that process.
-    """
+    """Be the witness of the process that started this one, which has made standard input the server, until it ends."""
     rank = os.getppid()
     poll = select.poll()
     poll.register(0, select.POLLIN)

@@ -38,8 +38,7 @@ WAITING_SECONDS = 30.0
 """Seconds after which a rank says for whom it waits at the start: a rank that ended before it came is never met."""
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""Time that torch gives one collective. A rank that is gone or stuck is noticed long before, by :mod:`.heartbeat` and
-:mod:`steadytrain.monitor.watchdog`."""
+"""Time that torch gives one collective; a rank that is gone or stuck is noticed long before."""
 
 FIRST_EXCHANGE_SECONDS = 120.0
 """Seconds that opening a backend and a first exchange over it may take, from when all ranks are there."""
@@ -51,7 +50,6 @@ TURN_TIMEOUT = timedelta(days=7)
 """Time for which one rank may wait for another, for instance while that one packs the data."""
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
-_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}  # the last collectives of a process
 _NUM_FIRST = 1 << 18  # numbers of the first exchange: large messages take other ways than small ones
 _LOST = ("gloo", "nccl", "connection closed", "connection reset", "connection refused", "broken pipe", "socket")
 
@@ -103,11 +101,9 @@ class Group:
         try:
             store, _, _ = next(rendezvous(where, world.rank, world.size, timeout=RENDEZVOUS_TIMEOUT))
             store = PrefixStore(f"steadytrain/{_attempt()}", store)
-            store.set(f"came/{world.rank}", "")
-            store.wait([f"came/{rank}" for rank in range(world.size)], RENDEZVOUS_TIMEOUT)
-            self._connect(store)
-        except SteadyError:
-            raise
+            store.set(f"host/{world.rank}", platform.node())
+            store.wait(keys := [f"host/{rank}" for rank in range(world.size)], RENDEZVOUS_TIMEOUT)
+            self.hosts = [host.decode() for host in store.multi_get(keys)]
         except (RuntimeError, ValueError) as error:  # what the meeting raises is one or the other
             raise RankLostError(
                 f"rank {world.rank} of {world.size} could not meet the others at {world.address}:{world.port}"
@@ -116,16 +112,16 @@ class Group:
             ) from error
         finally:
             waiting.cancel()
+        self._connect(store)
 
     def _connect(self, store: Any) -> None:
         """Open the connections between the ranks' CPUs, and try them out."""
-        world, self.hosts = self.world, [""] * self.world.size
-        os.environ.update(_RECORDER | os.environ)
+        world = self.world
         # A connection of its own: in the other one a request may wait for minutes for another rank.
         self.heartbeat = Heartbeat(store.clone(), world, self.hosts, _own_address(world))
         self.heartbeat.on_failure = self.dump
         try:
-            with self._first_exchange("gloo"), _gloo_interface(world):
+            with self._first_exchange("gloo"):
                 dist.init_process_group(
                     "gloo", store=store, rank=world.rank, world_size=world.size, timeout=COLLECTIVE_TIMEOUT
                 )
@@ -134,19 +130,24 @@ class Group:
                 self._control = control
                 self._try_out(None, torch.device("cpu"), "gloo")
                 self._meet()
-        except BaseException:
+        except (RuntimeError, ValueError) as error:
+            failure = error
+            if not isinstance(error, SteadyError):
+                problem = f"cannot connect over gloo ({first_line(error)}): {_link_advice('gloo', world)}"
+                failure = RankLostError(self.heartbeat.lost() or problem)
+            self.heartbeat.fail(str(failure), RankLostError.exit_code)
+            self.heartbeat.wait_until_heard()
             self.heartbeat.close()
-            raise
+            raise failure from (None if failure is error else error)
 
     def _meet(self) -> None:
-        """Learn which ranks are on which machine."""
+        """Learn which ranks share this machine and its cores."""
         boot_id = ""  # tells this machine from another of the same name
         with suppress(OSError):
             boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         has_affinity = hasattr(os, "sched_getaffinity")
         cores = sorted(os.sched_getaffinity(0)) if has_affinity else list(range(os.cpu_count() or 1))
         ranks = self.all_gather_json([platform.node(), boot_id, cores, os.getpid()])
-        self.hosts[:] = [host for host, *_ in ranks]
         local = [rank for rank in ranks if rank[:2] == ranks[self.world.rank][:2]]
         self.sharing = sum(not set(rank[2]).isdisjoint(cores) for rank in local)
         self.local_pids: list[int] = [rank[3] for rank in local if rank[3] != os.getpid()]
@@ -263,7 +264,8 @@ class Group:
         timer.daemon = True
         timer.start()
         try:
-            yield
+            with _torch_variables(self.world):
+                yield
         finally:
             timer.cancel()
             self.heartbeat.at = before
@@ -286,11 +288,11 @@ class Group:
     def _give_up(self, backend: str) -> None:
         """End this process, whose first exchange hangs: from another thread."""
         places = {rank: words for rank, (words, _) in self.heartbeat.where().items() if words != self._doing}
-        late = few([f"rank {rank} on {self.hosts[rank]} is at {words or 'work'}" for rank, words in places.items()])
-        hosts = few(sorted({host or "machines whose names are not known yet" for host in self.hosts}))
+        late = few([f"rank {rank} on {self.hosts[rank]} is at {words or 'its end'}" for rank, words in places.items()])
         error = StalledError(
             f"rank {self.world.rank} on {platform.node()} has waited {FIRST_EXCHANGE_SECONDS:.0f} s in {self._doing}"
-            f" ({self.world.size} ranks on {hosts}; {late or 'all are in it'}): {_link_advice(backend, self.world)}"
+            f" ({self.world.size} ranks on {few(sorted({*self.hosts}))}; {late or 'all are in it'}):"
+            f" {_link_advice(backend, self.world)}"
         )
         os.write(2, f"steady: {error}\n".encode(errors="replace"))
         self.dump()
@@ -369,10 +371,9 @@ def ranks_of(peers: Peers | None) -> Group | None:
 
 def _link_advice(backend: str, world: World) -> str:
     """Say which network a backend uses, and what to try where it carries nothing, or something else."""
-    is_nccl, interface = backend == "nccl", _interface_to(world)
-    variable = "NCCL_SOCKET_IFNAME" if is_nccl else _INTERFACE
-    uses = f"chooses its network by itself ({interface} leads to rank 0)" if is_nccl else f"uses {interface}"
-    uses = f"was told to use {name}" if (name := os.environ.get(variable)) else uses
+    is_nccl, variable = backend == "nccl", "NCCL_SOCKET_IFNAME" if backend == "nccl" else _INTERFACE
+    uses = f"chooses its network by itself ({_interface_to(world)} leads to rank 0)"
+    uses = f"uses {name}" if (name := os.environ.get(variable)) else uses
     words = f"{backend} {uses}: set {variable} to the interface between the machines, on all of them"
     if not is_nccl:
         return f"{words}, and open its ports to each other"
@@ -424,16 +425,16 @@ def _attempt() -> str:
 
 
 @contextmanager
-def _gloo_interface(world: World) -> Iterator[None]:
-    """Let gloo use the network that leads to rank 0; by itself it resolves its host's name."""
-    name = None if _INTERFACE in os.environ else _interface_to(world)
-    if name is not None:
-        os.environ[_INTERFACE] = name
+def _torch_variables(world: World) -> Iterator[None]:
+    """Let gloo use the network that leads to rank 0 (by itself it resolves its host's name), and torch record."""
+    values = {_INTERFACE: _interface_to(world), "TORCH_FR_BUFFER_SIZE": "2000"}
+    missing = {name: value for name, value in values.items() if value is not None and name not in os.environ}
+    os.environ.update(missing)
     try:
         yield
     finally:
-        if name is not None:
-            del os.environ[_INTERFACE]
+        for name in missing:
+            del os.environ[name]
 
 
 def _interface_to(world: World) -> str | None:

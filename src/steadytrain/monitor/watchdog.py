@@ -14,10 +14,9 @@ where that can still raise, else by force, with the same exit code. A run that w
 the update at hand stands for 20 s, or 20 times the median of the recent updates. Nothing is ended while the loop's
 caller has the generator, or a debugger has the loop; time in which this whole process did not run does not count.
 
-Of ranks, a collective that all of them have begun and that does not end is a hang of the network: the run is ended when
-it stands for 100 s, or for 20 updates, and for five minutes while it starts. A rank that is missing in it is waited for
-five minutes or 20 updates, once the updates have a pace; one that says that it waits for data, or starts, evaluates or
-saves, as long as it may itself.
+A collective that all ranks have begun and that does not end is a hang of the network: it ends the run after 100 s or 20
+updates, while it starts after 5 minutes. A rank that is missing in it is waited for 5 minutes or 20 updates, once there
+is a pace; one that waits for data, starts, evaluates or saves for as long as it may do that.
 
 Native code that never releases the GIL stops this thread as well: two minutes later faulthandler's, which needs no
 lock, writes all stacks to standard error. It ends nothing.
@@ -99,9 +98,8 @@ class Watchdog:
         feed: gives what each thread of the feed is at, in words: ``{"feed-1": "reads record 1234 for 75 s"}``.
             By itself it knows the functions that they are in.
         ranks: gives what each other rank of the run was at when it last said so, and since how many seconds.
-        hang: gives the collective that ranks wait in, where there is one.
-        record: writes what this rank exchanged last, beside the stacks.
-        leave: tells the other ranks why this one is ended by force.
+        hang, record, leave: give the collective that ranks wait in, if any; write this rank's last ones beside the
+            stacks; tell the other ranks why this one is ended by force.
         stop_signal: gives the name of the signal that has asked the run to stop; None while none has.
         abandon: asked to make the loop raise the error: closes what it waits for, say. None where nobody can.
     """
