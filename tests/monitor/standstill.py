@@ -18,7 +18,7 @@ from steadytrain.data.loader import Crop, ImageLoader
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import StalledError
 from steadytrain.events import EventLog
-from steadytrain.monitor.collectives import Hang, Position
+from steadytrain.monitor.collectives import Hang, RankPosition
 from steadytrain.monitor.watchdog import StallLimits, Watchdog
 
 FOLDER, HANG = Path(sys.argv[1]), sys.argv[2]
@@ -117,7 +117,7 @@ def main() -> int:
         if HANG == "asked":
             watchdog.stop_signal = lambda: "SIGTERM" if progress.step == AT else None
         if HANG == "exchange":
-            at = Position(group="0", number=7, name="nccl:all_reduce", values=9, seconds=1.0)
+            at = RankPosition(group="0", number=7, name="nccl:all_reduce", values=9, seconds=1.0)
             watchdog.hang = lambda: Hang(at, [0, 1], []) if progress.step == AT else None
             watchdog.record = lambda: print("recorded", file=sys.stderr)
             watchdog.leave = lambda error: print(f"told others of a {type(error).__name__}", file=sys.stderr)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from steadytrain.monitor.collectives import (
-    Entry,
-    Position,
+    RankPosition,
+    RecordedCollective,
     find_hangs,
     position,
     read_hangs,
@@ -33,9 +33,9 @@ def _entry(number: int, *, group: str = "0", over: bool = False, began: float = 
     }
 
 
-def _position(*entries: dict[str, Any], now: float = 60.0) -> Position:
-    kept = Entry.__struct_fields__
-    return position([Entry(**{name: entry[name] for name in kept}) for entry in entries], now)
+def _position(*entries: dict[str, Any], now: float = 60.0) -> RankPosition:
+    kept = RecordedCollective.__struct_fields__
+    return position([RecordedCollective(**{name: entry[name] for name in kept}) for entry in entries], now)
 
 
 def test_the_oldest_collective_that_is_not_over_counts() -> None:
@@ -48,7 +48,7 @@ def test_the_oldest_collective_that_is_not_over_counts() -> None:
     ("third", "missing"),
     [(_position(_entry(1, over=True)), [2]), (None, [2]), (_position(_entry(2)), []), (_position(_entry(3)), [])],
 )
-def test_missing_is_who_has_not_begun_it(third: Position | None, missing: list[int]) -> None:
+def test_missing_is_who_has_not_begun_it(third: RankPosition | None, missing: list[int]) -> None:
     waiting = _position(_entry(2))
     hang = find_hangs({0: waiting, 1: waiting, 2: third})[0]
     assert hang.at.number == 2 and hang.missing == missing and hang.waiting[:2] == [0, 1]

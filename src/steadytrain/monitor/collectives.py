@@ -3,7 +3,7 @@
 torch's flight recorder keeps the last collectives of a process. Each rank writes its own as JSON into the run's folder
 before it leaves, and sends where it stands with its heartbeat.
 
->>> entry = Entry(7, "gloo:all_reduce", 0, ["0"], input_sizes=[[5, 2]])
+>>> entry = RecordedCollective(7, "gloo:all_reduce", 0, ["0"], input_sizes=[[5, 2]])
 >>> print(find_hangs({0: position([entry], now=60.0), 1: None})[0].words)
 gloo:all_reduce, number 7 of group 0, 10 values: rank 0 has waited in it for 60 s; not begun by rank 1
 """
@@ -27,7 +27,7 @@ LEAST_SECONDS = 5.0
 _NAME, _MOST_BYTES = "collectives-{}.json", 32 << 20
 
 
-class Entry(msgspec.Struct):
+class RecordedCollective(msgspec.Struct):
     """A collective of a rank, as torch records it: its number in its group, and whether it is over (``retired``)."""
 
     collective_seq_id: int
@@ -46,10 +46,10 @@ class _Record(msgspec.Struct):
     rank: int
     ranks: int
     time: float
-    entries: list[Entry] = []
+    entries: list[RecordedCollective] = []
 
 
-class Position(msgspec.Struct):
+class RankPosition(msgspec.Struct):
     """The oldest collective that a rank waits in (``number`` 0: none), and the last that it has begun, by group."""
 
     last: dict[str, int] = {}
@@ -63,7 +63,7 @@ class Position(msgspec.Struct):
 class Hang(NamedTuple):
     """A collective that ranks wait in; those that are ``missing`` have not begun it."""
 
-    at: Position
+    at: RankPosition
     waiting: list[int]
     missing: list[int]
 
@@ -89,9 +89,9 @@ def remove_records(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def position(entries: Iterable[Entry], now: float) -> Position:
+def position(entries: Iterable[RecordedCollective], now: float) -> RankPosition:
     """Find where a rank stands at ``now``, in seconds since 1970."""
-    at = Position(last={})
+    at = RankPosition(last={})
     for entry in sorted(entries, key=lambda entry: -entry.time_created_ns):
         if entry.is_p2p:
             continue
@@ -103,7 +103,7 @@ def position(entries: Iterable[Entry], now: float) -> Position:
     return at
 
 
-def find_hangs(positions: Mapping[int, Position | None]) -> list[Hang]:
+def find_hangs(positions: Mapping[int, RankPosition | None]) -> list[Hang]:
     """Find the collectives that ranks wait in; the longest wait first. None: nobody knows where that rank stands."""
     stands = {rank: at for rank, at in positions.items() if at is not None}
     hangs: dict[tuple[str, int], Hang] = {}
@@ -117,7 +117,7 @@ def find_hangs(positions: Mapping[int, Position | None]) -> list[Hang]:
 
 def read_hangs(folder: Path) -> list[str]:
     """Say what hung when the ranks of a run wrote their records into its folder, if anything did."""
-    positions: dict[int, Position | None] = {}
+    positions: dict[int, RankPosition | None] = {}
     for path in folder.glob(_NAME.format("*")):
         try:
             record = msgspec.json.decode(read_text(path, most=_MOST_BYTES), type=_Record)

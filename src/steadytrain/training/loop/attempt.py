@@ -359,14 +359,14 @@ def _watch_exchange(dog: Watchdog, group: Group) -> None:
     """Let a watchdog and the other ranks know what this rank exchanges."""
     pulse = group.heartbeat
 
-    def own() -> collectives.Position:
-        entries: list[collectives.Entry] = []
+    def own() -> collectives.RankPosition:
+        entries: list[collectives.RecordedCollective] = []
         with contextlib.suppress(msgspec.ValidationError):  # a later torch may record something else
-            entries = msgspec.convert(group.collectives(), list[collectives.Entry])
+            entries = msgspec.convert(group.collectives(), list[collectives.RecordedCollective])
         return collectives.position(entries, time.time())
 
     def hang() -> collectives.Hang | None:
-        positions = msgspec.convert(pulse.records(), dict[int, collectives.Position | None])
+        positions = msgspec.convert(pulse.records(), dict[int, collectives.RankPosition | None])
         return next(iter(collectives.find_hangs({**positions, group.world.rank: own()})), None)
 
     def leave(error: SteadyError) -> None:
