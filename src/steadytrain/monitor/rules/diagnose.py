@@ -110,8 +110,7 @@ class Diagnosis:
             "causes": [asdict(cause) | {"evidence": list(cause.evidence)} for cause in self.causes],
             "ceiling": ceiling and asdict(ceiling) | {"most": ceiling.most, "near": ceiling.near},
             "not_measurable": list(self.not_measurable),
-            "hangs": list(self.hangs),
-        }
+        } | ({"hangs": list(self.hangs)} if self.hangs else {})
 
     def __str__(self) -> str:
         """Describe the verdict in a few lines: the dominant cause, what to change, and the next two causes."""
