@@ -102,6 +102,7 @@ ELSEWHERE: dict[str, object] = {
     "parallel.procs": 2,
     "parallel.price": "2.40",
     "parallel.restarts": 0,
+    "parallel.silent_seconds": 120.0,
     "parallel.staleness_power": 0.5,
     "parallel.deterministic": True,
     "parallel.graph": True,

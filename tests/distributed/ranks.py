@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tests.forked import context, importable
 
-from steadytrain.distributed import heartbeat
+from steadytrain.distributed import heartbeat, process_group
 from steadytrain.distributed.process_group import Group, init_group
 from steadytrain.distributed.world import World
 from steadytrain.launch.supervise import free_port
@@ -39,7 +39,7 @@ def codes_of(
     """The exit codes of ranks that do not all come back, and what they said; None of those that hang (``ends``).
 
     Args:
-        constants: of :mod:`steadytrain.distributed.heartbeat`.
+        constants: of :mod:`steadytrain.distributed.heartbeat` or :mod:`steadytrain.distributed.process_group`.
         ends: ranks that hang when the others have ended.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -71,6 +71,6 @@ def _member(rank: int, size: int, port: int, program: InGroup, folder: str, cons
     torch.set_num_threads(1)
     os.dup2(os.open(Path(folder) / f"{rank}.err", os.O_CREAT | os.O_WRONLY), 2)
     for name, value in constants.items():
-        setattr(heartbeat, name, value)
+        setattr(heartbeat if hasattr(heartbeat, name) else process_group, name, value)
     with init_group(World(rank=rank, size=size, local_rank=rank, local_size=size, port=port)) as group:
         torch.save(program(group), Path(folder) / f"{rank}.pt")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -13,11 +16,13 @@ from tests.distributed.ranks import as_group, codes_of
 
 from steadytrain.distributed import heartbeat, process_group
 from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.heartbeat import Heartbeat
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
-from steadytrain.errors import InputError, RankLostError
+from steadytrain.errors import FailedError, InputError, RankLostError, StalledError
 from steadytrain.launch.supervise import free_port
 
+QUICK = {"SILENT": 2.0, "GRACE": 1.0, "OWN_GRACE": 1.0, "BEAT": 0.2}
 Tensors = dict[str, dict[str, torch.Tensor]]
 
 
@@ -108,7 +113,7 @@ def test_a_rank_says_for_whom_it_waits_where_the_first_one_never_comes(
 
 @pytest.mark.slow
 def test_where_the_first_rank_is_frozen_the_others_end_though_nothing_answers_them() -> None:
-    codes, code = codes_of(_first_frozen, 2, {"SILENT": 2.0, "GRACE": 1.0, "BEAT": 0.2}, ends={0})
+    codes, code = codes_of(_first_frozen, 2, {**QUICK, "START_SILENT": 2.0}, ends={0})
     assert codes == [None, RankLostError.exit_code]
     assert "rank 0" in code and "has not responded for 2 s" in code
 
@@ -122,25 +127,123 @@ def _frozen(group: Group) -> dict[str, torch.Tensor]:
 
 
 def test_a_frozen_rank_is_named_and_the_others_end() -> None:
-    codes, code = codes_of(_frozen, 2, {"SILENT": 2.0, "GRACE": 1.0, "BEAT": 0.2}, ends={1})
+    codes, code = codes_of(_frozen, 2, QUICK, ends={1})
     assert codes == [RankLostError.exit_code, None]
-    assert "rank 1 on" in code and "no heartbeat for 2 s" in code
+    assert "rank 1 on" in code and "is stopped, and has sent no heartbeat for 2 s" in code
 
 
-@pytest.mark.parametrize("device", [None, torch.device("cuda", 3)])
-def test_a_group_of_gpus_is_bound_to_this_ranks_one_from_the_start(
-    device: torch.device | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _holds_the_lock(group: Group) -> dict[str, torch.Tensor]:
+    if group.world.rank == 1:
+        ctypes.PyDLL(None).sleep(4)  # native code that keeps the interpreter's lock
+    group.all_gather_json(None)
+    return {}
+
+
+def test_a_rank_whose_native_code_keeps_the_lock_is_waited_for() -> None:
+    quick = {**QUICK, "SILENT": 1.0, "START_SILENT": 1.0}
+    assert codes_of(_holds_the_lock, 2, quick)[0] == [0, 0]
+
+
+def _killed_while_others_compute(group: Group) -> dict[str, torch.Tensor]:
+    group.all_gather_json(None)
+    time.sleep(1)  # the witness is known by then
+    if group.world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(50)
+    return {}
+
+
+def test_a_killed_rank_is_noticed_where_nobody_exchanges_anything() -> None:
+    codes, errors = codes_of(_killed_while_others_compute, 2, {**QUICK, "SILENT": 100.0})
+    assert codes == [RankLostError.exit_code, -signal.SIGKILL]
+    assert "rank 1 on" in errors and "is gone" in errors
+
+
+def _hang(*_: object, **__: object) -> None:
+    """Do as NCCL that waits for its own threads, or for a network that carries nothing."""
+    time.sleep(1e6)
+
+
+def _fails_with_the_store(group: Group) -> dict[str, torch.Tensor]:
+    pytest.MonkeyPatch().setattr("torch.distributed.destroy_process_group", _hang)
+    if group.world.is_first:
+        raise ValueError("no such kernel")
+    group.all_gather_json(None)
+    return {}
+
+
+def test_the_others_read_why_the_rank_failed_that_holds_the_store_and_it_ends_though_nothing_can_be_closed() -> None:
+    codes, errors = codes_of(_fails_with_the_store, 2, QUICK)
+    assert codes == [1, 1]
+    assert "RankLostError: rank 0 on" in errors and "failed: no such kernel" in errors
+
+
+def _fails_and_hangs(group: Group) -> dict[str, torch.Tensor]:
+    if group.world.rank == 1:
+        group.heartbeat.fail("no such kernel", exit_code=7)
+        time.sleep(50)  # as a device that never finishes what was asked of it
+    group.all_gather_json(None)
+    return {}
+
+
+def test_a_failed_rank_that_hangs_before_it_leaves_ends_with_its_own_code() -> None:
+    codes, errors = codes_of(_fails_and_hangs, 2, QUICK)
+    assert codes == [RankLostError.exit_code, 7]
+    assert "failed: no such kernel (this rank did not end by itself)" in errors
+
+
+def _cannot_close(group: Group) -> dict[str, torch.Tensor]:
+    pytest.MonkeyPatch().setattr("torch.distributed.destroy_process_group", _hang)
+    return {}
+
+
+def test_a_group_that_cannot_be_closed_keeps_no_rank() -> None:
+    assert codes_of(_cannot_close, 2, {**QUICK, "CLOSE_SECONDS": 0.2})[0] == [0, 0]
+
+
+def _hangs_at_first(group: Group) -> dict[str, torch.Tensor]:
+    if group.world.rank == 1:
+        pytest.MonkeyPatch().setattr("torch.distributed.new_group", _hang)
+    group.new_group("nccl" if group.world.rank == 1 else "gloo")
+    return {}
+
+
+def test_a_first_exchange_that_hangs_ends_in_time_and_names_rank_network_and_remedy() -> None:
+    codes, errors = codes_of(_hangs_at_first, 2, {**QUICK, "FIRST_EXCHANGE_SECONDS": 2.0})
+    assert StalledError.exit_code in codes and set(codes) <= {StalledError.exit_code, RankLostError.exit_code}
+    assert "rank 1 on" in errors and "has waited 2 s in opening nccl (2 ranks on" in errors
+    assert "NCCL_SOCKET_IFNAME" in errors and "NCCL_DEBUG=INFO" in errors and "NCCL_P2P_DISABLE=1" in errors
+
+
+def _adds_up_wrongly(group: Group) -> dict[str, torch.Tensor]:
+    pytest.MonkeyPatch().setattr("torch.distributed.all_reduce", lambda *_, **__: SimpleNamespace(wait=lambda: None))
+    with pytest.raises(FailedError, match=r"261,\d{3} of 262,144 sums of the first all-reduce over gloo are wrong"):
+        group.new_group("gloo")
+    return {}
+
+
+def test_wrong_sums_are_found_before_the_first_update() -> None:
+    as_group(_adds_up_wrongly, 2)
+
+
+def _dumps(group: Group) -> dict[str, torch.Tensor]:
+    names = [entry["profiling_name"] for entry in group.collectives()]
+    return {"num": torch.tensor(names.count("gloo:all_reduce"))}
+
+
+def test_collectives_are_recorded() -> None:
+    assert [int(rank["num"]) for rank in as_group(_dumps, 2)] == [1, 1]
+
+
+def test_a_group_of_gpus_is_bound_to_this_ranks_one_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, object]] = []
-
-    def new_group(**options: object) -> object:
-        asked.append(options)
-        return object()
-
-    monkeypatch.setattr("torch.distributed.new_group", new_group)
+    monkeypatch.setattr("torch.distributed.new_group", lambda **options: asked.append(options))
     group = object.__new__(Group)
-    group.new_group("gloo" if device is None else "nccl", device=device)
-    assert [options["device_id"] for options in asked] == [device]
+    for name in ("all_gather_json", "_try_out"):
+        monkeypatch.setattr(group, name, lambda *_: None, raising=False)
+    group.heartbeat, group.world = cast("Heartbeat", SimpleNamespace(at=None)), World()
+    group.new_group("nccl", device=torch.device("cuda", 3))
+    assert [options["device_id"] for options in asked] == [torch.device("cuda", 3)]
 
 
 def test_an_engine_on_a_gpu_asks_for_a_group_that_is_bound_to_it(monkeypatch: pytest.MonkeyPatch) -> None:

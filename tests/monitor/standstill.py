@@ -18,6 +18,7 @@ from steadytrain.data.loader import Crop, ImageLoader
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import StalledError
 from steadytrain.events import EventLog
+from steadytrain.monitor.collectives import Hang, RankPosition
 from steadytrain.monitor.watchdog import StallLimits, Watchdog
 
 FOLDER, HANG = Path(sys.argv[1]), sys.argv[2]
@@ -26,6 +27,8 @@ UPDATES, AT, SECONDS = (60, 51, 0.0) if IS_FAST else (12, 6, 0.03)
 PATIENCE = StallLimits(update=0.5, slow=100.0, end=0.5, grace=1.0, look=0.5 if IS_FAST else 0.02, lock=0.5)
 if HANG == "none":
     UPDATES, SECONDS, PATIENCE = 6, 0.5, replace(PATIENCE, update=2.0, end=2.0)
+if HANG == "exchange":
+    PATIENCE = replace(PATIENCE, end=100.0, hang=0.3, exchange=0.4, lock=100.0)
 if HANG == "asked":
     PATIENCE = replace(PATIENCE, update=100.0, after_request=0.5, lock=100.0)
 
@@ -73,7 +76,7 @@ def updates(progress: Progress, feed: ImageLoader) -> Iterator[int]:
 
 def hang_in_forward(progress: Progress) -> None:
     """What the loop's own thread does in its middle."""
-    if HANG in ("native", "fast", "asked"):
+    if HANG in ("native", "fast", "asked", "exchange"):
         ctypes.CDLL(None).pause()
     elif HANG == "lock":
         ctypes.PyDLL(None).usleep(3_000_000)  # as native code that never lets go of the GIL
@@ -95,7 +98,7 @@ def caller(step: int) -> None:
         time.sleep(3)
 
 
-HANGS = {"feed", "native", "fast", "asked", "lock", "raises", "caller", "evaluation", "measuring", "none"}
+HANGS = {"feed", "native", "fast", "asked", "lock", "raises", "caller", "evaluation", "measuring", "none", "exchange"}
 ABANDONED: queue.Queue[StalledError] = queue.Queue()
 
 
@@ -113,6 +116,11 @@ def main() -> int:
         watchdog = Watchdog(progress, log=log, folder=FOLDER, patience=PATIENCE, package=loop.__name__)
         if HANG == "asked":
             watchdog.stop_signal = lambda: "SIGTERM" if progress.step == AT else None
+        if HANG == "exchange":
+            at = RankPosition(group="0", number=7, name="nccl:all_reduce", values=9, seconds=1.0)
+            watchdog.hang = lambda: Hang(at, [0, 1], []) if progress.step == AT else None
+            watchdog.record = lambda: print("recorded", file=sys.stderr)
+            watchdog.leave = lambda error: print(f"told others of a {type(error).__name__}", file=sys.stderr)
         if HANG == "raises":
             watchdog.abandon = loop.ABANDONED.put
         try:

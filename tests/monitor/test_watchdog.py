@@ -178,3 +178,15 @@ def test_a_run_that_moves_is_left_alone(start: Callable[[str], subprocess.Popen[
     assert _ended(child) == "" and child.returncode == 0
     assert _told(tmp_path) == []
     assert not list((tmp_path / "run").glob("stacks-*"))
+
+
+def test_a_collective_that_all_ranks_have_begun_ends_the_run_long_before_other_stalls(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    child = start("exchange")
+    message = _ended(child)  # any other stall would last 100 s
+    assert child.returncode == StalledError.exit_code
+    stalled = next(event for event in _told(tmp_path) if isinstance(event, Stalled))
+    assert stalled.what == "rank"
+    assert "nccl:all_reduce, number 7 of group 0, 9 values: rank 0, rank 1 have waited in it" in stalled.culprit
+    assert "recorded" in message and "told others of a StalledError" in message

@@ -26,10 +26,15 @@ from steadytrain import events, training
 from steadytrain.cli import main
 from steadytrain.config import Data, Model, Parallel, Recipe
 from steadytrain.data.results.predictions import read_predictions
+from steadytrain.distributed import heartbeat
 from steadytrain.distributed.process_group import Group
+from steadytrain.errors import StalledError
 from steadytrain.launch import supervise
 from steadytrain.launch.supervise import free_port, rank_variables
+from steadytrain.monitor import collectives, diagnose
+from steadytrain.monitor.watchdog import StallLimits
 from steadytrain.run import Run
+from steadytrain.training.loop import attempt
 
 COMMAND = [sys.executable, "-m", "steadytrain", "train"]
 SETTINGS = ["--model", "digits", "--epochs", "4", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
@@ -446,3 +451,37 @@ def test_layers_left_out_at_random_are_refused_where_ranks_compute_them_together
     output = "".join(output for _, output in answers)
     assert "Traceback" not in output
     assert "partial_net:make may leave out some (it looks at a value in" in output
+
+
+def _steady_of_which_rank_1_never_comes(words: list[str]) -> int:
+    """``steady`` with short limits, whose rank 1 sleeps after update 12."""
+    append = events.EventLog.append
+
+    def append_or_sleep(log: events.EventLog, event: events.Event) -> events.Event:
+        if isinstance(event, events.Step) and event.step == 12 and log.rank == 1:
+            time.sleep(100)
+        return append(log, event)
+
+    events.EventLog.append = append_or_sleep  # type: ignore[method-assign, assignment]
+    quick = {"update": 1.0, "hang": 1.0, "exchange": 2.0, "grace": 1.0, "look": 0.05}
+    patch = pytest.MonkeyPatch()  # of a process of its own
+    patch.setattr(attempt, "StallLimits", partial(StallLimits, **quick))
+    patch.setattr(collectives, "LEAST_SECONDS", 0.5)
+    patch.setattr(heartbeat, "_STANDS", 0.5)
+    return forked.steady(words)
+
+
+def test_a_rank_that_never_comes_is_named_with_the_collective_it_is_missing_in(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collectives, "LEAST_SECONDS", 0.5)
+    run = tmp_path / "run"
+    words = ["train", str(digits), "--run", str(run), *SETTINGS, "--procs", "2"]
+    child = forked.start(_steady_of_which_rank_1_never_comes, words, errors=tmp_path / "errors")
+    child.join(100)
+    assert child.exitcode == StalledError.exit_code
+    stalled = next(event for event in of_kind(run, events.Stalled) if isinstance(event, events.Stalled))
+    assert stalled.what == "rank" and "rank 1 is at logging of update 13" in stalled.culprit
+    assert "gloo:all_reduce, number " in stalled.culprit and stalled.culprit.endswith("not begun by rank 1")
+    (hang,) = diagnose(run).hangs
+    assert hang.startswith("gloo:all_reduce, number ") and hang.endswith("not begun by rank 1")

@@ -207,7 +207,19 @@ def main(argv: list[str] | None = None) -> int:
         with suppress(OSError):
             sys.stdout.flush()
         os.kill(os.getpid(), received[0])
+    if argv is None:
+        _end_where_ranks_are_left(code)
     return code
+
+
+def _end_where_ranks_are_left(code: int) -> None:
+    """End this process at once where an error has left a group of ranks open: taking it apart may never end."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
 
 
 def _code_of(words: Sequence[str]) -> int:
@@ -220,6 +232,10 @@ def _code_of(words: Sequence[str]) -> int:
         return _fail(f"{error} ({gone})" if (gone := _gone_words()) else str(error), error.exit_code, kind)
     except KeyboardInterrupt:
         return _interrupted()
+    except SystemExit as ended:  # a rank whose error another one prints
+        if not isinstance(ended.code, int):
+            raise
+        return ended.code
     except RuntimeError as error:
         if str(error).startswith(("operator torchvision::", "Symlink loop")):  # pathlib, before Python 3.13
             return _fail(str(error), 2) if "Symlink" in str(error) else _fail(_TORCHVISION.format(error), 1)

@@ -851,6 +851,13 @@ class Parallel:
     restarts: int = setting(
         3, "How often the ranks are started again after one was killed, 0 to 1000.", limit=between(0, 1000), example=10
     )
+    silent_seconds: float = setting(
+        30.0,
+        "Seconds without a heartbeat after which a rank counts as lost, 5 to 3600; a rank whose process runs is waited "
+        "for.",
+        limit=between(5, 3600),
+        example=120,
+    )
     engine: Literal["ddp", "local", "async"] = setting(
         "ddp",
         "How ranks train together: ddp exchanges gradients in every update; local averages weights once in "

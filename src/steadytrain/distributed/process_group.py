@@ -11,6 +11,7 @@ import platform
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -26,7 +27,9 @@ from torch.distributed.rendezvous import rendezvous
 from steadytrain.distributed.heartbeat import Heartbeat
 from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.world import LOOPBACK, World
-from steadytrain.errors import InputError, RankLostError, SteadyError, first_line
+from steadytrain.errors import FailedError, InputError, RankLostError, StalledError, SteadyError, first_line
+from steadytrain.files import replace_file
+from steadytrain.format import few
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 """Time for which ranks wait for each other at the start."""
@@ -35,12 +38,19 @@ WAITING_SECONDS = 30.0
 """Seconds after which a rank says for whom it waits at the start: a rank that ended before it came is never met."""
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""Time that one collective may take. A rank that is stuck or gone is noticed long before: see :mod:`.heartbeat`."""
+"""Time that torch gives one collective; a rank that is gone or stuck is noticed long before."""
+
+FIRST_EXCHANGE_SECONDS = 120.0
+"""Seconds that opening a backend and a first exchange over it may take, from when all ranks are there."""
+
+CLOSE_SECONDS = 20.0
+"""Seconds that closing the group may take: NCCL may wait for ever for its own threads."""
 
 TURN_TIMEOUT = timedelta(days=7)
 """Time for which one rank may wait for another, for instance while that one packs the data."""
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
+_NUM_FIRST = 1 << 18  # numbers of the first exchange: large messages take other ways than small ones
 _LOST = ("gloo", "nccl", "connection closed", "connection reset", "connection refused", "broken pipe", "socket")
 
 T = TypeVar("T")
@@ -60,8 +70,13 @@ def init_group(world: World) -> Iterator[Group]:
     try:
         yield group
         group.all_gather_json(None)  # rank 0's process may hold the store: nobody leaves before the others
-    finally:
-        group.close()
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, SteadyError):
+            group.heartbeat.fail(first_line(error))
+        group.heartbeat.wait_until_heard()
+        group.heartbeat.close()
+        raise  # what is left of the group goes with the process: to close it, NCCL may wait for ever
+    group.close()
 
 
 class Group:
@@ -73,10 +88,12 @@ class Group:
         sharing: how many ranks use the same cores as this one, this one included.
         local_pids: processes of the other ranks on this machine.
         heartbeat: tells the others that this rank lives, and this one of a rank that does not.
+        record_path: the file that :meth:`dump` writes, also when a rank fails; None: none.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.record_path: Path | None = None
         where = f"tcp://{world.address}:{world.port}"
         waiting = threading.Timer(WAITING_SECONDS, _say_waiting, (world,))
         waiting.daemon = True
@@ -84,11 +101,9 @@ class Group:
         try:
             store, _, _ = next(rendezvous(where, world.rank, world.size, timeout=RENDEZVOUS_TIMEOUT))
             store = PrefixStore(f"steadytrain/{_attempt()}", store)
-            with _gloo_interface(world):
-                dist.init_process_group(
-                    "gloo", store=store, rank=world.rank, world_size=world.size, timeout=COLLECTIVE_TIMEOUT
-                )
-                self._control = self.new_group("gloo", TURN_TIMEOUT)
+            store.set(f"host/{world.rank}", platform.node())
+            store.wait(keys := [f"host/{rank}" for rank in range(world.size)], RENDEZVOUS_TIMEOUT)
+            self.hosts = [host.decode() for host in store.multi_get(keys)]
         except (RuntimeError, ValueError) as error:  # what the meeting raises is one or the other
             raise RankLostError(
                 f"rank {world.rank} of {world.size} could not meet the others at {world.address}:{world.port}"
@@ -97,16 +112,43 @@ class Group:
             ) from error
         finally:
             waiting.cancel()
-        self.hosts = [""] * world.size
-        self.heartbeat = Heartbeat(store, world, self.hosts)
+        self._connect(store)
+
+    def _connect(self, store: Any) -> None:
+        """Open the connections between the ranks' CPUs, and try them out."""
+        world = self.world
+        # A connection of its own: in the other one a request may wait for minutes for another rank.
+        self.heartbeat = Heartbeat(store.clone(), world, self.hosts, _own_address(world))
+        self.heartbeat.on_failure = self.dump
+        try:
+            with self._first_exchange("gloo"):
+                dist.init_process_group(
+                    "gloo", store=store, rank=world.rank, world_size=world.size, timeout=COLLECTIVE_TIMEOUT
+                )
+                control = dist.new_group(backend="gloo", timeout=TURN_TIMEOUT)
+                assert not isinstance(control, int)  # a number stands for a group that this rank is not in
+                self._control = control
+                self._try_out(None, torch.device("cpu"), "gloo")
+                self._meet()
+        except (RuntimeError, ValueError) as error:
+            failure = error
+            if not isinstance(error, SteadyError):
+                problem = f"cannot connect over gloo ({first_line(error)}): {_link_advice('gloo', world)}"
+                failure = RankLostError(self.heartbeat.lost() or problem)
+            self.heartbeat.fail(str(failure), RankLostError.exit_code)
+            self.heartbeat.wait_until_heard()
+            self.heartbeat.close()
+            raise failure from (None if failure is error else error)
+
+    def _meet(self) -> None:
+        """Learn which ranks share this machine and its cores."""
         boot_id = ""  # tells this machine from another of the same name
         with suppress(OSError):
             boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         has_affinity = hasattr(os, "sched_getaffinity")
         cores = sorted(os.sched_getaffinity(0)) if has_affinity else list(range(os.cpu_count() or 1))
         ranks = self.all_gather_json([platform.node(), boot_id, cores, os.getpid()])
-        self.hosts[:] = [host for host, *_ in ranks]
-        local = [rank for rank in ranks if rank[:2] == ranks[world.rank][:2]]
+        local = [rank for rank in ranks if rank[:2] == ranks[self.world.rank][:2]]
         self.sharing = sum(not set(rank[2]).isdisjoint(cores) for rank in local)
         self.local_pids: list[int] = [rank[3] for rank in local if rank[3] != os.getpid()]
         self.joined_attempt: int | None = None  # the ranks open one together
@@ -196,17 +238,82 @@ class Group:
                     results.append(fn())
         return results[0]
 
-    def new_group(
-        self, backend: str, timeout: timedelta = COLLECTIVE_TIMEOUT, *, device: torch.device | None = None
-    ) -> dist.ProcessGroup:
-        """Make another group of the same ranks.
+    def new_group(self, backend: str, *, device: torch.device | None = None) -> dist.ProcessGroup:
+        """Make another group of the same ranks, and try it out.
 
         ``device``: this rank's GPU, ``cuda:N``, to which NCCL is bound at once: what it needs there is known before the
         memory is full, and an error comes here, not in the first update. None: gloo, of tensors on CPUs.
+
+        Raises:
+            FailedError: numbers do not come through it as they were sent.
         """
-        group = dist.new_group(backend=backend, timeout=timeout, device_id=device)
-        assert not isinstance(group, int)  # a number stands for a group that this rank is not in
+        self.all_gather_json(None)  # from here on nobody waits for a rank that has something else to do
+        with self._first_exchange(backend):
+            group = dist.new_group(backend=backend, timeout=COLLECTIVE_TIMEOUT, device_id=device)
+            assert not isinstance(group, int)
+            self._try_out(group, device or torch.device("cpu"), backend)
         return group
+
+    @contextmanager
+    def _first_exchange(self, backend: str) -> Iterator[None]:
+        """End this process, and say why, if the block takes longer than ``FIRST_EXCHANGE_SECONDS``: it may hang."""
+        began, before = time.monotonic(), self.heartbeat.at
+        self._doing = f"opening {backend}"
+        self.heartbeat.at = lambda: (self._doing, time.monotonic() - began)
+        timer = threading.Timer(FIRST_EXCHANGE_SECONDS, self._give_up, (backend,))
+        timer.daemon = True
+        timer.start()
+        try:
+            with _torch_variables(self.world):
+                yield
+        finally:
+            timer.cancel()
+            self.heartbeat.at = before
+
+    def _try_out(self, group: dist.ProcessGroup | None, device: torch.device, backend: str) -> None:
+        """Add up known numbers over the ranks, and check the sums."""
+        self._doing = f"the start of the first all-reduce over {backend}"
+        numbers = torch.arange(_NUM_FIRST, dtype=torch.float32, device=device).remainder_(251)
+        total, size = numbers * (self.world.rank + 1), self.world.size
+        work = dist.all_reduce(total, group=group, async_op=True)
+        assert work is not None
+        self._doing = f"the first all-reduce over {backend}"
+        work.wait()
+        # Whole numbers up to 2**24 are exact, and the order of the sum does not count: so up to 365 ranks.
+        if wrong := int((total - numbers * (size * (size + 1) / 2)).abs().gt(numbers * size / 1024).sum()):
+            raise FailedError(
+                f"{wrong:,} of {_NUM_FIRST:,} sums of {self._doing} are wrong: {_link_advice(backend, self.world)}"
+            )
+
+    def _give_up(self, backend: str) -> None:
+        """End this process, whose first exchange hangs: from another thread."""
+        places = {rank: words for rank, (words, _) in self.heartbeat.where().items() if words != self._doing}
+        late = few([f"rank {rank} on {self.hosts[rank]} is at {words or 'its end'}" for rank, words in places.items()])
+        error = StalledError(
+            f"rank {self.world.rank} on {platform.node()} has waited {FIRST_EXCHANGE_SECONDS:.0f} s in {self._doing}"
+            f" ({self.world.size} ranks on {few(sorted({*self.hosts}))}; {late or 'all are in it'}):"
+            f" {_link_advice(backend, self.world)}"
+        )
+        os.write(2, f"steady: {error}\n".encode(errors="replace"))
+        self.dump()
+        self.heartbeat.fail(str(error), error.exit_code)
+        self.heartbeat.wait_until_heard()
+        os._exit(error.exit_code)
+
+    def collectives(self) -> list[Any]:
+        """Return what torch's flight recorder has of this process: of CPUs, and of GPUs. Nothing where it fails."""
+        entries: list[Any] = []
+        for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+            with suppress(AttributeError, RuntimeError, ValueError):
+                entries += json.loads(getattr(torch._C._distributed_c10d, name)()).get("entries", ())
+        return entries
+
+    def dump(self) -> None:
+        """Write the last collectives of this rank, if there is a place for them; as JSON, not as torch's pickles."""
+        if self.record_path is not None:
+            about = {"rank": self.world.rank, "ranks": self.world.size, "time": time.time()}
+            with suppress(OSError):
+                replace_file(self.record_path, json.dumps({**about, "entries": self.collectives()}))
 
     def begin_max(self, values: torch.Tensor) -> dist.Work:
         """Begin an in-place maximum over all ranks; it is there once the work was waited for."""
@@ -223,7 +330,7 @@ class Group:
             isinstance(error, RuntimeError) and any(word in message for word in _LOST)
         )
         if isinstance(error, SteadyError) or not is_collective:
-            self.heartbeat.fail(first_line(error))
+            self.heartbeat.fail(first_line(error), getattr(error, "exit_code", 1))
             return error
         return RankLostError(
             self.heartbeat.lost() or f"another rank was lost ({first_line(error)}): run the same command again"
@@ -244,16 +351,44 @@ class Group:
             raise self.blame(error) from error
 
     def close(self) -> None:
-        """Leave the group; closing twice is fine."""
+        """Leave the group, in ``CLOSE_SECONDS`` at most; closing twice is fine."""
         self.heartbeat.close()
-        if dist.is_initialized():
-            with suppress(RuntimeError):  # where another rank is gone, so is what is to be closed
-                dist.destroy_process_group()
+
+        def destroy() -> None:
+            if dist.is_initialized():
+                with suppress(RuntimeError):  # where another rank is gone, so is what is to be closed
+                    dist.destroy_process_group()
+
+        thread = threading.Thread(target=destroy, name="steady-close", daemon=True)
+        thread.start()
+        thread.join(CLOSE_SECONDS)
 
 
 def ranks_of(peers: Peers | None) -> Group | None:
     """Return the group of the ranks, where the processes are ranks that wait for each other."""
     return peers if isinstance(peers, Group) else None
+
+
+def _link_advice(backend: str, world: World) -> str:
+    """Say which network a backend uses, and what to try where it carries nothing, or something else."""
+    is_nccl, variable = backend == "nccl", "NCCL_SOCKET_IFNAME" if backend == "nccl" else _INTERFACE
+    uses = f"chooses its network by itself ({_interface_to(world)} leads to rank 0)"
+    uses = f"uses {name}" if (name := os.environ.get(variable)) else uses
+    words = f"{backend} {uses}: set {variable} to the interface between the machines, on all of them"
+    if not is_nccl:
+        return f"{words}, and open its ports to each other"
+    words += "; NCCL_DEBUG=INFO prints the links in use"
+    if world.size > world.local_size:
+        words += "; NCCL_IB_DISABLE=1 does without InfiniBand"
+    if world.local_size > 1:
+        words += "; NCCL_P2P_DISABLE=1 does without direct access between GPUs, which ACS or an IOMMU may break"
+    return words
+
+
+def _own_address(world: World) -> str:
+    """Find the address by which the other ranks reach this machine."""
+    local = _route_to(world) or LOOPBACK
+    return world.address if local == LOOPBACK and world.local_size < world.size else local
 
 
 def _say_waiting(world: World) -> None:
@@ -290,16 +425,16 @@ def _attempt() -> str:
 
 
 @contextmanager
-def _gloo_interface(world: World) -> Iterator[None]:
-    """Let gloo use the network that leads to rank 0; by itself it resolves its host's name."""
-    name = None if _INTERFACE in os.environ else _interface_to(world)
-    if name is not None:
-        os.environ[_INTERFACE] = name
+def _torch_variables(world: World) -> Iterator[None]:
+    """Let gloo use the network that leads to rank 0 (by itself it resolves its host's name), and torch record."""
+    values = {_INTERFACE: _interface_to(world), "TORCH_FR_BUFFER_SIZE": "2000"}
+    missing = {name: value for name, value in values.items() if value is not None and name not in os.environ}
+    os.environ.update(missing)
     try:
         yield
     finally:
-        if name is not None:
-            del os.environ[_INTERFACE]
+        for name in missing:
+            del os.environ[name]
 
 
 def _interface_to(world: World) -> str | None:
@@ -307,12 +442,19 @@ def _interface_to(world: World) -> str | None:
     if sys.platform != "linux":  # there gloo is left to itself
         return None
     with suppress(OSError):
-        family, kind, *_, address = socket.getaddrinfo(world.address, world.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # of a datagram: nothing is sent
-            local = probe.getsockname()[0]
-        local = LOOPBACK if local.startswith("127.") else local
+        local = _route_to(world)
         for name, addresses in psutil.net_if_addrs().items():
             if any(entry.family == socket.AF_INET and entry.address == local for entry in addresses):
                 return name
+    return None
+
+
+def _route_to(world: World) -> str | None:
+    """Return the address of this machine that leads to rank 0."""
+    with suppress(OSError):
+        family, kind, *_, address = socket.getaddrinfo(world.address, world.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # of a datagram: nothing is sent
+            local = str(probe.getsockname()[0])
+        return LOOPBACK if local.startswith("127.") else local
     return None

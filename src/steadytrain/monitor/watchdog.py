@@ -14,6 +14,10 @@ where that can still raise, else by force, with the same exit code. A run that w
 the update at hand stands for 20 s, or 20 times the median of the recent updates. Nothing is ended while the loop's
 caller has the generator, or a debugger has the loop; time in which this whole process did not run does not count.
 
+A collective that all ranks have begun and that does not end is a hang of the network: it ends the run after 100 s or 20
+updates, while it starts after 5 minutes. A rank that is missing in it is waited for 5 minutes or 20 updates, once there
+is a pace; one that waits for data, starts, evaluates or saves for as long as it may do that.
+
 Native code that never releases the GIL stops this thread as well: two minutes later faulthandler's, which needs no
 lock, writes all stacks to standard error. It ends nothing.
 """
@@ -40,10 +44,12 @@ from steadytrain.errors import RankLostError, StalledError, SteadyError
 from steadytrain.events import Event, EventLog, Failed, Noticed, Stalled
 from steadytrain.format import duration
 from steadytrain.monitor import stacks
+from steadytrain.monitor.collectives import Hang
 
 T = TypeVar("T")
 
 SLOW = ("startup", "warmup", "probe", "evaluation", "checkpoint", "measuring")  # where a loop may stand for long
+_EXCUSED = ("input", "epoch_gap", *SLOW)  # what only a rank's own watchdog ends
 _MOST_STALLS = 20  # stalls of one attempt that are written: one that stands still now and then fills no disk
 ENOUGH_UPDATES = 20  # whose pace is known, however fast they were
 _PASSES = 3  # measuring makes some twenty passes, a few of them with four times the images
@@ -75,7 +81,9 @@ class StallLimits:
     updates: float = 20.0  # the same, in medians of the recent updates
     slow: float = 1800.0  # while it starts, evaluates or saves, at least
     after_request: float = 20.0  # in an update, at least, where the run was asked to stop
-    end: float | None = 900.0  # after that was noticed, until the run is ended; None: never
+    end: float | None = 900.0  # after that was noticed, until the run is ended; None: never, not even where ranks hang
+    hang: float = 100.0  # in a collective that all ranks have begun, at least
+    exchange: float = 300.0  # the same while it starts, and where a rank is missing
     grace: float = 10.0  # for the loop to end by itself, before it is ended by force
     look: float = 1.0  # between two looks
     lock: float = 120.0  # until the stacks are written without the GIL, more than it may stand
@@ -90,6 +98,8 @@ class Watchdog:
         feed: gives what each thread of the feed is at, in words: ``{"feed-1": "reads record 1234 for 75 s"}``.
             By itself it knows the functions that they are in.
         ranks: gives what each other rank of the run was at when it last said so, and since how many seconds.
+        hang, record, leave: give the collective that ranks wait in, if any; write this rank's last ones beside the
+            stacks; tell the other ranks why this one is ended by force.
         stop_signal: gives the name of the signal that has asked the run to stop; None while none has.
         abandon: asked to make the loop raise the error: closes what it waits for, say. None where nobody can.
     """
@@ -105,6 +115,9 @@ class Watchdog:
     ) -> None:
         self.feed: Callable[[], Mapping[str, str]] = lambda: stacks.busy("feed-")
         self.ranks: Callable[[], Mapping[int, tuple[str, float]]] = dict
+        self.hang: Callable[[], Hang | None] = lambda: None
+        self.record: Callable[[], None] = lambda: None
+        self.leave: Callable[[SteadyError], None] = lambda error: None
         self.stop_signal: Callable[[], str | None] = lambda: None
         self.abandon: Callable[[StalledError], None] | None = None
         self._progress, self._log, self._folder = progress, log, folder
@@ -131,7 +144,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         stalled: Stalled | None = None
-        ending_since = 0.0
+        ending_since, exchange = 0.0, self._patience.exchange
         try:
             while not self._left.wait(self._patience.look):
                 self._pace.look(self._progress)
@@ -141,7 +154,7 @@ class Watchdog:
                     self._end(f"asked to stop by {signal}, but there was ")
                     return
                 if stalled is None:
-                    if standing > self._pace.limit():
+                    if standing > self._pace.limit() or (standing > exchange and self._in_time(self.hang) is not None):
                         stalled = self._stalled()
                         ending_since = stalled.seconds
                         self._tell(stalled)
@@ -149,15 +162,27 @@ class Watchdog:
                     message = f"training continues after {duration(stalled.seconds)} or more"
                     self._append(Noticed(message=message, step=stalled.step))
                     self._say("training continues")
+                    self._in_time(self.record)  # what hung does no more
                     stalled = None
                 elif self._is_held():
                     ending_since = standing  # its holder may let go just now: the time begins anew
-                elif end is not None and standing > ending_since + end:
+                elif end is not None and (standing > ending_since + end or self._is_hang(standing)):
                     self._end()
                     return
         finally:
             if self._second is not None:
                 faulthandler.cancel_dump_traceback_later()
+
+    def _is_hang(self, standing: float) -> bool:
+        """Return whether the ranks have waited in a collective for longer than that is worth."""
+        limit, least, exchange = self._pace.limit(), self._patience.hang, self._patience.exchange
+        if standing <= least or (hang := self._in_time(self.hang)) is None:
+            return False
+        if not hang.missing:
+            return hang.at.seconds > max(least, min(limit, exchange))
+        places = self._in_time(self.ranks) or {}
+        excused = any(places.get(rank, ("", 0.0))[0].startswith(_EXCUSED) for rank in hang.missing)
+        return max(limit, exchange) < standing and limit < self._patience.slow and not excused
 
     def _stalled(self) -> Stalled:
         bucket, place = self._progress.bucket, stacks.where(self._loop)
@@ -182,6 +207,8 @@ class Watchdog:
             late = [f"rank {rank} is at {at} for {duration(seconds)}" for rank, (at, seconds) in places.items()]
             where = "their positions are not known" if ranks is None else ", ".join(late[:4])
             culprit = f"the loop waits for the other ranks, in {place}" + (f"; {where}" if where else "")
+        if not waits and (hang := self._in_time(self.hang)) is not None:
+            stall, culprit = "rank", f"{culprit}; {hang.words}"
         return Stalled(
             step=self._progress.step,
             what=stall,
@@ -206,7 +233,8 @@ class Watchdog:
         self._say(f"no progress for {duration(stalled.seconds)}: {stalled.culprit}{shown}")
 
     def _dump(self, stalled: Stalled) -> Path | None:
-        """Write the stacks; None where that cannot be done."""
+        """Write the stacks, and what was exchanged; None where that cannot be done."""
+        self._in_time(self.record)
         head = f"no progress for {duration(stalled.seconds)} at step {stalled.step}: {stalled.culprit}"
         return self._in_time(lambda: stacks.dump(self._folder, head, self._log.rank))
 
@@ -237,6 +265,7 @@ class Watchdog:
 
     def _force(self, error: SteadyError) -> None:
         self._append(Failed(error=type(error).__name__, message=str(error), step=self._progress.step))
+        self._in_time(lambda: self.leave(error))
         os.write(2, f"{_CLEAR if os.isatty(2) else ''}steady: {error}\n".encode(errors="replace"))
         os._exit(error.exit_code)
 

@@ -67,6 +67,8 @@ def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -
     """Format a verdict in lines of at most ``width`` columns, by default the terminal's; commands stay whole."""
     width = _columns(width)
     lines = [clean(name), ""]
+    for hang in diagnosis.hangs:
+        lines += [*wrap(f"hang: {clean(hang)}", width, "", "  "), ""]
     for index, cause in enumerate(diagnosis.causes[:MAX_CAUSES], 1):
         lines += [*_cause(index, cause, width), ""]
     if more := diagnosis.causes[MAX_CAUSES:]:

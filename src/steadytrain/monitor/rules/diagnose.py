@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from steadytrain.events import Ceilings, ProbeProgress, StepMeasured
 from steadytrain.format import count, duration, number, percent
+from steadytrain.monitor.collectives import read_hangs
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.history_reader import read_history
 from steadytrain.monitor.ledger import INPUT, PASSES, STEADY, Ledger
@@ -91,12 +92,14 @@ class Diagnosis:
         ledger: where the seconds went.
         ceiling: how near it is to what it could be; None before the first updates.
         not_measurable: what could not be looked at on this machine, and so is in no cause.
+        hangs: collectives that ranks waited in when the last attempt failed or stalled, and who was missing, in words.
     """
 
     causes: tuple[Cause, ...]
     ledger: Ledger
     ceiling: Ceiling | None
     not_measurable: tuple[str, ...]
+    hangs: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries, lists and numbers, ready for JSON."""
@@ -107,7 +110,7 @@ class Diagnosis:
             "causes": [asdict(cause) | {"evidence": list(cause.evidence)} for cause in self.causes],
             "ceiling": ceiling and asdict(ceiling) | {"most": ceiling.most, "near": ceiling.near},
             "not_measurable": list(self.not_measurable),
-        }
+        } | ({"hangs": list(self.hangs)} if self.hangs else {})
 
     def __str__(self) -> str:
         """Describe the verdict in a few lines: the dominant cause, what to change, and the next two causes."""
@@ -120,7 +123,13 @@ class Diagnosis:
 
 def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
     """Find what holds a run back; the run may still be going on. Raises RunError: nothing was started in it yet."""
-    evidence = run if isinstance(run, Evidence) else read_history(Run.open(run)).evidence()
+    hangs: tuple[str, ...] = ()
+    if isinstance(run, Evidence):
+        evidence = run
+    else:
+        run = Run.open(run)
+        evidence = read_history(run).evidence()
+        hangs = () if run.progress().finished else tuple(read_hangs(run.directory))
     causes = order(find_causes(evidence))
     limits = ceiling(evidence, causes)
     if not any(cause.share >= LEAST and not cause.is_usual for cause in causes):
@@ -133,7 +142,7 @@ def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
         )
         causes = (replace(causes[0], evidence=(*causes[0].evidence, figure)), *causes[1:])
     missing = tuple(_not_measurable(evidence))
-    return Diagnosis(causes=causes, ledger=evidence.ledger, ceiling=limits, not_measurable=missing)
+    return Diagnosis(causes=causes, ledger=evidence.ledger, ceiling=limits, not_measurable=missing, hangs=hangs)
 
 
 def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from traceback import format_exception
 from typing import TypedDict, Unpack, cast
 
+import msgspec
 import torch
 
 from steadytrain.data.storage.runs import FolderUpload, require_same_run, upload_notice
 from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.process_group import Group, ranks_of
-from steadytrain.errors import DivergedError, FailedError, RankLostError, StalledError, SteadyError, StorageError
+from steadytrain.errors import (
+    DivergedError,
+    FailedError,
+    RankLostError,
+    StalledError,
+    SteadyError,
+    StorageError,
+    first_line,
+)
 from steadytrain.events import (
     Ended,
     EventLog,
@@ -25,7 +37,7 @@ from steadytrain.events import (
 )
 from steadytrain.machine.process import StopRequest, collecting_by_hand
 from steadytrain.machine.sampler import sampling
-from steadytrain.monitor import stacks
+from steadytrain.monitor import collectives, stacks
 from steadytrain.monitor.threads import looking
 from steadytrain.monitor.watchdog import StallLimits, Watchdog
 from steadytrain.run import Run
@@ -106,6 +118,10 @@ def _attempt(
     run.require_trainable()
     began = time.perf_counter() if began is None else began
     ranks = ranks_of(group)
+    if ranks is not None:
+        ranks.record_path = collectives.record_path(run.directory, ranks.world.rank)
+        # Where torch itself ends a process, it leaves a record of its own; it is a pickle, and nothing here reads it.
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(run.directory / "torch-collectives-"))
     with (
         _locked(run, group) as log,
         _uploading(run, log, is_first=group is None or group.world.is_first) as ask_upload,
@@ -153,10 +169,16 @@ def _watched_opening(
     run: Run, log: EventLog, looks: ExitStack, began: float, **arguments: Unpack[_Opening]
 ) -> Iterator[Session]:
     """Open the session. A watchdog says so where that takes long, and looks at this thread begin with it."""
-    clock, patience = Clock(began), StallLimits(slow=START_SECONDS, end=None)
+    clock, patience = Clock(began), StallLimits(slow=START_SECONDS, end=math.inf)
     look = looks.enter_context(looking(log, clock))
     with ExitStack() as start:
-        start.enter_context(Watchdog(clock, log=log, folder=run.directory, patience=patience))
+        dog = Watchdog(clock, log=log, folder=run.directory, patience=patience)
+        if (group := ranks_of(arguments["group"])) is not None:
+            if group.world.is_local_first:
+                collectives.remove_records(run.directory)
+            _watch_exchange(dog, group)
+            group.heartbeat.at = lambda: ("startup", time.perf_counter() - began)
+        start.enter_context(dog)
         with open_session(run, log, began=began, **arguments) as session:
             start.close()
             look.attach(session.clock)
@@ -186,6 +208,8 @@ def _failure_written(run: Run, log: EventLog, group: Group | None, began: float)
                 group.heartbeat.fail(str(error))  # this rank's memory ran out: the others wait for it
             error = group.blame(error)
         _write_failure(log, sessions[0] if sessions else None, error)
+        if group is not None and not isinstance(error, SteadyError | OSError | ImportError | MemoryError):
+            error = _in_one_line(error, run.directory / f"traceback-{group.world.rank}.txt")
         if error is caught:
             del error  # its traceback refers to this frame: all of the attempt would stay in memory
             raise
@@ -193,6 +217,13 @@ def _failure_written(run: Run, log: EventLog, group: Group | None, began: float)
             raise error from caught
         finally:
             del error
+
+
+def _in_one_line(error: Exception, path: Path) -> FailedError:
+    """Turn an unexpected error of a rank into one whose traceback is in a file: the other ranks print as well."""
+    with contextlib.suppress(OSError):
+        path.write_text("".join(format_exception(error)), encoding="utf-8", errors="backslashreplace")
+    return FailedError(f"{type(error).__name__}: {first_line(error)} ({path} has the traceback)")
 
 
 def _write_failure(log: EventLog, session: Session | None, error: Exception) -> None:
@@ -315,10 +346,36 @@ def _start_monitors(
             stack.callback(setattr, pulse, "end", pulse.end)
             stack.callback(setattr, pulse, "at", None)
             pulse.at, dog.ranks, pulse.end = place, pulse.where, dog.end_for_another
+            pulse.silent, begun = session.recipe.parallel.silent_seconds, cursor.step
+            pulse.has_updated = lambda: cursor.step > begun
+            _watch_exchange(dog, group)
         gpus = sampled_gpus(group, session.started.machine.get("gpus", ()))
         stack.enter_context(sampling(log, ranks=relatives, gpus=gpus))
         stack.enter_context(dog)
         yield
+
+
+def _watch_exchange(dog: Watchdog, group: Group) -> None:
+    """Let a watchdog and the other ranks know what this rank exchanges."""
+    pulse = group.heartbeat
+
+    def own() -> collectives.RankPosition:
+        entries: list[collectives.RecordedCollective] = []
+        with contextlib.suppress(msgspec.ValidationError):  # a later torch may record something else
+            entries = msgspec.convert(group.collectives(), list[collectives.RecordedCollective])
+        return collectives.position(entries, time.time())
+
+    def hang() -> collectives.Hang | None:
+        positions = msgspec.convert(pulse.records(), dict[int, collectives.RankPosition | None])
+        return next(iter(collectives.find_hangs({**positions, group.world.rank: own()})), None)
+
+    def leave(error: SteadyError) -> None:
+        if not isinstance(error, RankLostError):
+            pulse.fail(str(error), error.exit_code)
+            pulse.wait_until_heard()
+
+    pulse.collectives = lambda: msgspec.to_builtins(own())
+    dog.hang, dog.record, dog.leave = hang, group.dump, leave
 
 
 def _write_each(log: EventLog, clock: Clock, events: Events, on_saved: Callable[[], None]) -> Events:
