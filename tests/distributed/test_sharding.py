@@ -89,7 +89,7 @@ class Training:
 def _program(group: Group, *, name: str) -> dict[str, Any]:
     plain, sharded = Training(Engine(CPU, group), name), Training(ShardedEngine(CPU, group), name)
     losses = {"plain": plain.run(UPDATES), "sharded": sharded.run(3)}
-    saved = copy.deepcopy(sharded.state.state_dict())
+    saved = sharded.state.engine.whole(copy.deepcopy(sharded.state.state_dict()))
     losses["sharded"] += sharded.run(UPDATES - 3)
     resumed, other = Training(ShardedEngine(CPU, group), name, saved), Training(Engine(CPU, group), name, saved)
     losses["resumed"], losses["by ddp"] = resumed.run(UPDATES - 3), other.run(UPDATES - 3)
@@ -101,7 +101,10 @@ def _program(group: Group, *, name: str) -> dict[str, Any]:
         "logits": logits[:3],
         "layouts": {"plain": sorted(plain.layouts), "sharded": sorted(sharded.layouts)},
         "ends": {
-            name: {key: value.clone() for key, value in training.state.state_dict()["model"].items()}
+            name: {
+                key: training.state.engine.whole(value).clone()
+                for key, value in training.state.state_dict()["model"].items()
+            }
             for name, training in (("plain", plain), ("sharded", sharded), ("resumed", resumed))
         },
         "optimizer": {
