@@ -139,6 +139,8 @@ class ShardedEngine(Engine):
         twin, self._twin = self._twin, None
         assert twin is not None
         self._divide(twin)
+        assert isinstance(twin, FSDPModule)
+        twin.set_reshard_after_forward(True, recurse=False)  # no backward pass does
         for value, source in zip(twin.parameters(), module.parameters(), strict=True):
             self.own_values(value).copy_(self.own_values(source))
         for value, source in zip(twin.buffers(), module.buffers(), strict=True):
