@@ -221,7 +221,7 @@ class ShardedEngine(Engine):
 
 
 def _on_meta(value: Tensor) -> Tensor:
-    meta = torch.empty_like(value, device="meta")
+    meta = torch.empty(value.shape, dtype=value.dtype, device="meta")  # row-major, as fully_shard takes them
     return nn.Parameter(meta, value.requires_grad) if isinstance(value, nn.Parameter) else meta
 
 

@@ -175,7 +175,9 @@ def _watch(module: nn.Module, forward: Callable[[], object], engine: Engine) -> 
     with ExitStack() as hooks:
         hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor))
         for part in names:
-            hooks.callback(part.register_forward_pre_hook(begin, prepend=not engine.is_sharded, with_kwargs=True).remove)
+            hooks.callback(
+                part.register_forward_pre_hook(begin, prepend=not engine.is_sharded, with_kwargs=True).remove
+            )
             hooks.callback(part.register_forward_hook(end, with_kwargs=True).remove)
         forward()
     times = Counter(call.module for call in calls)
