@@ -122,9 +122,11 @@ def _of_shards(model: Model, optim: Optim, precision: Precision, parallel: Paral
         yield shard, f"parallel.compress={parallel.compress!r}", "its exchange is torch's own; use compress=none"
     if precision.name == "fp16" or precision.is_pure:
         yield shard, f"precision.name={precision.name!r}", "its parameters have 32 bits and no loss scale; use bf16"
-    if precision.compile != "none" or parallel.graph:
-        other = "parallel.graph=True" if parallel.graph else f"precision.compile={precision.compile!r}"
-        yield shard, other, "passes that wait for other ranks are not tried or recorded; leave one of them out"
+    if parallel.graph:
+        yield shard, "parallel.graph=True", "passes that wait for other ranks are not recorded; leave one of them out"
+    if precision.compile not in ("none", "default"):
+        why = "its blocks are compiled apart, and their memory changes; use compile=default"
+        yield shard, f"precision.compile={precision.compile!r}", why
     if parallel.shard_gather == "bf16" and precision.name != "bf16":
         gather = f"parallel.shard_gather={parallel.shard_gather!r}"
         yield gather, f"precision.name={precision.name!r}", "it would multiply more exactly than it gathers; use bf16"

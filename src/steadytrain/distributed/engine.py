@@ -239,6 +239,10 @@ class Engine:
         """Return the :class:`.sharding.Parts` of tensors that are divided among ranks; None where none are."""
         return None
 
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        """Return the parts of a network that are gathered as a whole, and compiled apart; none where none are."""
+        return []
+
     def own_values(self, parameter: Tensor) -> Tensor:
         """Return what this rank has of a parameter."""
         return parameter

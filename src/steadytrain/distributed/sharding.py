@@ -105,9 +105,9 @@ class ShardedEngine(Engine):
             self._mesh = DeviceMesh.from_group(ranks, device.type)
             return
         subgroups = partial(dist.new_subgroups_by_enumeration, backend=dist.get_backend(ranks))
-        across, within = subgroups(rows.T.tolist())[0], subgroups(rows.tolist())[0]
+        pair: Any = [subgroups(rows.T.tolist())[0], subgroups(rows.tolist())[0]]  # of all, this rank's
         names = ("copies", "parts")
-        self._mesh = DeviceMesh.from_group([across, within], device.type, mesh=rows, mesh_dim_names=names)
+        self._mesh = DeviceMesh.from_group(pair, device.type, mesh=rows, mesh_dim_names=names)
 
     @property
     def is_sharded(self) -> bool:
@@ -143,8 +143,8 @@ class ShardedEngine(Engine):
         twin.set_reshard_after_forward(True, recurse=False)  # no backward pass does
         for value, source in zip(twin.parameters(), module.parameters(), strict=True):
             self.own_values(value).copy_(self.own_values(source))
-        for value, source in zip(twin.buffers(), module.buffers(), strict=True):
-            value.copy_(source)
+        for buffer, other in zip(twin.buffers(), module.buffers(), strict=True):
+            buffer.copy_(other)
         return twin
 
     def prepare(self, module: nn.Module, step: int = 0) -> nn.Module:
@@ -163,6 +163,10 @@ class ShardedEngine(Engine):
         finally:
             for block in [part for part in module.modules() if isinstance(part, FSDPModule)]:
                 block.reshard()  # after a pass without gradients the outermost one is whole
+
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        blocks = [part for part in module.modules() if isinstance(part, FSDPModule)]
+        return [part for part in blocks if not any(other is not part and other in blocks for other in part.modules())]
 
     def parts(self, tensors: Mapping[str, Tensor]) -> Parts:
         divided = frozenset(name for name, tensor in tensors.items() if isinstance(tensor, DTensor))

@@ -317,7 +317,7 @@ def _write_pieces(
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             for piece in pieces(name):
-                file.write(piece.contiguous().view(-1).view(torch.uint8).numpy())
+                file.write(memoryview(piece.contiguous().view(-1).view(torch.uint8).numpy()))
             assert file.tell() == 8 + len(text) + header[name]["data_offsets"][1], f"not all of {name} came"
 
 
