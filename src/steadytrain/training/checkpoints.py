@@ -27,7 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_bytes
@@ -41,7 +43,7 @@ _PART = ".part"
 _TENSORS, _REST = "state.safetensors", "state.json"
 _NAME = re.compile(r"step-(\d{8,})$")
 
-Pieces = Callable[[str], Iterable[torch.Tensor]]
+ReadPieces = Callable[[str], Iterable[torch.Tensor]]
 """A function of a tensor's name. It returns its values on the host, in consecutive pieces. Called once for each: those
 of many bytes a value first, and else in their order.
 """
@@ -62,7 +64,7 @@ def save(
     tensors: dict[str, torch.Tensor],
     *,
     keep: int | None = None,
-    pieces: Pieces | None = None,
+    pieces: ReadPieces | None = None,
 ) -> Written:
     """Write a state as the checkpoint of ``step``; it exists only when it is whole and on the disk.
 
@@ -178,7 +180,7 @@ def load(place: Path) -> dict[str, Any]:
 
 
 def write_weights(
-    path: Path, tensors: dict[str, torch.Tensor], about: Mapping[str, Any], *, pieces: Pieces | None = None
+    path: Path, tensors: dict[str, torch.Tensor], about: Mapping[str, Any], *, pieces: ReadPieces | None = None
 ) -> None:
     """Write weights as one ``.safetensors`` file, whole or not at all.
 
@@ -286,7 +288,7 @@ def _write_tensors(
     tensors: dict[str, torch.Tensor],
     path: Path,
     metadata: dict[str, str] | None = None,
-    pieces: Pieces | None = None,
+    pieces: ReadPieces | None = None,
 ) -> None:
     # safetensors makes its files for their owner alone: this one gets the mode that any new file has here.
     with create(path) as file:
@@ -300,7 +302,7 @@ def _write_tensors(
 
 
 def _write_pieces(
-    tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None, pieces: Pieces
+    tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None, pieces: ReadPieces
 ) -> None:
     """Write a safetensors file (header of JSON, then the bytes of all tensors) with no tensor whole in memory."""
     codes = {dtype: _code(dtype) for dtype in {tensor.dtype for tensor in tensors.values()}}
@@ -317,7 +319,8 @@ def _write_pieces(
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             for piece in pieces(name):
-                file.write(memoryview(piece.contiguous().view(-1).view(torch.uint8).numpy()))
+                values: NDArray[np.uint8] = piece.contiguous().view(-1).view(torch.uint8).numpy()
+                file.write(values.data)
             assert file.tell() == 8 + len(text) + header[name]["data_offsets"][1], f"not all of {name} came"
 
 

@@ -124,8 +124,8 @@ class _CompiledBlock:
 
     def __init__(self, block: nn.Module, mode: str) -> None:
         self.before = block.forward
-        forward = self.before if ismethod(self.before) else self.before.__call__
-        self._compiled = torch.compile(forward, mode=mode, dynamic=False)
+        forward: Any = self.before if ismethod(self.before) else self.before.__call__  # type: ignore[operator]
+        self._compiled: Any = torch.compile(forward, mode=mode, dynamic=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return (self._compiled if torch.is_grad_enabled() else self.before)(*args, **kwargs)
