@@ -117,6 +117,8 @@ ELSEWHERE: dict[str, object] = {
     "parallel.outer_lr": 0.5,
     "parallel.outer_momentum": 0.8,
     "parallel.shard": True,
+    "parallel.shard_ranks": 8,
+    "parallel.shard_gather": "bf16",
     "every.log_steps": 5,
     "every.evaluate_epochs": 0.5,
     "every.save_steps": 10,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from steadytrain.config import Optim, Precision
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.sharding import ShardedEngine
+from steadytrain.training import checkpoints
+from steadytrain.training.ema import Ema
 from steadytrain.training.precision import Policy
 from steadytrain.training.state import Cursor, Meters, State
 
@@ -35,12 +39,17 @@ def _net() -> nn.Sequential:
 class Training:
     """A net as one of several ranks, in two micro-batches an update, its gradients clipped."""
 
-    def __init__(self, engine: Engine, name: str, saved: dict[str, Any] | None = None) -> None:
-        net = _net()
+    def __init__(
+        self, engine: Engine, name: str, saved: dict[str, Any] | None = None, *, averages: bool = False
+    ) -> None:
+        # The first rank's values count: others need no memory for theirs.
+        with torch.device("meta" if engine.is_sharded and engine.world.rank else "cpu"):
+            net = _net()
         engine.shard(net)
         groups = [{"params": list(net.parameters()), "weight_decay": 0.01}]
         optimizer = optim.build(Optim(name=name), groups, lr=0.01, device=CPU)
-        self.state = State(net, optimizer, Policy(Precision(name="fp32"), CPU), engine, None, Meters(CPU), Cursor())
+        ema = Ema(net, 0.8, copied=engine.copy(net), own_values=engine.own_values) if averages else None
+        self.state = State(net, optimizer, Policy(Precision(name="fp32"), CPU), engine, ema, Meters(CPU), Cursor())
         if saved is not None:
             self.state.load_state_dict(copy.deepcopy(saved))
         self.call = engine.prepare(net, self.state.cursor.step)
@@ -69,6 +78,8 @@ class Training:
             losses += [float(loss.detach()), float(state.engine.whole(norm))]
             state.optimizer.step()
             state.optimizer.zero_grad()
+            if state.ema is not None:
+                state.ema.update(state.module)
             state.cursor.step += 1
         return losses
 
@@ -89,7 +100,7 @@ class Training:
 def _program(group: Group, *, name: str) -> dict[str, Any]:
     plain, sharded = Training(Engine(CPU, group), name), Training(ShardedEngine(CPU, group), name)
     losses = {"plain": plain.run(UPDATES), "sharded": sharded.run(3)}
-    saved = copy.deepcopy(sharded.state.state_dict())
+    saved = sharded.state.engine.whole(copy.deepcopy(sharded.state.state_dict()))
     losses["sharded"] += sharded.run(UPDATES - 3)
     resumed, other = Training(ShardedEngine(CPU, group), name, saved), Training(Engine(CPU, group), name, saved)
     losses["resumed"], losses["by ddp"] = resumed.run(UPDATES - 3), other.run(UPDATES - 3)
@@ -101,7 +112,10 @@ def _program(group: Group, *, name: str) -> dict[str, Any]:
         "logits": logits[:3],
         "layouts": {"plain": sorted(plain.layouts), "sharded": sorted(sharded.layouts)},
         "ends": {
-            name: {key: value.clone() for key, value in training.state.state_dict()["model"].items()}
+            name: {
+                key: training.state.engine.whole(value).clone()
+                for key, value in training.state.state_dict()["model"].items()
+            }
             for name, training in (("plain", plain), ("sharded", sharded), ("resumed", resumed))
         },
         "optimizer": {
@@ -157,3 +171,64 @@ def test_ranks_evaluate_different_numbers_of_images(ranks: list[dict[str, Any]])
     images = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         torch.testing.assert_close(net.eval()(images)[:3], ranks[1]["logits"], rtol=1e-4, atol=1e-5)
+
+
+def _copies_program(group: Group) -> dict[str, Any]:
+    """Two copies of the parameters, in two parts each, and their average; saved piece by piece, loaded by all."""
+    plain = Training(Engine(CPU, group), "adamw", averages=True)
+    sharded = Training(ShardedEngine(CPU, group, copy_ranks=2), "adamw", averages=True)
+    losses = {"plain": plain.run(3), "sharded": sharded.run(3)}
+    averages = [
+        {name: training.state.engine.whole(value).clone() for name, value in ema.module.state_dict().items()}
+        for training in (plain, sharded)
+        if (ema := training.state.ema) is not None
+    ]
+    engine, state = sharded.state.engine, sharded.state.state_dict()
+    written, live = checkpoints.split(state)
+    parts = engine.parts(live)
+    copies = checkpoints.stage(parts.own)
+    with tempfile.TemporaryDirectory() as folder:
+        if group.world.is_first:
+            save = partial(checkpoints.save, Path(folder), 3, written, parts.whole)
+            saved = checkpoints.load(save(pieces=partial(parts.pieces, copies)).path)
+        else:
+            parts.send(copies)
+            metas = {name: torch.empty_like(value, device="meta") for name, value in live.items()}
+            saved = checkpoints.join(written, metas)
+            saved["rng"], saved["meters"] = state["rng"], state["meters"]
+        whole = engine.whole({name: state[name] for name in ("model", "optimizer", "ema")})
+        tensors = checkpoints.split(whole)[1]
+        is_equal = not group.world.is_first or all(
+            torch.equal(value, tensors[name])
+            for name, value in checkpoints.split({name: saved[name] for name in whole})[1].items()
+        )
+        resumed = Training(ShardedEngine(CPU, group), "adamw", saved, averages=True)  # in four parts
+    return {
+        "losses": losses | {"resumed": resumed.run(3), "on": sharded.run(3)},
+        "averages": averages,
+        "is_equal": is_equal,
+        "own bytes": sum(value.nbytes for value in parts.own.values()),
+    }
+
+
+@pytest.fixture(scope="module")
+def copies() -> list[dict[str, Any]]:
+    return as_group(_copies_program, 4)
+
+
+def test_two_copies_of_the_parts_and_their_average_train_as_ddp(copies: list[dict[str, Any]]) -> None:
+    for rank in copies:
+        assert rank["losses"]["sharded"] == pytest.approx(rank["losses"]["plain"], rel=1e-4)
+        plain, sharded = rank["averages"]
+        parameters = [name for name, _ in _net().named_parameters()]
+        assert sharded.keys() == plain.keys()
+        for name in parameters:
+            torch.testing.assert_close(sharded[name], plain[name], rtol=1e-2, atol=1e-3)
+
+
+def test_parts_are_written_as_one_file_and_loaded_by_another_number_of_parts(copies: list[dict[str, Any]]) -> None:
+    assert all(rank["is_equal"] for rank in copies)
+    for rank in copies:
+        assert rank["losses"]["resumed"] == pytest.approx(rank["losses"]["on"], rel=1e-5)
+    own = [rank["own bytes"] for rank in copies]
+    assert own[1] > 0 and own[2] == own[3] == 0, "one copy is saved"

@@ -345,3 +345,27 @@ def test_a_whole_checkpoint_with_another_content_ends_a_command_with_one_line(re
     save(run.checkpoints, number, good | {"about": good["about"] | {"spent": "[["}})  # that is told, and no more
     ended = list(steps(run, stop=lambda: "SIGTERM"))[-1]
     assert isinstance(ended, Ended) and ended.step == number
+
+
+def test_a_file_written_in_pieces_holds_the_whole_tensors(tmp_path: Path) -> None:
+    tensors = {
+        "rows": torch.randn(5, 3),
+        "halves": torch.randn(4, 2).bfloat16(),
+        "count": torch.tensor(7),
+        "none": torch.empty(0, 3),
+    }
+    plain, live = checkpoints.split({"model": tensors})
+    metas = {name: torch.empty_like(tensor, device="meta") for name, tensor in live.items()}
+
+    def pieces(name: str) -> list[torch.Tensor]:
+        return list(torch.split(live[name], 2)) if live[name].dim() else [live[name]]
+
+    place = checkpoints.save(tmp_path, 3, plain, metas, pieces=pieces).path
+    assert checkpoints.damage(place) is None
+    loaded = checkpoints.load(place)["model"]
+    assert all(
+        torch.equal(loaded[name], tensor) and loaded[name].dtype == tensor.dtype for name, tensor in tensors.items()
+    )
+    checkpoints.write_weights(tmp_path / "w.safetensors", metas, {"step": 3}, pieces=pieces)
+    weights, about = checkpoints.read_weights(tmp_path / "w.safetensors")
+    assert about == {"step": 3} and torch.equal(weights["/model/rows"], tensors["rows"])

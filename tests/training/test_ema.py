@@ -81,7 +81,8 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit() -> None:
         move(module)
         average.update(module)
     resumed = Ema(network(), 0.9)
-    resumed.load_state_dict({"updates": 2, "module": {k: v.clone() for k, v in average.module.state_dict().items()}})
+    resumed.updates = 2
+    resumed.module.load_state_dict(average.module.state_dict())
     assert resumed.state_dict()["updates"] == average.state_dict()["updates"] == 2
     move(module)
     for ema in (average, resumed):

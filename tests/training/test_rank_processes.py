@@ -371,6 +371,49 @@ def test_parts_of_parameters_train_as_whole_ones_and_go_on_in_one_process(
             torch.testing.assert_close(value, theirs[name], rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--ema", "0.9", "--set", "parallel.shard_ranks=1"],
+        ["--train", "head:1+full", "--ema", "0.9"],
+        ["--train", "discriminative", "--set", "optim.clip_norm=1"],
+        ["--recompute"],
+        ["--compile"],
+    ],
+    ids=["copies", "phases", "rates", "recompute", "compiled"],
+)
+def test_parts_of_parameters_go_with_what_fine_tuning_needs(digits: Path, tmp_path: Path, words: list[str]) -> None:
+    trained(digits, tmp_path / "whole", "--procs", "2", *words)
+    trained(digits, tmp_path / "parts", "--procs", "2", "--set", "parallel.shard=true", *words)
+    ours, theirs = weights(tmp_path / "parts"), weights(tmp_path / "whole")
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-2, atol=1e-3)
+    losses = [
+        [event.loss for event in of_kind(tmp_path / run, events.Evaluated) if isinstance(event, events.Evaluated)]
+        for run in ("parts", "whole")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+@pytest.mark.slow
+def test_ranks_with_parts_that_are_killed_while_they_save_go_on_to_the_same_bits(digits: Path, tmp_path: Path) -> None:
+    words = ["--procs", "2", "--set", "parallel.shard=true", "--ema", "0.9", "--set", "every.save_steps=2"]
+    trained(digits, tmp_path / "whole", *words)
+    run = tmp_path / "run"
+    child = start(digits, run, *words)
+    wait_for_step(child, run, 9)
+    deadline = time.monotonic() + 60
+    while not (run / "checkpoints" / ".part").exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.kill(ranks_of(child, 2)[0].pid, signal.SIGKILL)  # the one that writes
+    output, _ = child.communicate(timeout=240)
+    assert child.returncode == 0 and "rank 0 was killed by SIGKILL" in output, output
+    ours, theirs = (load_file(place / "model.safetensors") for place in (run, tmp_path / "whole"))
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
 PARTIAL = """
 import torch
 from torch import nn

@@ -122,19 +122,21 @@ def _of_shards(model: Model, optim: Optim, precision: Precision, parallel: Paral
         yield shard, f"parallel.compress={parallel.compress!r}", "its exchange is torch's own; use compress=none"
     if precision.name == "fp16" or precision.is_pure:
         yield shard, f"precision.name={precision.name!r}", "its parameters have 32 bits and no loss scale; use bf16"
-    if precision.compile != "none" or parallel.graph or parallel.recompute:
-        named = "graph" if parallel.graph else "recompute"
-        other = f"parallel.{named}=True" if precision.compile == "none" else f"precision.compile={precision.compile!r}"
-        yield shard, other, "passes that wait for other ranks are not tried or recorded; leave one of them out"
-    if optim.ema is not None or optim.swa is not None:
-        average = f"optim.ema={optim.ema}" if optim.swa is None else f"optim.swa={optim.swa}"
-        yield shard, average, "an average would be a second network; use optim.ema=none (--ema 0)"
+    if parallel.graph:
+        yield shard, "parallel.graph=True", "passes that wait for other ranks are not recorded; leave one of them out"
+    if precision.compile not in ("none", "default"):
+        why = "its blocks are compiled apart, and their memory changes; use compile=default"
+        yield shard, f"precision.compile={precision.compile!r}", why
+    if parallel.shard_gather == "bf16" and precision.name != "bf16":
+        gather = f"parallel.shard_gather={parallel.shard_gather!r}"
+        yield gather, f"precision.name={precision.name!r}", "it would multiply more exactly than it gathers; use bf16"
     if optim.name not in ("sgd", "nag", "adam", "adamw"):
         why = "it may need whole tensors; use sgd, nag, adam or adamw"
         yield shard, f"optim.name={optim.name!r}", why
     plan = parse_train(model.train)
-    if plan.has_phases or plan.probe_passes:
-        yield shard, f"model.train={model.train!r}", "parts are made once, of all parameters; use full or head"
+    if plan.probe_passes:
+        why = "a probe's passes are each rank's own; use full, head, head:1+full, discriminative or gradual"
+        yield shard, f"model.train={model.train!r}", why
 
 
 def _of_local(model: Model, precision: Precision, parallel: Parallel) -> Iterator[Conflict]:

@@ -872,6 +872,20 @@ class Parallel:
         "fit one device.",
         example=True,
     )
+    shard_ranks: int | None = setting(
+        None,
+        "Consecutive ranks that have one copy of the parameters in parts (parallel.shard), such as the GPUs of a "
+        "machine, 1 or more: machines then exchange gradients alone.",
+        limit=FROM_1,
+        example=8,
+        usual="all ranks",
+    )
+    shard_gather: Literal["fp32", "bf16"] = setting(
+        "fp32",
+        "Numbers in which ranks gather parameters (parallel.shard): bf16 takes half of the time and the memory, and "
+        "rounds the weights of norms, which are else multiplied in fp32.",
+        example="bf16",
+    )
     sync_every: int = setting(
         32,
         "Updates between two averages of the weights with --engine local, 1 or more.",

@@ -12,6 +12,7 @@ are those of rank 0's own micro-batches; a process that is alone takes in all of
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -230,12 +231,27 @@ class Engine:
         """Return a tensor, or a nested state, with whole tensors in place of parts; all ranks call it."""
         return state
 
+    def copy(self, module: nn.Module) -> nn.Module:
+        """Return a copy of a network for its average, divided as it is; once."""
+        return copy.deepcopy(module)
+
+    def parts(self, tensors: Mapping[str, Tensor]) -> Any:
+        """Return the :class:`.sharding.Parts` of tensors that are divided among ranks; None where none are."""
+        return None
+
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        """Return the parts of a network that are gathered as a whole, and compiled apart; none where none are."""
+        return []
+
     def own_values(self, parameter: Tensor) -> Tensor:
         """Return what this rank has of a parameter."""
         return parameter
 
     def load(self, module: nn.Module, optimizer: Optimizer, model_state: Any, optimizer_state: Any) -> None:
-        """Load whole states into a network and its optimizer. Raises RuntimeError or ValueError where they differ."""
+        """Load whole states into a network and its optimizer. Raises RuntimeError or ValueError where they differ.
+
+        Of an engine that :attr:`is_sharded`, the first rank's count, and others may have meta tensors.
+        """
         self.load_weights(module, model_state)
         optimizer.load_state_dict(optimizer_state)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadytrain import models, optim
@@ -49,7 +54,7 @@ from steadytrain.training.ema import Ema
 from steadytrain.training.kernels import mend_kernels
 from steadytrain.training.memory import PassLimit
 from steadytrain.training.precision import Policy
-from steadytrain.training.state import Cursor, Meters, State
+from steadytrain.training.state import Cursor, Meters, State, preserve_process
 from steadytrain.training.step import Objective, Share, Update, share_of
 from steadytrain.training.usage import Usage, find_usage, refusal_of_one_image
 
@@ -103,6 +108,20 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
         channels=channels,
         fit=fit,
     )
+
+
+def model_on_meta(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built, Input] | None:
+    """Build as :func:`model` does, without memory for the values; None where the network's code needs them."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that values which are loaded go nowhere
+            built, input = model(recipe, data, allow_import=allow_import)
+    except Exception:  # noqa: BLE001 - whatever code does that reads a value
+        return None
+    parts = list(built.module.modules())
+    values = [value for part in parts for values in (part._parameters, part._buffers) for value in values.values()]
+    has_others = any(isinstance(value, Tensor) for part in parts for value in vars(part).values())
+    return None if has_others or any(value is not None and not value.is_meta for value in values) else (built, input)
 
 
 def crop_share(recipe: Recipe, default: Input, size: int, fit: ImageFit) -> float:
@@ -238,14 +257,17 @@ def state(
     """
     device = engine.device
     policy = Policy(recipe.precision, device)
-    module, usage, shapes = policy.prepare(built.module), Usage(), list[tuple[int, int, int]]()
+    module, usage = policy.prepare(built.module, moves=not engine.is_sharded), Usage()
+    shapes = list[tuple[int, int, int]]()
+    engine.shard(module)
     images = max(1, recipe.batch_size // (recipe.optim.accumulate * engine.world.size))  # of a micro-batch
     if input is not None and input.size is not None:
         stages = recipe.sizes(num_train, usual=input.size) if num_train else ()
         shapes = [(size, size, input.channels) for size in sorted({input.size, *(stage.size for stage in stages)})]
-        policy.notes += tuple(mend_kernels(module, policy, shapes, images=images, sum_ranks=engine.sum))
+        with _same_passes(recipe, engine, module):
+            policy.notes += tuple(mend_kernels(module, policy, shapes, images=images, sum_ranks=engine.sum))
+            usage = find_usage(module, policy, shapes[0]) if engine.waits_for_gradients else usage
         if engine.waits_for_gradients:
-            usage = find_usage(module, policy, shapes[0])
             engine.finds_unused = bool(engine.sum(torch.tensor(float(usage.is_partial), device=device)) > 0)
             together = {"parallel.shard=True": engine.is_sharded}
             together["model.batch_norm=synchronous"] = recipe.model.batch_norm == "synchronous"
@@ -254,7 +276,6 @@ def state(
                     f"with {key} all ranks compute all parts of a network together, and {built.name} may leave out some"
                     f" ({usage.varies}): leave {key} out"
                 )
-    engine.shard(module)
     groups = models.parameter_groups(
         built,
         train=recipe.model.train,
@@ -269,16 +290,32 @@ def state(
     optimizer = engine.optimizer(make(groups, device=device), partial(make, device=torch.device("cpu")))
     policy.remark_on(optimizer, recipe.optim.name)
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
-    ema = None if recipe.optim.ema is None else Ema(module, recipe.optim.ema, sources)
+    ema, average = None, partial(Ema, module, sources=sources, own_values=engine.own_values)
     if recipe.optim.swa is not None:
         batches = recipe.batches(num_train)
-        ema = Ema(module, None, sources, start=round(batches.step(recipe.optim.swa * batches.images)))
+        start = round(batches.step(recipe.optim.swa * batches.images))
+        ema = average(None, start=start, copied=engine.copy(module))
+    elif recipe.optim.ema is not None:
+        ema = average(recipe.optim.ema, copied=engine.copy(module))
     models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm, freeze=recipe.model.freeze)
     policy.notes += tuple(usage.notes(module))
     norms_wait = engine.world.size > 1 and recipe.model.batch_norm == "synchronous"
     if images == 1 and shapes and not (norms_wait or engine.is_sharded):
         _require_takes_one_image(recipe, built, policy, shapes[0], engine.world.size)
     return State(module, optimizer, policy, engine, ema, Meters(device), Cursor())
+
+
+@contextmanager
+def _same_passes(recipe: Recipe, engine: Engine, module: nn.Module) -> Iterator[None]:
+    """Let ranks that can only compute together draw the same random numbers, so that all compute the same parts."""
+    if not engine.is_sharded:
+        yield
+        return
+    with preserve_process(engine.device), engine.settled(module):
+        torch.manual_seed(recipe.seed)
+        random.seed(recipe.seed)
+        np.random.seed(recipe.seed % 2**32)
+        yield
 
 
 def _require_takes_one_image(
@@ -324,7 +361,14 @@ def engine(recipe: Recipe, device: torch.device, peers: Peers | None, *, num_tra
     if parallel.shard:
         from steadytrain.distributed.sharding import ShardedEngine  # it loads a great part of torch
 
-        return ShardedEngine(device, group, synchronize_norms=norms)
+        size, copies = group.world.size, parallel.shard_ranks
+        if copies is not None and size % copies:
+            raise RecipeError(
+                f"parallel.shard_ranks={copies} does not divide the {size} ranks: give a divisor, such as the ranks of"
+                " a machine, or leave it out"
+            )
+        halves = parallel.shard_gather == "bf16"
+        return ShardedEngine(device, group, synchronize_norms=norms, copy_ranks=copies, gathers_16_bits=halves)
     return Engine(
         device,
         group,

@@ -22,14 +22,17 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as to_bytes
 
 from steadytrain.errors import CheckpointError, ModelError, storage_error
 from steadytrain.files import create, open_regular, read_text, replacing, require_regular, sync
@@ -39,6 +42,11 @@ VERSION = 1
 _PART = ".part"
 _TENSORS, _REST = "state.safetensors", "state.json"
 _NAME = re.compile(r"step-(\d{8,})$")
+
+ReadPieces = Callable[[str], Iterable[torch.Tensor]]
+"""A function of a tensor's name. It returns its values on the host, in consecutive pieces. Called once for each: those
+of many bytes a value first, and else in their order.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,13 @@ class Written:
 
 
 def save(
-    directory: Path, step: int, plain: Any, tensors: dict[str, torch.Tensor], *, keep: int | None = None
+    directory: Path,
+    step: int,
+    plain: Any,
+    tensors: dict[str, torch.Tensor],
+    *,
+    keep: int | None = None,
+    pieces: ReadPieces | None = None,
 ) -> Written:
     """Write a state as the checkpoint of ``step``; it exists only when it is whole and on the disk.
 
@@ -59,6 +73,7 @@ def save(
         step: the number that names it.
         plain, tensors: of the state, as :func:`split` and :func:`stage` return them.
         keep: how many to leave: this one and the newest before it. None leaves all.
+        pieces: of tensors that are never whole here; of ``tensors``, which may be meta, the shapes and dtypes count.
 
     Raises:
         StorageError: the disk is full or not writable; earlier checkpoints are untouched.
@@ -69,7 +84,7 @@ def save(
         remove_unfinished(directory)
         directory.mkdir(exist_ok=True)  # in the run's folder; where that was moved away, nothing is made in its place
         part.mkdir()
-        _write_tensors(tensors, part / _TENSORS)
+        _write_tensors(tensors, part / _TENSORS, pieces=pieces)
         content = {"version": VERSION, "step": step, "state": plain}
         content |= {"checksum": _checksum(part / _TENSORS), "rest_checksum": _text_checksum(plain)}
         (part / _REST).write_text(json.dumps(content), encoding="utf-8")
@@ -164,20 +179,24 @@ def load(place: Path) -> dict[str, Any]:
         raise CheckpointError(f"cannot read the checkpoint {place}: {error}") from error
 
 
-def write_weights(path: Path, tensors: dict[str, torch.Tensor], about: Mapping[str, Any]) -> None:
+def write_weights(
+    path: Path, tensors: dict[str, torch.Tensor], about: Mapping[str, Any], *, pieces: ReadPieces | None = None
+) -> None:
     """Write weights as one ``.safetensors`` file, whole or not at all.
 
     Args:
         path: the file; replaced if it is there.
         tensors: a module's ``state_dict``, as :func:`stage` returns it.
         about: plain values that go into the file's header, under ``steadytrain``; a checksum goes there, too.
+        pieces: as of :func:`save`.
 
     Raises:
         StorageError: the disk is full or not writable; a file that was there is untouched.
     """
     try:
         with replacing(path) as part:  # in a folder of its own: what the library leaves there when it is killed goes
-            _write_tensors(tensors, part, {"format": "pt", "steadytrain": json.dumps(about), CHECKSUM: NO_CHECKSUM})
+            metadata = {"format": "pt", "steadytrain": json.dumps(about), CHECKSUM: NO_CHECKSUM}
+            _write_tensors(tensors, part, metadata, pieces)
             seal(part)
     except SafetensorError as error:
         raise storage_error(_os_error(error), path) from error
@@ -265,13 +284,51 @@ def stage(tensors: Mapping[str, torch.Tensor], memory: torch.Tensor | None = Non
     return copies
 
 
-def _write_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+def _write_tensors(
+    tensors: dict[str, torch.Tensor],
+    path: Path,
+    metadata: dict[str, str] | None = None,
+    pieces: ReadPieces | None = None,
+) -> None:
     # safetensors makes its files for their owner alone: this one gets the mode that any new file has here.
     with create(path) as file:
         mode = os.fstat(file.fileno()).st_mode
-    save_file(tensors, path, metadata=metadata)
+    if pieces is None:
+        save_file(tensors, path, metadata=metadata)
+    else:
+        _write_pieces(tensors, path, metadata, pieces)
     with contextlib.suppress(OSError):  # a file system without modes
         path.chmod(mode)
+
+
+def _write_pieces(
+    tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None, pieces: ReadPieces
+) -> None:
+    """Write a safetensors file (header of JSON, then the bytes of all tensors) with no tensor whole in memory."""
+    codes = {dtype: _code(dtype) for dtype in {tensor.dtype for tensor in tensors.values()}}
+    names = sorted(tensors, key=lambda name: -tensors[name].element_size())  # so that all are aligned
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
+    for name in names:
+        begin, end = end, end + tensors[name].nbytes
+        shape = list(tensors[name].shape)
+        header[name] = {"dtype": codes[tensors[name].dtype], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    with path.open("r+b") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            for piece in pieces(name):
+                values: NDArray[np.uint8] = piece.contiguous().view(-1).view(torch.uint8).numpy()
+                file.write(values.data)
+            assert file.tell() == 8 + len(text) + header[name]["data_offsets"][1], f"not all of {name} came"
+
+
+def _code(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in safetensors' headers, as the library writes it."""
+    empty = to_bytes({"value": torch.empty(0, dtype=dtype)})
+    code: str = json.loads(empty[8 : 8 + int.from_bytes(empty[:8], "little")])["value"]["dtype"]
+    return code
 
 
 def _checksum(path: Path) -> str:

@@ -6,7 +6,7 @@ Polyak & Juditsky 1992, "Acceleration of stochastic approximation by averaging",
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,14 +29,24 @@ class Ema:
             weights as they are until then (stochastic weight averaging: Izmailov et al. 2018, "Averaging Weights Leads
             to Wider Optima and Better Generalization").
         start: updates before a uniform average.
+        copied: a copy of the network, to be the average; None: it is made here.
+        own_values: returns what is averaged here of a parameter, or its average: a rank may have a part of each.
         sources: what each parameter's average follows and is made like, in their order: the fp32 masters of 16-bit
             ones. None: the parameters.
     """
 
     def __init__(
-        self, module: nn.Module, decay: float | None, sources: Iterable[Tensor] | None = None, *, start: int = 0
+        self,
+        module: nn.Module,
+        decay: float | None,
+        sources: Iterable[Tensor] | None = None,
+        *,
+        start: int = 0,
+        copied: nn.Module | None = None,
+        own_values: Callable[[Tensor], Tensor] = lambda value: value,
     ) -> None:
-        self.module = copy.deepcopy(module).eval().requires_grad_(False)
+        self.module = (copied or copy.deepcopy(module)).eval().requires_grad_(False)
+        self._own_values = own_values
         self._sources = None if sources is None else list(sources)
         for average, source in zip(self.module.parameters(), self._followed(module), strict=True):
             average.data = average.data if average.dtype == source.dtype else source.detach().clone()
@@ -56,7 +66,8 @@ class Ema:
         n = self.updates
         keep = max(0.0, 1 - 1 / max(1, n - self.start)) if self.decay is None else min(self.decay, n / (n + 9))
         keep **= updates
-        torch._foreach_lerp_(list(self.module.parameters()), self._followed(module), 1 - keep)
+        averages, sources = (list(map(self._own_values, v)) for v in (self.module.parameters(), self._followed(module)))
+        torch._foreach_lerp_(averages, sources, 1 - keep)
         skipped = {id(b) for norm in self._norms(module) for b in norm.buffers()} if self.keeps_statistics else set()
         by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for average, source in zip(self.module.buffers(), module.buffers(), strict=True):
@@ -109,8 +120,3 @@ class Ema:
     def state_dict(self) -> dict[str, Any]:
         """The number of updates and the averaged weights."""
         return {"updates": self.updates, "module": self.module.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, in place."""
-        self.updates = int(state["updates"])
-        self.module.load_state_dict(state["module"])

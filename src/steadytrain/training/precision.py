@@ -104,8 +104,13 @@ class Policy:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self._dtype)
 
-    def prepare(self, module: nn.Module) -> nn.Module:
-        """Move a module to the device and lay it out as the policy says; before its optimizer is built."""
+    def prepare(self, module: nn.Module, *, moves: bool = True) -> nn.Module:
+        """Move a module to the device and lay it out as the policy says; before its optimizer is built.
+
+        ``moves``: False where an engine is to move parts of it, row-major.
+        """
+        if not moves:
+            return module
         if self._is_pure and self._dtype is not None:
             store(module, self._dtype)
         module = module.to(self.device)

@@ -188,7 +188,10 @@ class State:
     probe: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values for :mod:`steadytrain.training.checkpoints`; all ranks call it."""
+        """Tensors and plain values for :mod:`steadytrain.training.checkpoints`; all ranks call it.
+
+        Of what is divided among ranks, each has its part (:meth:`.Engine.parts`).
+        """
         # Dropout and the like draw from torch's generators; the samples' own randomness needs no state.
         generators = {"cpu": torch.get_rng_state()}
         if self.engine.device.type == "cuda":
@@ -240,7 +243,8 @@ class State:
         self._take_masters(state["policy"].get("masters", {}), shared["model"])
         self.engine.load_state_dict(state["engine"])
         if self.ema is not None:
-            self.ema.load_state_dict(shared["ema"])
+            self.ema.updates = int(shared["ema"]["updates"])
+            self.engine.load_weights(self.ema.module, shared["ema"]["module"])
         self.meters.load(state["meters"], self.engine)
         self.cursor = Cursor(**state["cursor"])
         self.best, self.evaluated = state["best"], state["evaluated"]
@@ -307,7 +311,7 @@ def _merge_ranks(shared: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
     Where ranks differ, as between two averages of the local engine, the state has their mean.
     """
     if engine.keeps_ranks_equal:
-        return dict(engine.whole(shared))
+        return dict(shared)
     plain, tensors = split(shared)
     ranks: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():

@@ -21,8 +21,9 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from inspect import ismethod
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,12 @@ WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no
 """Modes that record CUDA graphs, and those that make the same code without. A graph's gradients lie in its own memory,
 which its next launch writes over: several passes cannot add them up (pytorch issue 169545)."""
 
+_AT_EXCHANGE = (
+    "ranks exchange gradients in the backward pass: what is before the network, the network and the loss are compiled"
+    " apart, and the network is cut where about 25 MB of gradients are ready to go"
+)
+"""A break that one process has not: its rate tells a little too much of theirs."""
+
 _PLUMBING = (str(Path(torch.__file__).parent), contextlib.__file__, str(Path(__file__).parent))
 
 
@@ -60,7 +67,7 @@ def compile_update(
     """
     if recipe.precision.compile == "none":
         return update, None
-    device, eager, refusal = state.engine.device, pass_of(update, state), ""
+    device, eager, refusal, is_sharded = state.engine.device, pass_of(update, state), "", state.engine.is_sharded
     mode: str = recipe.precision.compile
     forward_in_parts: Forward | None = None
     if records_graphs(mode, device):
@@ -78,7 +85,11 @@ def compile_update(
         try:
             eager.seconds()  # warm-up
             eager_seconds = eager.fastest(ROUNDS)
-            forward: Forward = torch.compile(eager.forward.__call__, mode=mode, dynamic=False)  # type: ignore[operator]
+            forward: Forward = update.forward
+            for block in state.engine.blocks(state.module):
+                vars(block)["forward"] = _CompiledBlock(block, mode)
+            if not is_sharded:
+                forward = torch.compile(eager.forward.__call__, mode=mode, dynamic=False)  # type: ignore[operator]
             compiled = replace(eager, forward=forward)
             settling = SETTLING[device.type]
             first = sum(compiled.seconds() for _ in range(settling))
@@ -92,17 +103,32 @@ def compile_update(
         if reason:
             where = "" if group is None else f" on rank {rank} ({group.hosts[rank]})"
             notice(f"warning: the network cannot be compiled{where} ({reason}): training without (see steady doctor)")
+            for block in state.engine.blocks(state.module):
+                if isinstance(made := vars(block).get("forward"), _CompiledBlock):
+                    vars(block)["forward"] = made.before
             return update, None
     return replace(update, forward=forward, forward_in_parts=forward_in_parts), Compiled(
         step=state.cursor.step,
         mode=mode,
         seconds=max(0.0, first - settling * fastest),
         graphs=counters["unique_graphs"] - graphs,
-        breaks=tuple(dict.fromkeys(_breaks()[breaks:])),
+        breaks=(*dict.fromkeys(_breaks()[breaks:]), *([] if group is None or is_sharded else [_AT_EXCHANGE])),
         images=len(eager.batch.labels) * state.engine.world.size,
         eager_seconds=eager_seconds,
         compiled_seconds=fastest,
     )
+
+
+class _CompiledBlock:
+    """The forward of a block that ranks gather for it: compiled in training, as it was in evaluation."""
+
+    def __init__(self, block: nn.Module, mode: str) -> None:
+        self.before = block.forward
+        forward: Any = self.before if ismethod(self.before) else self.before.__call__  # type: ignore[operator]
+        self._compiled: Any = torch.compile(forward, mode=mode, dynamic=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (self._compiled if torch.is_grad_enabled() else self.before)(*args, **kwargs)
 
 
 def records_graphs(mode: str, device: torch.device) -> bool:
@@ -155,7 +181,7 @@ def _breaks() -> list[str]:
     for reason in torch._dynamo.utils.graph_break_reasons:
         places = [(frame.filename, frame.lineno) for frame in reason.user_stack]
         if places and places[-1][0] == torch.nn.parallel.distributed.__file__:
-            continue  # the wrapper by which ranks exchange gradients is never compiled
+            continue  # the wrapper by which ranks exchange gradients is never compiled: see _AT_EXCHANGE
         place = next((place for place in reversed(places) if not place[0].startswith(_PLUMBING)), None)
         if place is not None:
             file = Path(place[0])

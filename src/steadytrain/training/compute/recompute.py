@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from steadytrain.config import Recipe
+from steadytrain.distributed.engine import Engine
 from steadytrain.errors import ModelError
 from steadytrain.training.data import random_batch
 from steadytrain.training.state import State, buffers_of, preserve_buffers, preserve_process
@@ -71,11 +72,12 @@ def recompute_parts(
     """
     if not recipe.parallel.recompute:
         return None
-    name, device = recipe.model.name, state.engine.device
-    with preserve_process(device), preserve_buffers(state.module):
+    name, device, engine = recipe.model.name, state.engine.device, state.engine
+    settled = engine.settled(state.module) if engine.is_sharded else nullcontext()
+    with preserve_process(device), preserve_buffers(state.module), settled:
         batch = random_batch(TRIED, update.image_shape, device, num_labels=update.objective.num_labels)
         before = other_generators()
-        seen = _watch(state.module, lambda: update.objective(state.module, batch.images, batch.labels))
+        seen = _watch(state.module, lambda: update.objective(state.module, batch.images, batch.labels), engine)
         if other_generators() != before:
             raise ModelError(
                 f"parallel.recompute cannot be used with {name}: it draws from Python's or NumPy's random numbers,"
@@ -97,7 +99,10 @@ def recompute_parts(
 
 @dataclass(eq=False)
 class _Call:
-    """One call of a module: ``begin`` to ``end`` of all tensors that the pass keeps are kept within it."""
+    """One call of a module: ``begin`` to ``end`` of all tensors that the pass keeps are kept within it.
+
+    ``parameters``: where its own lie meanwhile, if they are gathered for it.
+    """
 
     module: nn.Module
     name: str
@@ -106,6 +111,7 @@ class _Call:
     tensors: list[Tensor]
     versions: list[int]
     end: int = 0
+    parameters: set[int] = field(default_factory=set)
     calls: list[_Call] = field(default_factory=list)
     can_repeat: bool = False
 
@@ -135,23 +141,26 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
     return storage.data_ptr(), storage.nbytes()
 
 
-def _watch(module: nn.Module, forward: Callable[[], object]) -> _Seen:
+def _watch(module: nn.Module, forward: Callable[[], object], engine: Engine) -> _Seen:
     """Run ``forward``, which calls the module once; see its calls and what it keeps, but for parameters and buffers."""
     names = {part: name for name, part in module.named_modules()}
-    constant = {_memory(tensor)[0] for tensor in (*module.parameters(), *module.buffers())}
+    constant = {_memory(engine.own_values(tensor))[0] for tensor in (*module.parameters(), *module.buffers())}
     kept: list[tuple[int, int]] = []
     alive: list[Tensor] = []  # so that no memory is used twice
     calls: list[_Call] = []
     stack: list[_Call] = []
 
     def keep(tensor: Tensor) -> None:
-        if _memory(tensor)[0] not in constant:
+        is_gathered = engine.is_sharded and any(_memory(tensor)[0] in call.parameters for call in stack)
+        if _memory(tensor)[0] not in constant and not is_gathered:
             alive.append(tensor.detach())
             kept.append(_memory(tensor))
 
     def begin(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors, parent = _tensors((args, kwargs)), stack[-1] if stack else None
         call = _Call(part, names[part], parent, len(kept), tensors, [tensor._version for tensor in tensors])
+        if engine.is_sharded:  # they are whole now, in memory that others get after the call
+            call.parameters = {_memory(parameter)[0] for parameter in part.parameters(recurse=False)}
         if parent is not None:
             parent.calls.append(call)
         calls.append(call)
@@ -166,7 +175,9 @@ def _watch(module: nn.Module, forward: Callable[[], object]) -> _Seen:
     with ExitStack() as hooks:
         hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor))
         for part in names:
-            hooks.callback(part.register_forward_pre_hook(begin, prepend=True, with_kwargs=True).remove)
+            hooks.callback(
+                part.register_forward_pre_hook(begin, prepend=not engine.is_sharded, with_kwargs=True).remove
+            )
             hooks.callback(part.register_forward_hook(end, with_kwargs=True).remove)
         forward()
     times = Counter(call.module for call in calls)

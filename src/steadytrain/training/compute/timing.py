@@ -87,7 +87,10 @@ def images_per_second(
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward and backward pass that updates nothing and is exchanged with nobody; the caller restores the network.
+    """A forward and backward pass that updates nothing; the caller restores the network.
+
+    It is exchanged with nobody, but where ranks have parts of parameters, which all make it: what one of them had not
+    exchanged would be in its next gradients.
 
     Args:
         module: a run's own network, as its engine calls it, or a copy.
@@ -112,7 +115,7 @@ class Pass:
     def run(self) -> None:
         """Add the gradients of the batch to the module's."""
         for images, labels in self.parts:
-            with self.engine.micro_batch(last=False):
+            with self.engine.micro_batch(last=self.engine.is_sharded):
                 loss, _ = self.forward(self.module, images, labels)
                 self.engine.backward(loss / self.micro_batches if self.micro_batches > 1 else loss, last=False)
 

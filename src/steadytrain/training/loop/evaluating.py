@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from steadytrain.config.figures import NEED_OUTPUTS, SIGN, is_better
 from steadytrain.data.arrays import Ints
@@ -31,6 +32,7 @@ from steadytrain.training.loop.saving import (
 from steadytrain.training.metrics import effective_n, even_shift
 from steadytrain.training.metrics import figure as figure_of
 from steadytrain.training.session.session import Session, Validation
+from steadytrain.training.state import in_mode
 
 STATISTICS_BATCHES = 8
 """Batches by which the average's running statistics are computed; each costs a forward pass."""
@@ -155,26 +157,29 @@ def _evaluate_on(
     session: Session, part: Validation, num_images: int, stop: Callable[[], str | None]
 ) -> Evaluation | None:
     """Evaluate the network as it is on images, together with the other ranks; None where somebody asks to stop."""
-    state, engine = session.state, session.state.engine
+    state, engine, module = session.state, session.state.engine, session.evaluated_module
     was_stopped = False
+    together = _Together(session) if engine.is_sharded else None
 
     def until_stopped() -> Iterator[Batch]:
         nonlocal was_stopped
         for batch in part.feed:
             session.clock.to(session.clock.bucket)  # the watchdog sees that it moves
-            if stop():
+            if stop() or (together is not None and together.is_stopped):
                 was_stopped = True
+                if together is not None:
+                    together.is_stopped = True
                 return
             yield batch
 
     data, counts = session.data, session.data.class_counts.tolist()
     evaluation = evaluate_module(
-        session.evaluated_module,
+        together or module,
         until_stopped(),
         state.policy,
         session.input,
         len(data.classes),
-        sum_ranks=engine.sum,
+        sum_ranks=engine.sum if together is None else together.finish_and_sum,
         num_outputs=num_images,
         is_multi_label=data.num_labels is not None,
         keep_logits=state.figure in NEED_OUTPUTS and part is session.validation,
@@ -183,6 +188,37 @@ def _evaluate_on(
     )
     stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
     return None if stopped else evaluation
+
+
+class _Together(nn.Module):
+    """The evaluated network, of which ranks gather the parameters together: in passes of one image, for ranks without.
+
+    ``is_stopped``: some rank has ended early, and the others do so, too.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.module, self._session, self.is_stopped = session.evaluated_module, session, False
+
+    def forward(self, images: torch.Tensor) -> Any:
+        self._is_any_left(has_pass=True)
+        return self.module(images)
+
+    def finish_and_sum(self, count: torch.Tensor) -> torch.Tensor:
+        """Take part in what passes other ranks have left; then sum a tensor over the ranks."""
+        session, policy = self._session, self._session.state.policy
+        size, channels = session.input.size or 1, session.input.channels
+        image = policy.images(torch.zeros(1, size, size, channels, dtype=torch.uint8), None, None)
+        with in_mode(self.module, "evaluation"), torch.no_grad(), policy.autocast():
+            while self._is_any_left(has_pass=False):
+                self.module(image)
+        return session.state.engine.sum(count)
+
+    def _is_any_left(self, *, has_pass: bool) -> bool:
+        engine = self._session.state.engine
+        left, stopped = engine.sum(torch.tensor([has_pass, self.is_stopped], device=engine.device).float()).tolist()
+        self.is_stopped = bool(stopped)
+        return bool(left)
 
 
 def _figures(session: Session, evaluation: Evaluation, groups: Ints | None) -> dict[str, Any]:
@@ -242,9 +278,11 @@ def _load_best(session: Session, tested: Tested | None) -> tuple[int, bool]:
     facts = [bool(weights), step, tested is not None and step == tested.step] if session.is_first else [0, 0, 0]
     has_best, step, is_done = engine.sum(torch.tensor(facts, dtype=torch.int64, device=engine.device)).tolist()
     if has_best and not is_done:
-        state = {}
-        for name, value in module.state_dict().items():  # of which a rank may have a part
-            whole = torch.empty(value.shape, dtype=value.dtype, device=value.device)
-            state[name] = engine.broadcast(whole.copy_(weights[name]) if session.is_first else whole)
-        engine.load_weights(module, state)
+        for name, value in module.state_dict().items():
+            if engine.is_sharded:  # it takes the first rank's, and leaves no whole tensor here
+                weights.setdefault(name, torch.empty(value.shape, dtype=value.dtype, device="meta"))
+                continue
+            whole = torch.empty_like(value)
+            weights[name] = engine.broadcast(whole.copy_(weights[name]) if session.is_first else whole)
+        engine.load_weights(module, weights)
     return step, bool(is_done)

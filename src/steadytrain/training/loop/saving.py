@@ -41,7 +41,7 @@ def write_checkpoint(session: Session, began: float) -> None:
         about = {"digest": session.run.recipe.digest, "model": session.built.name, "machine": session.started.machine}
         about |= {name: session.data.about()[name] for name in ("train_digest", "val_digest")}
         saved = state.state_dict() | {"about": about}
-        if session.is_first:
+        if session.is_first or state.engine.is_sharded:
             session.saver.save(state.cursor.step, saved, began)
 
 
@@ -63,8 +63,7 @@ def finish_writing(session: Session) -> Iterator[Saved]:
 def export(session: Session, name: str) -> None:
     """Have the weights that are evaluated written into the run's folder, with what their users need."""
     built, data, recipe = session.built, session.data, session.recipe
-    weights = session.state.engine.whole(session.evaluated_module.state_dict())
-    if not session.is_first:
+    if not (session.is_first or session.state.engine.is_sharded):
         return
     about = {
         "model": {"name": built.name, "options": dict(recipe.model.options)},
@@ -83,7 +82,7 @@ def export(session: Session, name: str) -> None:
     if weighted := weighting(recipe):
         about["weighting"] = weighted
     with session.clock.within("checkpoint"):
-        session.saver.export(name, weights, about)
+        session.saver.export(name, session.evaluated_module.state_dict(), about)
 
 
 def settled_loss(session: Session) -> float:

@@ -198,7 +198,9 @@ def open_session(
             feed=work.feed,
             validation=work.validation,
             test=work.test,
-            saver=Saver(run, work.writer, msgspec.structs.replace(started, attempt=log.attempt), earlier, began),
+            saver=Saver(
+                run, work.writer, msgspec.structs.replace(started, attempt=log.attempt), earlier, began, state.engine
+            ),
             clock=work.clock,
             laps=Laps(),
             started=started,
@@ -271,7 +273,8 @@ def _build_network(attempt: _Attempt, place: _Place, images: _Images) -> _Networ
     torch.manual_seed(recipe.seed)
     allow_import = attempt.allow_import
     allow_import = "name" not in recipe.model.from_file if allow_import is None else allow_import
-    built, input = build.model(recipe, data, allow_import=allow_import)
+    on_meta = build.model_on_meta(recipe, data, allow_import=allow_import) if rank and recipe.parallel.shard else None
+    built, input = on_meta or build.model(recipe, data, allow_import=allow_import)  # values: the first rank's
     begun = None if place.saved is None else _begun_input(attempt.run, attempt.log, attempt.group)
     if begun is not None and begun != input:  # as under a name of timm's that meant another preprocessing
         attempt.notice(_kept_input_notice(begun, input, built.name))
@@ -362,7 +365,7 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
     if isinstance(update.work, RecordedWork):
         attempt.stack.callback(update.work.close)
     notice_change(place.before, place.machine, "compile", notice)
-    limit = PassLimit("evaluation", attempt.outbox.append)
+    limit = PassLimit("evaluation", attempt.outbox.append, mode="fixed" if state.engine.is_sharded else "halve")
     validation, test = (None if loader is None else Validation(loader, limit) for loader in others)
     return _Work(feed, validation, test, update, compiled, clock, writer)
 
@@ -476,7 +479,10 @@ def _begun_with(run: Run, recipe: Recipe, world: World, group: Group | None) -> 
 
 
 def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], None]) -> dict[str, Any] | None:
-    """Load the newest intact checkpoint; of several ranks the first reads it, and sends it to the others."""
+    """Load the newest intact checkpoint; of several ranks the first reads it, and sends it to the others.
+
+    Where each rank has a part of the parameters, those of others are meta tensors: the engine sends what they need.
+    """
     saved = None
     with nullcontext() if group is None else group.all_or_none():
         is_saving = group is None or group.world.is_first
@@ -488,8 +494,14 @@ def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], No
             checkpoints.remove_old(place, run.recipe.every.keep)  # where a kill came before that was done
     if group is None:
         return saved
-    plain, tensors = group.broadcast(*((None, {}) if saved is None else checkpoints.split(saved)))
-    return None if plain is None else checkpoints.join(plain, tensors)
+    plain, tensors = (None, {}) if saved is None else checkpoints.split(saved)
+    waits = ("/model/", "/optimizer/", "/ema/") if run.recipe.parallel.shard else ()
+    later = {name: tensor for name, tensor in tensors.items() if name.startswith(waits)}
+    shapes = {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in later.items()}
+    others = {name: tensor for name, tensor in tensors.items() if name not in later}
+    (plain, shapes), others = group.broadcast([plain, shapes], others)
+    metas = {n: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for n, (shape, dtype) in shapes.items()}
+    return None if plain is None else checkpoints.join(plain, metas | later | others)
 
 
 def _require_best(run: Run, saved: dict[str, Any], notice: Callable[[str], None]) -> None:

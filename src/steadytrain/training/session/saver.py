@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from steadytrain.cost.bill import BillPart, merge_parts, part_of
+from steadytrain.distributed.engine import Engine
 from steadytrain.events import Saved, Started
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.writer import Writer
 
+T = TypeVar("T")
+
 
 class Saver:
-    """Writes checkpoints and weights of one attempt.
+    """Writes checkpoints and weights of one attempt. Where ranks have parts of them, each has its own saver send them.
 
     Args:
         run: into whose folder.
@@ -28,6 +31,7 @@ class Saver:
         started: the attempt's first event, with its number.
         earlier: what the attempts before used.
         began: when this one did, by ``time.perf_counter()``.
+        engine: has the tensors.
 
     Attributes:
         seconds: until the last checkpoint was on the disk.
@@ -35,9 +39,15 @@ class Saver:
     """
 
     def __init__(
-        self, run: Run, writer: Writer[Saved | None], started: Started, earlier: Sequence[BillPart], began: float
+        self,
+        run: Run,
+        writer: Writer[Saved | None],
+        started: Started,
+        earlier: Sequence[BillPart],
+        began: float,
+        engine: Engine,
     ) -> None:
-        self._run, self._writer = run, writer
+        self._run, self._writer, self._engine = run, writer, engine
         self._started, self._earlier, self._began = started, earlier, began
         self._saved = time.monotonic()  # when the last one was asked for
         self._costs: list[float] = []  # what each took from training
@@ -67,12 +77,14 @@ class Saver:
         """Have a checkpoint written, for which training has paused since ``began``; its copies are made at once."""
         spent = {"spent": json.dumps([part.to_dict() for part in self.spent()])}
         plain, live = checkpoints.split({**state, "about": {**state["about"], **spent}})
-        tensors = self._writer.stage("checkpoint", live)
+        place, keep = self._run.checkpoints, self._run.recipe.every.keep
+        save = self._stage("checkpoint", live, partial(checkpoints.save, place, step, plain, keep=keep))
         paused, now = time.perf_counter() - began, time.time()
 
-        def write() -> Saved:
+        def write() -> Saved | None:
             cpu_began = time.thread_time()
-            written = checkpoints.save(self._run.checkpoints, step, plain, tensors, keep=self._run.recipe.every.keep)
+            if (written := save()) is None:
+                return None
             return Saved(
                 step=step,
                 path=str(written.path.relative_to(self._run.directory)),
@@ -88,9 +100,18 @@ class Saver:
 
     def export(self, name: str, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Have weights written into the run's folder, with what their users need; they are copied at once."""
-        tensors = self._writer.stage("weights", weights)
-        write = partial(checkpoints.write_weights, self._run.directory / name, tensors, about)
-        self._writer.submit("weights", write)
+        write = partial(checkpoints.write_weights, self._run.directory / name, about=about)
+        self._writer.submit("weights", self._stage("weights", weights, write))
+
+    def _stage(self, kind: str, live: Mapping[str, Tensor], write: Callable[..., T]) -> Callable[[], T | None]:
+        """Copy tensors at once; return what the thread is to do: call ``write``, or send this rank's parts of them."""
+        parts = self._engine.parts(live)
+        if parts is None:
+            return partial(write, tensors=self._writer.stage(kind, live))
+        copies = self._writer.stage(kind, parts.own)
+        if not self._engine.world.is_first:
+            return partial(parts.send, copies)
+        return partial(write, tensors=parts.whole, pieces=partial(parts.pieces, copies))
 
     def wait(self) -> None:
         """Wait until all is written."""
