@@ -339,7 +339,7 @@ def _open_as(
         if is_new and val is None and data.holdout != 0:
             make_hashes(train, options["progress"])
         opened.pop_all()
-        return OpenedData(data, side, train, val, tuple(remarks), timer.part(), test)
+        return OpenedData(data, side, train, val, tuple(dict.fromkeys(remarks)), timer.part(), test)
 
 
 def open_data(
@@ -545,7 +545,7 @@ def open_records(path: Path, say: Callable[[str], None] = lambda message: None) 
 def _require_classes(train: Records, source: str) -> None:
     names: Sequence[str] = train.class_list
     if train.labels.ndim == 1:
-        names = [names[number] for number in np.unique(train.labels).astype(np.int64).tolist()]
+        names = [names[number] for number in np.flatnonzero(np.bincount(np.asarray(train.labels, np.int64))).tolist()]
     if len(names) < 2:
         raise DataError(
             f"{source} has images of {len(names) or 'no'} class{f' ({names[0]})' if names else ''}: a classifier needs"
