@@ -755,6 +755,16 @@ class Records(Closing):
                     file.columns = columns
 
     @cached_property
+    def label_counts(self) -> Ints:
+        """int64[K], images of each class number, or with each of several labels."""
+
+        def add_up() -> Ints:
+            labels = self.labels
+            return np.asarray((labels > 0).sum(0) if labels.ndim > 1 else np.bincount(np.asarray(labels, np.int64)))
+
+        return self._keep("counts", add_up)
+
+    @cached_property
     def record_ids(self) -> NDArray[np.int64]:
         """int64[N]: the id in each record's header; of several files whose ids meet, the images' numbers."""
         ids = self._keep("ids", self._read_ids)
