@@ -128,7 +128,7 @@ def test_a_cache_that_cannot_be_written_is_said_once_and_the_files_are_read(tmp_
     said: list[str] = []
     with open_records(tmp_path / "data-*.rec", said.append) as records:
         assert records.labels.tolist() == [i % 3 for i in range(N)] * 2
-    assert len(said) == 1 and "each process reads all records at each start" in said[0] and str(cache) in said[0]
+    assert len(said) == 1 and "each process reads anew at each start" in said[0] and str(cache) in said[0]
 
 
 def test_small_files_leave_nothing_in_the_cache(tmp_path: Path, cache: Path) -> None:

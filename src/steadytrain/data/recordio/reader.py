@@ -145,11 +145,12 @@ class _File:
 
     @cached_property
     def cache(self) -> ArrayCache:
-        return ArrayCache(self.path, self.state)
+        return ArrayCache(self.path.stem, self.state)
 
     def keep(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         """Return what ``make`` reads of the file, of a large one once a machine."""
-        return make() if len(self.view) < _LEAST_KEPT else self.cache.get(name, make)
+        cache = self.cache  # of the state that is read from here on
+        return make() if len(self.view) < _LEAST_KEPT else cache.get(name, make)
 
     @property
     def num_skipped(self) -> int:
@@ -609,7 +610,7 @@ class Records(Closing):
                     remark += f"; the first of {width} labels is the class"
                 say(f"{file.view.name}: {remark}")
         if fault := next((file.cache.fault for file in self._files if file.cache.fault), ""):
-            say(f"each process reads all records at each start, as the cache cannot keep what was read ({fault})")
+            say(f"the cache keeps nothing of these records, which each process reads anew at each start: {fault}")
 
     def describe(self, number: int) -> str:
         """Name a record in a message: its number in its file, and the image that it was made of, by the ``.lst``.
@@ -734,7 +735,7 @@ class Records(Closing):
     def _cache(self) -> ArrayCache:
         if len(self._files) == 1:
             return self._files[0].cache
-        return ArrayCache(self._place, lambda: [file.state() for file in self._files])
+        return ArrayCache(self._place.stem, lambda: [(file.cache.state, file.state()) for file in self._files])
 
     def _read_labels(self) -> NDArray[np.int64] | NDArray[np.float32]:
         self._fetch_columns()

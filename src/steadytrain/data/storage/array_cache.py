@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.errors import StorageError
+from steadytrain.errors import StorageError, storage_errors
 from steadytrain.files import locked, replacing
 from steadytrain.machine.facts import require_cache_folder
 
@@ -39,60 +39,61 @@ class ArrayCache:
     """The arrays of one state of a file, by name. Threads and processes may share them.
 
     Args:
-        path: of the file: arrays of its earlier states are removed.
-        state: returns what tells this state from any other, by its ``repr``. Where the answer is another one after an
-            array was made, that is not kept.
+        name: that the arrays have in the cache, for people.
+        state: returns what tells this file, in this state, from any other, by its ``repr``. Where the answer is another
+            one after an array was made, that is not kept.
     """
 
-    def __init__(self, path: Path, state: Callable[[], object]) -> None:
+    def __init__(self, name: str, state: Callable[[], object]) -> None:
         self.fault = ""
         """Why arrays cannot be kept, as far as that was tried; empty: they can."""
-        self._state, self._before = state, repr(state())
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem)[-40:]
-        self._family = f"{stem}-{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]}"
-        self._key = hashlib.sha256(self._before.encode()).hexdigest()[:16]
+        self.state, self._state = repr(state()), state
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-40:]
+        self._stem = f"{stem}-{hashlib.sha256(self.state.encode()).hexdigest()[:24]}"
 
     def get(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         """Map an array; make it first where it is not there. What ``make`` raises is raised, and nothing kept."""
         with ExitStack() as stack:
             try:
                 folder = require_cache_folder() / "records"
-                file = folder / f"{self._family}-{self._key}.{name}.npy"
-                if (array := _map(file)) is not None:
-                    return array
-                folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(folder / f".{self._family}.{name}.lock"))
-            except (OSError, StorageError) as error:
+                with storage_errors(folder):
+                    file = folder / f"{self._stem}.{name}.npy"
+                    if (array := _map(file)) is not None:
+                        return array
+                    folder.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(locked(folder / f".{file.name}.lock"))
+            except StorageError as error:
                 self.fault = str(error)
                 return make()
             if (array := _map(file)) is not None:  # another process has made it meanwhile
                 return array
             array = make()
-            if repr(self._state()) != self._before:  # it was replaced while it was read
+            if repr(self._state()) != self.state:  # it was replaced while it was read
                 return array
             try:
-                with replacing(file) as part:
-                    np.save(part, array)
-                self._remove_others(file, name)
-            except (OSError, StorageError) as error:
+                with storage_errors(folder):
+                    with replacing(file) as part:
+                        np.save(part, array)
+                    _remove_unused(folder)
+            except StorageError as error:
                 self.fault = str(error)
             mapped = _map(file)
             return array if mapped is None else mapped
 
-    def _remove_others(self, file: Path, name: str) -> None:
-        """Remove this array of earlier states, and whatever nobody uses any more."""
-        for other in file.parent.iterdir():
-            is_earlier = other.name.startswith(f"{self._family}-") and other.name.endswith(f".{name}.npy")
-            with suppress(OSError):
-                if other != file and (is_earlier or time.time() - other.stat().st_mtime > UNUSED_SECONDS):
-                    other.unlink()
+
+def _remove_unused(folder: Path) -> None:
+    """Remove what nobody has used for long. Earlier states stay as long: a process may have mapped them."""
+    for file in folder.iterdir():
+        with suppress(OSError):
+            if time.time() - file.stat().st_mtime > UNUSED_SECONDS:
+                file.unlink()
 
 
 def _map(file: Path) -> NDArray[Any] | None:
     """Map an array; None where there is none."""
     try:
         array: NDArray[Any] = np.load(file, mmap_mode="r").view(np.ndarray)
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, EOFError):  # the last ones: it is damaged
         return None
     with suppress(OSError):  # a cache that is there to be read only
         os.utime(file)
