@@ -157,7 +157,7 @@ def test_ranks_have_the_average_precision_of_one_process(most_bytes: int, monkey
         evaluate_module(module, [batch], on_cpu, input, 5, num_outputs=41, is_multi_label=True, sum_ranks=keep)
         parts.append(summed[4:])  # behind the counts
     assert max(part.nbytes for part in parts[0]) <= most_bytes
-    table = torch.cat([sum(columns) for columns in zip(*parts, strict=True)], 1).numpy()  # type: ignore[arg-type]
+    table = torch.cat([sum(columns) for columns in zip(*parts, strict=True)], 1).numpy()
     assert np.array_equal(table[:, :5], logits) and np.array_equal(table[:, 5:], labels)
     aps = [ap for ap in average_precisions(table[:, :5], table[:, 5:]) if ap is not None]
     assert sum(aps) / len(aps) == whole.mean_ap

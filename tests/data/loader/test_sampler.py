@@ -292,7 +292,12 @@ def test_ranks_of_a_machine_make_an_order_once_and_it_is_that_of_one_process(
     alone = order(None).ids(np.arange(100))
     wait_for_background()
     make_epoch = GlobalOrder._make_epoch
-    monkeypatch.setattr(GlobalOrder, "_make_epoch", lambda order, epoch: made.append(epoch) or make_epoch(order, epoch))
+
+    def counting(order: GlobalOrder, epoch: int) -> np.ndarray:
+        made.append(epoch)
+        return make_epoch(order, epoch)
+
+    monkeypatch.setattr(GlobalOrder, "_make_epoch", counting)
     ranks = [order(memory_of(rank)) for rank in (0, 1)]
     for rank in ranks:
         assert np.array_equal(rank.ids(np.arange(100)), alone)
