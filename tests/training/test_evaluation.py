@@ -26,7 +26,7 @@ from steadytrain.events import Evaluated, Step
 from steadytrain.models import Input
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, evaluate, predict, restore, steps, train
-from steadytrain.training.evaluation import Evaluation, evaluate_module
+from steadytrain.training.evaluation import Evaluation, _Rows, evaluate_module
 from steadytrain.training.inference.inference import Files
 from steadytrain.training.precision import Policy
 
@@ -134,10 +134,14 @@ def test_labels_are_counted_and_ranked_as_by_scikit_learn_whatever_the_batch_siz
     assert document.loss == pytest.approx(-np.log(np.where(labels, p, 1 - p)).mean(), rel=1e-6)
 
 
-def test_ranks_have_the_average_precision_of_one_process() -> None:
+@pytest.mark.parametrize("most_bytes", [2**26, 4 * 41 * 2])
+def test_ranks_have_the_average_precision_of_one_process(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(6)
     logits, labels = draw.normal(size=(41, 5)).astype(np.float32), (draw.random((41, 5)) < 0.4).astype(np.float32)
     whole = _labelled(logits, labels, 8)
+    monkeypatch.setattr(_Rows, "MOST_BYTES", most_bytes)
+    assert (few := _labelled(logits, labels, 8)).mean_ap == whole.mean_ap and few.logits is not None
+    assert np.array_equal(few.logits, logits)
     on_cpu, input = Policy(Precision(), torch.device("cpu")), Input(mean=(0.0,) * 3, std=(1.0,) * 3)
     parts: list[list[torch.Tensor]] = []
     for rank in (0, 1):  # what each of two ranks would add up
@@ -151,8 +155,9 @@ def test_ranks_have_the_average_precision_of_one_process() -> None:
 
         module = Given(torch.from_numpy(logits[rows]))
         evaluate_module(module, [batch], on_cpu, input, 5, num_outputs=41, is_multi_label=True, sum_ranks=keep)
-        parts.append(summed)
-    table = (parts[0][-1] + parts[1][-1]).numpy()
+        parts.append(summed[4:])  # behind the counts
+    assert max(part.nbytes for part in parts[0]) <= most_bytes
+    table = torch.cat([sum(columns) for columns in zip(*parts, strict=True)], 1).numpy()
     assert np.array_equal(table[:, :5], logits) and np.array_equal(table[:, 5:], labels)
     aps = [ap for ap in average_precisions(table[:, :5], table[:, 5:]) if ap is not None]
     assert sum(aps) / len(aps) == whole.mean_ap

@@ -134,7 +134,10 @@ class DataSets:
         return max((class_ratio(self._count(part, ids).tolist()) for part, ids in parts if part is not None), default=1)
 
     def _count(self, records: Records, ids: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        labels = records.labels if ids is None else records.labels[ids]
+        if ids is None:
+            counts = records.label_counts
+            return np.pad(counts, (0, max(0, len(self.classes) - len(counts))))
+        labels = records.labels[ids]
         if labels.ndim > 1:
             return np.asarray((labels > 0).sum(0), np.int64)
         return np.bincount(np.asarray(labels, np.int64), minlength=len(self.classes)).astype(np.int64)
@@ -339,7 +342,7 @@ def _open_as(
         if is_new and val is None and data.holdout != 0:
             make_hashes(train, options["progress"])
         opened.pop_all()
-        return OpenedData(data, side, train, val, tuple(remarks), timer.part(), test)
+        return OpenedData(data, side, train, val, tuple(dict.fromkeys(remarks)), timer.part(), test)
 
 
 def open_data(
@@ -545,7 +548,7 @@ def open_records(path: Path, say: Callable[[str], None] = lambda message: None) 
 def _require_classes(train: Records, source: str) -> None:
     names: Sequence[str] = train.class_list
     if train.labels.ndim == 1:
-        names = [names[number] for number in np.unique(train.labels).astype(np.int64).tolist()]
+        names = [names[number] for number in np.flatnonzero(train.label_counts).tolist()]
     if len(names) < 2:
         raise DataError(
             f"{source} has images of {len(names) or 'no'} class{f' ({names[0]})' if names else ''}: a classifier needs"

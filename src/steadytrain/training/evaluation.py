@@ -142,7 +142,7 @@ def evaluate_module(
     right, total, predicted, other_right = by_class
     shift_K = None if shift is None else torch.from_numpy(shift).float().to(device)
     counts = torch.zeros(2, dtype=torch.int64, device=device)  # images, and those with every label right
-    outputs: list[torch.Tensor] = []
+    outputs = _Rows()
     positions: list[NDArray[np.int64]] = []
 
     def keep_positions() -> Iterator[Batch]:
@@ -161,7 +161,7 @@ def evaluate_module(
                 above, has_label = logits > 0, labels > 0.5
                 counts[1] += (above == has_label).all(1).sum()
                 by_class[:3] += torch.stack([above & has_label, has_label, above]).sum(1)
-                outputs.append(torch.cat([logits, labels], 1))
+                outputs.add(torch.cat([logits, labels], 1))
                 continue
             loss += functional.cross_entropy(scaled, labels, reduction="sum").double()
             likely = logits.topk(min(5, num_classes), dim=1).indices
@@ -176,15 +176,12 @@ def evaluate_module(
             if num_outputs is not None:
                 parts = [image_outputs(scaled, likely[:, 0], labels)]
                 parts += [logits, labels[:, None].float()] if keep_logits else []
-                outputs.append(torch.cat(parts, 1))
+                outputs.add(torch.cat(parts, 1))
     loss, top5, by_class, counts = (sum_ranks(count) for count in (loss, top5, by_class, counts))
     table = None
-    if num_outputs is not None:  # an image is one rank's, and 0 in the tables of the others: their sum is exact
+    if num_outputs is not None:
         columns = 2 * num_classes if is_multi_label else 4 + (num_classes + 1 if keep_logits else 0)
-        rows = torch.zeros(num_outputs, columns, device=device)
-        if outputs:
-            rows[torch.from_numpy(np.concatenate(positions)).to(device)] = torch.cat(outputs)
-        table = sum_ranks(rows).cpu().numpy()
+        table = outputs.merge(positions, (num_outputs, columns), device, sum_ranks)
     n, num_right = counts.tolist()
     counted: list[list[int]] = by_class.tolist()
     divisor = max(1, n)  # an evaluation may be stopped before its first batch
@@ -207,6 +204,46 @@ def evaluate_module(
         if keep_logits:
             evaluation = replace(evaluation, logits=table[:, 4:-1], labels=table[:, -1].astype(np.int64))
     return evaluation
+
+
+class _Rows:
+    """Rows of numbers for images, kept on the host: a device has no more than :attr:`MOST_BYTES` of them at a time."""
+
+    MOST_BYTES = 2**26
+
+    def __init__(self) -> None:
+        self._kept: list[torch.Tensor] = []
+        self._new: list[torch.Tensor] = []
+
+    def add(self, rows: torch.Tensor) -> None:
+        """Add the rows of a batch; the host waits for the device where these become many."""
+        self._new.append(rows)
+        if sum(part.nbytes for part in self._new) >= self.MOST_BYTES:
+            self._keep()
+
+    def _keep(self) -> None:
+        self._kept += [part.cpu() for part in self._new]
+        self._new = []
+
+    def merge(
+        self,
+        positions: Sequence[NDArray[np.int64]],
+        shape: tuple[int, int],
+        device: torch.device,
+        sum_ranks: Callable[[torch.Tensor], torch.Tensor],
+    ) -> NDArray[np.float32]:
+        """Put the rows of all ranks at the images' positions, float32 of a shape, some columns at a time."""
+        self._keep()
+        table = np.empty(shape, np.float32)
+        step = max(1, self.MOST_BYTES // (4 * max(1, shape[0])))
+        places = torch.from_numpy(np.concatenate(positions)).to(device) if self._kept else None
+        for at in range(0, shape[1], step):
+            # An image is one rank's, and 0 in the columns of the others: their sum is exact.
+            columns = torch.zeros(shape[0], min(step, shape[1] - at), device=device)
+            if places is not None:
+                columns[places] = torch.cat([part[:, at : at + step] for part in self._kept]).to(device)
+            table[:, at : at + step] = sum_ranks(columns).cpu().numpy()
+        return table
 
 
 def image_outputs(logits: torch.Tensor, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,9 @@ def test_a_launch_is_known_by_what_started_it() -> None:
     assert find_local_ranks(None, mpi) == LocalRanks("PMIX_NAMESPACE=prterun-1", 2, 0)
     mpich = {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1", "MASTER_ADDR": "node-7"}
     assert find_local_ranks(None, mpich) == LocalRanks("MASTER_ADDR=node-7", 2, 1)
+    srun = {"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_LOCALID": "3", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    assert find_local_ranks(None, srun) == LocalRanks("SLURM_JOB_ID=7 SLURM_STEP_ID=0", 8, 3)
+    assert find_local_ranks(None, srun | {"SLURM_STEP_TASKS_PER_NODE": "2,1"}) is None
     assert find_local_ranks("mine", TORCHRUN) == LocalRanks("mine", 4, 1)
     assert find_local_ranks("mine", {}) == LocalRanks("mine")
 

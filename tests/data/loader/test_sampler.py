@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory
 from steadytrain.data.loader.sampler import (
     BalancedOrder,
     BlockOrder,
@@ -244,3 +247,81 @@ def test_a_balanced_order_is_the_same_from_any_position_on() -> None:
     again = BalancedOrder(labels, 7)
     assert np.array_equal(np.concatenate([again.ids(np.arange(at, at + 8)) for at in range(96, 200, 8)]), whole[96:])
     assert not np.array_equal(whole[:58], whole[58:116])
+
+
+@pytest.mark.parametrize("n", [1, 16383, 16385, 40_001])
+def test_the_order_of_many_is_that_of_their_keys(n: int) -> None:
+    counter = np.zeros((4, (n + 1) // 2), np.uint64)
+    counter[0], counter[3] = np.arange(counter.shape[1]), 1
+    numbers = philox(counter, 9)
+    keys = np.concatenate([numbers[0] << np.uint64(32) | numbers[1], numbers[2] << np.uint64(32) | numbers[3]])[:n]
+    low = (1 << max(n - 1, 1).bit_length()) - 1
+    keyed = [(int(key) & ~low) | number for number, key in enumerate(keys.tolist())]
+    assert shuffle(n, 9, 0).tolist() == [key & low for key in sorted(keyed)]
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Any set counts as large, and the memory of ranks is a folder; return that."""
+    monkeypatch.setenv("STEADYTRAIN_SHM", str(tmp_path))
+    monkeypatch.setattr(GlobalOrder, "LARGE", 1)
+    return tmp_path
+
+
+def memory_of(rank: int) -> Callable[[str, int], RankMemory]:
+    return lambda what, size: RankMemory(LocalRanks("a launch", 2, rank), what, size)
+
+
+def wait_for_background() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "order":
+            thread.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
+@pytest.mark.parametrize("kind", ["global", "balanced"])
+def test_ranks_of_a_machine_make_an_order_once_and_it_is_that_of_one_process(
+    large: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    made: list[int] = []
+    labels = np.random.default_rng(0).integers(0, 3, 50)
+
+    def order(share: Callable[[str, int], RankMemory] | None) -> GlobalOrder:
+        return GlobalOrder(50, 4, share, 100) if kind == "global" else BalancedOrder(labels, 4, share, 100)
+
+    alone = order(None).ids(np.arange(100))
+    wait_for_background()
+    make_epoch = GlobalOrder._make_epoch
+
+    def counting(order: GlobalOrder, epoch: int) -> np.ndarray:
+        made.append(epoch)
+        return make_epoch(order, epoch)
+
+    monkeypatch.setattr(GlobalOrder, "_make_epoch", counting)
+    ranks = [order(memory_of(rank)) for rank in (0, 1)]
+    for rank in ranks:
+        assert np.array_equal(rank.ids(np.arange(100)), alone)
+    wait_for_background()
+    assert sorted(made) == [0, 1]
+    assert not list(large.iterdir())  # no name is left once both have it
+
+
+def test_where_memory_cannot_be_shared_each_makes_its_own(large: Path) -> None:
+    def refuse(what: str, size: int) -> RankMemory:
+        raise OSError("no room")
+
+    assert GlobalOrder(50, 4, refuse).ids(np.arange(25)).tolist() == shuffle(50, 4, 0)[:25].tolist()
+    wait_for_background()
+
+
+def test_the_next_order_is_made_from_the_middle_of_an_epoch_on_and_none_behind_the_end(large: Path) -> None:
+    order = GlobalOrder(50, 4, stop=100)
+    order.ids(np.arange(25))
+    wait_for_background()
+    assert list(order._epochs) == [0]
+    order.ids(np.arange(20, 30))
+    wait_for_background()
+    assert list(order._epochs) == [0, 1]
+    order.ids(np.arange(80, 100))
+    wait_for_background()
+    assert list(order._epochs) == [0, 1]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.arrays import Ints
+from steadytrain.data.arrays import EveryRecord, Ints
 from steadytrain.data.images.decode import BadImageError
 from steadytrain.errors import FeedError, TooManyBadError, first_line
 
@@ -149,7 +149,9 @@ class Quarantine:
     ``met`` is all that was met; some of it with batches that were never taken.
     """
 
-    def __init__(self, ids: Ints, *, replaces: bool, describe: Callable[[int], str] | None = None) -> None:
+    def __init__(
+        self, ids: Ints | EveryRecord, *, replaces: bool, describe: Callable[[int], str] | None = None
+    ) -> None:
         self.ids = ids
         self.replaces = replaces
         self.describe = describe or (lambda number: f"record {number}")

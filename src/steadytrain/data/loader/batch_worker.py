@@ -127,17 +127,20 @@ class BatchWorker:
         n = len(self.ids)
         self.crop = task.largest_crop
         self._crops = {side: replace(self.crop, size=side) for _, side in task.stages} or {self.crop.size: self.crop}
+        share = None if task.ranks is None else task.share_memory
         self.order: GlobalOrder | BlockOrder | RepeatedOrder | None = None
         if task.train:
-            order: GlobalOrder | BlockOrder = GlobalOrder(n, task.seed)
+            stop = None if task.end is None else -(-task.end // task.repeats)
+            order: GlobalOrder | BlockOrder = GlobalOrder(n, task.seed, share, stop)
             if task.balance:
-                order = BalancedOrder(source.labels[self.ids].astype(np.int64), task.seed)
+                labels = source.labels if task.ids is None else source.labels[task.ids]
+                order = BalancedOrder(np.asarray(labels, np.int64), task.seed, share, stop)
             elif task.blocks is not None:
                 order = BlockOrder(n, task.seed, task.blocks)
             self.order = order if task.repeats == 1 else RepeatedOrder(order, task.repeats)
         self.draws = Draws(task.seed, self.crop.num_draws)
         self.take_buffer = take_buffer
-        self.cache = ImageCache(n, task.cache_bytes, None if task.ranks is None else task.share_images, self._survey)
+        self.cache = ImageCache(n, task.cache_bytes, share, self._survey)
         self.device_cache = device_cache
         self.readahead: Readahead | None = None
         if task.read_ahead and isinstance(source, LocatedSource):

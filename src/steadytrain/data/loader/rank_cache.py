@@ -40,8 +40,10 @@ _COUNTS = (  # how many processes of the launch are on this machine, and which o
     ("LOCAL_WORLD_SIZE", "LOCAL_RANK"),  # torchrun
     ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
     ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),  # MPICH, Intel MPI
+    ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"),  # srun
 )
 _LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "PMIX_NAMESPACE")
+_LAUNCH_BY_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _PART = ("WORLD_SIZE", "GROUP_RANK")  # of a launch: two agents of one machine are two groups
 
 
@@ -69,12 +71,12 @@ def find_local_ranks(launch: str | None, variables: Mapping[str, str]) -> LocalR
     """
     count = rank = None
     for names in _COUNTS:
-        size, place = (variables.get(name, "") for name in names)
+        size, place = (variables.get(name, "").partition("(")[0] for name in names)  # srun says 8(x2)
         if size.isdigit() and place.isdigit() and int(place) < int(size) <= MOST_RANKS:
             count, rank = int(size), int(place)
             break
     if launch is None:
-        words = [f"{name}={variables[name]}" for name in _LAUNCH if name in variables]
+        words = [f"{name}={variables[name]}" for name in (*_LAUNCH, *_LAUNCH_BY_SLURM) if name in variables]
         if not words or count is None or count < 2:
             return None
         launch = " ".join(words + [f"{name}={variables[name]}" for name in _PART if name in variables])

@@ -20,13 +20,14 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from steadytrain.data.arrays import Ints
+from steadytrain.data.arrays import EveryRecord, Ints
 from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder, RepeatedOrder
 from steadytrain.data.recordio.reader import Extents
 from steadytrain.machine import facts
 
 AHEAD_BYTES = 64 * 2**20
 MOST_SAMPLES = 2**14  # in a stretch: of small images the bytes are few and the bookkeeping is not
+_MOST_COUNTED = 2**20  # positions, of which it is counted how many this loader makes
 GAP_BYTES = 64 * 2**10  # skipping less than this costs a disk more than reading it
 
 
@@ -86,7 +87,7 @@ class Readahead:
     def __init__(
         self,
         source: LocatedSource,
-        ids: Ints,
+        ids: Ints | EveryRecord,
         order: GlobalOrder | BlockOrder | RepeatedOrder | None,
         *,
         stop: int | None,
@@ -128,7 +129,8 @@ class Readahead:
         n = len(self.ids)
         if self.stop is None:
             return True
-        share = len(self._select_own(np.arange(first, first + n))) / n
+        few = min(n, _MOST_COUNTED)
+        share = len(self._select_own(np.arange(first, first + few))) / few
         return share * (self.stop - first) > 0.9 * n
 
     def again(self, samples: Ints) -> None:

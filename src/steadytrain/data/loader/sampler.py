@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from steadytrain.config.settings import FROM_1, check, setting
 from steadytrain.data.arrays import Floats, Ints
+from steadytrain.data.loader.rank_cache import RankMemory
 
 # The lowest byte of the counter's last word: what the numbers are for.
 _DRAWS, _SHUFFLE, _BLOCKS, _WINDOW, _FLIPS, _BALANCE = range(6)
@@ -132,34 +134,59 @@ def permutation(n: int, seed: int, purpose: tuple[int, int, int]) -> NDArray[np.
     Every number gets a random key with itself in the lowest bits; the keys are sorted. All keys differ, so any correct
     sort gives the same order on any machine.
     """
-    counter = np.zeros((4, (n + 1) // 2), dtype=np.uint64)
-    counter[0] = np.arange(counter.shape[1])
-    counter[1], counter[2], counter[3] = purpose
-    words = philox(counter, seed)
+    half = (n + 1) // 2  # counters, of which each gives a number of the lower half and one of the upper half
     mask = np.uint64((1 << max(n - 1, 1).bit_length()) - 1)
-    keys = ((words[0::2] << _HALF) | words[1::2]).reshape(-1)[:n]
-    keys = (keys & ~mask) | np.arange(n, dtype=np.uint64)
-    keys.sort()
-    return (keys & mask).astype(np.int32 if n <= 2**31 else np.int64)
+    keys = np.empty((2, half), dtype=np.uint64)
+    for at in range(0, half, _COUNTERS):
+        counter = np.zeros((4, min(_COUNTERS, half - at)), dtype=np.uint64)
+        counter[0] = np.arange(at, at + counter.shape[1])
+        counter[1], counter[2], counter[3] = purpose
+        words = philox(counter, seed)
+        for row, first in enumerate((at, half + at)):
+            part = keys[row, at : at + counter.shape[1]]
+            np.bitwise_and((words[2 * row] << _HALF) | words[2 * row + 1], ~mask, out=part)
+            part |= np.arange(first, first + len(part), dtype=np.uint64)
+    order = keys.reshape(-1)[:n]
+    order.sort()
+    order &= mask
+    return order.astype(np.int32 if n <= 2**31 else np.int64)
 
 
 class GlobalOrder:
     """The training order in which any sample may follow any other. Safe from several threads.
 
+    The order of a large set's next epoch is made in the background, from the middle of an epoch on.
+
     Args:
         n: size of the data set, at least 1.
         seed: 0 to 2**63 - 1.
+        share: gives memory that other ranks have, too, by what it holds and its size; raises OSError. Ranks of one
+            machine then make the order of a large set once. None: this process has its own.
+        stop: the position that is never reached; None: there is no end.
     """
 
-    def __init__(self, n: int, seed: int) -> None:
+    LARGE = 2**20  # samples; the order of so many takes a thirtieth of a second
+
+    def __init__(
+        self,
+        n: int,
+        seed: int,
+        share: Callable[[str, int], RankMemory] | None = None,
+        stop: int | None = None,
+    ) -> None:
         self.n = n
         self.seed = seed
+        self._share, self._stop = share, stop
         self._lock = threading.Lock()
         self._epochs: dict[int, NDArray[np.int32 | np.int64]] = {}
+        self._shared: dict[int, RankMemory] = {}  # of epochs whose order lies in it
+        self._num_begun = 0  # epochs of which the order was made in the background, or is
 
     def ids(self, positions: Ints) -> Ints:
         """Return the sample at each position, int64 from 0 to n - 1; positions must not fall."""
         first, last = int(positions[0]) // self.n, int(positions[-1]) // self.n
+        if self.n >= self.LARGE and int(positions[-1]) % self.n >= self.n // 2:
+            self._begin_epoch(last + 1)
         if first == last:
             return self._epoch(first)[positions - first * self.n].astype(np.int64)
         out = np.empty(len(positions), dtype=np.int64)
@@ -176,9 +203,33 @@ class GlobalOrder:
         with self._lock:
             order = self._epochs.get(epoch)
             if order is None:
-                order = self._make_epoch(epoch)
+                order = self._make_epoch(epoch) if self.n < self.LARGE else self._make_shared(epoch)
                 # Batches are made a few at a time and in order: the epochs around the newest are all that is asked for.
                 self._epochs = {e: o for e, o in self._epochs.items() if e >= epoch - 1} | {epoch: order}
+                self._shared = {e: memory for e, memory in self._shared.items() if e in self._epochs}
+        return order
+
+    def _begin_epoch(self, epoch: int) -> None:
+        """Make an order in the background, once, if it will be needed; who needs it before waits for it."""
+        if self._num_begun <= epoch and (self._stop is None or epoch * self.n < self._stop):
+            self._num_begun = epoch + 1
+            threading.Thread(target=self._epoch, args=(epoch,), name="order", daemon=True).start()
+
+    def _make_shared(self, epoch: int) -> NDArray[np.int32 | np.int64]:
+        """Make the order of an epoch, or take that which another rank of this machine has made."""
+        kind = np.dtype(np.int32 if self.n <= 2**31 else np.int64)
+        try:
+            if self._share is None:
+                return self._make_epoch(epoch)
+            what = f"{type(self).__name__} {self.n} {self.seed} {epoch}"
+            shared = self._shared[epoch] = self._share(what, 8 + kind.itemsize * self.n)
+        except OSError:  # no room
+            return self._make_epoch(epoch)
+        is_made, order = shared.memory[:1], shared.memory[8:].view(kind)
+        with shared.alone():
+            if not is_made[0]:
+                order[:] = self._make_epoch(epoch)
+                is_made[0] = 1
         return order
 
     def _make_epoch(self, epoch: int) -> NDArray[np.int32 | np.int64]:
@@ -199,16 +250,27 @@ class BalancedOrder(GlobalOrder):
 
     Args:
         labels: int64[n], the class of each sample.
-        seed: 0 to 2**63 - 1.
+        seed, share, stop: as of :class:`GlobalOrder`.
     """
 
-    def __init__(self, labels: Ints, seed: int) -> None:
-        super().__init__(len(labels), seed)
-        _, self.classes, self.counts = np.unique(labels, return_inverse=True, return_counts=True)
+    def __init__(
+        self,
+        labels: Ints,
+        seed: int,
+        share: Callable[[str, int], RankMemory] | None = None,
+        stop: int | None = None,
+    ) -> None:
+        super().__init__(len(labels), seed, share, stop)
+        self.labels = labels
+
+    @functools.cached_property
+    def counts(self) -> Ints:
+        """Samples of each class, int64."""
+        return np.asarray(np.unique(self.labels, return_counts=True)[1])
 
     def _make_epoch(self, epoch: int) -> NDArray[np.int32 | np.int64]:
         shuffled = super()._make_epoch(epoch)
-        by_class = shuffled[np.argsort(self.classes[shuffled], kind="stable")]
+        by_class = shuffled[np.argsort(self.labels[shuffled], kind="stable")]
         each, more = divmod(self.n, len(self.counts))
         shares = each + ((np.arange(len(self.counts)) - epoch * more) % len(self.counts) < more)
         starts = np.cumsum(self.counts) - self.counts

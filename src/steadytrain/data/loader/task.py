@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.arrays import Ints
+from steadytrain.data.arrays import EveryRecord, Ints
 from steadytrain.data.images.decode import BadImageError
 from steadytrain.data.loader.crop import Crop
 from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory, find_local_ranks
@@ -158,9 +158,9 @@ class LoaderTask:
             )
 
     @cached_property
-    def records(self) -> Ints:
+    def records(self) -> Ints | EveryRecord:
         """The records to use, int64[n]."""
-        return np.arange(self.num_images) if self.ids is None else self.ids
+        return EveryRecord(self.num_images) if self.ids is None else self.ids
 
     @cached_property
     def num_threads(self) -> int:
@@ -240,8 +240,8 @@ class LoaderTask:
         is_own = (positions >= self.start) & (place >= 0) & (place < self.batch_size)
         return np.asarray(positions[is_own])
 
-    def share_images(self, what: str, size: int) -> RankMemory:
-        """Get memory for decoded images, common to all ranks whose loaders have the same samples. Raises OSError."""
+    def share_memory(self, what: str, size: int) -> RankMemory:
+        """Get memory that all ranks have whose loaders have the same samples. Raises OSError."""
         assert self.ranks is not None
         digest = getattr(self.source, "digest", None)  # what tells data from other data
         if not isinstance(digest, str):

@@ -15,11 +15,11 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,7 @@ from steadytrain.data.recordio.index import (
     scan,
 )
 from steadytrain.data.recordio.lst import RecordList, describe_record, list_path, name_by_folders, read_list_columns
+from steadytrain.data.storage.array_cache import ArrayCache, file_state
 from steadytrain.data.storage.local_files import ByteRanges, read_patiently
 from steadytrain.data.storage.object_cache import open_objects
 from steadytrain.data.storage.pages import Traffic
@@ -82,6 +83,7 @@ _MOST_COMPARED = 4  # objects of a set, of which blocks are fetched to compare t
 _SHORT = 256  # bytes; a record that holds labels alone, and not many, has no more
 _SHORT_AT_ONCE = 16384
 _AT_ONCE = 4 * 2**20  # bytes read before it is known how long a record is
+_LEAST_KEPT = 2**20  # bytes of a file from which on the cache keeps what was read of it: less is soon read again
 
 
 class Extents(NamedTuple):
@@ -130,27 +132,36 @@ class _File:
 
     path: Path
     view: ByteRanges
-    starts: Offsets
-    numbers: Ints | range
-    offsets: Offsets
-    is_of_faces: bool
     card: Card | None
+    starts: Offsets = field(init=False)
+    numbers: Ints | range = field(init=False)
+    offsets: Offsets = field(init=False)
+    is_of_faces: bool = False
+
+    def state(self) -> object:
+        """Return what tells the file, and what lies beside it, from any other state of them."""
+        beside = [index_path(self.path), *([list_path(self.path)] if self.view.traffic() is None else [])]
+        return self.view.identity(), [file_state(path) for path in beside], self.card
+
+    @cached_property
+    def cache(self) -> ArrayCache:
+        return ArrayCache(self.path.stem, self.state)
+
+    def keep(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """Return what ``make`` reads of the file, of a large one once a machine."""
+        cache = self.cache  # of the state that is read from here on
+        return make() if len(self.view) < _LEAST_KEPT else cache.get(name, make)
 
     @property
     def num_skipped(self) -> int:
         """Records that hold no picture."""
         return len(self.starts) - len(self.offsets)
 
-    @cached_property
-    def extents(self) -> tuple[Offsets, Offsets]:
-        """Return the first byte of each record, and its bytes up to the next one: int64[N], int64[N]."""
-        sizes = np.diff(self.starts, append=len(self.view))
-        return self.offsets, sizes if isinstance(self.numbers, range) else sizes[self.numbers]
-
     def ranges(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return first bytes and ends of some records, int64[n]."""
-        starts = self.extents[0][rows]
-        return starts, starts + self.extents[1][rows]
+        """Return first bytes of some records, int64[n], and where the next ones begin."""
+        numbers = rows if isinstance(self.numbers, range) else self.numbers[rows]
+        is_last = numbers + 1 == len(self.starts)
+        return self.starts[numbers], np.where(is_last, len(self.view), self.starts[numbers + 1 - is_last])
 
     @cached_property
     def columns(self) -> RecordColumns:
@@ -239,6 +250,9 @@ class _File:
 
         Of a list that packing wrote each byte is compared, of another one the number of lines.
         """
+        return str(self.keep("list", lambda: np.array([self._compare_list()]))[0])
+
+    def _compare_list(self) -> str:
         path = list_path(self.path)
         if not path.is_file():
             return ""
@@ -255,7 +269,21 @@ class _File:
     def digest(self) -> str:
         if self.card is not None and self.card.digest:
             return self.card.digest
-        return self.view.digest()
+        if self.view.traffic() is not None:  # an object, which is not read for it
+            return self.view.digest()
+        return self.keep("digest", lambda: np.frombuffer(bytes.fromhex(self.view.digest()), np.uint8)).tobytes().hex()
+
+    def require_images(self) -> None:
+        """Raise DataError where none of some records, spread over the file, holds an image."""
+
+        def look() -> NDArray[np.bool_]:
+            rows = _spread(len(self.offsets), 16)
+            reasons = [why_no_image(read_payload(self.view, int(offset))) for offset in self.offsets[rows]]
+            if all(reasons):
+                raise DataError(f"{self.path}: {none_is_an_image(len(rows), reasons[0])}: {PACK_IMAGES}")
+            return np.array([not reason for reason in reasons])
+
+        self.keep("images", look)
 
     def hashes(self) -> ImageHashes | None:
         """Map the hashes beside it; None where there are none of these records."""
@@ -293,34 +321,34 @@ def _open_file(path: Path, *, compares: bool) -> _File:
         try:
             if not len(view):
                 raise DataError("it is empty: pack or copy it again")
-            offsets = _find_records(path, view, card)
-            numbers = range(len(offsets)) if card is not None else _find_pictures(view, offsets)
+            file = _File(path, view, card)
+            file.starts = file.offsets = offsets = _find_records(file)
+            file.numbers = range(len(offsets))
             if card is not None:
                 _require_card_fits(card, view, offsets)
-            is_of_faces = (
-                len(numbers) > 0 and numbers[0] > 0 and names_identities(unpack(read_payload(view, int(offsets[0]))))
-            )
+            elif len(numbers := file.keep("pictures", lambda: _find_pictures(view, offsets))):
+                file.numbers, file.offsets = numbers, offsets[numbers]
+                file.is_of_faces = bool(numbers[0]) and names_identities(unpack(read_payload(view, int(offsets[0]))))
         except DataError as error:
             if str(path) in str(error):
                 raise
             raise DataError(f"{path}: {error}") from None
         stack.pop_all()
-    used = offsets if isinstance(numbers, range) else offsets[numbers]
-    return _File(path, view, offsets, numbers, used, is_of_faces, card)
+    return file
 
 
-def _find_records(path: Path, view: ByteRanges, card: Card | None) -> Offsets:
+def _find_records(file: _File) -> Offsets:
     """Find where records begin, by the index or, where there is none, by scanning.
 
     All that is compared with the index and the card is asked for together.
     """
-    index = index_path(path)
+    path, view, card, index = file.path, file.view, file.card, index_path(file.path)
     wrong_index: DataError | None = None
     offsets = np.empty(0, np.int64)
     try:
         with contextlib.suppress(FileNotFoundError):
             if read_patiently(partial(os.stat, index), str(index)).st_size:
-                offsets = read_index(index)
+                offsets = file.keep("starts", partial(_read_unique, index))
     except DataError as error:
         wrong_index = error
     rows = _spread(len(offsets), view.num_compared)
@@ -340,16 +368,21 @@ def _find_records(path: Path, view: ByteRanges, card: Card | None) -> Offsets:
                 " STEADYTRAIN_OBJECT_BYTES to more"
             )
         view.fill()
-        return scan(view)
-    if len(offsets) > 1 and not np.diff(offsets).all():
-        raise DataError(f"{index.name} names a record twice: {_index_remedy(path, view)}")
+        return file.keep("scanned", partial(scan, view))
     try:
-        if offsets.min() < 0 or offsets.max() >= len(view):
+        if offsets[0] < 0 or offsets[-1] >= len(view):
             raise DataError(f"the file ends at byte {len(view):,}")
         for offset in offsets[rows].tolist():
             find_parts(view, offset)
     except DataError as error:
         raise DataError(f"{index.name} does not fit {path.name} ({error}): {_index_remedy(path, view)}") from None
+    return offsets
+
+
+def _read_unique(index: Path) -> Offsets:
+    offsets = read_index(index)
+    if not np.diff(offsets).all():
+        raise DataError(f"{index.name} names a record twice")
     return offsets
 
 
@@ -365,8 +398,8 @@ def _require_begins_like_records(view: ByteRanges) -> None:
         raise DataError("this is not a record file: it does not begin like MXNet's RecordIO")
 
 
-def _find_pictures(view: ByteRanges, offsets: Offsets) -> Ints | range:
-    """Return the numbers of the records that hold more than labels; all of them, where none does.
+def _find_pictures(view: ByteRanges, offsets: Offsets) -> Ints:
+    """Return the numbers of the records that hold more than labels; empty where all do, or none does.
 
     Sets of faces, as InsightFace writes them, begin with a record of two labels, between which records about identities
     lie, at the end, each with the two labels between which its images lie. No image is read for it: such a record is
@@ -385,7 +418,7 @@ def _find_pictures(view: ByteRanges, offsets: Offsets) -> Ints | range:
         bare.append(rows[is_bare])
     skipped = np.concatenate(bare) if bare else short
     if not len(skipped) or len(skipped) == len(offsets):
-        return range(len(offsets))
+        return np.empty(0, np.int64)
     return np.delete(np.arange(len(offsets)), skipped)
 
 
@@ -536,7 +569,9 @@ class Records(Closing):
             StorageError: the system cannot read it, or it has been cut short or replaced since it was opened.
         """
         file, row = self._at(number)
-        view, offset, size = file.view, int(file.offsets[row]), int(file.extents[1][row])
+        view, starts, at = file.view, file.starts, int(file.numbers[row])
+        offset = int(starts[at])
+        size = (int(starts[at + 1]) if at + 1 < len(starts) else len(view)) - offset
         try:
             data = view.read(offset, offset + min(size, _AT_ONCE))
             magic, word, flag = _START.unpack_from(data)
@@ -562,10 +597,7 @@ class Records(Closing):
         """
         for file in self._files:
             if file.card is None and len(file.offsets):
-                rows = _spread(len(file.offsets), 16)
-                reasons = [why_no_image(read_payload(file.view, int(offset))) for offset in file.offsets[rows]]
-                if all(reasons):
-                    raise DataError(f"{file.path}: {none_is_an_image(len(rows), reasons[0])}: {PACK_IMAGES}")
+                file.require_images()
             if fault := file.fault_of_list():
                 say(f"{fault}: names of files may be missing or wrong; pack again, or copy the list again")
             if file.num_skipped:
@@ -573,9 +605,12 @@ class Records(Closing):
                 if file.is_of_faces:
                     remark += " (as in sets of faces, whose record 0 and last ones are about identities)"
                 remark += ": skipped"
-                if file.is_of_faces and (width := file.columns.labels.shape[1]) > 1:
+                first = unpack(read_payload(file.view, int(file.offsets[0])))
+                if file.is_of_faces and (width := len(first.labels)) > 1:
                     remark += f"; the first of {width} labels is the class"
                 say(f"{file.view.name}: {remark}")
+        if fault := next((file.cache.fault for file in self._files if file.cache.fault), ""):
+            say(f"the cache keeps nothing of these records, which each process reads anew at each start: {fault}")
 
     def describe(self, number: int) -> str:
         """Name a record in a message: its number in its file, and the image that it was made of, by the ``.lst``.
@@ -651,8 +686,8 @@ class Records(Closing):
         """Return where the records ``numbers``, int64[n], lie on disk."""
         which, offset, size = np.zeros_like(numbers), np.empty_like(numbers), np.empty_like(numbers)
         for file, rows, within in self._by_file(numbers):
-            offsets, sizes = file.extents
-            which[rows], offset[rows], size[rows] = self._files.index(file), offsets[within], sizes[within]
+            starts, ends = file.ranges(within)
+            which[rows], offset[rows], size[rows] = self._files.index(file), starts, ends - starts
         return Extents([str(file.path) for file in self._files], which, offset, size)
 
     def places(self, numbers: Ints) -> list[tuple[str, str, int]]:
@@ -688,6 +723,21 @@ class Records(Closing):
             DataError: records differ in how many labels they have, one is beyond the card's classes, or a header is
                 damaged.
         """
+        labels = self._keep("labels", self._read_labels)
+        labels.setflags(write=False)  # one array serves every reader
+        return labels
+
+    def _keep(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """Return what ``make`` reads of the files, of large ones once a machine."""
+        return make() if self._bytes < _LEAST_KEPT else self._cache.get(name, make)
+
+    @cached_property
+    def _cache(self) -> ArrayCache:
+        if len(self._files) == 1:
+            return self._files[0].cache
+        return ArrayCache(self._place.stem, lambda: [(file.cache.state, file.state()) for file in self._files])
+
+    def _read_labels(self) -> NDArray[np.int64] | NDArray[np.float32]:
         self._fetch_columns()
         parts = [file.labels() for file in self._files]
         if len({part.shape[1:] for part in parts}) > 1:
@@ -695,7 +745,6 @@ class Records(Closing):
         labels: NDArray[np.int64] | NDArray[np.float32] = parts[0]
         if len(parts) > 1:
             labels = np.concatenate(parts)  # type: ignore[assignment]
-        labels.setflags(write=False)  # one array serves every reader
         return labels
 
     def _fetch_columns(self) -> None:
@@ -707,15 +756,27 @@ class Records(Closing):
                     file.columns = columns
 
     @cached_property
+    def label_counts(self) -> Ints:
+        """int64[K], images of each class number, or with each of several labels."""
+
+        def add_up() -> Ints:
+            labels = self.labels
+            return np.asarray((labels > 0).sum(0) if labels.ndim > 1 else np.bincount(np.asarray(labels, np.int64)))
+
+        return self._keep("counts", add_up)
+
+    @cached_property
     def record_ids(self) -> NDArray[np.int64]:
         """int64[N]: the id in each record's header; of several files whose ids meet, the images' numbers."""
+        ids = self._keep("ids", self._read_ids)
+        ids.setflags(write=False)
+        return ids
+
+    def _read_ids(self) -> NDArray[np.int64]:
         self._fetch_columns()
         parts = [file.ids() for file in self._files]
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if len(parts) > 1 and len(np.unique(ids)) < len(ids):
-            ids = np.arange(len(ids))
-        ids.setflags(write=False)
-        return ids
+        return np.arange(len(ids)) if len(parts) > 1 and len(np.unique(ids)) < len(ids) else ids
 
     @cached_property
     def named_classes(self) -> tuple[str, ...]:
@@ -725,6 +786,9 @@ class Records(Closing):
         """
         if self.card is not None:
             return self.card.classes
+        return tuple(self._keep("classes", lambda: np.array(self._name_by_lists(), np.str_)).tolist())
+
+    def _name_by_lists(self) -> tuple[str, ...]:
         if self.labels.ndim > 1 or any(file.listed is None or bool((file.lines < 0).any()) for file in self._files):
             return ()
         return name_by_folders(self.labels.astype(np.int64), self.names())
@@ -761,32 +825,38 @@ class Records(Closing):
         """1 when the images are grey, else 3: the card's word, or that of a few images spread over the file."""
         if self.card is not None:
             return self.card.channels
-        modes = [mode for mode, _ in self._sampled_headers]
-        return 1 if modes and all(mode in _GREY for mode in modes) else 3
+        is_grey = self._sampled_headers[:, 0]
+        return 1 if len(is_grey) and is_grey.all() else 3
 
     @cached_property
     def largest_side(self) -> int:
         """Pixels of the longest side: the card's word, or that of a few images spread over the file."""
         if self.card is not None:
             return max(self.card.height[2], self.card.width[2])
-        return max((side for _, side in self._sampled_headers), default=0)
+        return int(self._sampled_headers[:, 1].max(initial=0))
 
     @cached_property
-    def _sampled_headers(self) -> list[tuple[str, int]]:
-        """Mode and longest side of images spread over each file; those that have no header are left out."""
+    def _sampled_headers(self) -> Ints:
+        """Whether images spread over each file are grey, and their longest sides, int64[k, 2]; no header: left out."""
+        return self._keep("headers", self._read_headers)
+
+    def _read_headers(self) -> Ints:
         headers = []
         for start, file in zip(self._starts, self._files, strict=False):
             for number in _spread(len(file.offsets), 16).tolist():
                 with contextlib.suppress(BadImageError, DataError):
                     image = read_header(self.image(start + number))
-                    headers.append((image.mode, max(image.size)))
-        return headers
+                    headers.append((image.mode in _GREY, max(image.size)))
+        return np.array(headers, np.int64).reshape(-1, 2)
 
     @cached_property
     def sampled_sizes(self) -> Ints:
         """Height and width of some images spread over the files, int64[k, 2], or of one where all are of one size."""
         if self.card is not None and all(low == high > 0 for low, _, high in (self.card.height, self.card.width)):
             return np.array([[self.card.height[0], self.card.width[0]]])
+        return self._keep("sizes", self._read_sizes)
+
+    def _read_sizes(self) -> Ints:
         sizes, numbers = [], _spread(len(self), 128)
         self.settle(numbers)
         for number in numbers.tolist():

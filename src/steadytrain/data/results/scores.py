@@ -93,12 +93,15 @@ def mean_over_classes(figure: str, logits: NDArray[np.float32], labels: NDArray[
 
     Classes of which there is none are left out; NaN without any. ``labels``: int64[n], or [n, K] of several an image.
     """
-    scores = logits.astype(np.float64)
+    by_class = areas_under_roc if figure == "auc" else average_precisions
     if labels.ndim == 1:  # of several labels a logit ranks as its probability does
+        scores = logits.astype(np.float64)
         scores = np.exp(scores - np.logaddexp.reduce(scores, 1, keepdims=True))
-        labels = labels[:, None] == np.arange(scores.shape[1])
-    by_class = (areas_under_roc if figure == "auc" else average_precisions)(scores, labels)
-    values = [value for value in by_class if value is not None]
+        every = by_class(scores, labels[:, None] == np.arange(scores.shape[1]))
+    else:  # a label at a time: a table of all in float64 would be the largest of all
+        columns = zip(logits.T[:, :, None], labels.T[:, :, None], strict=True)
+        every = tuple(by_class(logit.astype(np.float64), label)[0] for logit, label in columns)
+    values = [value for value in every if value is not None]
     return sum(values) / len(values) if values else float("nan")
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast, overload
 import numpy as np
 
 from steadytrain.data.arrays import Ints, Pixels
+from steadytrain.data.storage.array_cache import file_state
 from steadytrain.errors import DataError, StorageError
 from steadytrain.files import require_regular
 
@@ -189,6 +190,10 @@ class ByteRanges(ABC):
         """Return what tells its content from any other, sha256 (hex)."""
 
     @abstractmethod
+    def identity(self) -> object:
+        """Return what tells this state of the file from any other, without reading it."""
+
+    @abstractmethod
     def close(self) -> None:
         """Let go of the file; closing twice is fine."""
 
@@ -331,6 +336,11 @@ class LocalFile(ByteRanges):
     def digest(self) -> str:
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def identity(self) -> object:
+        """Return the states of the open file and of what is at its path now: the same, unless it was replaced."""
+        opened = self._opened
+        return str(self.path.absolute()), opened and file_state(opened.number), file_state(self.path)
 
     def close(self) -> None:
         """Let go of the file, when the last read has ended; closing twice is fine."""

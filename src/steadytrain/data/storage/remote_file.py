@@ -175,6 +175,9 @@ class RemoteFile(ByteRanges):
         """Return what its store tells contents apart by; it is not read whole for that."""
         return hashlib.sha256(repr(self.disk.facts).encode()).hexdigest()
 
+    def identity(self) -> object:
+        return self.name, self.digest()
+
     def traffic(self) -> Traffic:
         return self.disk.traffic() - self._began
 

@@ -261,8 +261,6 @@ def _open_images(attempt: _Attempt, place: _Place) -> _Images:
     if world.size > 1 and is_together:
         place.machine["images_per_rank"] = images_per_rank(share, world.size)
     build.require_schedule(recipe, data.num_train)
-    for records in filter(None, (data.train, data.val, data.test)):
-        records.digest  # noqa: B018 - it is kept; a file without a card is read whole for it
     attempt.start.passed_data(None if attempt.opened is None else attempt.opened.cost)
     return _Images(data, share)
 
@@ -529,7 +527,10 @@ def _open_data(attempt: _Attempt) -> DataSets:
             opened = open_named(named, model, begun=begun, say=notice)
             attempt.stack.callback(opened.close)
         opened = validate_as_begun(opened, begun)
-        return data_sets(opened, named, seed=attempt.recipe.seed, run=attempt.run, say=notice)
+        data = data_sets(opened, named, seed=attempt.recipe.seed, run=attempt.run, say=notice)
+        for records in filter(None, (data.train, data.val, data.test)):
+            records.digest  # noqa: B018 - it is kept; a file without a card is read whole for it
+        return data
 
     if group is None:
         return open_here()
