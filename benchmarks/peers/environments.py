@@ -107,4 +107,4 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(["nice", *command], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"it ended with {done.returncode}"]
-        raise UnavailableError(next((line for line in lines if "ERROR" in line or "Error" in line), lines[-1]).strip())
+        raise UnavailableError(next((line for line in lines if "ERROR" in line or "Error:" in line), lines[-1]).strip())
