@@ -42,7 +42,7 @@ from machine import say
 from peers import environments, feed_works
 from peers.environments import UnavailableError
 from peers.feed_contenders import Contender, ContenderError, together
-from peers.feed_peers import NOT_BUILT, OURS, OURS_ALONE, OURS_MARKED, PEERS, Peer, Setting
+from peers.feed_peers import OURS, OURS_ALONE, OURS_MARKED, PEERS, Peer, Setting
 from peers.feed_works import Work
 from steadytrain.data.images import jpeg
 
@@ -216,7 +216,7 @@ def _row(name: str, figures: Told) -> str:
 
 def interpreters(names: list[str], folder: Path, python38: str | None) -> tuple[dict[str, Path], dict[str, str]]:
     """Return each peer's Python, and why others have none."""
-    pythons, missing = {}, dict(NOT_BUILT)
+    pythons, missing = {}, {}
     for name in names:
         environment = PEERS[name].environment
         try:

@@ -6,13 +6,16 @@ update, updates beside a plain loop of torchvision's network, the ledger beside 
 threads, verdicts of injected faults, a kill and the same bits, memory that runs out, compile modes, NCCL with a world
 of one, small networks, inference. ONNX Runtime's TensorRT provider and several GPUs are left out.
 
+``--only accuracy`` takes other steps (``gpu_accuracy.py``), for fifteen minutes: CIFAR-10 beside airbench94, ConvNeXt
+and DINOv2 fine-tuned, compiled updates under NCCL, the loader's process beside a launch-bound network, FFCV.
+
 The JSON is written after each step, so that whatever ends the session keeps what was measured; a table comes last.
 ``--device cpu --quick`` rehearses every step in a few small ones: it proves that the script works, its figures mean
 nothing, and it is never saved. ``--device fake`` pretends a GPU (``tests/fake_cuda``), which computes nothing: steps
 that need neither values nor times run as they would on one, and the others are left out by name.
 
-usage: python benchmarks/gpu_session.py [--only STEP ...] [--data photos.tar] [--seconds 570] [--quick]
-                                        [--device cpu|fake] [-o FILE]
+usage: python benchmarks/gpu_session.py [--only STEP ...] [--data photos.tar] [--cifar FOLDER] [--weights FOLDER]
+                                        [--seconds 570] [--quick] [--device cpu|fake] [-o FILE]
 """
 
 from __future__ import annotations
@@ -32,9 +35,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gpu_accuracy
+import gpu_steps
 import machine
-from gpu_steps import PROJECT, STEPS, WITHOUT_TIMES, WITHOUT_VALUES, Job
+from gpu_steps import PROJECT, WITHOUT_TIMES, WITHOUT_VALUES, Job
 
+STEPS = {**gpu_steps.STEPS, **gpu_accuracy.STEPS}
+INPUTS = ("data", "cifar", "weights")
 RECEIPT = machine.RESULTS / "gpu_session.json"
 
 
@@ -45,7 +52,8 @@ def run_step(name: str, args: argparse.Namespace, folder: Path, seconds: float) 
     out, began = place / "figures.json", time.monotonic()
     words = [sys.executable, __file__, "--one", name, "--device", args.device, "--folder", str(place)]
     words += ["--seconds", f"{seconds:.1f}", *(["--quick"] if args.quick else [])]
-    words += ["--data", str(args.data)] if args.data else []
+    for flag in INPUTS:
+        words += [f"--{flag}", str(getattr(args, flag))] if getattr(args, flag) else []
     paths = [str(PROJECT / "src"), str(PROJECT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         **os.environ,
@@ -81,7 +89,9 @@ def run_step(name: str, args: argparse.Namespace, folder: Path, seconds: float) 
 def one(args: argparse.Namespace) -> None:
     """Measure one step in this process, and write its figures."""
     out = args.folder / "figures.json"
-    job = Job(args.device, args.quick, args.folder, args.data, args.seconds, out, time.monotonic())
+    job = Job(
+        args.device, args.quick, args.folder, args.data, args.seconds, out, time.monotonic(), args.cifar, args.weights
+    )
     if args.device != "fake":
         job.note(STEPS[args.one][0](job))
         return
@@ -107,7 +117,7 @@ def summary(figures: Mapping[str, Any]) -> str:
     shown = [text for text in shown if not text.startswith(("passes", "seconds"))]
     for name, row in {**figures.get("rows", {}), **figures.get("training", {}), **figures.get("threads", {})}.items():
         values = row if isinstance(row, Mapping) else {"": row}
-        keys = ("over_plain", "off_by", "cause", "equal", "halved", "of_alone", "images_per_second", "error")
+        keys = ("over_plain", "off_by", "cause", "equal", "halved", "of_alone", "images_per_second", "top1", "error")
         found = [f"{key} {short(values[key])}" for key in keys if key in values]
         shown.append(f"{name}: {', '.join(found[:2]) or 'left out'}")
     shown += [
@@ -127,8 +137,11 @@ def short(value: Any) -> str:
 def main() -> None:
     """Run the steps, write after each, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(STEPS), default=list(STEPS), metavar="STEP")
+    choices, usual = [*STEPS, "accuracy"], list(gpu_steps.STEPS)
+    parser.add_argument("--only", nargs="+", choices=choices, default=usual, metavar="STEP")
     parser.add_argument("--data", type=Path, help="a .tar of photographs; else pictures are drawn")
+    parser.add_argument("--cifar", type=Path, help="a folder with cifar10-train.rec and cifar10-test.rec")
+    parser.add_argument("--weights", type=Path, help="a folder of NETWORK*.safetensors to fine-tune; else random ones")
     parser.add_argument("--seconds", type=float, default=570.0, help="that all steps have together")
     parser.add_argument("--quick", action="store_true", help="a rehearsal: a few small steps")
     parser.add_argument("--device", choices=["cuda", "cpu", "fake"], default="cuda")
@@ -136,7 +149,9 @@ def main() -> None:
     parser.add_argument("--one", choices=list(STEPS), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    args.data = args.data and args.data.resolve()
+    for name in INPUTS:
+        setattr(args, name, getattr(args, name) and getattr(args, name).resolve())
+    args.only = [step for name in args.only for step in (gpu_accuracy.STEPS if name == "accuracy" else [name])]
     if args.one:
         one(args)
         return

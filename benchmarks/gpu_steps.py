@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -43,6 +44,8 @@ class Job:
         data: an archive of photographs (``.tar``), or None: pictures are drawn.
         seconds: that it has.
         out: the file that :meth:`note` writes.
+        cifar: a folder with cifar10-train.rec and cifar10-test.rec, or None.
+        weights: a folder of NETWORK*.safetensors, or None: fine-tuning begins with random ones.
     """
 
     device: str
@@ -52,6 +55,8 @@ class Job:
     seconds: float
     out: Path
     began: float
+    cifar: Path | None = None
+    weights: Path | None = None
 
     @property
     def left(self) -> float:
@@ -272,9 +277,9 @@ class Ours:
 
 
 def ours(
-    job: Job, model: str, batch: int, size: int, classes: int, changes: Mapping[str, Any]
+    job: Job, model: str, batch: int, size: int, classes: int, changes: Mapping[str, Any], group: Any = None
 ) -> tuple[Any, list[str], Ours]:
-    """Set up a recipe's updates as ``steady bench train`` does."""
+    """Set up a recipe's updates as ``steady bench train`` does, of a rank of a group or of a process alone."""
     from steadytrain.config import Data, Model, Recipe
     from steadytrain.training.device import prepare_device
     from steadytrain.training.profile.bench import set_up
@@ -283,7 +288,7 @@ def ours(
         {"parallel.device": job.device, "precision.name": job.numbers, **changes}
     )
     device, notes = prepare_device(recipe), list[str]()
-    trained = set_up(recipe, device, notes, size=size, num_classes=classes, allow_import=True)
+    trained = set_up(recipe, device, notes, size=size, num_classes=classes, allow_import=True, group=group)
     return device, notes, Ours(recipe, trained.state, trained.update)
 
 
@@ -566,21 +571,11 @@ def events_of(run: Path, *kinds: str) -> dict[str, Any]:
 
 def feed(job: Job) -> dict[str, Any]:
     """The loader by itself with 1 to 16 threads, then ResNet-50 and ResNet-18 that it feeds."""
-    from steadytrain.data.loader import Crop, ImageLoader
     from steadytrain.data.loader.measure import measure
-    from steadytrain.data.recordio.reader import Records
 
     count, size, batch = (64, 64, 8) if job.quick else (20_000, 224, 256)
-    records, is_gpu = Records.open(packed(job)), job.device == "cuda"
-    ids = np.arange(count) % len(records)
     figures: dict[str, Any] = {"threads": {}, "training": {}, "cores": os.cpu_count()}
-
-    def loader(threads: int, **options: Any) -> ImageLoader:
-        crop = Crop(kind="resized-crop", size=size, flip=True)
-        return ImageLoader(
-            records, crop, batch_size=batch, ids=ids, threads=threads, pin=is_gpu, keep_bytes=0, seed=0, **options
-        )
-
+    loader = partial(photo_loader, job, batch=batch, size=size, count=count)
     most = os.cpu_count() or 1
     for threads in [n for n in (1, 2, 4, 6, 8, 10, 12, 16) if n <= most]:
         steady = measure(loader(threads), seconds=0.3 if job.quick else 2.0).steady
@@ -600,6 +595,16 @@ def feed(job: Job) -> dict[str, Any]:
             job.note(figures)
     first = figures["training"].get("resnet50, threads", {"wait_share": 0.0})
     return figures | {"passes": job.quick or first["wait_share"] < 0.02}
+
+
+def photo_loader(job: Job, threads: int, *, batch: int, size: int, count: int, **options: Any) -> Any:
+    """Make the loader of training crops of the photographs, of which an epoch has ``count``."""
+    from steadytrain.data.loader import Crop, ImageLoader
+    from steadytrain.data.recordio.reader import Records
+
+    records, crop = Records.open(packed(job)), Crop(kind="resized-crop", size=size, flip=True)
+    ids, options = np.arange(count) % len(records), {"pin": job.device == "cuda", "keep_bytes": 0, **options}
+    return ImageLoader(records, crop, batch_size=batch, ids=ids, threads=threads, seed=0, **options)
 
 
 def fed(job: Job, network: str, loader: Any, batch: int, size: int) -> dict[str, Any]:

@@ -47,6 +47,12 @@ ENVIRONMENTS = {
         ),
         "import torchvision",
     ),
+    "ffcv": Environment(
+        # Source only: pkg-config has to find OpenCV 4 and libjpeg-turbo.
+        ("ffcv==1.0.2", "torch==2.15.0", "torchvision==0.29.2", "numba==0.68.1"),
+        "import ffcv",
+        build=("setuptools", "wheel"),
+    ),
     "autogluon": Environment(
         # === takes the build of that name alone: torchvision's operators are not in a +cpu build of another index.
         ("autogluon.multimodal==1.6.3", "torch===2.13.0", "torchvision==0.28.0"),
@@ -101,4 +107,4 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(["nice", *command], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"it ended with {done.returncode}"]
-        raise UnavailableError(next((line for line in lines if "ERROR" in line or "Error" in line), lines[-1]).strip())
+        raise UnavailableError(next((line for line in lines if "ERROR" in line or "Error:" in line), lines[-1]).strip())

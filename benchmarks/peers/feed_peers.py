@@ -66,8 +66,8 @@ PEERS = {
     "webdataset": Peer("torch", "feed_webdataset.py", _webdataset),
     "spdl": Peer("torch", "feed_spdl.py", _spdl),
     "pillow": Peer("torch", "feed_pillow.py", _pillow),
+    "ffcv": Peer("ffcv", "feed_ffcv.py", lambda cores: [{"threads": cores}], ("originals", "packed")),
 }
-NOT_BUILT = {"ffcv": "1.0.2 comes as source and needs the headers of OpenCV and libjpeg-turbo, which pip cannot bring"}
 OURS = Peer("", "feed_steadytrain.py", lambda cores: [{"threads": cores}])
 OURS_ALONE = Peer("", "feed_steadytrain.py", lambda cores: [{"threads": cores, "library": False}])
 OURS_MARKED = Peer("", "feed_steadytrain.py", lambda cores: [{"threads": cores, "marked": True}])

@@ -114,7 +114,7 @@ def make(name: str, data: Path, out: Path) -> Work:
         settings = {"encoding": "jpg", "shorter_side": RESIZE, "quality": 95}
     records = pack(files, out / "set.rec", **settings)[0].path
     if name == "packed":
-        files = _files_of(records, out / "packed")
+        files = files_of(records, out / "packed")
     return Work(
         name, files, records, _tars(files, out / "shards"), _marked(files, out) if name == "originals" else None
     )
@@ -166,7 +166,7 @@ def _marked(files: Path, out: Path) -> Path | None:
     return pack(files, out / "marked.rec", mark_kept=True)[0].path
 
 
-def _files_of(records: Path, out: Path) -> Path:
+def files_of(records: Path, out: Path) -> Path:
     """Write the packed images as files."""
     with Records.open(records) as opened:
         for number, label in enumerate(opened.labels.tolist()):

@@ -7,12 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 from tests.fake_cuda.device import fake_gpu
 
 from steadytrain.cli import join_verb, parse
@@ -30,6 +34,12 @@ def gpu_steps() -> Iterator[ModuleType]:
         yield import_module("gpu_steps")
     for name in ("gpu_steps", "peers", "peers.commands"):
         sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def gpu_accuracy(gpu_steps: ModuleType) -> Iterator[ModuleType]:
+    yield import_module("gpu_accuracy")
+    sys.modules.pop("gpu_accuracy", None)
 
 
 def job_of(gpu_steps: ModuleType, folder: Path, *, device: str, quick: bool = True) -> Any:
@@ -130,6 +140,68 @@ def test_each_command_of_a_step_is_one_that_steady_takes(
         parse(join_verb(words))
     ranks = [json.loads(words[-1]) for words in asked if words[1].endswith("gpu_steps.py")]
     assert len(ranks) == 6 and all(set(rank) == {"device", "changes"} for rank in ranks)
+
+
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_each_fine_tuning_of_the_session_is_one_that_steady_takes(
+    gpu_steps: ModuleType, gpu_accuracy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_weights: bool
+) -> None:
+    asked: list[list[str]] = []
+
+    def child(words: Sequence[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+        asked.append(list(words))
+        return subprocess.CompletedProcess(list(words), 1, "", "ended")
+
+    monkeypatch.setattr(gpu_accuracy, "child", child)
+    monkeypatch.setattr(gpu_accuracy, "packed", lambda job: tmp_path / "photos.rec")
+    job = job_of(gpu_steps, tmp_path, device="cuda", quick=False)
+    if has_weights:
+        job = replace(job, weights=tmp_path)
+        (tmp_path / "vit_base_patch14_dinov2.lvd142m.safetensors").touch()
+        (tmp_path / "convnext_tiny.safetensors").touch()
+    for name in ("convnext", "dinov2"):
+        figures = gpu_accuracy.STEPS[name][0](job)
+        assert figures["rc"] == 1 and not figures["passes"] and (figures["weights"] == "random") != has_weights
+    for words in asked:
+        parse(join_verb(words[len(gpu_steps.STEADY) :]))
+        assert words[words.index("--budget-minutes") + 1] == "5.00" and ("--weights" in words) == has_weights
+
+
+def test_all_steps_of_accuracy_are_planned_for_fifteen_minutes(gpu_accuracy: ModuleType) -> None:
+    assert sum(seconds for _, seconds in gpu_accuracy.STEPS.values()) <= 900
+
+
+def test_airbench_reads_the_same_images_and_labels(
+    gpu_steps: ModuleType, gpu_accuracy: ModuleType, tmp_path: Path
+) -> None:
+    folder = gpu_accuracy.drawn_cifar(job_of(gpu_steps, tmp_path, device="cpu"))
+    gpu_accuracy.write_for_airbench(folder / "cifar10-test.rec", tmp_path / "test.pt")
+    data = torch.load(tmp_path / "test.pt")
+    assert data["images"].shape == (64, 32, 32, 3) and data["images"].dtype == torch.uint8
+    assert data["labels"].bincount().tolist() == [7] * 4 + [6] * 6 and data["classes"][9] == "class9"
+    (path,) = (folder / "cifar10" / "test" / "class9").glob("9.png")
+    with Image.open(path) as image:
+        pixels = torch.from_numpy(np.array(image))
+    assert any(torch.equal(pixels, row) for row in data["images"][data["labels"] == 9])
+
+
+def test_ffcv_is_named_where_it_is_not_built(
+    gpu_steps: ModuleType, gpu_accuracy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_accuracy, "find_spec", lambda name: None)
+    monkeypatch.setattr(gpu_accuracy, "absent_libraries", lambda: "pkg-config finds no opencv4")
+    figures = gpu_accuracy.ffcv(job_of(gpu_steps, tmp_path, device="cpu"))
+    assert figures == {"passes": True, "left_out": "FFCV is not built here: pkg-config finds no opencv4"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_steps_of_accuracy_pass_on_a_cpu(tmp_path: Path) -> None:
+    out = tmp_path / "session.json"
+    done = rehearse("--device", "cpu", "--quick", "--only", "accuracy", "-o", str(out))
+    steps = json.loads(out.read_text(encoding="utf-8"))["steps"]
+    assert done.returncode == 0, {name: step for name, step in steps.items() if not step["passes"]}
+    assert steps["cifar94"]["rows"]["airbench94"] == {"left_out": "it needs a GPU"}
 
 
 @pytest.mark.slow
