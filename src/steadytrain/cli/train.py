@@ -93,7 +93,7 @@ def train(
 
     Examples:
         steady train photos/
-        steady train cifar10-train.rec --val cifar10-val.rec --model resnet20 --epochs 3
+        steady train cifar10-train.rec --val cifar10-test.rec --model resnet20 --epochs 3
         steady train photos/ --procs auto
     """
     return _begin(data, options, finetune=False, until=until)
