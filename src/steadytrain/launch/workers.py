@@ -101,8 +101,8 @@ def keep_workers(command: Sequence[str], count: int, *, restarts: int, say: Call
     """
     require_ray()
     workers = _Workers(command, restarts, say)
-    password = {} if has_password(os.environ) else {"RAY_AUTH_MODE": "token", PASSWORD: make_password()}
-    variables = {LOOPBACK_ONLY: "0", **password}
+    password = {} if has_password(os.environ) else {PASSWORD: make_password()}
+    variables = {LOOPBACK_ONLY: "0", **_password_mode(), **password}
     with take_signals(FORWARDED, workers.forward) as received:
         while True:
             place = _RayPlace(f"{LOOPBACK}:{free_port()}", LOOPBACK, variables)
@@ -154,10 +154,14 @@ def keep_worker(command: Sequence[str], world: World, *, restarts: int, say: Cal
             return PREEMPTED if received else RANK_LOST
 
 
+def _password_mode() -> dict[str, str]:
+    """Return the variable by which Ray asks for the password, unless the user has said how it knows its processes."""
+    return {} if "RAY_AUTH_MODE" in os.environ else {"RAY_AUTH_MODE": "token"}
+
+
 def _meet(world: World, should_stop: Callable[[], bool]) -> _RayPlace:
     """Find where the ranks of a launcher have their Ray: at a port of the first one's machine."""
     is_alone = world.local_size == world.size
-    variables = {} if "RAY_AUTH_MODE" in os.environ else {"RAY_AUTH_MODE": "token"}
     head = LOOPBACK
     if not is_alone:
         failure = f"{world.address}, the first rank's machine, has no address"
@@ -171,7 +175,9 @@ def _meet(world: World, should_stop: Callable[[], bool]) -> _RayPlace:
         probe.connect((head, world.port))  # sends nothing
         node_ip: str = probe.getsockname()[0]
     # Where the ranks meet torchrun may have a store of its own.
-    return _RayPlace(f"{head}:{world.port - 1}", node_ip, {**variables, **({LOOPBACK_ONLY: "0"} if is_alone else {})})
+    return _RayPlace(
+        f"{head}:{world.port - 1}", node_ip, {**_password_mode(), **({LOOPBACK_ONLY: "0"} if is_alone else {})}
+    )
 
 
 @contextmanager
