@@ -58,9 +58,9 @@ def test_an_array_is_made_once_and_mapped_from_then_on(source: Path) -> None:
 
 def test_small_arrays_keep_no_file_open(source: Path) -> None:
     opened = _open(source)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     kept = [opened.get(str(number), lambda: np.arange(5)) for number in range(20) for _ in range(2)]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert all(array.tolist() == [0, 1, 2, 3, 4] and not array.flags.writeable for array in kept)
 
 

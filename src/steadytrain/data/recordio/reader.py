@@ -269,12 +269,13 @@ class _File:
             return self.card.digest
         return self.view.digest()  # of an object, which is not read for it, the store's word
 
-    def require_images(self) -> None:
-        """Raise DataError where there are records, and none of some, spread over the file, holds an image."""
+    def count_images(self) -> int:
+        """Return how many of some records, spread over the file, hold one. Raises DataError: none of them."""
         rows = _spread(len(self.offsets), 16)
         reasons = [why_no_image(read_payload(self.view, int(offset))) for offset in self.offsets[rows]]
         if reasons and all(reasons):
             raise DataError(f"{self.path}: {none_is_an_image(len(rows), reasons[0])}: {PACK_IMAGES}")
+        return reasons.count("")
 
     def hashes(self) -> ImageHashes | None:
         """Map the hashes beside it; None where there are none of these records."""
@@ -587,7 +588,7 @@ class Records(Closing):
             DataError: none of them holds an image.
         """
         if without_card := [file for file in self._files if file.card is None]:
-            self._keep("images", lambda: np.array([file.require_images() is None for file in without_card]))
+            self._keep("images", lambda: np.array([file.count_images() for file in without_card]))
         faults = self._keep("list", lambda: np.array([file.fault_of_list() for file in self._files]))
         for file, fault in zip(self._files, faults.tolist(), strict=True):
             if fault:
@@ -604,13 +605,10 @@ class Records(Closing):
 
     def say_unkept(self, say: Callable[[str], object]) -> None:
         """Say why the cache does not keep what was read so far, the labels among it, if it does not."""
-        if fault := next(
-            (cache.fault for cache in (self._cache, *(file.cache for file in self._files)) if cache.fault), ""
-        ):
-            say(
-                f"the cache keeps nothing of these records, which each process reads anew at each start: {fault}; set"
-                " STEADYTRAIN_CACHE to a folder with room"
-            )
+        faults = [cache.fault for cache in (self._cache, *(file.cache for file in self._files)) if cache.fault]
+        remark = "the cache keeps nothing of these records, which each process reads anew at each start"
+        if faults:
+            say(f"{remark}: {faults[0]}; set STEADYTRAIN_CACHE to a folder with room")
 
     def describe(self, number: int) -> str:
         """Name a record in a message: its number in its file, and the image that it was made of, by the ``.lst``.
@@ -872,10 +870,9 @@ class Records(Closing):
     @cached_property
     def digest(self) -> str:
         """sha256 (hex) of the file: the card's, or computed when it is first asked for; of several, that of theirs."""
-        is_known = all(file.card is not None and file.card.digest for file in self._files)
-        return (
-            self._read_digest() if is_known else str(self._keep("digest", lambda: np.array([self._read_digest()]))[0])
-        )
+        if all(file.card is not None and file.card.digest for file in self._files):
+            return self._read_digest()
+        return str(self._keep("digest", lambda: np.array([self._read_digest()]))[0])
 
     def _read_digest(self) -> str:
         digests = [file.digest() for file in self._files]

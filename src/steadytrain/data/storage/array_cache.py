@@ -53,8 +53,7 @@ class ArrayCache:
         """Why arrays cannot be kept, as far as that was tried; empty: they can."""
         self.state, self._state = repr(state()), state
         stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-40:]
-        key = hashlib.sha256(f"{_VERSION} {self.state}".encode()).hexdigest()
-        self._stem = f"{stem}-{key[:24]}"
+        self._stem = stem + "-" + hashlib.sha256(f"{_VERSION} {self.state}".encode()).hexdigest()[:24]
 
     def get(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         """Map or read an array, made first where it is not there. What ``make`` raises is raised, and nothing kept."""
