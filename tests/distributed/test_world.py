@@ -6,10 +6,8 @@ The variables are those that the real launchers set (``cluster/test_worlds.py`` 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from steadytrain.distributed.world import LOOPBACK, World, tasks_on, world_from_environment
+from steadytrain.distributed.world import LOOPBACK, World, world_from_environment
 from steadytrain.errors import InputError
 
 TORCHRUN = {
@@ -91,21 +89,6 @@ def test_slurms_own_pmi_is_slurm() -> None:
     """``srun --mpi=pmi2`` tells rank and size in MPI's words as well, but not which GPU is whose."""
     variables = SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3"}
     assert world_from_environment(variables) == world_from_environment(SRUN)
-
-
-@pytest.mark.parametrize(
-    ("tasks", "node", "number"), [("2(x3)", 2, 2), ("2,1", 0, 2), ("2,1", 1, 1), ("4(x2),3,1(x2)", 4, 1), ("1", 7, 1)]
-)
-def test_the_tasks_of_each_node_are_counted(tasks: str, node: int, number: int) -> None:
-    assert tasks_on(node, tasks) == number
-
-
-@given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.lists(st.integers(1, 3), min_size=6, max_size=6))
-def test_any_shorthand_of_tasks_is_read_as_written(counts: list[int], times: list[int]) -> None:
-    runs = list(zip(counts, times, strict=False))
-    text = ",".join(str(count) if many == 1 else f"{count}(x{many})" for count, many in runs)
-    flat = [count for count, many in runs for _ in range(many)]
-    assert [tasks_on(node, text) for node in range(len(flat))] == flat
 
 
 def test_a_world_of_one_has_no_meeting_place() -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from steadytrain.machine import facts
 
@@ -150,3 +152,18 @@ def test_no_torch_is_imported() -> None:
 def test_a_quota_that_makes_no_sense_is_none(tmp_path: Path, files: dict[str, str]) -> None:
     assert facts.quota(tree(tmp_path, files)) is None
     assert facts.cores(tmp_path) == ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("tasks", "node", "number"), [("2(x3)", 2, 2), ("2,1", 0, 2), ("2,1", 1, 1), ("4(x2),3,1(x2)", 4, 1), ("1", 7, 1)]
+)
+def test_the_tasks_of_each_node_are_counted(tasks: str, node: int, number: int) -> None:
+    assert facts.tasks_on(node, tasks) == number
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.lists(st.integers(1, 3), min_size=6, max_size=6))
+def test_any_shorthand_of_tasks_is_read_as_written(counts: list[int], times: list[int]) -> None:
+    runs = list(zip(counts, times, strict=False))
+    text = ",".join(str(count) if many == 1 else f"{count}(x{many})" for count, many in runs)
+    flat = [count for count, many in runs for _ in range(many)]
+    assert [facts.tasks_on(node, text) for node in range(len(flat))] == flat

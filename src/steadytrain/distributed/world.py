@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from steadytrain.errors import InputError
+from steadytrain.machine.facts import tasks_on
 
 LOOPBACK = "127.0.0.1"
 _PORTS = range(20000, 30000)  # below those that systems give away by themselves
@@ -148,20 +149,6 @@ def _world(names: _Variables, variables: Mapping[str, str]) -> World:
         port=port,
         launcher=launcher,
     )
-
-
-def tasks_on(node: int, tasks: str) -> int | None:
-    """Return how many tasks a node of a Slurm step has, by Slurm's list of all nodes; None where it is no such list.
-
-    >>> tasks_on(2, "2(x3)"), tasks_on(1, "2,1"), tasks_on(0, "some")
-    (2, 1, None)
-    """
-    counts: list[int] = []
-    for part in tasks.split(","):
-        if (read := re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part)) is None:
-            return None
-        counts += [int(read[1])] * int(read[2] or 1)
-    return counts[min(node, len(counts) - 1)]
 
 
 def first_host(nodes: str) -> str:

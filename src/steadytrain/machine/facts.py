@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -155,3 +156,17 @@ def require_cache_folder() -> Path:
     if folder is None:
         raise StorageError("this user has no home folder for a cache: set STEADYTRAIN_CACHE to a folder")
     return folder
+
+
+def tasks_on(node: int, tasks: str) -> int | None:
+    """Return how many tasks a node of a Slurm step has, by Slurm's list of all nodes; None where it is no such list.
+
+    >>> tasks_on(2, "2(x3)"), tasks_on(1, "2,1"), tasks_on(0, "some")
+    (2, 1, None)
+    """
+    counts: list[int] = []
+    for part in tasks.split(","):
+        if (read := re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part)) is None:
+            return None
+        counts += [int(read[1])] * int(read[2] or 1)
+    return counts[min(node, len(counts) - 1)]

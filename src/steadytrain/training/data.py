@@ -539,6 +539,7 @@ def open_records(path: Path, say: Callable[[str], None] = lambda message: None) 
     try:
         opened.require_images(say)
         require_zero_or_one(opened.labels, where=str(path))
+        opened.say_unkept(say)
     except DataError:
         opened.close()
         raise

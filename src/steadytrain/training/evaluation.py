@@ -214,16 +214,18 @@ class _Rows:
     def __init__(self) -> None:
         self._kept: list[torch.Tensor] = []
         self._new: list[torch.Tensor] = []
+        self._new_bytes = 0
 
     def add(self, rows: torch.Tensor) -> None:
         """Add the rows of a batch; the host waits for the device where these become many."""
         self._new.append(rows)
-        if sum(part.nbytes for part in self._new) >= self.MOST_BYTES:
+        self._new_bytes += rows.nbytes
+        if self._new_bytes >= self.MOST_BYTES:
             self._keep()
 
     def _keep(self) -> None:
         self._kept += [part.cpu() for part in self._new]
-        self._new = []
+        self._new, self._new_bytes = [], 0
 
     def merge(
         self,

@@ -47,6 +47,9 @@ def test_a_launch_is_known_by_what_started_it() -> None:
     srun = {"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_LOCALID": "3", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     assert find_local_ranks(None, srun) == LocalRanks("SLURM_JOB_ID=7 SLURM_STEP_ID=0", 8, 3)
     assert find_local_ranks(None, srun | {"SLURM_STEP_TASKS_PER_NODE": "2,1"}) is None
+    uneven = srun | {"SLURM_STEP_TASKS_PER_NODE": "4(x2),8", "SLURM_NODEID": "2"}
+    assert find_local_ranks(None, uneven) == LocalRanks("SLURM_JOB_ID=7 SLURM_STEP_ID=0", 8, 3)
+    assert find_local_ranks(None, uneven | {"SLURM_NODEID": "1"}) == LocalRanks("SLURM_JOB_ID=7 SLURM_STEP_ID=0", 4, 3)
     assert find_local_ranks("mine", TORCHRUN) == LocalRanks("mine", 4, 1)
     assert find_local_ranks("mine", {}) == LocalRanks("mine")
 

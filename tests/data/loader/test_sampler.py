@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -312,6 +314,34 @@ def test_where_memory_cannot_be_shared_each_makes_its_own(large: Path) -> None:
 
     assert GlobalOrder(50, 4, refuse).ids(np.arange(25)).tolist() == shuffle(50, 4, 0)[:25].tolist()
     wait_for_background()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
+def test_where_the_system_has_no_such_locks_each_makes_its_own(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: int, command: int, request: bytes) -> bytes:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr("steadytrain.data.loader.rank_cache.fcntl.fcntl", refuse)
+    assert GlobalOrder(50, 4, memory_of(0)).ids(np.arange(24)).tolist() == shuffle(50, 4, 0)[:24].tolist()
+
+
+def test_memory_that_is_short_in_the_background_is_told_where_the_order_is_needed(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_epoch = GlobalOrder._make_epoch
+
+    def short(order: GlobalOrder, epoch: int) -> np.ndarray:
+        if epoch == 1:
+            raise MemoryError
+        return make_epoch(order, epoch)
+
+    monkeypatch.setattr(GlobalOrder, "_make_epoch", short)
+    monkeypatch.setattr(threading, "excepthook", lambda told: pytest.fail(f"a thread raised {told.exc_type}"))
+    order = GlobalOrder(50, 4)
+    order.ids(np.arange(25))
+    wait_for_background()
+    with pytest.raises(MemoryError):
+        order.ids(np.arange(50, 60))
 
 
 def test_the_next_order_is_made_from_the_middle_of_an_epoch_on_and_none_behind_the_end(large: Path) -> None:

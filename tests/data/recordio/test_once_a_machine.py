@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable
@@ -104,6 +105,19 @@ def test_several_files_are_kept_as_one_set(tmp_path: Path, count_bytes: Callable
     assert changed["record_ids"][N] == 7 * N and changed["digest"] != first["digest"]
 
 
+def test_many_small_files_are_kept_as_one_array_of_each_kind(
+    tmp_path: Path, cache: Path, count_bytes: Callable[[], int]
+) -> None:
+    for i in range(6):
+        path = _write(tmp_path / f"data-{i:05}-of-00006.rec", first=i * N, seed=i)
+        path.with_suffix(".lst").write_text("".join(f"{j}\t{j % 3}\t{j}.ppm\n" for j in range(N)))
+    place = tmp_path / "data-*.rec"
+    first, after_first = _facts(place), count_bytes()
+    names = [file.name.split(".")[1] for file in (cache / "records").glob("*.npy")]
+    assert len(names) == len(set(names)) and {"digest", "images", "list", "labels", "ids"} <= set(names)
+    assert _facts(place) == first and count_bytes() - after_first < 2 * 3 * SIDE**2 + 6 * 1000
+
+
 def test_a_file_that_has_changed_has_another_digest_though_its_size_and_time_are_the_same(tmp_path: Path) -> None:
     path = _write(tmp_path / "data.rec")
     before, status = _facts(path), path.stat()
@@ -114,7 +128,8 @@ def test_a_file_that_has_changed_has_another_digest_though_its_size_and_time_are
     assert after["digest"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_labels_are_mapped_and_not_copied(tmp_path: Path) -> None:
+def test_labels_of_a_large_set_are_mapped_and_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steadytrain.data.storage.array_cache._LEAST_MAPPED", 0)
     path = _write(tmp_path / "data.rec")
     for _ in range(2):
         with Records.open(path) as records:
@@ -129,6 +144,23 @@ def test_a_cache_that_cannot_be_written_is_said_once_and_the_files_are_read(tmp_
     with open_records(tmp_path / "data-*.rec", said.append) as records:
         assert records.labels.tolist() == [i % 3 for i in range(N)] * 2
     assert len(said) == 1 and "each process reads anew at each start" in said[0] and str(cache) in said[0]
+    assert said[0].endswith("set STEADYTRAIN_CACHE to a folder with room")
+
+
+def test_a_cache_that_is_full_when_the_labels_come_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = np.save
+
+    def full(file: Path, array: np.ndarray) -> None:
+        if ".labels." in file.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(file, array)
+
+    monkeypatch.setattr(np, "save", full)
+    for i in range(2):
+        _write(tmp_path / f"data-{i:05}-of-00002.rec", first=i * N, seed=i)
+    said: list[str] = []
+    open_records(tmp_path / "data-*.rec", said.append).close()
+    assert len(said) == 1 and "the disk is full" in said[0]
 
 
 def test_small_files_leave_nothing_in_the_cache(tmp_path: Path, cache: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from tests import forked
 
+from steadytrain.data.storage import array_cache
 from steadytrain.data.storage.array_cache import UNUSED_SECONDS, ArrayCache, file_state
 
 
@@ -47,11 +49,44 @@ def _never() -> np.ndarray:
 
 
 def test_an_array_is_made_once_and_mapped_from_then_on(source: Path) -> None:
-    made = _open(source).get("numbers", lambda: np.arange(5))
+    made = _open(source).get("numbers", lambda: np.arange(2**18))
     mapped = _open(source).get("numbers", _never)
-    assert made.tolist() == mapped.tolist() == [0, 1, 2, 3, 4] and type(mapped) is np.ndarray
+    assert np.array_equal(made, mapped) and type(mapped) is np.ndarray
     assert isinstance(mapped.base, np.memmap) and not mapped.flags.writeable
     assert _open(source).get("none", lambda: np.empty(0, np.int64)).shape == (0,)
+
+
+def test_small_arrays_keep_no_file_open(source: Path) -> None:
+    opened = _open(source)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    kept = [opened.get(str(number), lambda: np.arange(5)) for number in range(20) for _ in range(2)]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert all(array.tolist() == [0, 1, 2, 3, 4] and not array.flags.writeable for array in kept)
+
+
+def test_arrays_that_were_made_otherwise_are_not_taken(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _open(source).get("numbers", lambda: np.arange(5))
+    monkeypatch.setattr(array_cache, "_VERSION", 2)
+    assert len(_open(source).get("numbers", lambda: np.arange(3))) == 3
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_where_the_cache_cannot_be_mapped_it_is_made_and_said(
+    source: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A file system without mmap, or out of memory for it: before the lock, behind it, and after the array was kept."""
+    load, calls = array_cache._map, list[Path]()
+
+    def fail(file: Path) -> np.ndarray | None:
+        calls.append(file)
+        if len(calls) == number:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return load(file)
+
+    monkeypatch.setattr(array_cache, "_map", fail)
+    opened = _open(source)
+    assert opened.get("numbers", lambda: np.arange(5)).tolist() == [0, 1, 2, 3, 4]
+    assert os.strerror(errno.ENODEV) in opened.fault and len(calls) == number
 
 
 def test_of_processes_that_start_at_once_one_makes_it(source: Path, tmp_path: Path, cache: Path) -> None:
@@ -126,5 +161,6 @@ def test_what_nobody_uses_for_long_is_removed(source: Path, cache: Path) -> None
     for file in (cache / "records").glob("gone-*.npy"):
         os.utime(file, (long_ago, long_ago))
     _open(other).get("used", _never)
+    array_cache._remove_unused.cache_clear()  # as in another process
     _open(source).get("numbers", lambda: np.arange(5))
     assert [file.name.rsplit(".", 2)[1] for file in sorted((cache / "records").glob("gone-*.npy"))] == ["used"]

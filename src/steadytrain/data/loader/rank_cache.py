@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.files import lock, lock_at_once, lock_surely
+from steadytrain.machine.facts import tasks_on
 
 ROOM = 2  # of the room that is free there, one part in so many is used at most: others need it, too
 MOST_RANKS = 4096
@@ -70,10 +71,12 @@ def find_local_ranks(launch: str | None, variables: Mapping[str, str]) -> LocalR
     True
     """
     count = rank = None
-    for names in _COUNTS:
-        size, place = (variables.get(name, "").partition("(")[0] for name in names)  # srun says 8(x2)
-        if size.isdigit() and place.isdigit() and int(place) < int(size) <= MOST_RANKS:
-            count, rank = int(size), int(place)
+    node = variables.get("SLURM_NODEID", "")
+    for size_name, rank_name in _COUNTS:
+        size = tasks_on(int(node) if node.isdecimal() else 0, variables.get(size_name, ""))  # srun says 8(x2),4
+        place = variables.get(rank_name, "")
+        if size is not None and place.isdecimal() and int(place) < size <= MOST_RANKS:
+            count, rank = size, int(place)
             break
     if launch is None:
         words = [f"{name}={variables[name]}" for name in (*_LAUNCH, *_LAUNCH_BY_SLURM) if name in variables]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -213,7 +214,11 @@ class GlobalOrder:
         """Make an order in the background, once, if it will be needed; who needs it before waits for it."""
         if self._num_begun <= epoch and (self._stop is None or epoch * self.n < self._stop):
             self._num_begun = epoch + 1
-            threading.Thread(target=self._epoch, args=(epoch,), name="order", daemon=True).start()
+            threading.Thread(target=self._make_ahead, args=(epoch,), name="order", daemon=True).start()
+
+    def _make_ahead(self, epoch: int) -> None:
+        with suppress(MemoryError, OSError):  # who needs the order makes it then, and tells
+            self._epoch(epoch)
 
     def _make_shared(self, epoch: int) -> NDArray[np.int32 | np.int64]:
         """Make the order of an epoch, or take that which another rank of this machine has made."""
@@ -223,13 +228,14 @@ class GlobalOrder:
                 return self._make_epoch(epoch)
             what = f"{type(self).__name__} {self.n} {self.seed} {epoch}"
             shared = self._shared[epoch] = self._share(what, 8 + kind.itemsize * self.n)
-        except OSError:  # no room
+            is_made, order = shared.memory[:1], shared.memory[8:].view(kind)
+            with shared.alone():
+                if not is_made[0]:
+                    order[:] = self._make_epoch(epoch)
+                    is_made[0] = 1
+        except OSError:  # no room, or a system without such locks
+            self._shared.pop(epoch, None)
             return self._make_epoch(epoch)
-        is_made, order = shared.memory[:1], shared.memory[8:].view(kind)
-        with shared.alone():
-            if not is_made[0]:
-                order[:] = self._make_epoch(epoch)
-                is_made[0] = 1
         return order
 
     def _make_epoch(self, epoch: int) -> NDArray[np.int32 | np.int64]:

@@ -83,7 +83,8 @@ _MOST_COMPARED = 4  # objects of a set, of which blocks are fetched to compare t
 _SHORT = 256  # bytes; a record that holds labels alone, and not many, has no more
 _SHORT_AT_ONCE = 16384
 _AT_ONCE = 4 * 2**20  # bytes read before it is known how long a record is
-_LEAST_KEPT = 2**20  # bytes of a file from which on the cache keeps what was read of it: less is soon read again
+_LEAST_KEPT = 2**20  # bytes of a set from which on the cache keeps what was read of it: less is soon read again
+_LEAST_KEPT_EACH = 2**26  # of each file, where that reads its index or a few heads: each array costs a lock and a sync
 
 
 class Extents(NamedTuple):
@@ -147,10 +148,10 @@ class _File:
     def cache(self) -> ArrayCache:
         return ArrayCache(self.path.stem, self.state)
 
-    def keep(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Return what ``make`` reads of the file, of a large one once a machine."""
+    def keep(self, name: str, make: Callable[[], NDArray[Any]], least: int) -> NDArray[Any]:
+        """Return what ``make`` reads of the file, of one that has ``least`` bytes once a machine."""
         cache = self.cache  # of the state that is read from here on
-        return make() if len(self.view) < _LEAST_KEPT else cache.get(name, make)
+        return make() if len(self.view) < least else cache.get(name, make)
 
     @property
     def num_skipped(self) -> int:
@@ -250,9 +251,6 @@ class _File:
 
         Of a list that packing wrote each byte is compared, of another one the number of lines.
         """
-        return str(self.keep("list", lambda: np.array([self._compare_list()]))[0])
-
-    def _compare_list(self) -> str:
         path = list_path(self.path)
         if not path.is_file():
             return ""
@@ -269,21 +267,15 @@ class _File:
     def digest(self) -> str:
         if self.card is not None and self.card.digest:
             return self.card.digest
-        if self.view.traffic() is not None:  # an object, which is not read for it
-            return self.view.digest()
-        return self.keep("digest", lambda: np.frombuffer(bytes.fromhex(self.view.digest()), np.uint8)).tobytes().hex()
+        return self.view.digest()  # of an object, which is not read for it, the store's word
 
-    def require_images(self) -> None:
-        """Raise DataError where none of some records, spread over the file, holds an image."""
-
-        def look() -> NDArray[np.bool_]:
-            rows = _spread(len(self.offsets), 16)
-            reasons = [why_no_image(read_payload(self.view, int(offset))) for offset in self.offsets[rows]]
-            if all(reasons):
-                raise DataError(f"{self.path}: {none_is_an_image(len(rows), reasons[0])}: {PACK_IMAGES}")
-            return np.array([not reason for reason in reasons])
-
-        self.keep("images", look)
+    def count_images(self) -> int:
+        """Return how many of some records, spread over the file, hold one. Raises DataError: none of them."""
+        rows = _spread(len(self.offsets), 16)
+        reasons = [why_no_image(read_payload(self.view, int(offset))) for offset in self.offsets[rows]]
+        if reasons and all(reasons):
+            raise DataError(f"{self.path}: {none_is_an_image(len(rows), reasons[0])}: {PACK_IMAGES}")
+        return reasons.count("")
 
     def hashes(self) -> ImageHashes | None:
         """Map the hashes beside it; None where there are none of these records."""
@@ -326,7 +318,7 @@ def _open_file(path: Path, *, compares: bool) -> _File:
             file.numbers = range(len(offsets))
             if card is not None:
                 _require_card_fits(card, view, offsets)
-            elif len(numbers := file.keep("pictures", lambda: _find_pictures(view, offsets))):
+            elif len(numbers := file.keep("pictures", lambda: _find_pictures(view, offsets), _LEAST_KEPT_EACH)):
                 file.numbers, file.offsets = numbers, offsets[numbers]
                 file.is_of_faces = bool(numbers[0]) and names_identities(unpack(read_payload(view, int(offsets[0]))))
         except DataError as error:
@@ -348,7 +340,7 @@ def _find_records(file: _File) -> Offsets:
     try:
         with contextlib.suppress(FileNotFoundError):
             if read_patiently(partial(os.stat, index), str(index)).st_size:
-                offsets = file.keep("starts", partial(_read_unique, index))
+                offsets = file.keep("starts", partial(_read_unique, index), _LEAST_KEPT_EACH)
     except DataError as error:
         wrong_index = error
     rows = _spread(len(offsets), view.num_compared)
@@ -368,7 +360,7 @@ def _find_records(file: _File) -> Offsets:
                 " STEADYTRAIN_OBJECT_BYTES to more"
             )
         view.fill()
-        return file.keep("scanned", partial(scan, view))
+        return file.keep("scanned", partial(scan, view), _LEAST_KEPT)
     try:
         if offsets[0] < 0 or offsets[-1] >= len(view):
             raise DataError(f"the file ends at byte {len(view):,}")
@@ -595,10 +587,11 @@ class Records(Closing):
         Raises:
             DataError: none of them holds an image.
         """
-        for file in self._files:
-            if file.card is None and len(file.offsets):
-                file.require_images()
-            if fault := file.fault_of_list():
+        if without_card := [file for file in self._files if file.card is None]:
+            self._keep("images", lambda: np.array([file.count_images() for file in without_card]))
+        faults = self._keep("list", lambda: np.array([file.fault_of_list() for file in self._files]))
+        for file, fault in zip(self._files, faults.tolist(), strict=True):
+            if fault:
                 say(f"{fault}: names of files may be missing or wrong; pack again, or copy the list again")
             if file.num_skipped:
                 remark = count(file.num_skipped, "record has", "records have") + " labels and no picture"
@@ -609,8 +602,13 @@ class Records(Closing):
                 if file.is_of_faces and (width := len(first.labels)) > 1:
                     remark += f"; the first of {width} labels is the class"
                 say(f"{file.view.name}: {remark}")
-        if fault := next((file.cache.fault for file in self._files if file.cache.fault), ""):
-            say(f"the cache keeps nothing of these records, which each process reads anew at each start: {fault}")
+
+    def say_unkept(self, say: Callable[[str], object]) -> None:
+        """Say why the cache does not keep what was read so far, the labels among it, if it does not."""
+        faults = [cache.fault for cache in (self._cache, *(file.cache for file in self._files)) if cache.fault]
+        remark = "the cache keeps nothing of these records, which each process reads anew at each start"
+        if faults:
+            say(f"{remark}: {faults[0]}; set STEADYTRAIN_CACHE to a folder with room")
 
     def describe(self, number: int) -> str:
         """Name a record in a message: its number in its file, and the image that it was made of, by the ``.lst``.
@@ -872,6 +870,11 @@ class Records(Closing):
     @cached_property
     def digest(self) -> str:
         """sha256 (hex) of the file: the card's, or computed when it is first asked for; of several, that of theirs."""
+        if all(file.card is not None and file.card.digest for file in self._files):
+            return self._read_digest()
+        return str(self._keep("digest", lambda: np.array([self._read_digest()]))[0])
+
+    def _read_digest(self) -> str:
         digests = [file.digest() for file in self._files]
         return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 

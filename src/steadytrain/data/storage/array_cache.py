@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from steadytrain.machine.facts import require_cache_folder
 
 UNUSED_SECONDS = 30 * 86400
 """Arrays that nobody has mapped for so long are removed."""
+
+_VERSION = 1  # of how arrays are made of files: another one leaves those of before unread
+_LEAST_MAPPED = 2**20  # bytes; a smaller array is read, since a mapped one keeps its file open
 
 
 def file_state(file: Path | int) -> tuple[int, ...] | None:
@@ -49,10 +53,10 @@ class ArrayCache:
         """Why arrays cannot be kept, as far as that was tried; empty: they can."""
         self.state, self._state = repr(state()), state
         stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-40:]
-        self._stem = f"{stem}-{hashlib.sha256(self.state.encode()).hexdigest()[:24]}"
+        self._stem = stem + "-" + hashlib.sha256(f"{_VERSION} {self.state}".encode()).hexdigest()[:24]
 
     def get(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Map an array; make it first where it is not there. What ``make`` raises is raised, and nothing kept."""
+        """Map or read an array, made first where it is not there. What ``make`` raises is raised, and nothing kept."""
         with ExitStack() as stack:
             try:
                 folder = require_cache_folder() / "records"
@@ -62,11 +66,12 @@ class ArrayCache:
                         return array
                     folder.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(locked(folder / f".{file.name}.lock"))
+                    if (array := _map(file)) is not None:  # another process has made it meanwhile
+                        return array
             except StorageError as error:
                 self.fault = str(error)
+                stack.close()
                 return make()
-            if (array := _map(file)) is not None:  # another process has made it meanwhile
-                return array
             array = make()
             if repr(self._state()) != self.state:  # it was replaced while it was read
                 return array
@@ -75,14 +80,15 @@ class ArrayCache:
                     with replacing(file) as part:
                         np.save(part, array)
                     _remove_unused(folder)
+                    mapped = _map(file)
             except StorageError as error:
-                self.fault = str(error)
-            mapped = _map(file)
+                self.fault, mapped = str(error), None
             return array if mapped is None else mapped
 
 
+@cache
 def _remove_unused(folder: Path) -> None:
-    """Remove what nobody has used for long. Earlier states stay as long: a process may have mapped them."""
+    """Remove, once a process, what nobody has used for long; of earlier states, too: a process may have mapped them."""
     for file in folder.iterdir():
         with suppress(OSError):
             if time.time() - file.stat().st_mtime > UNUSED_SECONDS:
@@ -90,11 +96,13 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _map(file: Path) -> NDArray[Any] | None:
-    """Map an array; None where there is none."""
+    """Map an array, or read a small one; None where there is none. Raises OSError: the system cannot."""
     try:
-        array: NDArray[Any] = np.load(file, mmap_mode="r").view(np.ndarray)
+        is_large = file.stat().st_size > _LEAST_MAPPED
+        array: NDArray[Any] = np.load(file, mmap_mode="r" if is_large else None).view(np.ndarray)
     except (FileNotFoundError, ValueError, EOFError):  # the last ones: it is damaged
         return None
+    array.setflags(write=False)
     with suppress(OSError):  # a cache that is there to be read only
         os.utime(file)
     return array
