@@ -203,6 +203,27 @@ def test_a_patch_is_a_file_or_a_value(work: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err.startswith("steady: cannot read the patch gone.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "the patch pod.yaml holds nothing; it must hold tables"),
+        ("hello\n", "the patch pod.yaml holds ['hello']; it must hold tables"),
+        ("spec: &a\n  b: *a\n", "cannot read the patch pod.yaml: Circular reference detected"),
+        ("2030-01-01: a\n", "cannot read the patch pod.yaml: keys must be str"),
+        ("spec: [a]\n", "kubernetes.patch.spec is ['a']; it must be a table"),
+    ],
+)
+def test_a_file_that_is_no_patch_is_a_users_mistake(
+    work: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str
+) -> None:
+    (work / "pod.yaml").write_text(text)
+    command = ["--", "train", "s3://photos/cats", "--run", "s3://photos/runs/a"]
+    assert main(["launch", *POD, "--set", "kubernetes.patch=pod.yaml", *command]) == 2
+    assert capsys.readouterr().err.startswith(f"steady: {expected}")
+    assert main(["launch", *POD, "--set", "kubernetes.patch=[3]", *command]) == 2
+    assert "it must be a table or a list of tables" in capsys.readouterr().err
+
+
 def test_in_a_container_slurm_starts_the_images_python(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["launch", "--on", "slurm", "--set", "image=me/x:1", "--set", 'slurm.mounts=["/data"]', "--dry-run", "--"]
     assert main([*words, "train", "/data/a.rec", "--run", "/data/runs/a"]) == 0

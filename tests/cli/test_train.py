@@ -201,11 +201,16 @@ def test_repeats_are_at_least_two_and_have_a_folder_of_their_own(
     ("launcher", "hosts", "expected"),
     [
         ("torchrun", ["a"] * 8, "steady resume {run} --procs 8 starts as many on this machine"),
-        ("torchrun", ["a"] * 4 + ["b"] * 4, "steady launch --on ssh --nodes 2 --procs 4 -- resume {run}"),
+        ("torchrun", ["a"] * 4 + ["b"] * 4, "steady launch --hosts FILE --nodes 2 --procs 4 -- resume {run} starts as"),
         ("Slurm", ["a"] * 4 + ["b"] * 4, "steady launch --on slurm --nodes 2 --procs 4 -- resume {run}"),
         ("Slurm", ["a"] * 8, "steady launch --on slurm --nodes 1 --procs 8 -- resume {run}"),
-        ("Kubernetes", ["a-0", "a-1"], "steady launch --on kubernetes --nodes 2 --procs 1 -- resume {run}"),
-        ("Open MPI", ["a", "b"], "steady launch --on mpi --nodes 2 --procs 1 -- resume {run}"),
+        (
+            "Kubernetes",
+            ["a-0", "a-1"],
+            "steady launch --on kubernetes --set image=NAME --set kubernetes.claim=NAME --nodes 2 --procs 1 -- resume",
+        ),
+        ("Open MPI", ["a", "b"], "steady launch --on mpi --hosts FILE --nodes 2 --procs 1 -- resume {run}"),
+        ("steady launch", ["a"] * 2 + ["b"] * 3, "with one: steady resume {run} --procs 5 starts as many"),
     ],
 )
 def test_a_run_that_a_launcher_started_says_how_it_is_resumed_as_it_was_launched(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from steadytrain.distributed.world import LOOPBACK, World, world_from_environment
+from steadytrain.distributed.world import LAUNCHER, LOOPBACK, World, world_from_environment
 from steadytrain.errors import InputError
 
 TORCHRUN = {
@@ -65,8 +65,10 @@ def _place(world: World) -> tuple[int, int, int, int]:
         (SRUN, (2, 3, 0, 1), "gpu07", "Slurm"),
         (BATCH, (0, 1, 0, 1), LOOPBACK, ""),
         (KUBERNETES, (2, 4, 0, 1), "train-0.train", "Kubernetes"),
+        (KUBERNETES | TORCHRUN | {LAUNCHER: "Kubernetes"}, (3, 4, 1, 2), "10.0.0.1", "Kubernetes"),
+        (OPEN_MPI | {LAUNCHER: "steady launch"}, (1, 2, 1, 2), LOOPBACK, "Open MPI"),
     ],
-    ids=["alone", "torchrun", "openmpi", "mpich", "srun", "sbatch", "kubernetes"],
+    ids=["alone", "torchrun", "openmpi", "mpich", "srun", "sbatch", "kubernetes", "node", "mpi-in-node"],
 )
 def test_every_launcher_is_understood(
     variables: dict[str, str], place: tuple[int, int, int, int], address: str, launcher: str

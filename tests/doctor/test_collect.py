@@ -394,6 +394,7 @@ def test_compilers_are_those_that_torch_would_find(tmp_path: Path) -> None:
     assert system(tmp_path, {"PATH": str(tmp_path / "c")}).compilers == ("C",)
     assert system(tmp_path, {"PATH": str(tmp_path / "none")}).compilers == ()
     assert system(tmp_path, {"PATH": str(tmp_path / "none"), "CXX": str(tmp_path / "g++")}).compilers == ("C++",)
+    assert system(tmp_path, {"PATH": str(tmp_path), "CC": " "}).compilers == ("C", "C++")
 
 
 @pytest.mark.parametrize("is_there", [True, False])

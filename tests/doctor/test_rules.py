@@ -577,9 +577,10 @@ def test_a_compiler_that_compiled_code_needs_is_missed(
 
 
 def test_fast_adapters_without_their_library_are_told() -> None:
-    without = Accelerators(infiniband=("mlx5_0", "mlx5_1"), ibverbs=False)
+    without = Accelerators(infiniband=("mlx5_0", "mlx5_1"), ibverbs=False, device_files=1)
     [finding] = findings(MachineFacts(accelerators=without))
     assert (finding.rule, finding.severity) == ("no-ibverbs", "warn")
     assert finding.what == "no libibverbs beside mlx5_0, mlx5_1 (InfiniBand, RoCE or EFA)"
     assert "libibverbs1 librdmacm1 ibverbs-providers" in finding.remedy
     assert findings(MachineFacts(accelerators=replace(without, ibverbs=True))) == []
+    assert findings(MachineFacts(accelerators=replace(without, device_files=0))) == [], "nothing there uses NCCL"

@@ -53,7 +53,7 @@ def test_each_rank_finds_its_world() -> None:
         "local_size": 2,
         "address": "gpu0",
         "port": 29500,
-        "launcher": "torchrun",
+        "launcher": "steady launch",
     }
 
 
@@ -69,6 +69,7 @@ def test_a_task_of_skypilot_starts_its_ranks() -> None:
     assert [(world["rank"], world["size"], world["address"]) for world in worlds] == [
         *((2, 4, "10.0.0.1"), (3, 4, "10.0.0.1")),
     ]
+    assert {world["launcher"] for world in worlds} == {"SkyPilot"}
 
 
 def test_machines_with_as_many_ranks_go_by_number() -> None:

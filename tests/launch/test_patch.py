@@ -103,8 +103,13 @@ def test_patches_with_a_kind_are_of_that_manifest() -> None:
         ({"spec": {"containers": [{"name": "ranks", "args": ["sleep"]}]}}, "containers.ranks.args"),
         ({"spec": {"containers": [{"name": "ranks", "$patch": "delete"}]}}, "containers.ranks.command"),
         ({"spec": {"containers": None}}, "containers.ranks.command"),
-        ({"spec": None}, "template.spec.restartPolicy"),
+        ({"spec": None}, "kubernetes.patch.spec is None"),
         ({"spec": {"containers": [{"name": "ranks", "env": [{"name": "MASTER_ADDR", "value": "x"}]}]}}, "MASTER_ADDR"),
+        ({"spec": {"containers": [{"name": "ranks", "env": [{"name": "RANK", "value": "0"}]}]}}, "env.RANK"),
+        ({"spec": {"hostname": "a"}}, "template.spec.hostname"),
+        ({"spec": "hello"}, "kubernetes.patch.spec is 'hello'; it must be a table"),
+        ({"spec": ("a",)}, "kubernetes.patch.spec"),
+        ({"kind": ("Job",)}, "kubernetes.patch.kind is .* the name of a kind"),
         ({"metadata": {"labels": {"steadytrain/job": None}}}, "labels.steadytrain/job"),
     ],
 )
@@ -125,6 +130,19 @@ def test_what_ranks_need_to_start_is_refused_by_name(base: Job, patch: Any, name
 def test_what_holds_the_pods_together_is_refused_as_well(patch: Any) -> None:
     with pytest.raises(InputError, match="leave that out"):
         render("kubernetes", _job(patch))
+
+
+def test_a_jobset_has_the_ranks_once() -> None:
+    patch = {"kind": "JobSet", "spec": {"replicatedJobs": [{"name": "ranks", "replicas": 2}]}}
+    with pytest.raises(InputError, match=r"replicatedJobs\.ranks\.replicas"):
+        render("kubernetes", _job(patch, SET))
+
+
+@pytest.mark.parametrize(("name", "remedy"), [("cpu", "cpus=N"), ("memory", "memory_gb=N")])
+def test_cores_and_memory_are_no_further_resources(name: str, remedy: str) -> None:
+    """As limits they would be below what is requested, which Kubernetes refuses."""
+    with pytest.raises(InputError, match=rf"kubernetes\.resources\.{name} is '3'.*--set {remedy}"):
+        Kubernetes(resources={name: "3"})
 
 
 def test_a_patch_of_a_task_of_skypilot() -> None:

@@ -293,9 +293,11 @@ def test_that_another_rank_was_lost_is_no_pods_own_failure() -> None:
 
 @pytest.mark.parametrize(("data", "cores"), [("photos", 7), ("s3://bucket/photos", 7), ("photos.rec", 4)])
 def test_cores_are_asked_for_by_what_the_images_take_to_decode(data: str, cores: int) -> None:
-    job = Job(words=("train", data), procs=8, gpus=8)
+    job = Job(words=("train", data, "--val", "val.rec"), procs=8, gpus=8, inputs=(data, "val.rec"))
     assert f"#SBATCH --cpus-per-task={cores}\n" in render("slurm", job).files[0].text
     assert job.cores == 8 * cores and replace(job, cpus=32).cores == 32 and replace(job, gpus=None).cores is None
+    pods = render("kubernetes", replace(job, inputs=(), image="a"))
+    assert f"each pod asks for {8 * cores} cores to decode images: --set cpus=N asks for N" in pods.notes
 
 
 def test_further_words_go_to_srun_whole() -> None:

@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +88,28 @@ def test_tasks_of_skypilot(job: Job) -> None:
     checked.validate(task["resources"], schemas.get_resources_schema())
     for mount in task.get("file_mounts", {}).values():
         checked.validate(mount, schemas.get_storage_schema())
+
+
+def test_the_job_of_sagemakers_page_is_what_its_api_takes_and_finds_its_machine(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/guides/sagemaker.md").read_text()
+    script, _, text = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    job = json.loads(text)
+    container = job["AlgorithmSpecification"]
+    words = [*container["ContainerEntrypoint"], *container["ContainerArguments"]]
+    assert all(len(word) <= 256 for word in words), "the API's limit"
+    config = tmp_path / "resourceconfig.json"
+    config.write_text('{"current_host": "algo-2", "hosts": ["algo-2", "algo-1"]}')
+    (tmp_path / "train.sh").write_text(script.replace(f"/opt/ml/input/config/{config.name}", str(config)))
+    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    command = [word.replace("/train.sh", str(tmp_path / "train.sh")) for word in words]
+    path = f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin"
+    said = subprocess.run(command, env={"PATH": path}, text=True, capture_output=True, check=True).stdout
+    assert said.startswith("--nnodes=2 --node-rank=1 --nproc-per-node=8 --master-addr=algo-1 ")
+    assert said.endswith(f" --no-python -- {' '.join(container['ContainerArguments'])}\n")
+    model = pytest.importorskip("botocore.session").get_session().get_service_model("sagemaker")
+    shape = model.operation_model("CreateTrainingJob").input_shape
+    assert not pytest.importorskip("botocore.validate").ParamValidator().validate(job, shape).has_errors()
 
 
 def _unknown(sent: object, back: object, path: str = "") -> Iterator[str]:

@@ -20,10 +20,11 @@ from tests.reports.runs import Clock, course, evaluated, finished, logged, recip
 from steadytrain.events import Failed, Halved, Noticed
 from steadytrain.intervals import spread
 from steadytrain.monitor import diagnose
+from steadytrain.reports import report
 from steadytrain.reports.page import page
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account
-from steadytrain.reports.verdict import verdict_sentences
+from steadytrain.reports.verdict import held_back, verdict_sentences
 from steadytrain.run import Run
 
 EVIL = "<script>alert(1)</script>&amp;\"'"
@@ -126,6 +127,28 @@ def test_the_table_of_seconds_has_one_column_a_run_where_there_are_many(tmp_path
 
 def test_page_says_that_runs_share_a_recipe(tmp_path: Path) -> None:
     assert "All runs have the same recipe." in read(finished(tmp_path, "a"), finished(tmp_path, "b")).visible
+
+
+def test_traces_are_linked_from_where_the_page_is(tmp_path: Path) -> None:
+    run = finished(tmp_path, "first run")
+    trace = run.directory / "profile" / "step-00000010.json.gz"
+    trace.parent.mkdir()
+    trace.touch()
+    (tmp_path / "pages").mkdir()
+    html = report(run, tmp_path / "pages" / "a.html").read_text()
+    [address] = re.findall(rf'<a href="([^"]*)">Trace {trace.name}</a>', html)
+    assert address == f"../first%20run/profile/{trace.name}" and "file://" not in html
+    alone = page([Account.of(run)])
+    assert f"Trace {trace.name}" in alone and "<a href" not in alone, "a page of unknown place links to nothing"
+
+
+def test_a_warning_is_at_the_head_of_a_run_of_no_verdict(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    write(run, [started(), Noticed(message="warning: no compiler")], Clock())
+    account = Account.of(run)
+    (run.directory / "events-1.jsonl").touch()
+    (run.directory / "events.jsonl").unlink()  # as if the run of two ranks had been moved meanwhile
+    assert held_back(account) == ["warning: no compiler"]
 
 
 def test_files_that_packing_rejected_are_named(tmp_path: Path) -> None:

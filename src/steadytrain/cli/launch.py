@@ -263,7 +263,10 @@ def _read_patch(path: Path) -> Any:
     import yaml
 
     try:
-        tables = list(filter(None, yaml.safe_load_all(read_text(path))))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        tables = [table for table in yaml.safe_load_all(read_text(path)) if table is not None]
+        json_module.dumps(tables, default=str)  # refuses what holds itself, and keys that are no names
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"cannot read the patch {path}: {' '.join(str(error).split())}") from error
+    if not tables or not all(isinstance(table, dict) for table in tables):
+        raise InputError(f"the patch {path} holds {tables or 'nothing'}; it must hold tables, such as spec: {{...}}")
     return tables[0] if len(tables) == 1 else tables

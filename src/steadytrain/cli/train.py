@@ -360,6 +360,13 @@ def _train_with_server(
     return keep_worker(sys.orig_argv, world, restarts=restarts, say=note)
 
 
+_LAUNCH_OPTIONS = {  # by launcher: what steady launch needs to start the same again
+    "Slurm": "--on slurm",
+    "Kubernetes": "--on kubernetes --set image=NAME --set kubernetes.claim=NAME",
+    **dict.fromkeys(("Open MPI", "MPI"), "--on mpi --hosts FILE"),
+}
+
+
 def _note_fewer_ranks(run: Run, options: TrainingOptions) -> None:
     """Print how to resume a run with its earlier number of ranks, if this process is to train it alone."""
     progress = run.progress()
@@ -367,12 +374,12 @@ def _note_fewer_ranks(run: Run, options: TrainingOptions) -> None:
     if progress.started and ranks > 1 and not progress.finished and options.value("parallel.procs") is None:
         resume, machine = f"resume {shlex.quote(str(run.directory))}", progress.started.machine
         nodes, launcher = len({*machine.get("hosts", ())}) or 1, machine.get("launcher") or "a launcher"
-        on = {"Slurm": "slurm", "Kubernetes": "kubernetes", "Open MPI": "mpi", "MPI": "mpi"}.get(launcher, "ssh")
-        again = f"steady launch --on {on} --nodes {nodes} --procs {ranks // nodes} -- {resume} starts them as before"
+        on = _LAUNCH_OPTIONS.get(launcher, "--hosts FILE")
+        again = f"steady launch {on} --nodes {nodes} --procs {ranks // nodes} -- {resume} starts as many, "
+        is_elsewhere = (nodes > 1 or launcher in _LAUNCH_OPTIONS) and ranks % nodes == 0
         note(
             f"{run.directory} had {ranks} ranks on {count(nodes, 'machine')}, started by {launcher}, and resumes with"
-            f" one: {f'{again}, ' * (nodes > 1 or on != 'ssh')}steady {resume} --procs {ranks} starts as many on this"
-            " machine"
+            f" one: {again * is_elsewhere}steady {resume} --procs {ranks} starts as many on this machine"
         )
 
 

@@ -299,7 +299,7 @@ def describe_type(hint: Any) -> str:
         number = "" if {origin, args[-1]} & {Sequence, Ellipsis} else f"{len(args)} "
         return f"a list of {number}{describe_type(args[0]).removeprefix('a ')}s"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return "a table" if args[1] is object else f"a table whose values are {describe_type(args[1])}"
+        return "a table" if args[1] in (object, Any) else f"a table whose values are {describe_type(args[1])}"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 

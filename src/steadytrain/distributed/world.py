@@ -23,6 +23,8 @@ from steadytrain.errors import InputError
 from steadytrain.machine.facts import tasks_on
 
 LOOPBACK = "127.0.0.1"
+LAUNCHER = "STEADYTRAIN_LAUNCHER"
+"""The variable by which :mod:`steadytrain.launch.node` says what has started it, beside torchrun's variables."""
 _PORTS = range(20000, 30000)  # below those that systems give away by themselves
 _LAUNCH = ("TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
@@ -107,7 +109,7 @@ def world_from_environment(variables: Mapping[str, str]) -> World:
 
 
 def _world(names: _Variables, variables: Mapping[str, str]) -> World:
-    launcher = names.launcher
+    launcher = (variables.get(LAUNCHER) if names is _LAUNCHERS[0] else None) or names.launcher
     rank, size = _number(variables, names.rank), _number(variables, names.size)
     if size < 1 or rank >= size:
         raise InputError(f"{launcher} says that this is rank {rank} of {size}: ranks are numbered from 0 to {size - 1}")

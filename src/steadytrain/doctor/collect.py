@@ -104,7 +104,7 @@ def system(root: Path, environment: Mapping[str, str]) -> System:
         compilers=tuple(
             language
             for language, names in (("C", "CC gcc clang cc"), ("C++", "CXX g++ clang++"))
-            if any(shutil.which((environment.get(name) or name).split()[0], path=path) for name in names.split())
+            if any(shutil.which((environment.get(name, "").split() or [name])[0], path=path) for name in names.split())
         ),
     )
 

@@ -176,7 +176,7 @@ def missing_libraries(facts: MachineFacts) -> Iterator[MachineFinding]:
     if facts.system.compilers is not None and language not in facts.system.compilers:
         what, why = f"no {language} compiler: --compile will not work here", "Training goes on without compiled code."
         yield MachineFinding("no-compiler", "warn" if is_gpu else "note", what, why, f"apt-get install {packages}")
-    if adapters and facts.accelerators.ibverbs is False:
+    if adapters and has_nvidia(facts) and facts.accelerators.ibverbs is False:
         why = "NCCL exchanges gradients of several machines by TCP, many times slower, without a word."
         remedy = "apt-get install libibverbs1 librdmacm1 ibverbs-providers"
         yield warn("no-ibverbs", f"no libibverbs beside {adapters} (InfiniBand, RoCE or EFA)", why, remedy)

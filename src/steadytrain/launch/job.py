@@ -278,9 +278,9 @@ class Job:
 
     @property
     def cores(self) -> int | None:
-        """Cores to ask a scheduler for on each machine; None: leave it to the scheduler."""
-        is_packed = any(word.endswith(".rec") for word in self.words)
-        return self.cpus or (self.gpus or 0) * (CORES_OF_RECORDS if is_packed else CORES_PER_GPU) or None
+        """Cores to ask for on each machine, by the first path of the command; None: leave it to the scheduler."""
+        data = next((word for word in (*self.inputs, *self.words[1:]) if not word.startswith("-")), "")
+        return self.cpus or (self.gpus or 0) * (CORES_OF_RECORDS if data.endswith(".rec") else CORES_PER_GPU) or None
 
     @property
     def num_restarts(self) -> int:

@@ -16,11 +16,12 @@ import yaml
 
 from steadytrain.config.plain import check_types
 from steadytrain.errors import InputError
+from steadytrain.format import count
 from steadytrain.launch.job import Job, require
 from steadytrain.launch.patch import merge_patch
 from steadytrain.launch.plan import Command, File, Launcher, Plan, PlanStage, node_command, rank_command
 from steadytrain.launch.shared import require_shared
-from steadytrain.launch.supervise import PREEMPTED, RANK_LOST, USAGE
+from steadytrain.launch.supervise import PREEMPTED, RANK_LOST, USAGE, rank_variables
 
 _PORT = 29500
 _RANKS = "ranks"
@@ -30,13 +31,14 @@ _CACHE = "/cache"
 
 _OWN_JOB = (
     *("completionMode", "completions", "parallelism", "podFailurePolicy", f"template metadata labels {_LABEL}"),
-    *(f"template spec {key}" for key in ("restartPolicy", "subdomain")),
+    *(f"template spec {key}" for key in ("restartPolicy", "subdomain", "hostname")),
     *(f"template spec containers {_RANKS} {key}" for key in ("command", "args")),
-    *(f"template spec containers {_RANKS} env {name}" for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")),
+    *(f"template spec containers {_RANKS} env {name}" for name in (*rank_variables(0, 1, 0), "JOB_COMPLETION_INDEX")),
 )
 _OWN = (
     *("apiVersion", "kind", "metadata name", "spec clusterIP", "spec publishNotReadyAddresses", "spec selector"),
     *("spec network", *(f"spec {key}" for key in _OWN_JOB)),
+    f"spec replicatedJobs {_RANKS} replicas",
     *(f"spec replicatedJobs {_RANKS} template spec {key}" for key in (*_OWN_JOB, "backoffLimit")),
 )
 """What no patch may change, of any manifest."""
@@ -84,6 +86,9 @@ class Kubernetes:
     def __post_init__(self) -> None:
         check_types(self, "kubernetes")
         require(self.mount.startswith("/"), "kubernetes.mount", self.mount, "a path that starts with /")
+        for name, key in (("cpu", "cpus"), ("memory", "memory_gb")):
+            value = self.resources.get(name)
+            require(value is None, f"kubernetes.resources.{name}", value, f"set by --set {key}=N, for each pod")
         is_place = self.cache in (None, "emptyDir") or str(self.cache).startswith("/")
         require(is_place, "kubernetes.cache", self.cache, "emptyDir, or a folder of the nodes, such as /mnt/nvme")
 
@@ -115,6 +120,8 @@ def render(job: Job) -> Plan:
     kubectl = " ".join(["kubectl", *namespace])
     notes = [f"{kubectl} logs -f -l {_LABEL}={job.name} --prefix --max-log-requests={job.shape[0]} shows its output"]
     notes += [f"{kubectl} delete -f FILE stops and removes it; the same command then resumes the run"]
+    if job.cpus is None and job.cores is not None:
+        notes += [f"each pod asks for {count(job.cores, 'core')} to decode images: --set cpus=N asks for N"]
     if not kubernetes.claim:
         notes += ["files that the pods write are lost when they end: --set kubernetes.claim=NAME gives them a volume"]
     if kubernetes.capabilities and kubernetes.user != 0:
@@ -183,9 +190,11 @@ def _patched(manifests: Sequence[dict[str, Any]], kubernetes: Kubernetes) -> lis
     """Merge the patches over the manifests of their kind. Raises InputError where there is none."""
     patched = {str(manifest["kind"]): manifest for manifest in manifests}
     for patch in [kubernetes.patch] if isinstance(kubernetes.patch, Mapping) else kubernetes.patch:
-        kind, table = patch.get("kind"), patch
+        kind, table, spec = patch.get("kind"), patch, patch.get("spec", {})
+        require(isinstance(kind, str | None), "kubernetes.patch.kind", kind, "the name of a kind, such as Job")
+        require(isinstance(spec, Mapping), "kubernetes.patch.spec", spec, "a table")
         if kind is None:
-            if (spec := patch.get("spec") or {}).get("hostNetwork"):  # else pods find no name of the cluster
+            if spec.get("hostNetwork"):  # else pods find no name of the cluster
                 patch = {**patch, "spec": {"dnsPolicy": "ClusterFirstWithHostNet", **spec}}
             kind, table = "Job", {"spec": {"template": patch}}
             if kubernetes.kind == "jobset":

@@ -20,9 +20,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from steadytrain.distributed.world import LAUNCHER
 from steadytrain.launch.supervise import job_exit_code, killed_notice, rank_variables
 from steadytrain.machine.children import die_with_parent, exit_code, kill_at_last, start, start_copying, wait_together
 from steadytrain.machine.process import take_signals
+
+_SCHEDULERS = {"JOB_COMPLETION_INDEX": "Kubernetes", "SKYPILOT_NODE_RANK": "SkyPilot"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         while not line.endswith(b"\n") and (part := os.read(0, 1 << 16)):
             line += part
         environment |= json.loads(line or b"{}")
+    environment[LAUNCHER] = next((_SCHEDULERS[name] for name in _SCHEDULERS if name in environment), "steady launch")
     processes: list[subprocess.Popen[bytes]] = []
     copying: list[threading.Thread] = []
     with take_signals(("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")) as requests, kill_at_last(processes):

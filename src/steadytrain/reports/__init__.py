@@ -46,7 +46,7 @@ def report(
     """
     path = Path(output)
     kind = kind_of(path)
-    render = partial(page, target=target) if kind == ".html" else KINDS[kind]
+    render = partial(page, target=target, folder=path.parent) if kind == ".html" else KINDS[kind]
     runs = [runs] if isinstance(runs, Run | str | Path) else runs
     if not isinstance(runs, Sequence) or not runs:
         raise InputError(

@@ -12,11 +12,14 @@ import gzip
 import hashlib
 import json
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from steadytrain import __version__
 from steadytrain.events import FeedStats, ProbeProgress
@@ -109,17 +112,20 @@ def suspects_page(title: str, lede: str, images: Sequence[SuspectImage], pairs: 
     return render("suspects.html.j2", None, **words, mark=MARK, style=style)
 
 
-def page(accounts: Sequence[Account], *, now: float | None = None, target: float | None = None) -> str:
+def page(
+    accounts: Sequence[Account], *, now: float | None = None, target: float | None = None, folder: Path | None = None
+) -> str:
     """Return the report's page.
 
     Args:
         now: when it is made, seconds since 1970; None: the present.
         target: accuracy, a fraction: the table of several runs says when each came to it.
+        folder: where the page will be, from which its links start; None: not known, and the page has no links.
     """
     from markupsafe import Markup
 
     drawn, library = charts([account.history for account in accounts]), ""
-    words = _words(accounts, target)
+    words = _words(accounts, target, folder)
     coverage = coverage_chart([part.get("coverage", ((), ())) for part in words["mistakes"]])
     figures = [figure for figure in [*drawn, coverage] if len(accounts) > 1 or has_line(figure)]
     figures = [figure for figure in figures if figure["traces"]]
@@ -151,7 +157,7 @@ def page(accounts: Sequence[Account], *, now: float | None = None, target: float
     )
 
 
-def _words(accounts: Sequence[Account], target: float | None) -> dict[str, Any]:
+def _words(accounts: Sequence[Account], target: float | None, folder: Path | None) -> dict[str, Any]:
     first, is_alone = accounts[0].summary, len(accounts) == 1
     models = sorted({account.summary.setup.model for account in accounts} - {NONE})
     lede = f"{_value([account.summary.name for account in accounts])} · {_value(models)}"
@@ -165,7 +171,7 @@ def _words(accounts: Sequence[Account], target: float | None) -> dict[str, Any]:
         "title": first.name if is_alone else f"{len(accounts)} runs",
         "lede": f"{first.log or first.setup.model} · {first.course.status}{start}" if is_alone else lede,
         "sources": "its log" if logs == {True} and is_alone else "its event log" if is_alone else "their logs",
-        "runs": [_run(i, account) for i, account in enumerate(accounts)],
+        "runs": [_run(i, account, folder) for i, account in enumerate(accounts)],
         "has_log": True in logs,
         "heroes": _heroes(accounts[0]) if is_alone else [],
         "ranking": [] if is_alone else _ranking(accounts, target),
@@ -290,7 +296,7 @@ def _spread_cells(group: Repeats) -> dict[str, Any]:
     return cells | ({"seconds": duration(group.seconds.mean)} if group.seconds else {})
 
 
-def _run(index: int, account: Account) -> dict[str, Any]:
+def _run(index: int, account: Account, folder: Path | None) -> dict[str, Any]:
     summary, started = account.summary, account.history.started
     assert started is not None
     columns, cells = epoch_table(account)
@@ -314,7 +320,10 @@ def _run(index: int, account: Account) -> dict[str, Any]:
         "best_epoch": 0 if best is None else shown.index(account.epochs[best]) + 1,
         "few": few,
         "happened": milestones(account.history),
-        "traces": [(path.name, path.as_uri()) for path in sorted(account.run.directory.resolve().glob("profile/*"))],
+        "traces": [
+            (path.name, "" if folder is None else quote(os.path.relpath(path, folder.resolve())))
+            for path in sorted(account.run.directory.resolve().glob("profile/*"))
+        ],
         "rejected": [f"{name}: {reason}" for name, reason in pairs],  # as many as the log names
         "num_rejected": number(started.data.get("num_rejected", len(pairs))),
     }

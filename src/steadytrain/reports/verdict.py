@@ -54,13 +54,14 @@ def held_back(account: Account) -> list[str]:
     """Say what slowed a run down and what to change, a sentence each; nothing of another program's log."""
     if account.summary.log:
         return []
-    warnings = [clean(event.message) for event in account.history.noticed if event.message.startswith("warning:")]
+    messages = (clean(event.message) for event in account.history.noticed)
+    warnings = [*dict.fromkeys(message for message in messages if message.startswith("warning:"))]
     try:
         is_alone = account.run.ranks() == [0]
         sentences = verdict_sentences(diagnose(account.history.evidence() if is_alone else account.run))
-        return [*dict.fromkeys(warnings), *sentences[:2]]
+        return [*warnings, *sentences[:2]]
     except RunError:
-        return []
+        return warnings
 
 
 def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -> str:
