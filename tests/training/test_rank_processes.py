@@ -523,7 +523,7 @@ def _steady_of_which_rank_1_never_comes(words: list[str]) -> int:
             time.sleep(100)
         backward(engine, loss, last=last)
 
-    Engine.backward = backward_or_sleep  # type: ignore[method-assign]
+    Engine.backward = backward_or_sleep  # type: ignore[method-assign, assignment]
     quick = {"update": 1.0, "hang": 1.0, "exchange": 2.0, "grace": 1.0, "look": 0.05}
     patch = pytest.MonkeyPatch()  # of a process of its own
     patch.setattr(attempt, "StallLimits", partial(StallLimits, **quick))
