@@ -262,9 +262,16 @@ def test_the_digest_changes_with_the_folds_of_a_probe() -> None:
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_the_digest_does_not_change_with_where_it_is_trained(name: str) -> None:
-    changed = BASE.with_({name: ELSEWHERE[name]})
-    assert changed != BASE
-    assert changed.digest == BASE.digest
+    base = BASE.with_({"parallel.shard": name.startswith("parallel.shard_"), "precision.name": "bf16"})
+    changed = base.with_({name: ELSEWHERE[name]})
+    assert changed != base
+    assert changed.digest == base.digest
+
+
+@pytest.mark.parametrize(("name", "value"), [("shard_ranks", 8), ("shard_gather", "bf16")])
+def test_settings_of_divided_parameters_are_refused_where_none_are_divided(name: str, value: object) -> None:
+    with pytest.raises(RecipeError, match=rf"parallel\.{name}=.* exclude each other: it needs parallel\.shard=true"):
+        BASE.with_({f"parallel.{name}": value})
 
 
 def test_numbers_typed_as_whole_or_not_name_the_same_run() -> None:

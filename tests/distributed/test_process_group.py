@@ -35,6 +35,16 @@ def _gathers(group: Group) -> dict[str, torch.Tensor]:
     return {**tensors, "each": torch.cat(each), "sharing": torch.tensor(group.sharing)}
 
 
+@pytest.mark.parametrize(
+    ("address", "bound"),
+    [("127.0.0.1", "127.0.0.1"), ("localhost", "0.0.0.0"), ("203.0.113.9", "0.0.0.0")],
+    ids=["own", "name", "another machine's"],
+)
+def test_a_witness_listens_on_its_ranks_address_alone_where_it_can(address: str, bound: str) -> None:
+    with heartbeat._listen(address) as server:
+        assert server.getsockname()[0] == bound
+
+
 def _programs(group: Group) -> Tensors:
     return {"gathers": _gathers(group), "in_turn": _in_turn(group), "one_fails": _one_fails(group)}
 

@@ -175,8 +175,11 @@ def test_ranks_evaluate_different_numbers_of_images(ranks: list[dict[str, Any]])
 
 def _copies_program(group: Group) -> dict[str, Any]:
     """Two copies of the parameters, in two parts each, and their average; saved piece by piece, loaded by all."""
-    plain = Training(Engine(CPU, group), "adamw", averages=True)
+    plain, rank = Training(Engine(CPU, group), "adamw", averages=True), group.world.rank
     sharded = Training(ShardedEngine(CPU, group, copy_ranks=2), "adamw", averages=True)
+    assert list(group.subgroups.values()) == [[rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1]]
+    recorded = {name for entry in group.collectives() for name in entry["process_group"][:1]}
+    assert group.subgroups.keys() <= recorded, "each has had its first exchange, and is named as torch records it"
     losses = {"plain": plain.run(3), "sharded": sharded.run(3)}
     averages = [
         {name: training.state.engine.whole(value).clone() for name, value in ema.module.state_dict().items()}

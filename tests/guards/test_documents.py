@@ -50,9 +50,11 @@ def test_the_page_of_other_tools_flags_is_up_to_date() -> None:
 def test_every_example_of_the_recipe_can_be_set() -> None:
     for row in recipe_keys():
         setting = row.example.removeprefix("--set ")
-        budget = {"budget.epochs": None} if row.key == "budget.steps" else {}
+        others: dict[str, object] = {"budget.epochs": None} if row.key == "budget.steps" else {}
+        if row.key.startswith("parallel.shard_"):
+            others = {"parallel.shard": True, "precision.name": "bf16"}
         start = usual_recipe("photos", finetune=False, small=False)
-        start.with_({**dict([parse_setting(setting)]), **budget})
+        start.with_({**dict([parse_setting(setting)]), **others})
 
 
 @pytest.mark.parametrize("verb", ["train", "finetune"])

@@ -118,7 +118,7 @@ def main() -> int:
             watchdog.stop_signal = lambda: "SIGTERM" if progress.step == AT else None
         if HANG == "exchange":
             at = RankPosition(group="0", number=7, name="nccl:all_reduce", values=9, seconds=1.0)
-            watchdog.hang = lambda: Hang(at, [0, 1], []) if progress.step == AT else None
+            watchdog.hang = lambda: Hang(at, [0, 1], [], []) if progress.step == AT else None
             watchdog.record = lambda: print("recorded", file=sys.stderr)
             watchdog.leave = lambda error: print(f"told others of a {type(error).__name__}", file=sys.stderr)
         if HANG == "raises":

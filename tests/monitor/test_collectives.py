@@ -33,9 +33,13 @@ def _entry(number: int, *, group: str = "0", over: bool = False, began: float = 
     }
 
 
-def _position(*entries: dict[str, Any], now: float = 60.0) -> RankPosition:
+def _position(
+    *entries: dict[str, Any], now: float = 60.0, subgroups: dict[str, list[int]] | None = None
+) -> RankPosition:
     kept = RecordedCollective.__struct_fields__
-    return position([RecordedCollective(**{name: entry[name] for name in kept}) for entry in entries], now)
+    return position(
+        [RecordedCollective(**{name: entry[name] for name in kept}) for entry in entries], now, subgroups or {}
+    )
 
 
 def test_the_oldest_collective_that_is_not_over_counts() -> None:
@@ -52,7 +56,18 @@ def test_missing_is_who_has_not_begun_it(third: RankPosition | None, missing: li
     waiting = _position(_entry(2))
     hang = find_hangs({0: waiting, 1: waiting, 2: third})[0]
     assert hang.at.number == 2 and hang.missing == missing and hang.waiting[:2] == [0, 1]
-    assert ("not begun by rank 2" if missing else "the network does not carry it") in hang.words
+    late = "no record of rank 2" if third is None else "not begun by rank 2"
+    assert hang.words.endswith(f"; {late}" if missing else "the network does not carry it")
+
+
+def test_ranks_outside_a_group_are_not_missing_in_it() -> None:
+    """Ranks 0 and 1, and 2 and 3, exchange apart; rank 1 is late, and what it exchanged before is forgotten."""
+    own = _entry(5, group="2", over=True)
+    waiting = _position(_entry(9, group="1"), subgroups={"1": [0, 1]})
+    (hang,) = find_hangs({0: waiting, 1: _position(own), 2: _position(own), 3: None})
+    assert hang.waiting == [0] and hang.missing == [1] and hang.words.endswith("; not begun by rank 1")
+    (hang,) = find_hangs({0: _position(_entry(9, group="1")), 1: None, 2: _position(own), 3: None})
+    assert hang.words.endswith("; not begun by rank 2; no record of rank 1, rank 3")
 
 
 def test_ranks_in_different_collectives_are_missing_in_each_others() -> None:
@@ -73,7 +88,9 @@ def test_records_are_read_from_the_folder_and_strangers_files_are_not(tmp_path: 
     (words,) = read_hangs(tmp_path)
     assert words == (
         "nccl:all_reduce, number 2 of group 0, 9,408 values: rank 0 has waited in it for 60 s;"
-        " not begun by rank 1, rank 2"
+        " not begun by rank 1; no record of rank 2"
     )
+    for name in ("traceback-1.txt", "torch-collectives-1", "events.jsonl"):
+        (tmp_path / name).touch()
     remove_records(tmp_path)
-    assert read_hangs(tmp_path) == []
+    assert read_hangs(tmp_path) == [] and [path.name for path in tmp_path.iterdir()] == ["events.jsonl"]

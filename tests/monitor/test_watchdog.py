@@ -8,11 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from steadytrain.errors import StalledError
-from steadytrain.events import Event, Failed, Noticed, Stalled, read
+from steadytrain.events import Event, EventLog, Failed, Noticed, Stalled, read
+from steadytrain.monitor.collectives import Hang, RankPosition
+from steadytrain.monitor.watchdog import Watchdog
 
 SCRIPT = Path(__file__).with_name("standstill.py")
 
@@ -190,3 +193,15 @@ def test_a_collective_that_all_ranks_have_begun_ends_the_run_long_before_other_s
     assert stalled.what == "rank"
     assert "nccl:all_reduce, number 7 of group 0, 9 values: rank 0, rank 1 have waited in it" in stalled.culprit
     assert "recorded" in message and "told others of a StalledError" in message
+
+
+@pytest.mark.parametrize(("bucket", "is_known"), [("logging", False), ("startup", False), ("backward", True)])
+def test_a_rank_that_may_be_late_makes_no_hang(tmp_path: Path, bucket: str, *, is_known: bool) -> None:
+    with EventLog(tmp_path / "events.jsonl", attempt=1) as log:
+        dog = Watchdog(SimpleNamespace(bucket="backward", since=0.0, step=9), log=log, folder=tmp_path)
+        late, begun = (Hang(RankPosition(number=7), [0], missing, []) for missing in ([1], []))
+        dog.ranks = lambda: {1: (f"{bucket} of update 10", 90.0)}
+        dog.hang = lambda: late
+        assert (dog._unexcused_hang() is late) == is_known
+        dog.hang = lambda: begun
+        assert dog._unexcused_hang() is begun

@@ -219,7 +219,12 @@ PLACES = [f"0000:{bus:02x}:00.0" for bus in (23, 101, 202, 227)]
 
 
 def near_its_gpu(
-    monkeypatch: pytest.MonkeyPatch, rank: int, allowed: list[frozenset[int]], quota: float | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    allowed: list[frozenset[int]],
+    quota: float | None = None,
+    *,
+    is_refused: bool = False,
 ) -> tuple[int, list[set[int]], list[str]]:
     """Of a rank beside pretended GPUs, two at each of two nodes: ranks on its cores, affinities set, what was said.
 
@@ -228,7 +233,13 @@ def near_its_gpu(
     properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=[23, 101, 202, 227][rank], pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     affinities: list[set[int]] = []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, processors: affinities.append(set(processors)))
+
+    def set_affinity(pid: int, processors: set[int]) -> None:
+        if is_refused:
+            raise PermissionError
+        affinities.append(set(processors))
+
+    monkeypatch.setattr(os, "sched_setaffinity", set_affinity)
     monkeypatch.setattr("steadytrain.machine.cgroups.allowed", lambda: allowed[rank])
     monkeypatch.setattr("steadytrain.machine.cgroups.quota", lambda: quota)
 
@@ -255,6 +266,11 @@ def test_ranks_stay_near_their_gpus_for_the_run_and_share_what_is_there(
     sharing, affinities, messages = near_its_gpu(monkeypatch, rank, [everything] * 4)
     assert sharing == 2 and affinities == [NODES[rank // 2], everything], "and then it is as it was"
     assert messages == [f"rank {rank} stays on the 4 of 8 processors that are near its GPU"]
+
+
+def test_a_rank_whose_processors_cannot_be_set_trains_on_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    sharing, affinities, messages = near_its_gpu(monkeypatch, 0, [frozenset(range(8))] * 4, is_refused=True)
+    assert (sharing, affinities, messages) == (4, [], [])
 
 
 def test_a_quota_is_shared_by_all_ranks_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from steadytrain.cli import main
 from steadytrain.config import Data, Model, Parallel, Recipe
 from steadytrain.data.results.predictions import read_predictions
 from steadytrain.distributed import heartbeat
+from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
 from steadytrain.errors import StalledError
 from steadytrain.launch import supervise
@@ -132,6 +133,7 @@ def test_an_evaluation_by_ranks_counts_every_image_once(whole: Path, tmp_path: P
 def _train_as_rank(group: Group, folder: str) -> dict[str, Any]:
     for _ in training.steps(Run.open(folder), group=group):
         pass
+    assert "TORCH_FR_DUMP_TEMP_FILE" not in os.environ, "a later run in this process has another folder"
     return {}
 
 
@@ -375,7 +377,7 @@ def test_parts_of_parameters_train_as_whole_ones_and_go_on_in_one_process(
 @pytest.mark.parametrize(
     "words",
     [
-        ["--ema", "0.9", "--set", "parallel.shard_ranks=1"],
+        ["--ema", "0.9"],
         ["--train", "head:1+full", "--ema", "0.9"],
         ["--train", "discriminative", "--set", "optim.clip_norm=1"],
         ["--recompute"],
@@ -384,8 +386,9 @@ def test_parts_of_parameters_train_as_whole_ones_and_go_on_in_one_process(
     ids=["copies", "phases", "rates", "recompute", "compiled"],
 )
 def test_parts_of_parameters_go_with_what_fine_tuning_needs(digits: Path, tmp_path: Path, words: list[str]) -> None:
+    copies = ["--set", "parallel.shard_ranks=1"] * (words == ["--ema", "0.9"])
     trained(digits, tmp_path / "whole", "--procs", "2", *words)
-    trained(digits, tmp_path / "parts", "--procs", "2", "--set", "parallel.shard=true", *words)
+    trained(digits, tmp_path / "parts", "--procs", "2", "--set", "parallel.shard=true", *words, *copies)
     ours, theirs = weights(tmp_path / "parts"), weights(tmp_path / "whole")
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
@@ -475,6 +478,20 @@ def test_layers_that_ranks_leave_out_at_random_are_trained(digits: Path, partial
     assert "stay as they are: spare.weight, spare.bias" in output
 
 
+def test_an_error_of_a_network_is_named_once_by_all_ranks_with_the_file_of_its_traceback(
+    digits: Path, partial_net: Path
+) -> None:
+    broken = PARTIAL.replace("self.passes < 4:", 'self.passes == 4 and __import__("os").environ["RANK"] == "1":')
+    broken = broken.replace("images = images + self.block(images)\n        return", '{}["my key"]\n        return')
+    (partial_net / "partial_net.py").write_text(broken)
+    answers = _train_partly(digits, partial_net / "run", "--set", "model.options.at_random=late")
+    assert [code for code, _ in answers] == [4, 1], answers
+    path = partial_net / "run" / "traceback-1.txt"
+    for _, output in answers:
+        assert f"KeyError: 'my key' ({path} has the traceback)" in output and "KeyError: KeyError" not in output
+    assert "partial_net.py" in path.read_text()
+
+
 def test_layers_that_are_left_out_later_are_named_without_a_traceback(digits: Path, partial_net: Path) -> None:
     (partial_net / "partial_net.py").write_text(PARTIAL.replace("nn.Linear(8, 5)", "nn.Identity()"))
     answers = _train_partly(digits, partial_net / "run", "--set", "model.options.at_random=late")
@@ -497,15 +514,16 @@ def test_layers_left_out_at_random_are_refused_where_ranks_compute_them_together
 
 
 def _steady_of_which_rank_1_never_comes(words: list[str]) -> int:
-    """``steady`` with short limits, whose rank 1 sleeps after update 12."""
-    append = events.EventLog.append
+    """``steady`` with short limits, whose rank 1 sleeps in update 13."""
+    backward, passes = Engine.backward, [0]
 
-    def append_or_sleep(log: events.EventLog, event: events.Event) -> events.Event:
-        if isinstance(event, events.Step) and event.step == 12 and log.rank == 1:
+    def backward_or_sleep(engine: Engine, loss: torch.Tensor, *, last: bool) -> None:
+        passes[0] += last
+        if passes[0] == 13 and engine.world.rank == 1:
             time.sleep(100)
-        return append(log, event)
+        backward(engine, loss, last=last)
 
-    events.EventLog.append = append_or_sleep  # type: ignore[method-assign, assignment]
+    Engine.backward = backward_or_sleep  # type: ignore[method-assign, assignment]
     quick = {"update": 1.0, "hang": 1.0, "exchange": 2.0, "grace": 1.0, "look": 0.05}
     patch = pytest.MonkeyPatch()  # of a process of its own
     patch.setattr(attempt, "StallLimits", partial(StallLimits, **quick))
@@ -519,12 +537,12 @@ def test_a_rank_that_never_comes_is_named_with_the_collective_it_is_missing_in(
 ) -> None:
     monkeypatch.setattr(collectives, "LEAST_SECONDS", 0.5)
     run = tmp_path / "run"
-    words = ["train", str(digits), "--run", str(run), *SETTINGS, "--procs", "2"]
+    words = ["train", str(digits), "--run", str(run), *SETTINGS, "--procs", "2", "--set", "every.stall_minutes=0.1"]
     child = forked.start(_steady_of_which_rank_1_never_comes, words, errors=tmp_path / "errors")
     child.join(100)
     assert child.exitcode == StalledError.exit_code
     stalled = next(event for event in of_kind(run, events.Stalled) if isinstance(event, events.Stalled))
-    assert stalled.what == "rank" and "rank 1 is at logging of update 13" in stalled.culprit
+    assert stalled.what == "rank" and "rank 1 is at backward of update 13" in stalled.culprit
     assert "gloo:all_reduce, number " in stalled.culprit and stalled.culprit.endswith("not begun by rank 1")
     (hang,) = diagnose(run).hangs
     assert hang.startswith("gloo:all_reduce, number ") and hang.endswith("not begun by rank 1")

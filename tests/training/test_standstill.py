@@ -12,11 +12,13 @@ import pytest
 from tests.forked import start
 
 from steadytrain.cli import main
+from steadytrain.config import Recipe
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import StalledError
 from steadytrain.events import Ended, Failed, Noticed, Stalled, Step
-from steadytrain.monitor.watchdog import StallLimits
+from steadytrain.monitor.watchdog import StallLimits, Watchdog
 from steadytrain.run import Run
+from steadytrain.training import train
 from steadytrain.training.data import data_sets
 from steadytrain.training.loop import attempt
 from steadytrain.training.session import opening
@@ -118,3 +120,23 @@ def test_a_run_whose_data_come_late_goes_on(digits: Path, tmp_path: Path, pipe: 
     events = list(Run.open(tmp_path / "run").events())
     assert any(isinstance(event, Noticed) and event.message.startswith("training continues") for event in events)
     assert isinstance(events[-1], Ended)
+
+
+def test_ranks_in_an_exchange_have_a_third_of_the_minutes_and_old_records_go(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[StallLimits] = []
+
+    def watchdog(*args: Any, patience: StallLimits, **rest: Any) -> Watchdog:
+        limits.append(patience)
+        return Watchdog(*args, patience=patience, **rest)
+
+    monkeypatch.setattr(attempt, "Watchdog", watchdog)
+    for minutes in (0, 15, 60):
+        changes = {"every.stall_minutes": minutes, "budget.epochs": None, "budget.steps": 1}
+        run = Run.create(tmp_path / str(minutes), recipe.with_(changes))
+        for name in ("collectives-1.json", "traceback-1.txt", "torch-collectives-1"):
+            (run.directory / name).touch()  # of ranks that hung, before one process goes on
+        train(run)
+        assert not [path for pattern in ("*collectives-*", "traceback-*") for path in run.directory.glob(pattern)]
+    assert [(limit.end, limit.exchange) for limit in limits[1::2]] == [(None, 300), (900, 300), (3600, 1200)]

@@ -83,11 +83,13 @@ def test_other_ranks_are_traced_where_that_is_asked_for(tmp_path: Path, ranks: s
 
 def test_a_trace_is_taken_once_a_run(tmp_path: Path) -> None:
     (tmp_path / "profile").mkdir()
-    trace = _trace_updates(_session(tmp_path, is_first=True))
-    next(trace)
-    for _ in range(50):
-        trace.send(0.01)
-    assert not list((tmp_path / "profile").iterdir())
+    for notices in (["2 updates are traced in"], ["rank-0.json.gz is there already, so no updates are traced: remove"]):
+        trace = _trace_updates(session := _session(tmp_path, is_first=True))
+        next(trace)
+        for _ in range(50):
+            trace.send(0.01)
+        assert len(session.notices) == 1 and notices[0] in session.notices[0]
+    assert [path.name for path in (tmp_path / "profile").iterdir()] == ["rank-0.json.gz"]
 
 
 def test_an_error_in_a_traced_update_ends_the_trace(tmp_path: Path) -> None:

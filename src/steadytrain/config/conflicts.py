@@ -45,6 +45,9 @@ def _of_exchange(
         yield from _of_async(model, optim, precision, parallel)
     if parallel.shard:
         yield from _of_shards(model, optim, precision, parallel)
+    elif parallel.shard_ranks is not None or parallel.shard_gather != "fp32":
+        name, why = "shard_ranks" if parallel.shard_ranks else "shard_gather", "it needs parallel.shard=true"
+        yield f"parallel.{name}={getattr(parallel, name)!r}", "parallel.shard=False", f"{why}, or leave it out"
     if precision.compile == "reduce-overhead" and accumulate > 1:
         why = "a CUDA graph reuses the memory of gradients that are to be added up; use compile=default"
         yield compiled, f"optim.accumulate={accumulate}", why
@@ -92,10 +95,7 @@ def _of_phases(model: Model, precision: Precision, parallel: Parallel) -> Iterat
     compress = parallel.compress
     compressed, compiled = f"parallel.compress={compress!r}", f"precision.compile={precision.compile!r}"
     if parse_train(model.train).has_phases:
-        trained, why = (
-            f"model.train={model.train!r}",
-            "parameters join later, which is not compiled or recorded",
-        )
+        trained, why = f"model.train={model.train!r}", "parameters join later, which is not compiled or recorded"
         if precision.compile != "none":
             yield trained, compiled, f"{why}; leave one of them out"
         if parallel.graph:
@@ -113,11 +113,8 @@ def _of_shards(model: Model, optim: Optim, precision: Precision, parallel: Paral
     """Yield conflicts of parameters that are divided among ranks (FSDP)."""
     shard = "parallel.shard=True"
     if parallel.engine != "ddp":
-        yield (
-            shard,
-            f"parallel.engine={parallel.engine!r}",
-            "its ranks have all of the weights; leave one of them out",
-        )
+        why = "its ranks have all of the weights; leave one of them out"
+        yield shard, f"parallel.engine={parallel.engine!r}", why
     if parallel.compress != "none":
         yield shard, f"parallel.compress={parallel.compress!r}", "its exchange is torch's own; use compress=none"
     if precision.name == "fp16" or precision.is_pure:

@@ -883,7 +883,7 @@ class Parallel:
     shard_gather: Literal["fp32", "bf16"] = setting(
         "fp32",
         "Numbers in which ranks gather parameters (parallel.shard): bf16 takes half of the time and the memory, and "
-        "rounds the weights of norms, which are else multiplied in fp32.",
+        "rounds the weights of norms, which are otherwise computed in fp32.",
         example="bf16",
     )
     sync_every: int = setting(
@@ -1047,7 +1047,8 @@ class Every:
     )
     stall_minutes: float | None = setting(
         15.0,
-        "End a run that makes no progress for this many minutes after a warning. 0 or None never ends it.",
+        "End a run that makes no progress for this many minutes after a warning, and for a third of it, at least 5, "
+        "where ranks wait in an exchange. 0 or None never ends it.",
         limit=ValueLimit(NOT_NEGATIVE.holds, "0 or more; 0: never"),
         example=60,
     )

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from steadytrain.distributed.world import LOOPBACK, World
+from steadytrain.distributed.world import World
 from steadytrain.errors import RankLostError
 from steadytrain.machine.children import start_module
 from steadytrain.machine.process_tree import read_stat
@@ -216,9 +216,7 @@ class Heartbeat:
 
     def _start_witness(self, address: str) -> subprocess.Popen[bytes] | None:
         """Start the witness of this rank, and tell the others where it answers; None where there can be none."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        place = LOOPBACK if address == LOOPBACK else "", 0
-        with suppress(OSError, RuntimeError), socket.create_server(place, family=family) as server:
+        with suppress(OSError, RuntimeError), _listen(address) as server:
             # It ends when nobody is left to read what it never writes.
             process = start_module(__name__, stdin=server.fileno(), stdout=subprocess.PIPE)
             key = f"witness/{self._world.rank}"
@@ -294,6 +292,15 @@ def main() -> None:
                     with client:
                         stat = read_stat(f"/proc/{rank}")  # None: a system without /proc
                         client.sendall(f"{rank} {'S' if stat is None else stat.state}".encode())
+
+
+def _listen(address: str) -> socket.socket:
+    """Listen at an address of this machine; at all, where it is a host's name or another machine's, as behind a NAT."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with suppress(OSError):
+        socket.inet_pton(family, address)  # a name may stand for the loopback here
+        return socket.create_server((address, 0), family=family)
+    return socket.create_server(("", 0), family=family)
 
 
 def _at(beat: list[Any] | None) -> str:

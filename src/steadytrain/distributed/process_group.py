@@ -88,12 +88,14 @@ class Group:
         sharing: how many ranks use the same cores as this one, this one included.
         local_pids: processes of the other ranks on this machine.
         heartbeat: tells the others that this rank lives, and this one of a rank that does not.
+        subgroups: the ranks of each group of some of them that this one is in, by torch's name of it.
         record_path: the file that :meth:`dump` writes, also when a rank fails; None: none.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.record_path: Path | None = None
+        self.subgroups: dict[str, list[int]] = {}
         where = f"tcp://{world.address}:{world.port}"
         waiting = threading.Timer(WAITING_SECONDS, _say_waiting, (world,))
         waiting.daemon = True
@@ -254,6 +256,15 @@ class Group:
             self._try_out(group, device or torch.device("cpu"), backend)
         return group
 
+    def new_subgroups(self, ranks: list[list[int]], backend: str, device: torch.device) -> dist.ProcessGroup:
+        """Divide the ranks into groups as :meth:`new_group` makes them; return this rank's."""
+        with self._first_exchange(backend):
+            group, _ = dist.new_subgroups_by_enumeration(ranks, timeout=COLLECTIVE_TIMEOUT, backend=backend)
+            assert isinstance(group, dist.ProcessGroup)
+            self.subgroups[group.group_name] = dist.get_process_group_ranks(group)
+            self._try_out(group, device, backend)
+        return group
+
     @contextmanager
     def _first_exchange(self, backend: str) -> Iterator[None]:
         """End this process, and say why, if the block takes longer than ``FIRST_EXCHANGE_SECONDS``: it may hang."""
@@ -274,7 +285,7 @@ class Group:
         """Add up known numbers over the ranks, and check the sums."""
         self._doing = f"the start of the first all-reduce over {backend}"
         numbers = torch.arange(_NUM_FIRST, dtype=torch.float32, device=device).remainder_(251)
-        total, size = numbers * (self.world.rank + 1), self.world.size
+        total, size = numbers * (dist.get_rank(group) + 1), dist.get_world_size(group)
         work = dist.all_reduce(total, group=group, async_op=True)
         assert work is not None
         self._doing = f"the first all-reduce over {backend}"
@@ -312,8 +323,9 @@ class Group:
         """Write the last collectives of this rank, if there is a place for them; as JSON, not as torch's pickles."""
         if self.record_path is not None:
             about = {"rank": self.world.rank, "ranks": self.world.size, "time": time.time()}
+            record = {**about, "subgroups": self.subgroups, "entries": self.collectives()}
             with suppress(OSError):
-                replace_file(self.record_path, json.dumps({**about, "entries": self.collectives()}))
+                replace_file(self.record_path, json.dumps(record))
 
     def begin_max(self, values: torch.Tensor) -> dist.Work:
         """Begin an in-place maximum over all ranks; it is there once the work was waited for."""
@@ -321,8 +333,8 @@ class Group:
         assert work is not None
         return work
 
-    def blame(self, error: Exception) -> Exception:
-        """Turn an error of this rank into the one to report: another rank's, where that one failed first."""
+    def blame(self, error: Exception, about: str = "") -> Exception:
+        """Turn an error of this rank (others hear ``about``) into the one to report: that of who failed first."""
         if isinstance(error, RankLostError):
             return error
         message = str(error).lower()
@@ -330,7 +342,7 @@ class Group:
             isinstance(error, RuntimeError) and any(word in message for word in _LOST)
         )
         if isinstance(error, SteadyError) or not is_collective:
-            self.heartbeat.fail(first_line(error), getattr(error, "exit_code", 1))
+            self.heartbeat.fail(first_line(error) + about, getattr(error, "exit_code", 1))
             return error
         return RankLostError(
             self.heartbeat.lost() or f"another rank was lost ({first_line(error)}): run the same command again"

@@ -14,7 +14,6 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -104,10 +103,8 @@ class ShardedEngine(Engine):
         if len(rows) == 1:
             self._mesh = DeviceMesh.from_group(ranks, device.type)
             return
-        subgroups = partial(dist.new_subgroups_by_enumeration, backend=dist.get_backend(ranks))
-        pair: Any = [subgroups(rows.T.tolist())[0], subgroups(rows.tolist())[0]]  # of all, this rank's
-        names = ("copies", "parts")
-        self._mesh = DeviceMesh.from_group(pair, device.type, mesh=rows, mesh_dim_names=names)
+        pair = [group.new_subgroups(lists.tolist(), dist.get_backend(ranks), device) for lists in (rows.T, rows)]
+        self._mesh = DeviceMesh.from_group(pair, device.type, mesh=rows, mesh_dim_names=("copies", "parts"))
 
     @property
     def is_sharded(self) -> bool:

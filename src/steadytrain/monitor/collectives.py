@@ -4,7 +4,7 @@ torch's flight recorder keeps the last collectives of a process. Each rank write
 before it leaves, and sends where it stands with its heartbeat.
 
 >>> entry = RecordedCollective(7, "gloo:all_reduce", 0, ["0"], input_sizes=[[5, 2]])
->>> print(find_hangs({0: position([entry], now=60.0), 1: None})[0].words)
+>>> print(find_hangs({0: position([entry], 60.0, {}), 1: position([], 60.0, {})})[0].words)
 gloo:all_reduce, number 7 of group 0, 10 values: rank 0 has waited in it for 60 s; not begun by rank 1
 """
 
@@ -25,6 +25,7 @@ LEAST_SECONDS = 5.0
 """Seconds after which a collective may hang; before, other ranks are on their way to it."""
 
 _NAME, _MOST_BYTES = "collectives-{}.json", 32 << 20
+_OF_AN_ATTEMPT = (_NAME.format("*"), "torch-collectives-*", "traceback-*.txt")
 
 
 class RecordedCollective(msgspec.Struct):
@@ -47,6 +48,7 @@ class _Record(msgspec.Struct):
     ranks: int
     time: float
     entries: list[RecordedCollective] = []
+    subgroups: dict[str, list[int]] = {}
 
 
 class RankPosition(msgspec.Struct):
@@ -58,23 +60,28 @@ class RankPosition(msgspec.Struct):
     name: str = ""
     values: int = 0
     seconds: float = 0.0
+    ranks: list[int] = []  # of the group that it waits in; none: all
 
 
 class Hang(NamedTuple):
-    """A collective that ranks wait in; those that are ``missing`` have not begun it."""
+    """A collective that ranks wait in; the ``missing`` have not begun it, or are ``unknown``: they left no record."""
 
     at: RankPosition
     waiting: list[int]
     missing: list[int]
+    unknown: list[int]
 
     @property
     def words(self) -> str:
         """Say what hangs, and who is missing."""
-        at, waiting, missing = self.at, *(few([f"rank {rank}" for rank in ranks]) for ranks in self[1:])
+        at, late = self.at, [rank for rank in self.missing if rank not in self.unknown]
+        listed = (few([f"rank {rank}" for rank in ranks]) for ranks in (self.waiting, late, self.unknown))
+        waiting, missing, unknown = listed
+        absent = [f"not begun by {missing}"] * bool(late) + [f"no record of {unknown}"] * bool(self.unknown)
         return (
             f"{at.name}, number {at.number} of group {at.group}, {count(at.values, 'value')}: {waiting}"
             f" {'has' if len(self.waiting) == 1 else 'have'} waited in it for {at.seconds:.0f} s; "
-            + (f"not begun by {missing}" if missing else "all ranks have begun it, and the network does not carry it")
+            + ("; ".join(absent) or "all ranks have begun it, and the network does not carry it")
         )
 
 
@@ -84,13 +91,13 @@ def record_path(folder: Path, rank: int) -> Path:
 
 
 def remove_records(folder: Path) -> None:
-    """Remove what an earlier attempt has recorded."""
-    for path in folder.glob(_NAME.format("*")):
+    """Remove what an earlier attempt has recorded, and the tracebacks of its ranks."""
+    for path in [path for pattern in _OF_AN_ATTEMPT for path in folder.glob(pattern)]:
         path.unlink(missing_ok=True)
 
 
-def position(entries: Iterable[RecordedCollective], now: float) -> RankPosition:
-    """Find where a rank stands at ``now``, in seconds since 1970."""
+def position(entries: Iterable[RecordedCollective], now: float, subgroups: Mapping[str, list[int]]) -> RankPosition:
+    """Find where a rank stands at ``now``, in seconds since 1970; ``subgroups``: the ranks of groups of some only."""
     at = RankPosition(last={})
     for entry in sorted(entries, key=lambda entry: -entry.time_created_ns):
         if entry.is_p2p:
@@ -98,7 +105,7 @@ def position(entries: Iterable[RecordedCollective], now: float) -> RankPosition:
         group, number = (entry.process_group or [""])[0], entry.collective_seq_id
         at.last[group] = max(number, at.last.get(group, 0))
         if not entry.retired and entry.state != "completed":
-            at.group, at.number, at.name = group, number, entry.profiling_name
+            at.group, at.number, at.name, at.ranks = group, number, entry.profiling_name, subgroups.get(group, [])
             at.values, at.seconds = sum(map(prod, entry.input_sizes)), now - entry.time_created_ns / 1e9
     return at
 
@@ -111,7 +118,9 @@ def find_hangs(positions: Mapping[int, RankPosition | None]) -> list[Hang]:
         if at.number and at.seconds >= LEAST_SECONDS:
             waiting = [rank for rank, other in stands.items() if (other.group, other.number) == (at.group, at.number)]
             begun = [rank for rank, other in stands.items() if other.last.get(at.group, 0) >= at.number]
-            hangs.setdefault((at.group, at.number), Hang(at, sorted(waiting), sorted({*positions} - {*begun})))
+            missing = sorted({*positions}.intersection(at.ranks or positions).difference(begun))
+            unknown = [rank for rank in missing if rank not in stands]
+            hangs.setdefault((at.group, at.number), Hang(at, sorted(waiting), missing, unknown))
     return list(hangs.values())
 
 
@@ -124,5 +133,5 @@ def read_hangs(folder: Path) -> list[str]:
         except (OSError, ValueError, InputError, msgspec.MsgspecError):  # no record of ours
             continue
         positions = dict.fromkeys(range(min(record.ranks, 1 << 16))) | positions
-        positions[record.rank] = position(record.entries, record.time)
+        positions[record.rank] = position(record.entries, record.time, record.subgroups)
     return [hang.words for hang in find_hangs(positions)]

@@ -16,7 +16,7 @@ caller has the generator, or a debugger has the loop; time in which this whole p
 
 A collective that all ranks have begun and that does not end is a hang of the network: it ends the run after 100 s or 20
 updates, while it starts after 5 minutes. A rank that is missing in it is waited for 5 minutes or 20 updates, once there
-is a pace; one that waits for data, starts, evaluates or saves for as long as it may do that.
+is a pace; one that waits for data, starts, evaluates, saves, or whose events are read, for as long as it may do that.
 
 Native code that never releases the GIL stops this thread as well: two minutes later faulthandler's, which needs no
 lock, writes all stacks to standard error. It ends nothing.
@@ -49,7 +49,7 @@ from steadytrain.monitor.collectives import Hang
 T = TypeVar("T")
 
 SLOW = ("startup", "warmup", "probe", "evaluation", "checkpoint", "measuring")  # where a loop may stand for long
-_EXCUSED = ("input", "epoch_gap", *SLOW)  # what only a rank's own watchdog ends
+_EXCUSED = ("input", "epoch_gap", "logging", *SLOW)  # what only a rank's own watchdog ends
 _MOST_STALLS = 20  # stalls of one attempt that are written: one that stands still now and then fills no disk
 ENOUGH_UPDATES = 20  # whose pace is known, however fast they were
 _PASSES = 3  # measuring makes some twenty passes, a few of them with four times the images
@@ -154,7 +154,7 @@ class Watchdog:
                     self._end(f"asked to stop by {signal}, but there was ")
                     return
                 if stalled is None:
-                    if standing > self._pace.limit() or (standing > exchange and self._in_time(self.hang) is not None):
+                    if standing > self._pace.limit() or (standing > exchange and self._unexcused_hang() is not None):
                         stalled = self._stalled()
                         ending_since = stalled.seconds
                         self._tell(stalled)
@@ -176,13 +176,19 @@ class Watchdog:
     def _is_hang(self, standing: float) -> bool:
         """Return whether the ranks have waited in a collective for longer than that is worth."""
         limit, least, exchange = self._pace.limit(), self._patience.hang, self._patience.exchange
-        if standing <= least or (hang := self._in_time(self.hang)) is None:
+        if standing <= least or (hang := self._unexcused_hang()) is None:
             return False
         if not hang.missing:
             return hang.at.seconds > max(least, min(limit, exchange))
-        places = self._in_time(self.ranks) or {}
-        excused = any(places.get(rank, ("", 0.0))[0].startswith(_EXCUSED) for rank in hang.missing)
-        return max(limit, exchange) < standing and limit < self._patience.slow and not excused
+        return max(limit, exchange) < standing and limit < self._patience.slow
+
+    def _unexcused_hang(self) -> Hang | None:
+        """Return the collective that ranks wait in, unless a missing rank is where only its own watchdog ends it."""
+        if (hang := self._in_time(self.hang)) is not None and hang.missing:
+            places = self._in_time(self.ranks) or {}
+            if any(places.get(rank, ("", 0.0))[0].startswith(_EXCUSED) for rank in hang.missing):
+                return None
+        return hang
 
     def _stalled(self) -> Stalled:
         bucket, place = self._progress.bucket, stacks.where(self._loop)

@@ -25,15 +25,7 @@ from steadytrain.config.plain import plain
 from steadytrain.config.schedules import usual_momentum
 from steadytrain.config.timeline import Timeline
 from steadytrain.config.transforms import parse_transforms
-from steadytrain.data.loader import (
-    SMALL,
-    BlockShuffle,
-    Crop,
-    ImageLoader,
-    Placement,
-    crop_for,
-    default_threads,
-)
+from steadytrain.data.loader import SMALL, BlockShuffle, Crop, ImageLoader, Placement, crop_for, default_threads
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.transforms import Augmentation, make_own
 from steadytrain.distributed.asynchronous.cluster import Cluster
@@ -361,14 +353,14 @@ def engine(recipe: Recipe, device: torch.device, peers: Peers | None, *, num_tra
     if parallel.shard:
         from steadytrain.distributed.sharding import ShardedEngine  # it loads a great part of torch
 
-        size, copies = group.world.size, parallel.shard_ranks
-        if copies is not None and size % copies:
+        size, copy_ranks = group.world.size, parallel.shard_ranks
+        if copy_ranks is not None and size % copy_ranks:
             raise RecipeError(
-                f"parallel.shard_ranks={copies} does not divide the {size} ranks: give a divisor, such as the ranks of"
-                " a machine, or leave it out"
+                f"parallel.shard_ranks={copy_ranks} does not divide the {size} ranks: give a divisor, such as the ranks"
+                " of a machine, or leave it out"
             )
-        halves = parallel.shard_gather == "bf16"
-        return ShardedEngine(device, group, synchronize_norms=norms, copy_ranks=copies, gathers_16_bits=halves)
+        bf16 = parallel.shard_gather == "bf16"
+        return ShardedEngine(device, group, synchronize_norms=norms, copy_ranks=copy_ranks, gathers_16_bits=bf16)
     return Engine(
         device,
         group,

@@ -7,8 +7,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +114,19 @@ def stay_near_gpu(group: Group, device: torch.device, stack: ExitStack, notice: 
     near = cgroups.near_processors([ranks[other][2] for other in local], allowed)
     mine = near[local.index(rank)]
     if mine != allowed:
+        if not _keep_on(mine):
+            return group.sharing
         notice(f"rank {rank} stays on the {len(mine)} of {len(allowed)} processors that are near its GPU")
-        os.sched_setaffinity(0, mine)
-        stack.callback(os.sched_setaffinity, 0, allowed)
+        stack.callback(_keep_on, allowed)
     # A quota is of all ranks, wherever they are.
     return group.sharing if (cgroups.quota() or math.inf) <= len(mine) else near.count(mine)
+
+
+def _keep_on(processors: Collection[int]) -> bool:
+    with suppress(OSError):  # a sandbox forbids it, or a cpuset has just changed
+        os.sched_setaffinity(0, processors)
+        return True
+    return False
 
 
 def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:

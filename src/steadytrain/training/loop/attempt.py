@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from traceback import format_exception
 from typing import TypedDict, Unpack, cast
@@ -27,14 +28,7 @@ from steadytrain.errors import (
     StorageError,
     first_line,
 )
-from steadytrain.events import (
-    Ended,
-    EventLog,
-    Failed,
-    Halved,
-    Noticed,
-    Saved,
-)
+from steadytrain.events import Ended, EventLog, Failed, Halved, Noticed, Saved
 from steadytrain.machine.process import StopRequest, collecting_by_hand
 from steadytrain.machine.sampler import sampling
 from steadytrain.monitor import collectives, stacks
@@ -55,6 +49,9 @@ from steadytrain.training.session.session import Session
 
 START_SECONDS = 600.0
 """Seconds after which a message says that the start takes long. It is never ended: a download may take its time."""
+
+_TORCH_RECORD = "TORCH_FR_DUMP_TEMP_FILE"  # of a pickle: torch writes it where it ends a process, nothing reads it here
+_EXPECTED = SteadyError, OSError, ImportError, MemoryError  # their message says enough
 
 
 class EachAttempt(TypedDict, total=False):
@@ -120,8 +117,6 @@ def _attempt(
     ranks = ranks_of(group)
     if ranks is not None:
         ranks.record_path = collectives.record_path(run.directory, ranks.world.rank)
-        # Where torch itself ends a process, it leaves a record of its own; it is a pickle, and nothing here reads it.
-        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(run.directory / "torch-collectives-"))
     with (
         _locked(run, group) as log,
         _uploading(run, log, is_first=group is None or group.world.is_first) as ask_upload,
@@ -129,6 +124,9 @@ def _attempt(
         ExitStack() as looks,
     ):
         on_locked()
+        if ranks is not None and _TORCH_RECORD not in os.environ:
+            os.environ[_TORCH_RECORD] = str(run.directory / "torch-collectives-")
+            looks.callback(os.environ.pop, _TORCH_RECORD, None)
         if isinstance(stop, StopRequest):
             stop.last_words = lambda: log.append(_unsaved_end(run, began))
         arguments: _Opening = {"allow_import": allow_import, "group": group, "opened": opened}
@@ -170,17 +168,19 @@ def _watched_opening(
 ) -> Iterator[Session]:
     """Open the session. A watchdog says so where that takes long, and looks at this thread begin with it."""
     clock, patience = Clock(began), StallLimits(slow=START_SECONDS, end=math.inf)
-    look = looks.enter_context(looking(log, clock))
+    look, group = looks.enter_context(looking(log, clock)), ranks_of(arguments["group"])
+    if group is None or group.world.is_local_first:
+        collectives.remove_records(run.directory)
     with ExitStack() as start:
         dog = Watchdog(clock, log=log, folder=run.directory, patience=patience)
-        if (group := ranks_of(arguments["group"])) is not None:
-            if group.world.is_local_first:
-                collectives.remove_records(run.directory)
+        if group is not None:
             _watch_exchange(dog, group)
             group.heartbeat.at = lambda: ("startup", time.perf_counter() - began)
         start.enter_context(dog)
         with open_session(run, log, began=began, **arguments) as session:
             start.close()
+            if group is not None:  # a rank that waited long has written a record, but the start is over
+                collectives.record_path(run.directory, group.world.rank).unlink(missing_ok=True)
             look.attach(session.clock)
             yield session
 
@@ -206,10 +206,11 @@ def _failure_written(run: Run, log: EventLog, group: Group | None, began: float)
             events = [event for session in sessions for event in session.outbox]
             if isinstance(error, RankLostError) and any(isinstance(event, Halved) for event in events):
                 group.heartbeat.fail(str(error))  # this rank's memory ran out: the others wait for it
-            error = group.blame(error)
+            path = run.directory / f"traceback-{group.world.rank}.txt"
+            error = group.blame(error, "" if isinstance(error, _EXPECTED) else f" ({path} has the traceback)")
         _write_failure(log, sessions[0] if sessions else None, error)
-        if group is not None and not isinstance(error, SteadyError | OSError | ImportError | MemoryError):
-            error = _in_one_line(error, run.directory / f"traceback-{group.world.rank}.txt")
+        if group is not None and not isinstance(error, _EXPECTED):
+            error = _in_one_line(error, path)
         if error is caught:
             del error  # its traceback refers to this frame: all of the attempt would stay in memory
             raise
@@ -223,7 +224,8 @@ def _in_one_line(error: Exception, path: Path) -> FailedError:
     """Turn an unexpected error of a rank into one whose traceback is in a file: the other ranks print as well."""
     with contextlib.suppress(OSError):
         path.write_text("".join(format_exception(error)), encoding="utf-8", errors="backslashreplace")
-    return FailedError(f"{type(error).__name__}: {first_line(error)} ({path} has the traceback)")
+    kind, line = type(error).__name__, first_line(error)
+    return FailedError(f"{line if line.startswith(kind) else f'{kind}: {line}'} ({path} has the traceback)")
 
 
 def _write_failure(log: EventLog, session: Session | None, error: Exception) -> None:
@@ -323,6 +325,7 @@ def _start_monitors(
     """
     clock, cursor, minutes = session.clock, session.state.cursor, session.recipe.every.stall_minutes
     patience = StallLimits(end=60 * minutes if minutes else None)
+    patience = replace(patience, exchange=max(patience.exchange, 20 * (minutes or 0)))
     dog = Watchdog(clock, log=log, folder=session.run.directory, patience=patience)
     feeds = [session.feed, *(part.feed for part in (session.validation, session.test) if part is not None)]
 
@@ -342,12 +345,12 @@ def _start_monitors(
     dog.stop_signal = lambda: stops.heard
     with ExitStack() as stack:
         if group is not None:  # the other ranks are told where this one is, and this one ends with them
-            pulse = group.heartbeat
-            stack.callback(setattr, pulse, "end", pulse.end)
-            stack.callback(setattr, pulse, "at", None)
-            pulse.at, dog.ranks, pulse.end = place, pulse.where, dog.end_for_another
-            pulse.silent, begun = session.recipe.parallel.silent_seconds, cursor.step
-            pulse.has_updated = lambda: cursor.step > begun
+            heartbeat = group.heartbeat
+            stack.callback(setattr, heartbeat, "end", heartbeat.end)
+            stack.callback(setattr, heartbeat, "at", None)
+            heartbeat.at, dog.ranks, heartbeat.end = place, heartbeat.where, dog.end_for_another
+            heartbeat.silent, begun = session.recipe.parallel.silent_seconds, cursor.step
+            heartbeat.has_updated = lambda: cursor.step > begun
             _watch_exchange(dog, group)
         gpus = sampled_gpus(group, session.started.machine.get("gpus", ()))
         stack.enter_context(sampling(log, ranks=relatives, gpus=gpus))
@@ -357,24 +360,24 @@ def _start_monitors(
 
 def _watch_exchange(dog: Watchdog, group: Group) -> None:
     """Let a watchdog and the other ranks know what this rank exchanges."""
-    pulse = group.heartbeat
+    heartbeat = group.heartbeat
 
     def own() -> collectives.RankPosition:
         entries: list[collectives.RecordedCollective] = []
         with contextlib.suppress(msgspec.ValidationError):  # a later torch may record something else
             entries = msgspec.convert(group.collectives(), list[collectives.RecordedCollective])
-        return collectives.position(entries, time.time())
+        return collectives.position(entries, time.time(), group.subgroups)
 
     def hang() -> collectives.Hang | None:
-        positions = msgspec.convert(pulse.records(), dict[int, collectives.RankPosition | None])
+        positions = msgspec.convert(heartbeat.records(), dict[int, collectives.RankPosition | None])
         return next(iter(collectives.find_hangs({**positions, group.world.rank: own()})), None)
 
     def leave(error: SteadyError) -> None:
         if not isinstance(error, RankLostError):
-            pulse.fail(str(error), error.exit_code)
-            pulse.wait_until_heard()
+            heartbeat.fail(str(error), error.exit_code)
+            heartbeat.wait_until_heard()
 
-    pulse.collectives = lambda: msgspec.to_builtins(own())
+    heartbeat.collectives = lambda: msgspec.to_builtins(own())
     dog.hang, dog.record, dog.leave = hang, group.dump, leave
 
 

@@ -268,8 +268,11 @@ def _trace_updates(session: Session) -> Generator[None, float | None]:
     """
     every, left = session.recipe.every, session.timeline.steps - session.state.cursor.step
     folder, on_gpu = session.run.directory / "profile", session.state.engine.device.type == "cuda"
-    is_asked = (session.is_first or every.profile_ranks == "all") and not folder.exists()
-    num_updates = (every.profile or 0) * is_asked
+    trace = folder / f"rank-{session.state.engine.world.rank}.json.gz"
+    num_updates = (every.profile or 0) * (session.is_first or every.profile_ranks == "all")
+    if num_updates and trace.exists():
+        session.notice(f"{trace} is there already, so no updates are traced: remove it to trace this run again")
+        num_updates = 0
     before, traced, seconds = list[float](), list[float](), 0.0 if num_updates else None
     while seconds is not None and len(before) < max(1, min(TRACED_AFTER, (left - num_updates) // 2)):
         if (seconds := (yield)) is not None:
@@ -281,12 +284,12 @@ def _trace_updates(session: Session) -> Generator[None, float | None]:
             while len(traced) < num_updates and (seconds := (yield)) is not None:
                 traced.append(seconds)
         began = time.perf_counter()
-        with session.clock.within("logging"):
+        with session.clock.within("checkpoint"):  # other ranks wait as long for it
             folder.mkdir(exist_ok=True)
-            name = str(folder / f"rank-{session.state.engine.world.rank}")
-            profiler.export_chrome_trace(f"{name}.json.gz")
+            profiler.export_chrome_trace(str(trace))
             if on_gpu:
-                torch.cuda.memory._dump_snapshot(f"{name}-memory.pickle")  # type: ignore[no-untyped-call]
+                memory = folder / f"rank-{session.state.engine.world.rank}-memory.pickle"
+                torch.cuda.memory._dump_snapshot(str(memory))  # type: ignore[no-untyped-call]
                 torch.cuda.memory._record_memory_history(enabled=None)
         session.laps.restart()
         usual, slower = (1000 * statistics.median(times or [0.0]) for times in (before, traced))
