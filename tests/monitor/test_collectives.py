@@ -56,7 +56,7 @@ def test_missing_is_who_has_not_begun_it(third: RankPosition | None, missing: li
     waiting = _position(_entry(2))
     hang = find_hangs({0: waiting, 1: waiting, 2: third})[0]
     assert hang.at.number == 2 and hang.missing == missing and hang.waiting[:2] == [0, 1]
-    late = "no record of rank 2" if third is None else "not begun by rank 2"
+    late = "nothing is known of rank 2" if third is None else "not begun by rank 2"
     assert hang.words.endswith(f"; {late}" if missing else "the network does not carry it")
 
 
@@ -67,7 +67,7 @@ def test_ranks_outside_a_group_are_not_missing_in_it() -> None:
     (hang,) = find_hangs({0: waiting, 1: _position(own), 2: _position(own), 3: None})
     assert hang.waiting == [0] and hang.missing == [1] and hang.words.endswith("; not begun by rank 1")
     (hang,) = find_hangs({0: _position(_entry(9, group="1")), 1: None, 2: _position(own), 3: None})
-    assert hang.words.endswith("; not begun by rank 2; no record of rank 1, rank 3")
+    assert hang.words.endswith("; not begun by rank 2; nothing is known of rank 1, rank 3")
 
 
 def test_ranks_in_different_collectives_are_missing_in_each_others() -> None:
@@ -88,7 +88,7 @@ def test_records_are_read_from_the_folder_and_strangers_files_are_not(tmp_path: 
     (words,) = read_hangs(tmp_path)
     assert words == (
         "nccl:all_reduce, number 2 of group 0, 9,408 values: rank 0 has waited in it for 60 s;"
-        " not begun by rank 1; no record of rank 2"
+        " not begun by rank 1; nothing is known of rank 2"
     )
     for name in ("traceback-1.txt", "torch-collectives-1", "events.jsonl"):
         (tmp_path / name).touch()

@@ -543,6 +543,8 @@ def test_a_rank_that_never_comes_is_named_with_the_collective_it_is_missing_in(
     assert child.exitcode == StalledError.exit_code
     stalled = next(event for event in of_kind(run, events.Stalled) if isinstance(event, events.Stalled))
     assert stalled.what == "rank" and "rank 1 is at backward of update 13" in stalled.culprit
-    assert "gloo:all_reduce, number " in stalled.culprit and stalled.culprit.endswith("not begun by rank 1")
+    assert "gloo:all_reduce, number " in stalled.culprit and stalled.culprit.endswith(
+        ("not begun by rank 1", "nothing is known of rank 1")  # where it has not stood for long
+    )
     (hang,) = diagnose(run).hangs
     assert hang.startswith("gloo:all_reduce, number ") and hang.endswith("not begun by rank 1")

@@ -43,7 +43,7 @@ def test_a_trace_of_some_updates_leaves_the_run_as_it_was(recipe: Recipe, tmp_pa
     [notice] = [e for e in traced.events() if isinstance(e, Noticed) and "traced" in e.message]
     words = r"4 updates are traced in \S+profile: [\d.]+ ms each, [\d.]+ ms before, and [\d.]+ s to write"
     assert re.fullmatch(words, notice.message) and notice.step > 10, "after the warm-up"
-    assert f'<a href="{trace.as_uri()}">Trace rank-0.json.gz</a>' in page([Account.of(traced)])
+    assert "rank-0.json.gz" in page([Account.of(traced)])
 
 
 def test_a_run_that_ends_before_is_traced_to_its_end(recipe: Recipe, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class RankPosition(msgspec.Struct):
 
 
 class Hang(NamedTuple):
-    """A collective that ranks wait in; the ``missing`` have not begun it, or are ``unknown``: they left no record."""
+    """A collective that ranks wait in; the ``missing`` have not begun it, or are ``unknown``: nobody knows where they stand."""
 
     at: RankPosition
     waiting: list[int]
@@ -77,7 +77,7 @@ class Hang(NamedTuple):
         at, late = self.at, [rank for rank in self.missing if rank not in self.unknown]
         listed = (few([f"rank {rank}" for rank in ranks]) for ranks in (self.waiting, late, self.unknown))
         waiting, missing, unknown = listed
-        absent = [f"not begun by {missing}"] * bool(late) + [f"no record of {unknown}"] * bool(self.unknown)
+        absent = [f"not begun by {missing}"] * bool(late) + [f"nothing is known of {unknown}"] * bool(self.unknown)
         return (
             f"{at.name}, number {at.number} of group {at.group}, {count(at.values, 'value')}: {waiting}"
             f" {'has' if len(self.waiting) == 1 else 'have'} waited in it for {at.seconds:.0f} s; "
