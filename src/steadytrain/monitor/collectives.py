@@ -64,7 +64,7 @@ class RankPosition(msgspec.Struct):
 
 
 class Hang(NamedTuple):
-    """A collective that ranks wait in; the ``missing`` have not begun it, or are ``unknown``: nobody knows where they stand."""
+    """A collective that ranks wait in; the ``missing`` have not begun it; of the ``unknown``, nothing is known."""
 
     at: RankPosition
     waiting: list[int]
