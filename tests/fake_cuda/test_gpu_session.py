@@ -213,6 +213,7 @@ def test_the_whole_session_passes_on_a_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, {name: step for name, step in steps.items() if not step["passes"]}
 
 
+@pytest.mark.slow
 def test_each_update_of_the_session_passes_on_a_pretended_gpu(tmp_path: Path) -> None:
     out = tmp_path / "session.json"
     done = rehearse("--device", "fake", "-o", str(out))
