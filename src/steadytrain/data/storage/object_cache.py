@@ -148,8 +148,7 @@ def open_object(uri: str, siblings: Mapping[str, ObjectFacts] | None = None) -> 
             _remove_other_boots(objects)
         if file.suffix == ".rec":
             with locked(folder / ".lock"), ThreadPoolExecutor(len(COMPANIONS), "storage") as pool:
-                for _ in pool.map(lambda suffix: _fetch_companion(store, place, file, suffix, siblings), COMPANIONS):
-                    pass
+                list(pool.map(lambda suffix: _fetch_companion(store, place, file, suffix, siblings), COMPANIONS))
     return file
 
 

@@ -19,7 +19,7 @@ from steadytrain.data.storage.store import NoObjectError, ObjectPlace, Store, ab
 from steadytrain.errors import DataError, StorageError, storage_errors
 from steadytrain.files import lock_at_once, open_lock, replace_file
 from steadytrain.format import size as size_words
-from steadytrain.machine.facts import cache_folder
+from steadytrain.machine.facts import require_cache_folder
 
 FILES_AT_ONCE = 4
 """Files on their way; each of them in parts (:data:`~steadytrain.data.storage.store.PARTS_AT_ONCE`)."""
@@ -33,10 +33,7 @@ class Outgoing:
 
     def __init__(self, uri: str) -> None:
         self.place = ObjectPlace.parse(uri)
-        cache = cache_folder()
-        if cache is None:
-            raise StorageError("this user has no home folder for a cache: set STEADYTRAIN_CACHE to a folder")
-        self.folder = cache / "outgoing" / hashlib.sha256(uri.encode()).hexdigest()[:16]
+        self.folder = require_cache_folder() / "outgoing" / hashlib.sha256(uri.encode()).hexdigest()[:16]
         self.path = self.folder / self.place.name
         self._note = self.folder / ".note.json"
 
@@ -95,8 +92,7 @@ class Outgoing:
         with ThreadPoolExecutor(FILES_AT_ONCE, "storage") as pool:
             try:
                 for group in groups:
-                    for _ in pool.map(send, group):
-                        pass
+                    list(pool.map(send, group))
             except BaseException as error:
                 is_interrupted = isinstance(error, KeyboardInterrupt)
                 if is_interrupted:
