@@ -186,6 +186,11 @@ class LogRun:
             self.epochs[number] = LogEpoch(number)
         return self.epochs[number]
 
+    def note_time(self, time: float) -> None:
+        """Note the moment of a line, NaN if unknown: the run began with the first."""
+        if math.isfinite(time):
+            self.began = time if math.isnan(self.began) else min(self.began, time)
+
     def add_point(self, point: LogPoint) -> LogPoint:
         """Keep a log line."""
         self.epoch(point.epoch)
