@@ -12,6 +12,7 @@ import errno
 import fcntl
 import io
 import itertools
+import json
 import os
 import re
 import shutil
@@ -160,6 +161,14 @@ def read_text(path: Path, *, most: int | None = MOST_TEXT_BYTES, errors: str = "
     """Read a regular file of UTF-8 as text. Raises OSError as :func:`open_regular` does, and UnicodeDecodeError."""
     with open_regular(path, most=most) as file:
         return file.read().decode("utf-8", errors)
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """Read a JSON object that was written for our own use; empty where there is none, or a kill left half of one."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        document = json.loads(read_text(path, most=None))
+        return document if isinstance(document, dict) else {}
+    return {}
 
 
 def create(path: Path) -> BinaryIO:

@@ -17,7 +17,7 @@ from typing import Any
 
 from steadytrain.data.storage.store import NoObjectError, ObjectPlace, Store, abort_uploads
 from steadytrain.errors import DataError, StorageError, storage_errors
-from steadytrain.files import lock_at_once, open_lock, replace_file
+from steadytrain.files import lock_at_once, open_lock, read_table, replace_file
 from steadytrain.format import size as size_words
 from steadytrain.machine.facts import require_cache_folder
 
@@ -43,7 +43,7 @@ class Outgoing:
 
     def is_made(self, work: str) -> bool:
         """Return whether the files of this work are complete, and on their way."""
-        return self._read_note().get("work") == work
+        return read_table(self._note).get("work") == work
 
     def require_free(self, paths: Sequence[Path]) -> None:
         """Refuse to replace objects. Raises DataError where one is there; or what the store says."""
@@ -68,7 +68,7 @@ class Outgoing:
 
     def _send(self, work: str, groups: Sequence[Sequence[Path]], say: Callable[[str], None]) -> None:
         store = Store(self.place)
-        note, noting = self._read_note(), Lock()
+        note, noting = read_table(self._note), Lock()
         sent: dict[str, str] = note["sent"] if note.get("work") == work else {}
         paths = [path for group in groups for path in group]
         names = [path.name for path in paths]
@@ -107,13 +107,6 @@ class Outgoing:
     def mark_made(self, work: str) -> None:
         """Note that all files of this work are complete."""
         self._write_note({"work": work, "sent": {}})
-
-    def _read_note(self) -> dict[str, Any]:
-        try:
-            note = json.loads(self._note.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return note if isinstance(note, dict) else {}
 
     def _write_note(self, note: dict[str, Any]) -> None:
         with storage_errors(self.folder):
