@@ -458,8 +458,9 @@ def update(
         share=share,
         clock=clock,
         image_shape=(input.size, input.size, input.channels),
-        augmentation=data
-        and augmentation(recipe, input, len(data.classes), share.size, state.engine.device, allow_import=allow_import),
+        augmentation=None
+        if data is None
+        else augmentation(recipe, input, len(data.classes), share.size, state.engine.device, allow_import=allow_import),
         limit=limit,
     )
 
