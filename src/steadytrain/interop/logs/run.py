@@ -334,11 +334,7 @@ def _logged(points: list[LogPoint], number: int, per_epoch: float, span: EpochTi
             attempt=1,
             step=max(1, round(number * per_epoch + min(point.batch, per_epoch))),
             epoch=number + share,
-            loss=point.loss,
-            top1=point.top1,
-            lr=point.lr,
-            images_per_second=point.images_per_second,
-            wait_share=point.wait_share,
+            **{name: getattr(point, name) for name in ("loss", "top1", "lr", "images_per_second", "wait_share")},
         )
 
 
