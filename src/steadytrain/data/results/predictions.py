@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,32 +133,25 @@ def _write_table(
             writer.writerows((*place, *more) for place, more in zip(places, cells(block), strict=True))
 
 
-@contextmanager
-def _open_table(path: Path) -> Iterator[Iterator[list[str]]]:
-    """Yield the rows of such a file. Raises DataError where it cannot be read, or the block finds a row damaged."""
+def read_predictions(path: Path) -> Iterator[ImageResult]:
+    """Yield the lines of such a file. Raises DataError where it is none, or damaged."""
     try:
         with open_text(path, errors="surrogateescape", newline="") as file:
             lines = csv.reader(file)
-            yield lines
-    except DataError:
-        raise
-    except ValueError:
-        raise DataError(f"line {lines.line_num} of {path} is damaged: write the file again") from None
+            head = next(lines, None)
+            if head is not None and tuple(head[: len(LABELS_HEAD)]) == LABELS_HEAD:
+                raise DataError(f"{path} is of images with several labels each, and one class for each is needed here")
+            if head not in (list(ImageResult._fields), [*ImageResult._fields, "fold"]):
+                raise DataError(f"{path} does not begin with the columns {HEAD}: write it again")
+            for row in lines:
+                try:
+                    name, shard, record, true, predicted, p_true, p_predicted, loss, rank, *_ = row
+                    values = float(p_true), float(p_predicted), float(loss)
+                    yield ImageResult(name, shard, int(record), true, predicted, *values, int(rank))
+                except ValueError:
+                    raise DataError(f"line {lines.line_num} of {path} is damaged: write the file again") from None
     except (OSError, csv.Error) as error:
         raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def read_predictions(path: Path) -> Iterator[ImageResult]:
-    """Yield the lines of such a file. Raises DataError where it is none, or damaged."""
-    with _open_table(path) as lines:
-        head = next(lines, None)
-        if head is not None and tuple(head[: len(LABELS_HEAD)]) == LABELS_HEAD:
-            raise DataError(f"{path} is of images with several labels each, and one class for each is needed here")
-        if head not in (list(ImageResult._fields), [*ImageResult._fields, "fold"]):
-            raise DataError(f"{path} does not begin with the columns {HEAD}: write it again")
-        for name, shard, record, true, predicted, p_true, p_predicted, loss, rank, *_ in lines:
-            values = float(p_true), float(p_predicted), float(loss)
-            yield ImageResult(name, shard, int(record), true, predicted, *values, int(rank))
 
 
 def read_label_predictions(path: Path) -> tuple[list[str], NDArray[np.bool_], NDArray[np.float64]]:
@@ -169,18 +161,25 @@ def read_label_predictions(path: Path) -> tuple[list[str], NDArray[np.bool_], ND
         DataError: the file cannot be read, is of images with one class each, or damaged.
     """
     start = len(LABELS_HEAD)
-    with _open_table(path) as lines:
-        head = next(lines, [])
-        if tuple(head[:start]) != LABELS_HEAD:
-            raise DataError(f"{path} does not begin with the columns {','.join(LABELS_HEAD)}: write it again")
-        names = head[start:]
-        has_label, probabilities = [], []
-        for row in lines:
-            probabilities.append(np.array(row[start:], np.float64))
-            if len(row) != len(head):
-                raise ValueError("another number of cells")
-            true = set(row[3].split(";"))
-            has_label.append([name in true for name in names])
+    try:
+        with open_text(path, errors="surrogateescape", newline="") as file:
+            lines = csv.reader(file)
+            head = next(lines, [])
+            if tuple(head[:start]) != LABELS_HEAD:
+                raise DataError(f"{path} does not begin with the columns {','.join(LABELS_HEAD)}: write it again")
+            names = head[start:]
+            has_label, probabilities = [], []
+            for row in lines:
+                try:
+                    probabilities.append(np.array(row[start:], np.float64))
+                    if len(row) != len(head):
+                        raise ValueError
+                except ValueError:
+                    raise DataError(f"line {lines.line_num} of {path} is damaged: write the file again") from None
+                true = set(row[3].split(";"))
+                has_label.append([name in true for name in names])
+    except (OSError, csv.Error) as error:
+        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     shape = (len(has_label), len(names))
     return names, np.array(has_label, np.bool_).reshape(shape), np.array(probabilities, np.float64).reshape(shape)
 
