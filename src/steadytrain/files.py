@@ -12,6 +12,7 @@ import errno
 import fcntl
 import io
 import itertools
+import json
 import os
 import re
 import shutil
@@ -162,6 +163,14 @@ def read_text(path: Path, *, most: int | None = MOST_TEXT_BYTES, errors: str = "
         return file.read().decode("utf-8", errors)
 
 
+def read_table(path: Path) -> dict[str, Any]:
+    """Read a JSON object that was written for our own use; empty where there is none, or a kill left half of one."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        document = json.loads(read_text(path, most=None))
+        return document if isinstance(document, dict) else {}
+    return {}
+
+
 def create(path: Path) -> BinaryIO:
     """Make a new file for writing and reading; what had its name is removed, never opened. Raises OSError."""
     path.unlink(missing_ok=True)
@@ -206,7 +215,7 @@ def replacing(path: Path, *, name: Path | None = None) -> Iterator[Path]:
     """
     with storage_errors(name or path):
         remove_left(path.parent, path.name)
-        with _held_folder(path) as folder:
+        with held_folder(path.parent, f".{path.name}.", ".part") as folder:
             part = folder / path.name
             yield part
             for each in [*sorted(other for other in folder.iterdir() if other != part), part]:
@@ -218,19 +227,29 @@ def replacing(path: Path, *, name: Path | None = None) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _held_folder(path: Path) -> Iterator[Path]:
-    """Make a folder beside a file for what takes its place, and hold its lock: other writers know that it is in use."""
+def held_folder(place: Path, prefix: str, suffix: str = "") -> Iterator[Path]:
+    """Make a folder in a place, and hold its lock: other processes know that it is in use. It is removed at the end.
+
+    Raises OSError: it cannot be made.
+    """
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=place))
         try:
             with _opened_folder(folder) as descriptor:
                 lock(descriptor)
-                if not folder.exists():  # another writer took it for one that was left
+                if not folder.exists():  # another process took it for one that was left
                     continue
                 yield folder
                 return
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_unheld(folder: Path) -> None:
+    """Remove a folder that nobody holds."""
+    with contextlib.suppress(OSError), _opened_folder(folder) as descriptor:
+        if lock_surely(descriptor):
+            shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
@@ -249,9 +268,7 @@ def remove_left(folder: Path, name: str = "") -> None:
         _parts_in.cache_clear()
     form = re.compile(rf"\.{re.escape(name) or '.+'}\.[a-z0-9_]{{8}}\.part")
     for left in filter(form.fullmatch, _parts_in(folder.absolute(), int(time.monotonic() // 60))):
-        with contextlib.suppress(OSError), _opened_folder(folder / left) as descriptor:
-            if lock_surely(descriptor):
-                shutil.rmtree(folder / left)
+        remove_unheld(folder / left)
 
 
 @lru_cache(maxsize=16)

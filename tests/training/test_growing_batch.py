@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from steadytrain.reports import summarise
 from steadytrain.reports.schedule import forecast
 from steadytrain.run import Run
 from steadytrain.training import build, steps, train
-from steadytrain.training.data import random_batch
+from steadytrain.training.data import DataSets, random_batch
 
 Weights = Callable[[Path], bytes]
 
@@ -99,7 +100,8 @@ def test_it_is_the_update_of_one_large_batch_in_micro_batches() -> None:
         built = models.build(recipe.model, num_classes=10, channels=3, size=32, allow_import=False)
         input = replace(Input().filled(32, (0.5,) * 3, (0.25,) * 3), size=32, channels=3)
         state = build.state(recipe, built, Engine(torch.device("cpu")))
-        update = build.update(recipe, built, input, state, num_classes=10)
+        labels = cast(DataSets, SimpleNamespace(classes=range(10), num_labels=None))
+        update = build.update(recipe, built, input, state, data=labels)
         update(state, random_batch(16, (32, 32, 3), torch.device("cpu"), num_classes=10), 0.1)
         assert (state.cursor.step, state.cursor.position) == (1, 16)
         weights.append({name: value.clone() for name, value in state.module.state_dict().items()})

@@ -126,6 +126,7 @@ def pack(
     from steadytrain.data.images.encode import PackSettings
     from steadytrain.data.packing.pack import PackRequest, pack_request
     from steadytrain.data.recordio.card import read_classes
+    from steadytrain.data.sources.columns import ColumnNames
     from steadytrain.data.sources.select import Selection
     from steadytrain.data.storage.store import ObjectPlace, is_uri
 
@@ -135,10 +136,7 @@ def pack(
         labels=labels,
         classes=None if classes is None else read_classes(classes),
         group=group,
-        path_column=path_column,
-        label_column=label_column,
-        split_column=split_column,
-        zip_names=zip_names,
+        columns=ColumnNames.of(path_column, label_column, split_column, zip_names),
         selection=Selection(
             only,
             exclude,

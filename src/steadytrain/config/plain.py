@@ -17,17 +17,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, wraps
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    Any,
-    Literal,
-    NotRequired,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -226,7 +216,7 @@ def fits(value: object, hint: Any) -> bool:
 
 @cache
 def _fitting(hint: Any) -> Callable[[object], bool]:
-    """Return what tells whether a value fits a class, a union, a literal, or a tuple, mapping or table of such.
+    """Return what tells whether a value fits a class, a union, a literal, or a tuple or mapping of such.
 
     msgspec would take numbers that are not finite, and refuses unions with two kinds of texts or lists.
     """
@@ -235,8 +225,6 @@ def _fitting(hint: Any) -> Callable[[object], bool]:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return lambda value: isinstance(value, Hashable) and value in args
-    if is_typeddict(hint):
-        return _table_check(hint)
     inner = [_fitting(arg) for arg in args if arg is not Ellipsis]
     if origin in (Union, UnionType):
         return lambda value: any(check(value) for check in inner)
@@ -254,25 +242,6 @@ def _fitting(hint: Any) -> Callable[[object], bool]:
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return lambda value: isinstance(value, tuple) and all(map(inner[0], value))
     return lambda value: isinstance(value, origin or hint)
-
-
-def _table_check(hint: Any) -> Callable[[object], bool]:
-    """Check the keys that a table must have, and those that it may; more are of a later version."""
-    checks = {name: _fitting(value) for name, value in get_type_hints(hint).items()}
-    required = required_keys(hint)
-
-    def fits(value: object) -> bool:
-        if not isinstance(value, dict) or not required <= value.keys():
-            return False
-        return all(check(value[name]) for name, check in checks.items() if name in value)
-
-    return fits
-
-
-def required_keys(table: Any) -> frozenset[str]:
-    """Return the keys that a typed dictionary must have."""
-    hints = get_type_hints(table, include_extras=True)  # __required_keys__ cannot read annotations that are strings
-    return frozenset(name for name, value in hints.items() if get_origin(value) is not NotRequired)
 
 
 _LEAVES: Mapping[Any, Callable[[object], bool]] = {

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from types import TracebackType
-from typing import IO, BinaryIO, Literal, Self, TypeVar
+from typing import IO, BinaryIO, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import astuple, replace
@@ -20,7 +19,7 @@ from msgspec.structs import astuple, replace
 from steadytrain.errors import RunError, storage_error, storage_errors
 from steadytrain.events import schema
 from steadytrain.events.schema import VERSION, Event, Score, Started, Unknown, Unreadable, is_plain
-from steadytrain.files import NO_FOLLOW, kind_of_file, open_regular
+from steadytrain.files import NO_FOLLOW, Closing, kind_of_file, open_regular
 from steadytrain.format import count
 
 KINDS: dict[str, type[Event]] = {
@@ -40,7 +39,7 @@ _REQUIRED = {
 E = TypeVar("E", bound=Event)
 
 
-class EventLog:
+class EventLog(Closing):
     """The writer: appends events to one file, stamped with time, attempt and rank. Safe from several threads.
 
     Args:
@@ -79,12 +78,6 @@ class EventLog:
         """Close the file; closing twice is fine."""
         with storage_errors(self.path):
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def encode(event: Event) -> bytes:

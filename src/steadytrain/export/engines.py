@@ -19,7 +19,7 @@ from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from torch.optim.swa_utils import update_bn
 from steadytrain.errors import InputError, ModelError, SteadyError
 from steadytrain.export.formats import write_module
 from steadytrain.export.networks import NETWORKS, load_network, real_samples
+from steadytrain.files import Closing
 from steadytrain.format import tells_top5
 from steadytrain.intervals import quantiles
 from steadytrain.machine import facts
@@ -162,7 +163,7 @@ class BenchTask(NamedTuple):
     numbers: str = "fp32"
 
 
-class Worker:
+class Worker(Closing):
     """A process that has one engine open. Its first failure ends it, and is its ``error``: a sentence."""
 
     def __init__(self, task: BenchTask, error: str = "") -> None:
@@ -174,10 +175,7 @@ class Worker:
                 _server.cache_clear()
                 self.error = str(ended)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         if not self.error:
             self._child.end()
 

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from steadytrain import __version__
 from steadytrain.errors import StorageError, first_line
-from steadytrain.files import replace_file
+from steadytrain.files import read_table, replace_file
 from steadytrain.machine.facts import cache_folder
 from steadytrain.models.nets import BUILTINS
 from steadytrain.models.registry import Entry
@@ -107,11 +107,10 @@ def _key(entry: Entry) -> str:
 
 def _read_cache(cache: Path | None) -> dict[str, tuple[int, int]]:
     """Parameters and multiply-adds that the same versions wrote earlier; nothing where that cannot be read."""
-    try:
-        table = json.loads(_cache_file(cache).read_bytes())
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        table = read_table(_cache_file(cache))
         return {str(key): (int(parameters), int(macs)) for key, (parameters, macs) in table.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+    return {}
 
 
 def _write_cache(cache: Path | None, counts: Mapping[str, tuple[int, int]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from torch import Tensor
 from steadytrain.config import Model
 from steadytrain.config.factories import checkpoint_format
 from steadytrain.errors import ModelError
+from steadytrain.files import read_table
 from steadytrain.format import few
 from steadytrain.models.build import build, make_network
 from steadytrain.models.registry import BUILT_IN, ModelSource, find, torchvision_names
@@ -84,10 +84,7 @@ def require_fit(source: ModelSource, model: Model, *, size: int | None) -> None:
 
 def _architecture(config: Path) -> str:
     """Return the network that a ``config.json`` names, as the hub has it beside weights; empty elsewhere."""
-    try:
-        return str(json.loads(config.read_text(encoding="utf-8")).get("architecture", ""))
-    except (OSError, ValueError, AttributeError):
-        return ""
+    return str(read_table(config).get("architecture", ""))
 
 
 def _families() -> Mapping[str, Sequence[str]]:

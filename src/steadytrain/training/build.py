@@ -423,7 +423,7 @@ def update(
     clock: Clock | None = None,
     share: Share | None = None,
     *,
-    num_classes: int | None = None,
+    data: DataSets | None = None,
     num_labels: int | None = None,
     loss: optim.Loss | None = None,
     allow_import: bool | None = None,
@@ -431,11 +431,12 @@ def update(
 ) -> Update:
     """Make the function of one update: untimed, and of whole batches, where ``clock`` and ``share`` are left out.
 
-    ``num_classes``: of the labels; None: the recipe's transforms are left out. ``num_labels``: of which an image may
-    have several; None: it has one class. ``loss``: of :func:`loss`; None: the recipe's, without weights of classes.
-    ``allow_import``: import the recipe's own transforms; None: if the user's code or command line named them.
-    ``limit``: what is done where memory runs out; None: nothing.
+    ``data``: whose labels they are; None: the recipe's transforms are left out, and ``num_labels`` says of how many
+    labels an image may have several (None: it has one class). ``loss``: of :func:`loss`; None: the recipe's, without
+    weights of classes. ``allow_import``: import the recipe's own transforms; None: if the user's code or command line
+    named them. ``limit``: what is done where memory runs out; None: nothing.
     """
+    num_labels = num_labels if data is None else data.num_labels
     share = share or share_of(World(), recipe.batch_size, recipe.optim.accumulate)
     clock = clock or Clock(time.perf_counter())
     state.engine.on_exposed = lambda: clock.to("communication")
@@ -458,8 +459,8 @@ def update(
         clock=clock,
         image_shape=(input.size, input.size, input.channels),
         augmentation=None
-        if num_classes is None
-        else augmentation(recipe, input, num_classes, share.size, state.engine.device, allow_import=allow_import),
+        if data is None
+        else augmentation(recipe, input, len(data.classes), share.size, state.engine.device, allow_import=allow_import),
         limit=limit,
     )
 

@@ -84,15 +84,7 @@ def _open_parts(recipe: Recipe, world: World, *, trains: bool) -> Iterator[_RunP
         parts = _RunParts(recipe, world, device, machine, data, built, input)
         if trains:
             state = build.state(recipe, built, Engine(device), num_train=data.num_train, input=input)
-            update = build.update(
-                recipe,
-                built,
-                input,
-                state,
-                num_classes=len(data.classes),
-                num_labels=data.num_labels,
-                loss=build.loss(recipe, data, device),
-            )
+            update = build.update(recipe, built, input, state, data=data, loss=build.loss(recipe, data, device))
             recompute_parts(recipe, update, state, _drop)
             use_fastest_threads(recipe, update, state, _drop)
             update, parts.compiled = compile_update(recipe, update, state, None, _drop)

@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 from steadytrain.config import Recipe
 from steadytrain.distributed.world import World
 from steadytrain.errors import FailedError, SteadyError, first_line, storage_errors
+from steadytrain.files import read_table
 from steadytrain.machine import facts
 from steadytrain.machine.children import ChildEndedError, Forked, ForkServer, serve_forks
 from steadytrain.machine.process import lasting_imports, share_cores
@@ -178,10 +179,7 @@ def cache_path(recipe: Recipe, identity: Mapping[str, Any], without: Iterable[st
 def load_choices(recipe: Recipe, free: Iterable[str], ranks: int) -> dict[str, Any] | None:
     """Return earlier automatic choices for such a recipe on this machine, so that the same command resumes its run."""
     path = _choices_path(recipe, free, ranks)
-    with contextlib.suppress(OSError, ValueError):
-        if path is not None and isinstance(choices := json.loads(path.read_text(encoding="utf-8")), dict):
-            return choices
-    return None
+    return None if path is None else read_table(path) or None
 
 
 def save_choices(recipe: Recipe, free: Iterable[str], ranks: int, choices: Mapping[str, Any]) -> None:

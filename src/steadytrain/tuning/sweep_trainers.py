@@ -24,7 +24,7 @@ from steadytrain.config import Recipe
 from steadytrain.config.plain import leaves
 from steadytrain.errors import FailedError, InputError, storage_errors
 from steadytrain.events import open_no_follow
-from steadytrain.files import read_text
+from steadytrain.files import read_table, read_text
 from steadytrain.format import Say, count, percent
 from steadytrain.launch import Job, Plan, render
 from steadytrain.launch.plan import plan_text
@@ -264,7 +264,7 @@ class ArrayTrainer:
             return
         path, over = self._folder / ARRAY_FILE, f"{len(runs) - len(unfinished)} of {count(len(runs), 'run')} over"
         again = "the same command shows their results, and continues"
-        if (number := _submitted(path)) and _is_queued(number):
+        if (number := str(read_table(path).get("job", ""))) and _is_queued(number):
             raise PendingSweep(f"array job {number} is not finished, {over}: {again}")
         plan = self._plan(unfinished, until)
         _, answer = submit(self._job, plan, self._folder, self._say)
@@ -274,14 +274,6 @@ class ArrayTrainer:
         for remark in plan.notes:
             self._say(remark)
         raise PendingSweep(f"submitted {count(len(unfinished), 'run')} as array job {number}: {again}")
-
-
-def _submitted(path: Path) -> str:
-    """Return the number of the newest array job; empty if there is none."""
-    try:
-        return str(json.loads(read_text(path))["job"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
 
 
 def _is_queued(number: str) -> bool:

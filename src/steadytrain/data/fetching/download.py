@@ -22,7 +22,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from email.message import Message
 from functools import partial
@@ -31,7 +31,7 @@ from typing import Any
 
 from steadytrain import __version__
 from steadytrain.errors import FailedError, InputError, StorageError, storage_errors
-from steadytrain.files import create, replace_file
+from steadytrain.files import create, read_table, replace_file
 from steadytrain.format import Say, count, duration, size
 from steadytrain.machine.web import Origin, RefusedError, check_redirect, client, is_inner, origin_of, split_url
 
@@ -306,11 +306,7 @@ def _validator(notes: Path, url: str) -> str:
 
     A weak ETag is none for a part (RFC 9110, 13.1.5).
     """
-    try:
-        document = json.loads(notes.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return ""
-    if not isinstance(document, Mapping) or document.get("url") != url:
+    if (document := read_table(notes)).get("url") != url:
         return ""
     etag, modified = str(document.get("etag", "")), str(document.get("modified", ""))
     return etag if etag and not etag.startswith("W/") else modified

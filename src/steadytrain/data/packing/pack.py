@@ -85,10 +85,7 @@ class PackRequest:
     labels: str | Path | None = None
     classes: tuple[str, ...] | None = None
     group: str | None = None
-    path_column: str | None = None
-    label_column: tuple[str, ...] = ()
-    split_column: str | None = None
-    zip_names: str | None = None
+    columns: ColumnNames = field(default_factory=ColumnNames)
     selection: Selection = field(default_factory=Selection)
     settings: PackSettings = field(default_factory=PackSettings)
 
@@ -110,9 +107,8 @@ class PackRequest:
         """List the sources, which lie at ``places`` on this disk; one listing, or one for each split."""
         classes = decided_classes(self.classes, self.group)
         lookup: dict[str, Any] = {"root": self.root, "labels": self.labels, "classes": classes}
-        columns = ColumnNames.of(self.path_column, self.label_column, self.split_column, self.zip_names)
         group = self.group if self.group is not None and is_column(self.group) else None
-        lookup |= {"group": group, "columns": columns}
+        lookup |= {"group": group, "columns": self.columns}
         selection = replace(self.selection, group_by=None if group else self.group)
         return selection.of(find_all(places, **lookup, scratch=scratch, say=say), say)
 
@@ -213,10 +209,7 @@ def pack(
         labels=labels,
         classes=None if classes is None else read_classes(classes),
         group=group,
-        path_column=path_column,
-        label_column=(label_column,) if isinstance(label_column, str) else tuple(label_column or ()),
-        split_column=split_column,
-        zip_names=zip_names,
+        columns=ColumnNames.of(path_column, label_column, split_column, zip_names),
         selection=selection,
         settings=settings,
     )

@@ -12,7 +12,6 @@ must not kill the process).
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import struct
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD
+from steadytrain.data.storage.array_cache import file_state
 from steadytrain.data.storage.local_files import open_patiently
 from steadytrain.errors import DataError, FailedError, StorageError, read_errors
 from steadytrain.files import Closing
@@ -49,8 +49,7 @@ class ByteSource(Closing):
         self._block, self._start = b"", 0
         with read_errors(path):
             self._file = open_patiently(path)
-            self._state = _state_of(path.stat())
-        self.size = self._state[0]
+            self.size, self._state = path.stat().st_size, file_state(path)
 
     def read(self, offset: int, size: int) -> bytes:
         """Read ``size`` bytes, fewer only at the file's end.
@@ -96,17 +95,10 @@ class ByteSource(Closing):
 
     def has_changed(self) -> bool:
         """Return whether the file was written to, replaced or removed since it was opened."""
-        try:
-            return _state_of(self.path.stat()) != self._state
-        except OSError:
-            return True
+        return file_state(self.path) != self._state
 
     def close(self) -> None:
         self._file.close()
-
-
-def _state_of(stat: os.stat_result) -> tuple[int, ...]:
-    return stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_dev
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Self
@@ -201,7 +202,7 @@ class RecordWriter:
         if work is None:
             self._journal_path.unlink(missing_ok=True)
         else:
-            is_same, had_marks = _is_journal(self._journal_path, work), _has_marks(self._journal_path)
+            is_same, had_marks = _is_journal(self._journal_path, work), len(_begin_of(self._journal_path)) > 1
             journal = self._journal = self._journal_path.open("r+b") if is_same else create(self._journal_path)
             if not is_same:
                 _append_line(journal, {"work": work})
@@ -276,20 +277,14 @@ def remove_left(path: Path) -> None:
 
 def _is_journal(path: Path, work: str) -> bool:
     """Return whether a journal of this work lies there: a line that names it, then a line for each mark."""
-    try:
-        with path.open("rb") as file:
-            return file.readline() == _line({"work": work})
-    except OSError:
-        return False
+    return _begin_of(path)[:1] == [_line({"work": work})]
 
 
-def _has_marks(path: Path) -> bool:
-    """Return whether a journal has a mark after its first line, of whatever work."""
-    try:
-        with path.open("rb") as file:
-            return bool(file.readline() and file.readline())
-    except OSError:
-        return False
+def _begin_of(path: Path) -> list[bytes]:
+    """Return the first two lines of a journal, as far as there are some."""
+    with suppress(OSError), path.open("rb") as file:
+        return list(islice(file, 2))
+    return []
 
 
 def _mark_sum(before: Any, values: Mapping[str, Any]) -> str:

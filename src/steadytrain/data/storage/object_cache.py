@@ -42,7 +42,7 @@ from steadytrain.data.storage.store import (
     Store,
 )
 from steadytrain.errors import DataError, storage_errors
-from steadytrain.files import create, lock_surely, locked
+from steadytrain.files import create, lock_surely, locked, read_table
 from steadytrain.machine.facts import require_cache_folder
 from steadytrain.machine.process import allow_open_files
 
@@ -148,8 +148,7 @@ def open_object(uri: str, siblings: Mapping[str, ObjectFacts] | None = None) -> 
             _remove_other_boots(objects)
         if file.suffix == ".rec":
             with locked(folder / ".lock"), ThreadPoolExecutor(len(COMPANIONS), "storage") as pool:
-                for _ in pool.map(lambda suffix: _fetch_companion(store, place, file, suffix, siblings), COMPANIONS):
-                    pass
+                list(pool.map(lambda suffix: _fetch_companion(store, place, file, suffix, siblings), COMPANIONS))
     return file
 
 
@@ -228,8 +227,10 @@ def _fetch_companion(
     try:
         if siblings is not None and companion.name not in siblings:
             raise NoObjectError(f"there is no object {companion}")
-        known = _read_origin(origin) if copy.exists() else None
-        if known is not None and known.is_same(store.stat(companion) if siblings is None else siblings[companion.name]):
+        known = read_table(origin) if copy.exists() else {}
+        if known and ObjectFacts(**known).is_same(
+            store.stat(companion) if siblings is None else siblings[companion.name]
+        ):
             return
         data, facts = store.read(companion)
     except DataError as error:  # who may not list a bucket is refused what it does not hold
@@ -243,14 +244,6 @@ def _fetch_companion(
     origin.unlink(missing_ok=True)
     part.replace(copy)
     origin.write_text(json.dumps(asdict(facts)), encoding="utf-8")
-
-
-def _read_origin(path: Path) -> ObjectFacts | None:
-    """Read what a store said of a companion; None where that is not known, or was half written when a kill came."""
-    try:
-        return ObjectFacts(**json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
 
 
 @lru_cache(maxsize=1)

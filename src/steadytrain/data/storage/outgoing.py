@@ -17,9 +17,9 @@ from typing import Any
 
 from steadytrain.data.storage.store import NoObjectError, ObjectPlace, Store, abort_uploads
 from steadytrain.errors import DataError, StorageError, storage_errors
-from steadytrain.files import lock_at_once, open_lock, replace_file
+from steadytrain.files import lock_at_once, open_lock, read_table, replace_file
 from steadytrain.format import size as size_words
-from steadytrain.machine.facts import cache_folder
+from steadytrain.machine.facts import require_cache_folder
 
 FILES_AT_ONCE = 4
 """Files on their way; each of them in parts (:data:`~steadytrain.data.storage.store.PARTS_AT_ONCE`)."""
@@ -33,10 +33,7 @@ class Outgoing:
 
     def __init__(self, uri: str) -> None:
         self.place = ObjectPlace.parse(uri)
-        cache = cache_folder()
-        if cache is None:
-            raise StorageError("this user has no home folder for a cache: set STEADYTRAIN_CACHE to a folder")
-        self.folder = cache / "outgoing" / hashlib.sha256(uri.encode()).hexdigest()[:16]
+        self.folder = require_cache_folder() / "outgoing" / hashlib.sha256(uri.encode()).hexdigest()[:16]
         self.path = self.folder / self.place.name
         self._note = self.folder / ".note.json"
 
@@ -46,7 +43,7 @@ class Outgoing:
 
     def is_made(self, work: str) -> bool:
         """Return whether the files of this work are complete, and on their way."""
-        return self._read_note().get("work") == work
+        return read_table(self._note).get("work") == work
 
     def require_free(self, paths: Sequence[Path]) -> None:
         """Refuse to replace objects. Raises DataError where one is there; or what the store says."""
@@ -71,7 +68,7 @@ class Outgoing:
 
     def _send(self, work: str, groups: Sequence[Sequence[Path]], say: Callable[[str], None]) -> None:
         store = Store(self.place)
-        note, noting = self._read_note(), Lock()
+        note, noting = read_table(self._note), Lock()
         sent: dict[str, str] = note["sent"] if note.get("work") == work else {}
         paths = [path for group in groups for path in group]
         names = [path.name for path in paths]
@@ -95,8 +92,7 @@ class Outgoing:
         with ThreadPoolExecutor(FILES_AT_ONCE, "storage") as pool:
             try:
                 for group in groups:
-                    for _ in pool.map(send, group):
-                        pass
+                    list(pool.map(send, group))
             except BaseException as error:
                 is_interrupted = isinstance(error, KeyboardInterrupt)
                 if is_interrupted:
@@ -111,13 +107,6 @@ class Outgoing:
     def mark_made(self, work: str) -> None:
         """Note that all files of this work are complete."""
         self._write_note({"work": work, "sent": {}})
-
-    def _read_note(self) -> dict[str, Any]:
-        try:
-            note = json.loads(self._note.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return note if isinstance(note, dict) else {}
 
     def _write_note(self, note: dict[str, Any]) -> None:
         with storage_errors(self.folder):

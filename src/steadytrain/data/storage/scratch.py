@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import glob
 import os
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from steadytrain.errors import storage_errors
-from steadytrain.files import lock_at_once, lock_surely
+from steadytrain.files import held_folder, remove_unheld
 
 
 @contextmanager
@@ -27,20 +25,23 @@ def scratch_beside(path: Path) -> Iterator[Path]:
     folder = path.parent
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     prefix = f".{path.stem}.scratch-"
-    with ExitStack() as stack:
-        with storage_errors(path):
-            for left in folder.glob(f"{glob.escape(prefix)}*"):
-                with suppress(OSError), _locked(left, lock_surely) as owner:  # another process holds it
-                    if owner == os.geteuid():  # in /tmp there may be those of other users
-                        shutil.rmtree(left, ignore_errors=True)
-            scratch = stack.enter_context(_locked_folder(folder, prefix))
-        try:
+    try:
+        with ExitStack() as stack:
+            with storage_errors(path):
+                for left in folder.glob(f"{glob.escape(prefix)}*"):
+                    with suppress(OSError):  # gone meanwhile
+                        if left.lstat().st_uid == os.geteuid():  # in /tmp there may be those of other users
+                            remove_unheld(left)
+                scratch = None
+                while scratch is None:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    with suppress(FileNotFoundError):  # another process had made it, and has removed it just now
+                        scratch = stack.enter_context(held_folder(folder, prefix))
             yield scratch
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-            with suppress(OSError):
-                for parent in missing:
-                    parent.rmdir()
+    finally:
+        with suppress(OSError):
+            for parent in missing:
+                parent.rmdir()
 
 
 def temporary_scratch() -> AbstractContextManager[Path]:
@@ -52,31 +53,3 @@ def new_path(scratch: Path, name: str) -> Path:
     """Return a path in a scratch folder, made if need be, that ends in ``name`` and is no other file's."""
     scratch.mkdir(parents=True, exist_ok=True)
     return scratch / f"{len(list(scratch.iterdir()))}-{name}"
-
-
-@contextmanager
-def _locked_folder(folder: Path, prefix: str) -> Iterator[Path]:
-    """Make a folder that this process holds. Raises OSError: it cannot be made."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)  # another process may have made it, and removed it just now
-        scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(_locked(scratch))
-            except (FileNotFoundError, BlockingIOError):
-                continue  # before it was locked, another process took it for one that a kill has left
-            if scratch.exists():
-                yield scratch
-                return
-
-
-@contextmanager
-def _locked(folder: Path, lock: Callable[[int], bool] = lock_at_once) -> Iterator[int]:
-    """Lock a folder; yield its owner. Raises OSError where another process holds it, or it is no folder."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if not lock(file):
-            raise BlockingIOError(errno.EAGAIN, "another process holds it", str(folder))
-        yield os.fstat(file).st_uid
-    finally:
-        os.close(file)

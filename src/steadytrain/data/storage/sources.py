@@ -108,12 +108,7 @@ def _fetch_whole(uri: str, files: Sequence[Path], missing: Sequence[Path], say: 
             remote.require(np.array([0]), np.array([len(remote)]))
 
     with ThreadPoolExecutor(_OBJECTS_AT_ONCE, "storage") as pool:
-        try:
-            for _ in pool.map(fetch, missing):
-                pass
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        list(pool.map(fetch, missing))  # one that fails cancels those that have not begun
 
 
 def _require_room(uri: object, num_bytes: int, limit: int) -> None:
@@ -174,9 +169,4 @@ def _fetch_files(store: Store, place: ObjectPlace, folder: Path, objects: Sequen
     if shutil.disk_usage(folder).free < total:
         raise StorageError(f"{folder} has no room for {size_words(total)}: set STEADYTRAIN_CACHE to another disk")
     with ThreadPoolExecutor(MOST_REQUESTS, "storage") as pool:
-        try:
-            for _ in pool.map(lambda entry: fetch(*entry), objects):
-                pass
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        list(pool.map(lambda entry: fetch(*entry), objects))

@@ -69,17 +69,11 @@ class DLLoggerLines:
         run = self._runs[-1]
         self._position = (epoch, batch)
         facts = run.epoch(epoch)
-        if math.isfinite(time):
-            run.began = time if math.isnan(run.began) else min(run.began, time)
-        loss, top1, rate, lr = (
-            first_number(data, LOSS),
-            first_number(data, TOP1),
-            first_number(data, RATE),
-            first_number(data, ("train.lr", "lr")),
-        )
-        if len(step) > 2 or not 0 <= batch < MAX_STEPS_PER_EPOCH:  # a batch of the validation, or the whole epoch
-            if len(step) > 2:
-                return
+        run.note_time(time)
+        loss, top1, rate, lr = (first_number(data, names) for names in (LOSS, TOP1, RATE, ("train.lr", "lr")))
+        if len(step) > 2:  # a batch of the validation
+            return
+        if not 0 <= batch < MAX_STEPS_PER_EPOCH:  # the whole epoch
             if math.isfinite(loss):
                 facts.train["loss"] = [loss]
             if math.isfinite(top1):

@@ -152,8 +152,7 @@ class MXNetLines:
         reading.is_ranked |= match["rank"] is not None
         reading.run.ended_as = ""
         run, time = reading.run, stamp(line, match.start() + 1)
-        if math.isfinite(time):
-            run.began = time if math.isnan(run.began) else min(run.began, time)
+        run.note_time(time)
         if figures is not None:
             _take_figures(reading, name, run.epoch(epoch), figures, time)
             worker.is_timed |= math.isfinite(figures.seconds)

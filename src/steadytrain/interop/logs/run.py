@@ -186,6 +186,11 @@ class LogRun:
             self.epochs[number] = LogEpoch(number)
         return self.epochs[number]
 
+    def note_time(self, time: float) -> None:
+        """Note the moment of a line, NaN if unknown: the run began with the first."""
+        if math.isfinite(time):
+            self.began = time if math.isnan(self.began) else min(self.began, time)
+
     def add_point(self, point: LogPoint) -> LogPoint:
         """Keep a log line."""
         self.epoch(point.epoch)
@@ -329,11 +334,7 @@ def _logged(points: list[LogPoint], number: int, per_epoch: float, span: EpochTi
             attempt=1,
             step=max(1, round(number * per_epoch + min(point.batch, per_epoch))),
             epoch=number + share,
-            loss=point.loss,
-            top1=point.top1,
-            lr=point.lr,
-            images_per_second=point.images_per_second,
-            wait_share=point.wait_share,
+            **{name: getattr(point, name) for name in ("loss", "top1", "lr", "images_per_second", "wait_share")},
         )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from steadytrain.format import count
@@ -50,24 +49,12 @@ def meaning(name: str) -> Meaning | None:
     return (phase, figure, per) if figure else None
 
 
-@dataclass
-class _Column:
-    """A column's values in one epoch: how many, their sum, and the newest."""
-
-    num: int = 0
-    total: float = 0.0
-    newest: float = NAN
-
-    def add(self, value: float) -> None:
-        self.num, self.total, self.newest = self.num + 1, self.total + value, value
-
-
 class _TableRun:
     """The rows of one run: each column by epoch, points by the number of their step, and each epoch's last step."""
 
     def __init__(self, format: str) -> None:
         self.run = LogRun(format)
-        self.columns: dict[tuple[int, Meaning], _Column] = {}
+        self.columns: dict[tuple[int, Meaning], tuple[int, float, float]] = {}  # how many values, sum, and the newest
         self.steps: dict[int, float] = {}
         self.first = self.newest = -1
         self.largest_score = 0.0
@@ -84,7 +71,8 @@ class _TableRun:
             phase, figure, per = what
             if figure in ("top1", "top5"):
                 self.largest_score = max(self.largest_score, value)
-            self.columns.setdefault((epoch, what), _Column()).add(value)
+            num, total, _ = self.columns.get((epoch, what), (0, 0.0, NAN))
+            self.columns[epoch, what] = num + 1, total + value, value
             if has_step and phase != "val" and per != "epoch" and figure != "top5":
                 if self._point is None or (self._point.epoch, self._point.batch) != (epoch, step + 1):
                     self._point = self.run.add_point(LogPoint(epoch, step + 1))
@@ -102,9 +90,9 @@ class _TableRun:
         run, percents = self.run, self.largest_score > 1 or self.run.format == "timm"
         if self.steps and (per_epoch := (self.steps[max(self.steps)] + 1) / (max(self.steps) + 1)) >= 1:
             run.steps_per_epoch = per_epoch
-        for (epoch, (phase, figure, per)), column in self.columns.items():
+        for (epoch, (phase, figure, per)), (num, total, newest) in self.columns.items():
             facts = run.epoch(epoch)
-            value = column.newest if phase == "val" or per == "epoch" or figure == "lr" else column.total / column.num
+            value = newest if phase == "val" or per == "epoch" or figure == "lr" else total / num
             value = fraction(value, percents=percents) if figure in ("top1", "top5") else value
             if figure == "lr":
                 if epoch not in self.steps:
@@ -123,6 +111,7 @@ class _Rows:
     """Rows of a table that become runs."""
 
     def __init__(self, format: str) -> None:
+        self.num_lines = 0
         self._format = format
         self._runs = [_TableRun(format)]
         self._unreadable = 0
@@ -152,14 +141,13 @@ class _Rows:
         return runs
 
 
-class Table:
+class Table(_Rows):
     """A CSV file whose first line names its columns."""
 
     def __init__(self, names: Sequence[str], delimiter: str, format: str) -> None:
-        self.num_lines = 0
+        super().__init__(format)
         self._names = list(names)
         self._delimiter = delimiter
-        self._rows = _Rows(format)
         self._columns = [(i, what) for i, name in enumerate(names) if (what := meaning(name)) is not None]
         self._epoch = self._names.index("epoch")
         self._step = self._names.index("step") if "step" in self._names else -1
@@ -180,32 +168,24 @@ class Table:
         cells = line.split(self._delimiter)
         if len(cells) != len(self._names):
             if line.strip():
-                self._rows.add(NAN, NAN, ())
+                self.add(NAN, NAN, ())
             return True
         if cells[self._epoch].strip().strip('"') == "epoch":
             return True
         self.num_lines += 1
         figures = [(kind, value) for i, kind in self._columns if cells[i] and not math.isnan(value := number(cells[i]))]
         step = number(cells[self._step]) if self._step >= 0 else NAN
-        self._rows.add(number(cells[self._epoch]), step, figures)
+        self.add(number(cells[self._epoch]), step, figures)
         return True
 
-    def runs(self) -> list[LogRun]:
-        """Return the runs of the table, each with an epoch at least."""
-        return self._rows.runs()
 
-
-class JsonTable:
+class JsonTable(_Rows):
     """A file with a JSON object in each line, which has an ``epoch``: as DeiT, MAE and ConvNeXt write them."""
-
-    def __init__(self) -> None:
-        self.num_lines = 0
-        self._rows = _Rows("JSON lines")
 
     @staticmethod
     def of_line(line: str) -> JsonTable | None:
         """Return a reader that has taken the line in; None where it is no such object."""
-        table = JsonTable()
+        table = JsonTable("JSON lines")
         return table if table.take(line) else None
 
     def take(self, line: str) -> bool:
@@ -218,9 +198,5 @@ class JsonTable:
         if not figures:
             return False
         self.num_lines += 1
-        self._rows.add(numbers.get("epoch", NAN), numbers.get("step", NAN), figures)
+        self.add(numbers.get("epoch", NAN), numbers.get("step", NAN), figures)
         return True
-
-    def runs(self) -> list[LogRun]:
-        """Return the runs of the table, each with an epoch at least."""
-        return self._rows.runs()

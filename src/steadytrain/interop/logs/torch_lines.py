@@ -117,7 +117,7 @@ class TorchLines:
             facts.train["loss"] = [number(match[5])]
         facts.seconds = [mean_seconds * of] if batch + 1 >= of and mean_seconds > 0 else []
         facts.ended = time
-        _note_time(run, time)
+        run.note_time(time)
         return True
 
     def _take_epoch(self, match: re.Match[str], line: str) -> bool:
@@ -148,7 +148,7 @@ class TorchLines:
         for name, value in means.items():
             facts.train[name] = [value]
         facts.ended = time
-        _note_time(run, time)
+        run.note_time(time)
         return True
 
     def _take_test(self, match: re.Match[str], line: str) -> bool:
@@ -220,8 +220,3 @@ def _finite_or_notice(run: LogRun, text: str, epoch: int) -> float:
     if math.isnan(value):
         run.notice(f"the training loss is not a number in epoch {epoch + 1}")
     return value
-
-
-def _note_time(run: LogRun, time: float) -> None:
-    if math.isfinite(time) and not run.began <= time:
-        run.began = time

@@ -11,10 +11,10 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from steadytrain.errors import InputError
+from steadytrain.files import Closing
 from steadytrain.machine import cgroups
 from steadytrain.machine.nvml import GpuWatcher
 from steadytrain.machine.process_tree import (
@@ -47,7 +47,7 @@ _MEAN_OF = 10
 _ENDED = "ZX"
 
 
-class Sampler:
+class Sampler(Closing):
     """Watches ``pid`` and its descendants, also those whose parents have ended since.
 
     Raises:
@@ -73,10 +73,7 @@ class Sampler:
         self._missing: dict[str, None] = {}
         self.look()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
         self._gpus.close()
 
     @property

@@ -253,7 +253,7 @@ def measure(recipe: Recipe, *, data: DataSets, seconds: float, opened: float, al
     torch.manual_seed(recipe.seed)
     built, input = build.model(recipe, data, allow_import=allow_import)
     state = build.state(recipe, built, build.engine(recipe, device, None), input=input)
-    update = build.update(recipe, built, input, state, num_classes=len(data.classes), num_labels=data.num_labels)
+    update = build.update(recipe, built, input, state, data=data)
     startup = opened + time.perf_counter() - began
     if parse_train(recipe.model.train).probe_passes:
         with in_mode(state.module, "evaluation"):

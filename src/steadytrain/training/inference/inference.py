@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.errors import DataError, RunError, describe_type, read_errors
+from steadytrain.files import Closing
 from steadytrain.format import OnProgress, Say, few, print_note
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
@@ -421,7 +422,7 @@ def _named_images(images: Any) -> Iterator[Images]:
         yield item
 
 
-class Files:
+class Files(Closing):
     """Images of files, folders and record files, as a source for the loader; all labels are 0. A context manager.
 
     Image files are turned upright by their EXIF orientation, as packing turns them; images of a record file are packed.
@@ -485,12 +486,6 @@ class Files:
     def close(self) -> None:
         """Close the record files."""
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def image_files(paths: Sequence[str | Path]) -> list[Path]:

@@ -8,7 +8,6 @@ Nothing is read, logged or saved, so this is the most that a run with such a rec
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from steadytrain.training import build
 from steadytrain.training.clock import COMPUTE
 from steadytrain.training.compute.compile import compile_update, record_update
 from steadytrain.training.compute.recompute import recompute_parts
-from steadytrain.training.compute.timing import peak_flops, timed, wait_for
+from steadytrain.training.compute.timing import peak_flops, wait_for
 from steadytrain.training.data import DeviceBatch, random_batch
 from steadytrain.training.device import prepare_device, seconds_between, set_up_machine, tick
 from steadytrain.training.profile.step_cost import Operations
@@ -212,24 +211,17 @@ def measure(
 
 
 def time_updates(
-    update: Update, state: State, batch: DeviceBatch, seconds: float, group: Group | None = None
+    update: Update, state: State, batch: DeviceBatch, seconds: float
 ) -> tuple[list[float], dict[str, float]]:
     """Time updates by a batch, with a learning rate of 0, for so long and at least :data:`LEAST_UPDATES` of them.
-
-    Args:
-        group: the ranks, which all call this and make as many updates; None: this process is alone.
 
     Returns:
         Seconds of each update, and the mean ones of its parts.
     """
-    device, clock, least = state.engine.device, update.clock, LEAST_UPDATES
+    device, clock = state.engine.device, update.clock
     for _ in range(WARM_UPDATES):
         update(state, batch, 0.0)
     wait_for(device)
-    if group is not None:  # each rank would stop at another moment, and the others wait for it
-        update_seconds = timed(device, lambda: update(state, batch, 0.0))
-        least = max(map(int, group.all_gather_json(max(least, math.ceil(seconds / update_seconds)))))
-        seconds = 0.0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     clock.settle()
@@ -237,7 +229,7 @@ def time_updates(
 
     ticks = [tick(device)]
     end = time.perf_counter() + seconds
-    while len(ticks) <= least or time.perf_counter() < end:
+    while len(ticks) <= LEAST_UPDATES or time.perf_counter() < end:
         update(state, batch, 0.0)
         ticks.append(tick(device))
         if device.type == "cuda" and len(ticks) % 16 == 0:

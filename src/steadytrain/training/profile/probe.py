@@ -194,14 +194,8 @@ def _trainer_of_a_copy(session: Session) -> Callable[[DeviceBatch], int]:
     """Return what updates a copy of the network by a batch, and gives its number of images."""
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
     state = build.state(recipe, built, Engine(session.state.engine.device))
-    update = build.update(
-        recipe,
-        built,
-        session.input,
-        state,
-        num_labels=session.data.num_labels,
-        loss=session.update.objective.loss,
-    )
+    loss = session.update.objective.loss
+    update = build.update(recipe, built, session.input, state, num_labels=session.data.num_labels, loss=loss)
     update = replace(update, augmentation=session.update.augmentation)
     if session.compiled:
         update = replace(update, forward=session.update.forward)

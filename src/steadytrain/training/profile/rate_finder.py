@@ -109,16 +109,7 @@ def find_rate(
         if waiting := first_epochs(built, recipe.model.train, epochs=1.0):
             set_phase(recipe, built, waiting, 0.0)
         loss = build.loss(recipe, data, device, allow_import=allow_import)
-        update = build.update(
-            recipe,
-            built,
-            input,
-            state,
-            num_classes=len(data.classes),
-            num_labels=data.num_labels,
-            loss=loss,
-            allow_import=allow_import or None,
-        )
+        update = build.update(recipe, built, input, state, data=data, loss=loss, allow_import=allow_import or None)
         recompute_parts(recipe, update, state, say)
         threads = recipe.parallel.threads
         with build.training_feed(

@@ -335,8 +335,7 @@ def _prepare_update(attempt: _Attempt, place: _Place, images: _Images, network: 
         state,
         clock,
         share,
-        num_classes=len(data.classes),
-        num_labels=data.num_labels,
+        data=data,
         loss=loss,
         allow_import=attempt.allow_import,
         limit=PassLimit(
