@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 import numpy as np
@@ -15,20 +17,22 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from steadytrain.data import filenames
 from steadytrain.data.arrays import Ints
-from steadytrain.data.filenames import expand, is_ignored, is_image, is_pattern
-from steadytrain.data.images.decode import lost_in
+from steadytrain.data.filenames import expand, is_ignored, is_pattern
+from steadytrain.data.images.decode import BadImageError, lost_in
+from steadytrain.data.images.memory import file_bytes, is_array
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
 from steadytrain.data.loader.task import at_least
+from steadytrain.data.packing.memory import images_of, source_of
 from steadytrain.data.packing.prepare import Prepared, prepare
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.sources.find import source_name
 from steadytrain.data.sources.labels import say_places
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.local_files import read_patiently
-from steadytrain.errors import DataError, RunError, describe_type, read_errors
+from steadytrain.errors import DataError, RunError, read_errors
 from steadytrain.format import OnProgress, Say, few, print_note
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
@@ -79,7 +83,7 @@ class EvaluationData:
 
 def evaluate(
     place: str | Path | Run | Trained,
-    data: str | Path | EvaluationData | None = None,
+    data: object = None,
     *,
     which: Which = "best",
     classes: str | Path | Sequence[str] | Mapping[str, str] | None = None,
@@ -99,7 +103,8 @@ def evaluate(
 
     Args:
         place: as for :func:`restore`, or what it returned.
-        data: a record file, a folder, or whatever else ``pack`` takes; None takes the run's own validation data.
+        data: a record file, a folder, or whatever else ``pack`` takes; or images and labels in memory
+            (:mod:`steadytrain.data.packing.memory`); None takes the run's own validation data.
         which: as for :func:`restore`.
         classes: as for :func:`restore`; or which class of the model (value) a class of the data (key) is, for those
             that are not matched by name, or a text file of both with a tab between.
@@ -202,7 +207,7 @@ class _Restricted(nn.Module):
 
 def open_evaluation_data(
     trained: Trained,
-    data: str | Path | None,
+    data: object,
     *,
     root: str | Path | None = None,
     labels: str | Path | None = None,
@@ -240,8 +245,11 @@ def open_evaluation_data(
         if sets.val is not sets.train:
             sets.train.close()
         return EvaluationData(sets.val, sets.val_ids, batch_size=run.recipe.batch_size, groups=sets.val_groups)
-    data = source_name(data)
     mapping = classes or {}
+    if not isinstance(data, str | Path):
+        data = source_of(data, path_column=path_column, label_column=label_column, root=root, say=say)
+        if data.endswith(".rec"):  # packed: it has no columns any more
+            root = path_column = label_column = None
     options: dict[str, Any] = {"root": root, "labels": labels, "zip_names": zip_names, "say": say, "progress": progress}
     options |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     if trained.is_multi_label:
@@ -395,7 +403,7 @@ class Prediction:
     Of several labels those above the threshold, of which there may be none. ``judgement``: whether the image is like
     the training images, where that is known (:mod:`steadytrain.training.inference.limits`). ``maps``: JPEGs of the
     image under heat maps of its first classes, where they were asked for. ``path``: of the file; of an image of a
-    record file ``photos.rec:17``, its number behind the colon; ``-`` of bytes.
+    record file ``photos.rec:17``, its number behind the colon; ``-`` of one in memory.
     """
 
     path: Path
@@ -406,19 +414,30 @@ class Prediction:
     maps: tuple[bytes, ...] = field(default=(), repr=False)
 
 
-Images = str | Path | bytes
-"""An image file, a folder of them, a pattern such as ``photos/*.jpg``, a record file, or the bytes of an image."""
+Images = Any
+"""An image file, a folder of them, a pattern such as ``photos/*.jpg``, a record file, the bytes of an image, or images
+in memory: of PIL, arrays, tensors, a DataFrame with a column of them or of paths, a data set."""
 
 
-def _named_images(images: Any) -> Iterator[Images]:
-    """Yield one image or several. Raises DataError for what is neither a file's name nor its bytes."""
-    for item in images if isinstance(images, Iterable) or hasattr(images, "__getitem__") else [images]:
-        if not isinstance(item, str | Path | bytes):
-            raise DataError(
-                f"an image is {describe_type(item)}; it must be the name of a file or a folder, or a file's bytes: save"
-                " it first (PIL: image.save('a.png'))"
-            )
-        yield item
+def _named_images(images: Any) -> Iterator[str | Path | bytes | Callable[[], bytes]]:
+    """Yield one image or several: names, bytes, or what reads one of a set. Raises DataError for what is no image."""
+    several = images_of(images)
+    if is_array(images) and several:
+        file_bytes(several[0])  # wrong values are an error here, and not of each image
+    if several is None or isinstance(several, list) or (len(several) and isinstance(several[0], str | Path)):
+        names = images if several is None else several
+        names = names if isinstance(names, Iterable) and not isinstance(names, str | bytes) else [names]
+        yield from (item if isinstance(item, str | Path | bytes) else file_bytes(item)[0] for item in names)
+        return
+    for number in range(len(several)):
+        yield partial(_read_sample, several, number)
+
+
+def _read_sample(several: Sequence[Any], number: int) -> bytes:
+    try:
+        return file_bytes(several[number])[0]
+    except DataError as error:
+        raise BadImageError(str(error)) from None
 
 
 class Files:
@@ -438,14 +457,15 @@ class Files:
         DataError: a folder without images, a pattern that fits no file, or a record file that cannot be opened.
     """
 
-    def __init__(self, images: Images | Sequence[Images]) -> None:
+    def __init__(self, images: Images) -> None:
         self.shorter_side: int | None = None
         self.lost = Counter[str]()
-        self._places: list[Path | bytes | tuple[Records, int]] = []
+        self._places: list[Path | bytes | Callable[[], bytes] | tuple[Records, int]] = []
+        self._lock = Lock()
         with ExitStack() as stack:
-            for item in [images] if isinstance(images, str | Path | bytes) else _named_images(images):
-                for place in [item] if isinstance(item, bytes) else image_files([item]):
-                    if isinstance(place, bytes) or place.suffix != ".rec":
+            for item in _named_images(images):
+                for place in image_files([item]) if isinstance(item, str | Path) else [item]:
+                    if not isinstance(place, Path) or place.suffix != ".rec":
                         self._places.append(place)
                         continue
                     records = stack.enter_context(Records.open(place))
@@ -464,6 +484,9 @@ class Files:
             return place[0].image(place[1])
         if isinstance(place, bytes):
             return place
+        if not isinstance(place, Path):
+            with self._lock:  # a data set may be for one thread
+                return place()
         with read_errors(place):
             return read_patiently(place.read_bytes, str(place))
 
@@ -480,7 +503,7 @@ class Files:
         place = self._places[i]
         if isinstance(place, tuple):
             return Path(f"{place[0].path}:{place[1]}")
-        return Path("-") if isinstance(place, bytes) else place
+        return place if isinstance(place, Path) else Path("-")
 
     def close(self) -> None:
         """Close the record files."""
@@ -507,7 +530,7 @@ def image_files(paths: Sequence[str | Path]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        images = (p for p in path.rglob("*") if is_image(p.name) and not is_ignored(p.name))
+        images = (p for p in path.rglob("*") if filenames.is_image(p.name) and not is_ignored(p.name))
         inside = sorted(p for p in images if p.is_file() or p.is_symlink())  # a broken link is an image that is missing
         if not inside:
             raise DataError(f"{path} is a folder without images: name image files, or a folder of them")
@@ -551,7 +574,7 @@ def open_feed(
 
 def predict(
     place: str | Path | Run | Trained,
-    images: Images | Sequence[Images] | Files,
+    images: Images | Files,
     *,
     top: int | None = None,
     which: Which = "best",

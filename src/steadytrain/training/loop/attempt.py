@@ -55,7 +55,7 @@ _EXPECTED = SteadyError, OSError, ImportError, MemoryError  # their message says
 
 
 class EachAttempt(TypedDict, total=False):
-    """Arguments of each attempt at a run, as of :func:`.steps.steps` but for two.
+    """Arguments of each attempt at a run, as of :func:`.steps.run_steps` but for two.
 
     Args:
         since: seconds since 1970; an older file is no notice that the machine goes. None: the beginning of the attempt.
@@ -79,12 +79,12 @@ def attempts(
     from the probe.
 
     Args:
-        run, began, probe: as of :func:`.steps.steps`.
+        run, began, probe: as of :func:`.steps.run_steps`.
         each: for each attempt.
 
     Raises:
         DivergedError: loss or weights are not finite any more; on all ranks after the same update.
-        RankLostError, SteadyError: as of :func:`.steps.steps`.
+        RankLostError, SteadyError: as of :func:`.steps.run_steps`.
     """
     run = Run.open(run)
     signal: str | None = NUMBERS

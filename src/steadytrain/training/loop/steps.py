@@ -51,31 +51,17 @@ class Outcome:
     tested: Tested | None = None
 
 
-def train(run: Run | str | Path, *, allow_import: bool | None = None, progress: bool | None = None) -> Outcome:
-    """Train a run to its end, resuming by itself, and return how it came out.
-
-    Args:
-        run: as made by :meth:`Run.create`, or its folder; a finished one is left as it is.
-        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
-        progress: show how far it is, and each evaluation; None: in a notebook and in a terminal.
-
-    Raises:
-        SteadyError: what the run's ``Failed`` event says.
-    """
-    return train_opened(Run.open(run), allow_import=allow_import, progress=progress)
-
-
 def train_opened(
     run: Run, *, allow_import: bool | None = None, progress: bool | None = None, opened: OpenedData | None = None
 ) -> Outcome:
-    """Train as :func:`train` does, on data that the caller may have open."""
-    events: Iterable[Event] = steps(run, allow_import=allow_import, opened=opened)
+    """Train a run to its end, on data that the caller may have open, and return how it came out."""
+    events: Iterable[Event] = run_steps(run, allow_import=allow_import, opened=opened)
     if (out := wants_progress(progress)) is not None:
         events = show_progress(events, run.recipe, out)
     for _ in events:
         pass
     now = run.progress()
-    assert now.ended is not None, "steps() returned without an Ended event"
+    assert now.ended is not None, "run_steps() returned without an Ended event"
     return Outcome(now.ended.status, now.ended.step, now.evaluated, run, now.tested)
 
 
@@ -98,21 +84,21 @@ def repeat(
         recipe: with the first seed.
         number: of seeds, from 2 to 1000.
         run: the folder of the runs, which are called ``seed-0``, ``seed-1``, ...
-        allow_import, progress: as of :func:`train`.
+        allow_import, progress: as of :func:`~steadytrain.train`.
 
     Raises:
-        SteadyError: as of :meth:`Run.create_repeats` and :func:`train`.
+        SteadyError: as of :meth:`Run.create_repeats` and :func:`~steadytrain.train`.
     """
     runs = Run.create_repeats(run, recipe, number)
     outcomes = list[Outcome]()
     for repeat in runs:
-        outcomes.append(train(repeat, allow_import=allow_import, progress=progress))
+        outcomes.append(train_opened(repeat, allow_import=allow_import, progress=progress))
         if outcomes[-1].status != "finished":  # the others would begin on a machine that goes
             break
     return tuple(outcomes)
 
 
-def steps(
+def run_steps(
     run: Run | str | Path,
     *,
     stop: Callable[[], str | None] = lambda: None,
