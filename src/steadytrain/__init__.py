@@ -4,11 +4,11 @@
 
     import steadytrain as st
 
-    outcome = st.finetune("photos", {"budget.epochs": 5})  # a folder for each class
-    print(st.evaluate(outcome.run).top1)
-    for prediction in st.predict(outcome.run, "new/"):
-        print(prediction.path, prediction.classes[0])
-    st.report(outcome.run, "report.html")
+    result = st.finetune("photos", epochs=5)  # a folder for each class
+    print(result.metrics["top1"])
+    for prediction in st.predict(result.run, "new/"):
+        print(prediction.path, prediction.label, prediction.probability)
+    st.report(result.run, "report.html")
 
 Importing this package imports no torch: each public name is loaded when it is first used.
 """
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from steadytrain import data as data
     from steadytrain.config import Budget as Budget
     from steadytrain.config import Data as Data
     from steadytrain.config import Every as Every
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from steadytrain.monitor import ledger as ledger
     from steadytrain.reports import report as report
     from steadytrain.reports.costs import bill as bill
+    from steadytrain.reports.run_list import runs as runs
     from steadytrain.run import Run as Run
     from steadytrain.training import calibrate as calibrate
     from steadytrain.training import default_recipe as default_recipe
@@ -87,14 +89,20 @@ _PLACES = {
     "repeat": "training",
     "report": "reports",
     "restore": "training",
+    "runs": "reports.run_list",
     "steps": "training",
     "train": "training",
 }
 
-__all__ = sorted([*_PLACES, "__version__"])
+_ALIASES = ("BlockShuffle", "Crop", "ImageLoader", "ImageLoaderDataset", "Records", "Unpacked")
+"""Earlier names of what ``st.data`` has."""
+
+__all__ = sorted([*(_PLACES.keys() - set(_ALIASES)), "__version__", "data"])
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":
+        return import_module("steadytrain.data")
     if name not in _PLACES:
         raise AttributeError(f"module 'steadytrain' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does

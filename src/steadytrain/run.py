@@ -238,6 +238,9 @@ class Run:
     is_new: bool = field(default=False, compare=False, repr=False)
     """:meth:`create` has made its folder."""
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.directory)!r})"
+
     @functools.cached_property
     def _reader(self) -> LogReader:
         return LogReader(self.log_path())

@@ -107,7 +107,7 @@ def _bytes_of(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     if not pixels.size:
         raise DataError(f"an image has the shape {pixels.shape}: it has no pixels")
     if pixels.dtype == np.bool_:
-        return pixels.astype(np.uint8) * np.uint8(255)
+        pixels = pixels.astype(np.uint8) * 255
     if pixels.dtype.kind not in "uif":
         raise DataError(f"an image has values of the type {pixels.dtype}; it must be uint8: image.astype('uint8')")
     low, high = pixels.min(), pixels.max()
@@ -123,7 +123,8 @@ def _bytes_of(pixels: NDArray[Any]) -> NDArray[np.uint8]:
         else:
             remedy = "undo the normalisation, or give the data set without its transform"
         raise DataError(f"{values}; floats must be from 0 to 1: {remedy}")
-    return np.rint(pixels * 255).astype(np.uint8)
+    scaled: NDArray[np.uint8] = np.rint(pixels * 255).astype(np.uint8)
+    return scaled
 
 
 def _png(image: Image.Image) -> tuple[bytes, bytes]:

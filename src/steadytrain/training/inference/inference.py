@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
+from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, overload
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.errors import DataError, RunError, read_errors
-from steadytrain.format import OnProgress, Say, few, print_note
+from steadytrain.format import OnProgress, Rows, Say, few, print_note
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
 from steadytrain.training import build
@@ -43,6 +44,9 @@ from steadytrain.training.inference.heat_maps import draw, heat_maps
 from steadytrain.training.inference.limits import Judge, Judgement, open_judge
 from steadytrain.training.inference.trained import Trained, Which, class_names, read_class_file, rename_classes, restore
 from steadytrain.training.memory import PassLimit
+
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -413,6 +417,59 @@ class Prediction:
     judgement: Judgement | None = None
     maps: tuple[bytes, ...] = field(default=(), repr=False)
 
+    @property
+    def label(self) -> str | None:
+        """The likeliest class; None for an image that cannot be read, and where no label is above the threshold."""
+        return self.classes[0] if self.classes else None
+
+    @property
+    def probability(self) -> float | None:
+        """The probability of :attr:`label`."""
+        return self.probabilities[0] if self.probabilities else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return one row of a table: ``path``, ``label``, ``probability``, ``label2``, ``probability2``, ..., ``error``."""
+        row: dict[str, Any] = {"path": str(self.path), "label": self.label, "probability": self.probability}
+        for rank, pair in enumerate(zip(self.classes, self.probabilities, strict=True), 1):
+            row |= dict(zip((f"label{rank}", f"probability{rank}"), pair, strict=True)) if rank > 1 else {}
+        return row | {"error": self.error}
+
+
+class Predictions(Sequence[Prediction]):
+    """Predictions in the order of their images, each computed when it is first asked for; ``next()`` gives one more.
+
+    ``stream`` yields them and keeps none of them.
+    """
+
+    def __init__(self, stream: Iterator[Prediction]) -> None:
+        self.stream, self._known, self._next = stream, list[Prediction](), 0
+
+    def __next__(self) -> Prediction:
+        self._next += 1
+        try:
+            return self[self._next - 1]
+        except IndexError:
+            raise StopIteration from None
+
+    @overload
+    def __getitem__(self, number: int) -> Prediction: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Prediction]: ...
+    def __getitem__(self, number: int | slice) -> Prediction | list[Prediction]:
+        most = number + 1 if isinstance(number, int) and number >= 0 else None
+        self._known += islice(self.stream, None if most is None else max(0, most - len(self._known)))
+        return self._known[number]
+
+    def __len__(self) -> int:
+        return len(self[:])
+
+    def __repr__(self) -> str:
+        return repr(self[:])
+
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame, as of :meth:`Prediction.to_dict`. Raises InputError where there is no pandas."""
+        return Rows(prediction.to_dict() for prediction in self).to_frame()
+
 
 Images = Any
 """An image file, a folder of them, a pattern such as ``photos/*.jpg``, a record file, the bytes of an image, or images
@@ -572,6 +629,15 @@ def open_feed(
     )
 
 
+def _as_predictions(stream: Callable[P, Iterator[Prediction]]) -> Callable[P, Predictions]:
+    @wraps(stream)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Predictions:
+        return Predictions(stream(*args, **kwargs))
+
+    return call
+
+
+@_as_predictions
 def predict(
     place: str | Path | Run | Trained,
     images: Images | Files,

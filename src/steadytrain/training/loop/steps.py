@@ -13,7 +13,8 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.process_group import Group, ranks_of
 from steadytrain.errors import DivergedError, SteadyError
-from steadytrain.events import Evaluated, Event, Tested
+from steadytrain.events import Evaluated, Event, Logged, Started, Tested
+from steadytrain.format import Rows
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import OpenedData
@@ -49,6 +50,32 @@ class Outcome:
     evaluated: Evaluated | None
     run: Run = field(repr=False)
     tested: Tested | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The figures of the best weights by their names, as of :class:`.Evaluation`; of test images as ``test_top1``."""
+        best = self.run.progress().best or self.evaluated
+        values = {} if best is None else _figures(best)
+        return values | ({} if self.tested is None else {f"test_{k}": v for k, v in _figures(self.tested).items()})
+
+    @property
+    def history(self) -> Rows:
+        """A row for each evaluation: ``epoch``, ``step``, the training loss before it, and its figures."""
+        rows, loss = Rows(), None
+        for event in self.run.events():
+            if isinstance(event, Started):  # at a checkpoint: what came after it is done again
+                rows = Rows(row for row in rows if row["step"] <= event.step)
+            elif isinstance(event, Logged):
+                loss = event.loss
+            elif isinstance(event, Evaluated):
+                rows = Rows(row for row in rows if row["step"] != event.step)
+                rows.append({"epoch": event.epoch, "step": event.step, "train_loss": loss, **_figures(event)})
+        return rows
+
+
+def _figures(score: Evaluated | Tested) -> dict[str, float]:
+    names = ("n", "loss", "top1", "top5", "mean_ap", "macro_recall", "macro_f1")
+    return {name: value for name in names if (value := getattr(score, name)) is not None}
 
 
 def train_opened(
