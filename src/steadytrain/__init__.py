@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from steadytrain.training import steps as steps
     from steadytrain.training import train as train
     from steadytrain.training.inference.feature_vectors import features as features
+    from steadytrain.training.loop.steering import SetRate as SetRate
+    from steadytrain.training.loop.steering import Stop as Stop
 
 _PLACES = {
     "BlockShuffle": "data.loader",
@@ -73,7 +75,9 @@ _PLACES = {
     "Recipe": "config",
     "Records": "data.recordio.reader",
     "Run": "run",
+    "SetRate": "training.loop.steering",
     "SteadyError": "errors",
+    "Stop": "training.loop.steering",
     "Unpacked": "data.sources.unpacked",
     "bill": "reports.costs",
     "calibrate": "training",

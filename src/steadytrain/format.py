@@ -380,5 +380,7 @@ class Rows(list[dict[str, Any]]):
         try:
             import pandas
         except ImportError:
-            raise InputError("to_frame() makes a DataFrame of pandas, which is not installed: pip install pandas") from None
+            raise InputError(
+                "to_frame() makes a DataFrame of pandas, which is not installed: pip install pandas"
+            ) from None
         return pandas.DataFrame.from_records(list(self))

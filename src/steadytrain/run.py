@@ -288,7 +288,7 @@ class Run:
             if before is not None and not is_another:  # what the run has decided stays
                 kept = {
                     f"every.{name}": getattr(before.recipe.every, name)
-                    for name in ("skip", "slower", "fp32", "best", "tries")
+                    for name in ("skip", "slower", "rates", "fp32", "best", "tries")
                     if not getattr(recipe.every, name)
                 }
                 recipe = recipe.with_(kept) if any(kept.values()) else recipe
@@ -350,8 +350,8 @@ class Run:
         """Return the run with what it has decided since it was opened: where it began again from its probe."""
         stored = Run.open(self.directory).recipe
         decided = {"every.tries": stored.every.tries, "budget.epochs": stored.budget.epochs}
-        decided |= {"optim.warmup_epochs": stored.optim.warmup_epochs}
-        return replace(self, recipe=self.recipe.with_(decided)) if stored.every.tries else self
+        decided |= {"optim.warmup_epochs": stored.optim.warmup_epochs, "every.rates": stored.every.rates}
+        return replace(self, recipe=self.recipe.with_(decided)) if stored.every.tries or stored.every.rates else self
 
     @property
     def probe_weights(self) -> Path:

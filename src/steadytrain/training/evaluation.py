@@ -64,7 +64,7 @@ class Evaluation:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The figures by their names: ``n``, ``loss``, ``top1``, ``top5``, ``mean_ap``, ``macro_recall``, ``macro_f1``."""
+        """The figures by name: ``n``, ``loss``, ``top1``, ``top5``, ``mean_ap``, ``macro_recall``, ``macro_f1``."""
         values = {"n": self.n, "loss": self.loss, "top1": self.top1, "top5": self.top5, "mean_ap": self.mean_ap}
         values |= {"macro_recall": self.macro.recall, "macro_f1": self.macro.f1}
         return {name: value for name, value in values.items() if value is not None}

@@ -45,7 +45,6 @@ from steadytrain.training.inference.limits import Judge, Judgement, open_judge
 from steadytrain.training.inference.trained import Trained, Which, class_names, read_class_file, rename_classes, restore
 from steadytrain.training.memory import PassLimit
 
-
 P = ParamSpec("P")
 
 
@@ -428,7 +427,7 @@ class Prediction:
         return self.probabilities[0] if self.probabilities else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return one row of a table: ``path``, ``label``, ``probability``, ``label2``, ``probability2``, ..., ``error``."""
+        """Return a row of a table: ``path``, ``label``, ``probability``, then ``label2``, ..., ``error``."""
         row: dict[str, Any] = {"path": str(self.path), "label": self.label, "probability": self.probability}
         for rank, pair in enumerate(zip(self.classes, self.probabilities, strict=True), 1):
             row |= dict(zip((f"label{rank}", f"probability{rank}"), pair, strict=True)) if rank > 1 else {}

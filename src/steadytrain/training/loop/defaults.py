@@ -47,6 +47,7 @@ from steadytrain.run import Run
 from steadytrain.training.data import OpenedData, open_named
 from steadytrain.training.device import choose_device
 from steadytrain.training.inference.trained import weights_file
+from steadytrain.training.loop.steering import OnEvent
 from steadytrain.training.loop.steps import Outcome, run_steps, train_opened
 from steadytrain.training.progress import wants_progress
 
@@ -155,6 +156,7 @@ def finetune(
     run: str | Path | None = None,
     say: Say | None = None,
     progress: bool | None = None,
+    on_event: OnEvent | None = None,
     **flags: Unpack[RecipeKeywords],
 ) -> Outcome:
     """Fine-tune a pretrained model on your data with the defaults of ``steady finetune``; the same call resumes it.
@@ -166,6 +168,9 @@ def finetune(
         run: folder of the run; None: ``runs/MODEL-DATA-DIGEST``.
         say: as of :func:`default_recipe`; None: what is chosen is shown where progress is.
         progress: show how far it is, and each evaluation; None: in a notebook and in a terminal.
+        on_event: is called with each event after it was written, as :func:`steps` yields it, and may return
+            ``st.Stop("why")`` or ``st.SetRate(0.5)``: half the schedule's rate from the next update on. The run keeps
+            the decision: resumed without the function, it gives the same weights.
         flags: as of :func:`default_recipe`: ``epochs=5, lr=1e-3, train="probe"``.
 
     Returns:
@@ -188,7 +193,7 @@ def finetune(
     """
     begin = _begin(data, _merged(changes, flags, model, "finetune"), run, finetune=True, say=say, progress=progress)
     with begin as (begun, opened):
-        return train_opened(begun, progress=progress, opened=opened)
+        return train_opened(begun, progress=progress, opened=opened, on_event=on_event)
 
 
 def train(
@@ -200,6 +205,7 @@ def train(
     say: Say | None = None,
     allow_import: bool | None = None,
     progress: bool | None = None,
+    on_event: OnEvent | None = None,
     **flags: Unpack[RecipeKeywords],
 ) -> Outcome:
     """Train from scratch with the defaults of ``steady train``, or a run to its end; it resumes by itself.
@@ -212,14 +218,15 @@ def train(
         run: as of :func:`finetune`.
         say: as of :func:`finetune`.
         allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
-        progress: as of :func:`finetune`.
+        progress, on_event: as of :func:`finetune`.
 
     Raises:
         SteadyError: what the run's ``Failed`` event says.
     """
     begin = _begin(data, _merged(changes, flags, model, "train"), run, finetune=False, say=say, progress=progress)
     with begin as (begun, opened):
-        return train_opened(begun, allow_import=allow_import, progress=progress, opened=opened)
+        known: dict[str, Any] = {"allow_import": allow_import, "progress": progress, "on_event": on_event}
+        return train_opened(begun, opened=opened, **known)
 
 
 def steps(
@@ -236,6 +243,7 @@ def steps(
     group: Peers | None = None,
     opened: OpenedData | None = None,
     explains: bool = False,
+    on_event: OnEvent | None = None,
     **flags: Unpack[RecipeKeywords],
 ) -> Iterator[Event]:
     """Train as :func:`train` does, yielding each event after it was written.
@@ -248,6 +256,7 @@ def steps(
         stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
         allow_import: as of :func:`train`.
         say: as of :func:`default_recipe`; it also takes lines about numbers that were not finite.
+        on_event: as of :func:`finetune`.
         began, probe, group, opened, explains: as of :func:`.run_steps`.
 
     Raises:
@@ -258,6 +267,7 @@ def steps(
     begin = _begin(data, _merged(changes, flags, model, "train"), run, finetune=False, say=say, progress=False)
     with begin as (begun, own):
         known: dict[str, Any] = {"stop": stop, "allow_import": allow_import, "began": began, "probe": probe}
+        known["on_event"] = on_event
         yield from run_steps(begun, group=group, opened=opened or own, explains=explains, say=say, **known)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from steadytrain.config import Recipe
 from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.process_group import Group, ranks_of
-from steadytrain.errors import DivergedError, SteadyError
+from steadytrain.errors import DivergedError, InputError, SteadyError
 from steadytrain.events import Evaluated, Event, Logged, Started, Tested
 from steadytrain.format import Rows
 from steadytrain.run import Run
@@ -20,6 +20,7 @@ from steadytrain.training import checkpoints
 from steadytrain.training.data import OpenedData
 from steadytrain.training.loop.attempt import attempts
 from steadytrain.training.loop.replay import ReplayStoppedError, replay
+from steadytrain.training.loop.steering import OnEvent
 from steadytrain.training.loop.tracking import tracking
 from steadytrain.training.progress import show_progress, wants_progress
 
@@ -53,7 +54,7 @@ class Outcome:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The figures of the best weights by their names, as of :class:`.Evaluation`; of test images as ``test_top1``."""
+        """The figures of the best weights, as of :class:`.Evaluation`; of test images as ``test_top1``."""
         best = self.run.progress().best or self.evaluated
         values = {} if best is None else _figures(best)
         return values | ({} if self.tested is None else {f"test_{k}": v for k, v in _figures(self.tested).items()})
@@ -79,10 +80,15 @@ def _figures(score: Evaluated | Tested) -> dict[str, float]:
 
 
 def train_opened(
-    run: Run, *, allow_import: bool | None = None, progress: bool | None = None, opened: OpenedData | None = None
+    run: Run,
+    *,
+    allow_import: bool | None = None,
+    progress: bool | None = None,
+    opened: OpenedData | None = None,
+    on_event: OnEvent | None = None,
 ) -> Outcome:
     """Train a run to its end, on data that the caller may have open, and return how it came out."""
-    events: Iterable[Event] = run_steps(run, allow_import=allow_import, opened=opened)
+    events: Iterable[Event] = run_steps(run, allow_import=allow_import, opened=opened, on_event=on_event)
     if (out := wants_progress(progress)) is not None:
         events = show_progress(events, run.recipe, out)
     for _ in events:
@@ -136,6 +142,7 @@ def run_steps(
     opened: OpenedData | None = None,
     explains: bool = False,
     say: Callable[[str], None] = lambda message: None,
+    on_event: OnEvent | None = None,
 ) -> Iterator[Event]:
     """Take a run from where it stands to its end, yielding each event after it was written.
 
@@ -151,6 +158,7 @@ def run_steps(
         opened: the data, if the caller has them open already, who closes them afterwards.
         explains: find out for the DivergedError of a run that stops which images it was; that takes time.
         say: takes lines about numbers that were not finite.
+        on_event: is called with each event, and may decide (:mod:`.steering`); in one process.
 
     Raises:
         DivergedError: loss or weights are not finite any more, and the recipe has no remedy left.
@@ -158,6 +166,8 @@ def run_steps(
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
     run, ranks = Run.open(run), ranks_of(group)
+    if on_event is not None and group is not None:
+        raise InputError("on_event decides in one process, and several train this run")
     since = time.time() - (0.0 if began is None else time.perf_counter() - began)
     with tracking(run, is_first=group is None or group.world.is_first) as begin_tracking:
         while True:
@@ -172,6 +182,7 @@ def run_steps(
                     group=group,
                     opened=opened,
                     on_locked=begin_tracking,
+                    on_event=on_event,
                 )
             except DivergedError as error:
                 if group is not ranks or (run.recipe.every.nonfinite == "stop" and not explains):

@@ -206,7 +206,10 @@ def open_session(
             started=started,
             outbox=attempt.outbox,
             first_epochs=progress.waiting,
-            ending=Ending(began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe)),
+            ending=Ending(
+                began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe),
+                rates=recipe.every.rates,
+            ),
         )
         yield session
 
