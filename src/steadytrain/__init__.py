@@ -115,7 +115,7 @@ def __getattr__(name: str) -> Any:
     if not isinstance(value, FunctionType):
         return value
     # One object by one name, which pickle finds.
-    return globals().setdefault(name, import_module("steadytrain.config.plain").checked(value, __name__))
+    return globals().setdefault(name, import_module("steadytrain.config.calls").public(value, __name__))
 
 
 def __dir__() -> list[str]:
