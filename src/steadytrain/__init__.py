@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from steadytrain.data.sources.unpacked import Unpacked as Unpacked
     from steadytrain.errors import SteadyError as SteadyError
     from steadytrain.export.export import export_model as export_model
+    from steadytrain.interop.sklearn import ImageClassifier as ImageClassifier
     from steadytrain.monitor import diagnose as diagnose
     from steadytrain.monitor import ledger as ledger
     from steadytrain.reports import report as report
@@ -66,6 +67,7 @@ _PLACES = {
     "Crop": "data.loader",
     "Data": "config",
     "Every": "config",
+    "ImageClassifier": "interop.sklearn",
     "ImageLoader": "data.loader",
     "ImageLoaderDataset": "data.loader.dataset",
     "Model": "config",

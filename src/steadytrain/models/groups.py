@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from torch import nn
-from torch.nn.parameter import is_lazy
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from steadytrain.config.phases import parse_train
 from steadytrain.errors import ModelError, did_you_mean
