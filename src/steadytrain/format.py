@@ -368,17 +368,17 @@ def fold(text: str, columns: int | None) -> str:
     return clean(text) if columns is None else "\n".join(wrap(text, columns, "", "  "))
 
 
-class Rows(list[dict[str, Any]]):
-    """Rows of a table, each a dictionary of its columns.
+class RowTable(list[dict[str, Any]]):
+    """RowTable of a table, each a dictionary of its columns.
 
-    >>> Rows([{"epoch": 1.0, "top1": 0.5}])[-1]["top1"]
+    >>> RowTable([{"epoch": 1.0, "top1": 0.5}])[-1]["top1"]
     0.5
     """
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame. Raises InputError where pandas is not installed."""
         try:
-            import pandas
+            import pandas  # type: ignore[import-untyped]
         except ImportError:
             raise InputError(
                 "to_frame() makes a DataFrame of pandas, which is not installed: pip install pandas"

@@ -133,7 +133,7 @@ def _column(names: Sequence[str], named: str | None, usual: Sequence[str], keywo
     """Find a column: the named one, else the first by the usual names. Raises DataError for none."""
     lower = {name.lower().replace(" ", "_"): name for name in names}
     found = named or next((lower[name] for name in usual if name in lower), None)
-    if found not in names:
+    if found is None or found not in names:
         what = f"none is {named!r}" if named else f"none is called like {usual[0]!r}"
         raise DataError(f"of the columns {few(list(names))} {what}: name it with {keyword}=")
     return found

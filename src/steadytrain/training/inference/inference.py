@@ -34,7 +34,7 @@ from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.errors import DataError, RunError, read_errors
-from steadytrain.format import OnProgress, Rows, Say, few, print_note
+from steadytrain.format import OnProgress, RowTable, Say, few, print_note
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
 from steadytrain.training import build
@@ -467,7 +467,7 @@ class Predictions(Sequence[Prediction]):
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame, as of :meth:`Prediction.to_dict`. Raises InputError where there is no pandas."""
-        return Rows(prediction.to_dict() for prediction in self).to_frame()
+        return RowTable(prediction.to_dict() for prediction in self).to_frame()
 
 
 Images = Any

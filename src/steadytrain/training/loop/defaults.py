@@ -308,10 +308,8 @@ def _open_run(data: object, chosen: Mapping[str, Any]) -> Run | None:
     if not isinstance(data, str | Path):
         is_near = isinstance(data, Run | Recipe) or isinstance(getattr(data, "run", None), Run)
         return Run.open(data) if is_near else None  # type: ignore[arg-type]
-    is_data = (is_uri(str(data)) or is_pattern(str(data)) or Path(data).exists()) and not (
-        Path(data) / "recipe.json"
-    ).exists()
-    return None if is_data or chosen else Run.open(data)
+    is_there = is_uri(str(data)) or is_pattern(str(data)) or Path(data).exists()
+    return Run.open(data) if (Path(data) / "recipe.json").exists() or not (is_there or chosen) else None
 
 
 def choose_recipe(

@@ -14,7 +14,7 @@ from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.process_group import Group, ranks_of
 from steadytrain.errors import DivergedError, InputError, SteadyError
 from steadytrain.events import Evaluated, Event, Logged, Started, Tested
-from steadytrain.format import Rows
+from steadytrain.format import RowTable
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import OpenedData
@@ -60,16 +60,16 @@ class Outcome:
         return values | ({} if self.tested is None else {f"test_{k}": v for k, v in _figures(self.tested).items()})
 
     @property
-    def history(self) -> Rows:
+    def history(self) -> RowTable:
         """A row for each evaluation: ``epoch``, ``step``, the training loss before it, and its figures."""
-        rows, loss = Rows(), None
+        rows, loss = RowTable(), None
         for event in self.run.events():
             if isinstance(event, Started):  # at a checkpoint: what came after it is done again
-                rows = Rows(row for row in rows if row["step"] <= event.step)
+                rows = RowTable(row for row in rows if row["step"] <= event.step)
             elif isinstance(event, Logged):
                 loss = event.loss
             elif isinstance(event, Evaluated):
-                rows = Rows(row for row in rows if row["step"] != event.step)
+                rows = RowTable(row for row in rows if row["step"] != event.step)
                 rows.append({"epoch": event.epoch, "step": event.step, "train_loss": loss, **_figures(event)})
         return rows
 
