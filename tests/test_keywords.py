@@ -50,7 +50,7 @@ def test_keywords_set_what_the_flags_of_a_command_set(keywords: dict[str, Any], 
 def test_unknown_keywords_are_told_what_they_are_here(word: str, hint: str) -> None:
     assert keyword_hint(word, ["progress", "run"]) == hint
     with pytest.raises(RecipeError, match=f"finetune\\(\\) has no keyword {word}"):
-        st.finetune("photos", **{word: 1})
+        st.finetune("photos", **{word: 1})  # type: ignore[arg-type]
 
 
 def test_one_setting_is_given_once() -> None:

@@ -24,3 +24,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'steadytrain.data' has no attribute {name!r}", name=name)
     return getattr(sys.modules["steadytrain"], name)  # which loads each when it is first used
+
+
+def __dir__() -> list[str]:
+    return __all__

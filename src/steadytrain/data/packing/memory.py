@@ -71,12 +71,12 @@ class Samples(Sequence[tuple[Any, Any]]):
         self.name = re.sub(r"\W+", "-", folder or type(inner).__name__.lower())
         self.columns: dict[str, Sequence[Any]] | None = None
         self._get: Callable[[int], tuple[Any, Any]]
-        if features := getattr(data, "features", None):  # of Hugging Face
+        if (features := getattr(data, "features", None)) and hasattr(data, "__len__"):  # of Hugging Face
             kinds = {name: type(feature).__name__ for name, feature in features.items()}
             images, labels = ([name for name in kinds if kinds[name] == kind] for kind in ("Image", "ClassLabel"))
             image, label = image or next(iter(images), None), label or (labels[0] if len(labels) == 1 else None)
             if images:
-                data = data.cast_column(image, type(features[image])(decode=False))
+                data = data.with_format(None).cast_column(image, type(features[image])(decode=False))
             self._of_rows(data, list(kinds), image, label)
             self.classes = getattr(features.get(self.label), "names", None)
         elif isinstance(data, Mapping) or (hasattr(data, "columns") and hasattr(data, "to_dict")):
