@@ -119,8 +119,7 @@ def _data_words(folder: Path) -> str:
         return ""
     if any(entry.name.startswith("step-") for entry in first) or not any(entry.is_dir() for entry in first):
         return ""
-    path = shlex.quote(str(folder))
-    return f"; to train on images in it: steady finetune {path} (in Python: st.finetune({str(folder)!r}))"
+    return f"; to train on images in it: steady finetune {shlex.quote(str(folder))}"
 
 
 def _runs_within(folder: Path) -> str:

@@ -40,7 +40,7 @@ def test_what_is_no_run_is_refused_with_what_is(use: Callable[[Any], object], tm
 
 def test_a_folder_that_is_no_run_is_taken_for_data(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cat").mkdir(parents=True)
-    with pytest.raises(st.SteadyError, match=r"no recipe\.json; to train on images in it: steady finetune .*"):
+    with pytest.raises(st.SteadyError, match=r"no recipe\.json; to train on images in it: st.finetune\(.*photos"):
         st.evaluate(tmp_path / "photos")
     with pytest.raises(st.SteadyError, match="photos"):
         st.train(tmp_path / "photos")

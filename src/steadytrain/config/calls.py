@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -28,34 +29,31 @@ def public(function: F, module: str) -> F:
     parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     names = {each.name for each in parameters} | FLAGS.keys()
 
-    def in_turn(stream: Iterator[Any]) -> Iterator[Any]:
+    @contextmanager
+    def in_words_of_python() -> Iterator[None]:
         try:
-            yield from stream
+            yield
         except SteadyError as error:
-            raise _translated(error, names) from error.__cause__
+            error.args = (in_python(str(error), names), *error.args[1:])
+            raise
+
+    def in_turn(stream: Iterator[Any]) -> Iterator[Any]:
+        with in_words_of_python():
+            yield from stream
 
     @wraps(call)
     def translating(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with in_words_of_python():
             result = call(*args, **kwargs)
-        except SteadyError as error:
-            raise _translated(error, names) from error.__cause__
-        if inspect.isgenerator(result):
-            return in_turn(result)
         if inspect.isgenerator(stream := getattr(result, "stream", None)):
             result.stream = in_turn(stream)
-        return result
+        return in_turn(result) if inspect.isgenerator(result) else result
 
     if len(parameters) < len(signature.parameters):
         only = inspect.Parameter.KEYWORD_ONLY
         parameters += [inspect.Parameter(name, only, default=None) for name in RecipeKeywords.__annotations__]
     translating.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return translating  # type: ignore[return-value]
-
-
-def _translated(error: SteadyError, names: frozenset[str] | set[str]) -> SteadyError:
-    error.args = (in_python(str(error), names), *error.args[1:])
-    return error
 
 
 def in_python(message: str, names: frozenset[str] | set[str] = frozenset(FLAGS)) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, Literal, TypedDict
 
 from steadytrain.config.foreign import advice
-from steadytrain.config.plain import hints_of
-from steadytrain.config.recipe import Recipe, recipe_settings, synonym
+from steadytrain.config.recipe import recipe_settings, synonym
 from steadytrain.config.settings import Flag
 from steadytrain.config.transforms import KINDS
 from steadytrain.errors import RecipeError, did_you_mean
@@ -113,37 +111,24 @@ def flag_values(flags: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if flag.read is not None and isinstance(value, flag.kind or str):  # Python may give what it is read as
             value = flag.read(value)
-        elif isinstance(value, str) and _hint(key) == tuple[str, ...]:
+        elif isinstance(value, str) and flag.name == "--label-column":
             value = (value,)
         values |= {key: value, **dict(flag.implied)}
     return values
 
 
-def _hint(key: str) -> Any:
-    part, _, name = key.rpartition(".")
-    return hints_of(hints_of(Recipe)[part] if part else Recipe)[name]
-
-
 def keyword_values(
     keywords: Mapping[str, Any], changes: Mapping[str, Any] | None, *, function: str, others: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return a mapping of the recipe's keys together with keywords, each of which is a flag or a transform.
-
-    Args:
-        keywords: as a user typed them.
-        changes: the mapping, as of :meth:`.Recipe.with_`.
-        function: what was called, for messages.
-        others: its other keywords.
+    """Return a mapping of the recipe's keys together with the keywords of ``function``, which are flags or transforms.
 
     Raises:
-        RecipeError: an unknown keyword, with what it is called here; a value that only a command can have; or one key
-            in both.
+        RecipeError: an unknown keyword, with what it is called here (``others``: those that are no flags); a value that
+            only a command can have; or one key in both.
 
     >>> keyword_values({"epochs": 3, "mixup": 0.2}, {"optim.momentum": 0.8}, function="train")
     {'optim.momentum': 0.8, 'budget.epochs': 3, 'budget.steps': None, 'data.transforms': ('mixup:0.2',)}
     """
-    if changes is not None and not isinstance(changes, Mapping):
-        raise RecipeError(f"the changes are {changes!r}; they must be a mapping of keys, such as {{'optim.lr': 0.1}}")
     if unknown := next((name for name in keywords if name not in FLAGS and name not in KINDS), None):
         raise RecipeError(f"{function}() has no keyword {unknown}.{keyword_hint(unknown, others)}")
     for name, value in keywords.items():
@@ -153,21 +138,17 @@ def keyword_values(
     if keywords.get("procs") not in (None, 1) or keywords.get("engine") == "async":
         raise RecipeError(f"{function}() trains in this process; several are started by steady {function} --procs N")
     values = flag_values(keywords)
-    mixed = {name: value for name, value in keywords.items() if name in KINDS and value not in (None, False)}
-    if mixed:
-        texts = (_transform(name, value) for name, value in mixed.items())
+    texts = [
+        name if value is True else f"{name}:{','.join(map(str, value if isinstance(value, list | tuple) else [value]))}"
+        for name, value in keywords.items()
+        if name in KINDS and value not in (None, False)
+    ]
+    if texts:
         values["data.transforms"] = (*values.get("data.transforms", ()), *texts)
     named = {FLAGS[name][0] if name in FLAGS else "data.transforms": name for name in keywords}
     if twice := next((key for key in changes or () if key in named and key in values), None):
         raise RecipeError(f"{named[twice]}= and {twice!r} of the mapping are the same setting: give one of them")
     return {**(changes or {}), **values}
-
-
-def _transform(name: str, value: Any) -> str:
-    if value is True:
-        return name
-    numbers = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    return f"{name}:{','.join(map(str, numbers))}"
 
 
 def keyword_hint(word: str, others: Iterable[str] = ()) -> str:
@@ -176,20 +157,11 @@ def keyword_hint(word: str, others: Iterable[str] = ()) -> str:
     >>> keyword_hint("learning_rate"), keyword_hint("epoch_"), keyword_hint("momentum")
     (' Did you mean lr?', ' Did you mean epochs?', " It has no flag: {'optim.momentum': VALUE} sets it.")
     """
-    keys = _names_by_key()
-    if name := _other_names().get(word.replace("_", "-")):
-        return f" Did you mean {name}?"
+    names = {other.lstrip("-"): name for name, (_, flag) in FLAGS.items() for other in flag.names.split()}
+    names |= {key: name for name, (key, _) in FLAGS.items()}
     key = synonym(word) or next((key for key in recipe_settings() if word in (key, key.rpartition(".")[2])), "")
+    if name := names.get(word.replace("_", "-")) or names.get(key):
+        return f" Did you mean {name}?"
     if key:
-        return f" Did you mean {keys[key]}?" if key in keys else f" It has no flag: {{{key!r}: VALUE}} sets it."
+        return f" It has no flag: {{{key!r}: VALUE}} sets it."
     return advice(word) or did_you_mean(word, [*FLAGS, *KINDS, *others])
-
-
-@cache
-def _names_by_key() -> Mapping[str, str]:
-    return {key: name for name, (key, _) in FLAGS.items()}
-
-
-@cache
-def _other_names() -> Mapping[str, str]:
-    return {other.lstrip("-"): name for name, (_, flag) in FLAGS.items() for other in flag.names.split()}

@@ -144,10 +144,10 @@ def test_several_labels_are_vectors() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ((IMAGES.astype(float), LABELS), "image 0 of the arrays: .* values from 0 to 25.*; floats must be from 0 to 1"),
+        ((IMAGES.astype(float), LABELS), "image 0 of the arrays: .* values from 0 to 25.*; they must be from 0 to 1"),
         ((IMAGES / 127.5 - 1, LABELS), "undo the normalisation"),
         ((IMAGES.astype(np.uint16) * 257, LABELS), r"257\)\.astype\('uint8'\)"),
-        ((IMAGES.astype(object), LABELS), r"the type object; it must be uint8: image\.astype"),
+        ((IMAGES.astype(object), LABELS), r"the type object; give image\.astype"),
         ((IMAGES.reshape(6, -1), LABELS), r"the shape \(324,\); it must be height x width"),
         ((IMAGES[..., :2], LABELS), "with 1, 3 or 4 channels"),
         ((IMAGES, LABELS[:5]), "6 images and 5 labels"),
@@ -168,7 +168,7 @@ def test_what_cannot_be_right_is_refused(data: Any, words: str) -> None:
 
 def test_images_to_predict_need_no_labels(photos: Path) -> None:
     paths = [str(path) for path in photos.rglob("*.jpg")]
-    assert list(images_of(pandas.DataFrame({"image": paths})) or ()) == paths
+    assert [image for image, _ in images_of(pandas.DataFrame({"image": paths})) or ()] == paths
     assert images_of(paths) is images_of("photos") is images_of(b"") is None
     for data, count in ((IMAGES, 6), (IMAGES[..., 0], 6), (IMAGES[0], 1), (Pairs(), 6), (CHANNELS_FIRST[0], 1)):
         assert len(images_of(data) or ()) == count

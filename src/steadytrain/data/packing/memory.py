@@ -20,7 +20,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,78 +54,70 @@ class Samples(Sequence[tuple[Any, Any]]):
         needs_labels: False: the labels may be None.
 
     Attributes:
-        classes: names of the labels' numbers; None: the data have none.
-        name: for files and messages.
+        name, classes: for files and messages; of the labels' numbers, None where the data have no names.
+        columns, image: of a table, all by their names; which of them holds the images.
 
     Raises:
         DataError: no such data; says the remedy.
     """
 
     def __init__(self, data: Any, image: str | None, label: str | None, say: Say, *, needs_labels: bool = True) -> None:
-        self._needs_labels = needs_labels
         data, inner = _without_transform(data, say), data
         while not hasattr(inner, "classes") and hasattr(inner, "dataset"):  # of a part of it
             inner = inner.dataset
         self.classes = [str(name) for name in getattr(inner, "classes", ())] or None
-        folder = os.path.basename(str(getattr(inner, "root", ""))) if hasattr(inner, "samples") else ""  # noqa: PTH119
+        folder = Path(str(getattr(inner, "root", ""))).name if hasattr(inner, "samples") else ""
         self.name = re.sub(r"\W+", "-", folder or type(inner).__name__.lower())
         self.columns: dict[str, Sequence[Any]] | None = None
-        self._get: Callable[[int], tuple[Any, Any]]
-        if (features := getattr(data, "features", None)) and hasattr(data, "__len__"):  # of Hugging Face
+        self.image, names = "", list[str]()
+        has_items = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str | bytes)
+        features: Mapping[str, Any] = getattr(data, "features", None) or {}  # of Hugging Face
+        if features and has_items:
             kinds = {name: type(feature).__name__ for name, feature in features.items()}
             images, labels = ([name for name in kinds if kinds[name] == kind] for kind in ("Image", "ClassLabel"))
-            image, label = image or next(iter(images), None), label or (labels[0] if len(labels) == 1 else None)
-            if images:
+            names, image = list(kinds), image or next(iter(images), None)
+            label = label or (labels[0] if len(labels) == 1 else None)
+            if image in images:
                 data = data.with_format(None).cast_column(image, type(features[image])(decode=False))
-            self._of_rows(data, list(kinds), image, label)
-            self.classes = getattr(features.get(self.label), "names", None)
         elif isinstance(data, Mapping) or (hasattr(data, "columns") and hasattr(data, "to_dict")):
             names = list(data if isinstance(data, Mapping) else data.columns)
             if any(hasattr(data[name], "features") or hasattr(data[name], "columns") for name in names):
                 raise DataError(f"the data have the parts {few(names)}: give one, data[{names[0]!r}], and val= another")
-            self.columns = {str(name): list(data[name]) for name in names}
-            self._names(list(self.columns), image, label)
-            pictures, texts = self.columns[self.image], self.columns.get(self.label or "", ())
-            self._get, self._length = lambda number: (pictures[number], texts[number] if texts else None), len(pictures)
+            self.columns = {name: list(data[name]) for name in names}
         elif _are_columns(data):
             if len(data[0]) != len(data[1]):
                 raise DataError(f"there are {len(data[0]):,} images and {len(data[1]):,} labels: give one for each")
             self.name = "arrays"
-            self._get, self._length = lambda number: (data[0][number], data[1][number]), len(data[0])
-        elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str | bytes):
-            first = data[0] if len(data) else None
-            if isinstance(first, Mapping) and not is_image(first):
-                self._of_rows(data, list(first), image, label)
-            elif isinstance(first, tuple | list) and len(first) == 2:
-                self._get, self._length = data.__getitem__, len(data)
-            elif needs_labels:
-                what = "nothing in it" if first is None else f"{describe_type(first)} as first item"
-                raise DataError(f"the data are {describe_type(data)} with {what}; give pairs of an image and a label")
-            else:
-                self._get, self._length = lambda number: (data[number], None), len(data)
-        else:
+        elif has_items and len(data) and isinstance(data[0], Mapping) and not is_image(data[0]):
+            names = list(data[0])
+        elif not has_items:
             source_name(data)
-
-    def _names(self, names: Sequence[str], image: str | None, label: str | None) -> None:
-        self.image = _column(names, image, PATHS, "path_column")
-        self.label = _column(names, label, LABELS, "label_column") if self._needs_labels else None
-
-    def _of_rows(self, data: Any, names: Sequence[str], image: str | None, label: str | None) -> None:
-        self._names(names, image, label)
-
-        def get(number: int) -> tuple[Any, Any]:
-            row = data[number]
-            return row[self.image], row[self.label] if self.label else None
-
-        self._get, self._length = get, len(data)
+        elif not (len(data) and isinstance(data[0], tuple | list) and len(data[0]) == 2) and needs_labels:
+            what = f"{describe_type(data[0])} as first item" if len(data) else "nothing in it"
+            raise DataError(f"the data are {describe_type(data)} with {what}; give pairs of an image and a label")
+        if names:
+            self.image = _column(names, image, PATHS, "path_column")
+            label = _column(names, label, LABELS, "label_column") if needs_labels else None
+            self.classes = getattr(features.get(label), "names", self.classes)
+        self._data, self._label = data, label
 
     def __len__(self) -> int:
-        return self._length
+        if self.columns is not None:
+            return len(self.columns[self.image])
+        return len(self._data[0] if _are_columns(self._data) else self._data)
 
     def __getitem__(self, number: Any) -> tuple[Any, Any]:
-        if not 0 <= number < self._length:
+        if not 0 <= number < len(self):
             raise IndexError(number)
-        image, label = self._get(number)
+        if self.columns is not None:
+            image, label = self.columns[self.image][number], self.columns[self._label][number] if self._label else None
+        elif _are_columns(self._data):
+            image, label = self._data[0][number], self._data[1][number]
+        else:
+            item, label = self._data[number], None
+            if self.image:
+                item = (item[self.image], item[self._label] if self._label else None)
+            image, label = item if isinstance(item, tuple | list) and len(item) == 2 else (item, None)
         return image, label.tolist() if hasattr(label, "tolist") else label
 
 
@@ -214,27 +206,14 @@ def source_of(
     return _write_table(samples.name, {**columns, samples.image: paths})
 
 
-def images_of(data: Any) -> Sequence[Any] | None:
-    """Return the images of data in memory, without labels; None for paths, bytes and lists of images."""
+def images_of(data: Any) -> Samples | list[Any] | None:
+    """Return data in memory whose labels do not count, to predict; None for paths, bytes and lists of images."""
     if isinstance(data, str | os.PathLike | bytes):
         return None
     if is_image(data):
         return [data]
-    if isinstance(data, Mapping) or hasattr(data, "columns") or hasattr(data, "features") or is_array(data):
-        return _Images(Samples(data, None, None, mute, needs_labels=False))
     is_set = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list | tuple)
-    return _Images(Samples(data, None, None, mute, needs_labels=False)) if is_set else None
-
-
-class _Images(Sequence[Any]):
-    def __init__(self, samples: Samples) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, number: Any) -> Any:
-        return self._samples[number][0]
+    return Samples(data, None, None, mute, needs_labels=False) if is_set or hasattr(data, "columns") else None
 
 
 def _write_table(name: str, columns: Mapping[str, Iterable[Any]]) -> str:

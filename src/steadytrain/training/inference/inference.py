@@ -25,7 +25,7 @@ from steadytrain.data.images.decode import BadImageError, lost_in
 from steadytrain.data.images.memory import file_bytes, is_array
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
 from steadytrain.data.loader.task import at_least
-from steadytrain.data.packing.memory import images_of, source_of
+from steadytrain.data.packing.memory import Samples, images_of, source_of
 from steadytrain.data.packing.prepare import Prepared, prepare
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.reader import Records
@@ -479,19 +479,18 @@ def _named_images(images: Any) -> Iterator[str | Path | bytes | Callable[[], byt
     """Yield one image or several: names, bytes, or what reads one of a set. Raises DataError for what is no image."""
     several = images_of(images)
     if is_array(images) and several:
-        file_bytes(several[0])  # wrong values are an error here, and not of each image
-    if several is None or isinstance(several, list) or (len(several) and isinstance(several[0], str | Path)):
-        names = images if several is None else several
-        names = names if isinstance(names, Iterable) and not isinstance(names, str | bytes) else [names]
-        yield from (item if isinstance(item, str | Path | bytes) else file_bytes(item)[0] for item in names)
+        file_bytes(several[0][0] if isinstance(several, Samples) else images)  # what is wrong is so of each image
+    if isinstance(several, Samples) and len(several) and not isinstance(several[0][0], str | Path):
+        yield from (partial(_read_sample, several, number) for number in range(len(several)))
         return
-    for number in range(len(several)):
-        yield partial(_read_sample, several, number)
+    names = [pair[0] for pair in several] if isinstance(several, Samples) else several or images
+    names = names if isinstance(names, Iterable) and not isinstance(names, str | bytes) else [names]
+    yield from (item if isinstance(item, str | Path | bytes) else file_bytes(item)[0] for item in names)
 
 
-def _read_sample(several: Sequence[Any], number: int) -> bytes:
+def _read_sample(several: Samples, number: int) -> bytes:
     try:
-        return file_bytes(several[number])[0]
+        return file_bytes(several[number][0])[0]
     except DataError as error:
         raise BadImageError(str(error)) from None
 
