@@ -4,11 +4,11 @@
 
     import steadytrain as st
 
-    outcome = st.finetune("photos", {"budget.epochs": 5})  # a folder for each class
-    print(st.evaluate(outcome.run).top1)
-    for prediction in st.predict(outcome.run, "new/"):
-        print(prediction.path, prediction.classes[0])
-    st.report(outcome.run, "report.html")
+    result = st.finetune("photos", epochs=5)  # a folder for each class
+    print(result.metrics["top1"])
+    for prediction in st.predict(result.run, "new/"):
+        print(prediction.path, prediction.label, prediction.probability)
+    st.report(result.run, "report.html")
 
 Importing this package imports no torch: each public name is loaded when it is first used.
 """
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from steadytrain import data as data
     from steadytrain.config import Budget as Budget
     from steadytrain.config import Data as Data
     from steadytrain.config import Every as Every
@@ -40,10 +41,12 @@ if TYPE_CHECKING:
     from steadytrain.data.sources.unpacked import Unpacked as Unpacked
     from steadytrain.errors import SteadyError as SteadyError
     from steadytrain.export.export import export_model as export_model
+    from steadytrain.interop.sklearn import ImageClassifier as ImageClassifier
     from steadytrain.monitor import diagnose as diagnose
     from steadytrain.monitor import ledger as ledger
     from steadytrain.reports import report as report
     from steadytrain.reports.costs import bill as bill
+    from steadytrain.reports.run_list import runs as runs
     from steadytrain.run import Run as Run
     from steadytrain.training import calibrate as calibrate
     from steadytrain.training import default_recipe as default_recipe
@@ -55,6 +58,8 @@ if TYPE_CHECKING:
     from steadytrain.training import steps as steps
     from steadytrain.training import train as train
     from steadytrain.training.inference.feature_vectors import features as features
+    from steadytrain.training.loop.steering import SetRate as SetRate
+    from steadytrain.training.loop.steering import Stop as Stop
 
 _PLACES = {
     "BlockShuffle": "data.loader",
@@ -62,6 +67,7 @@ _PLACES = {
     "Crop": "data.loader",
     "Data": "config",
     "Every": "config",
+    "ImageClassifier": "interop.sklearn",
     "ImageLoader": "data.loader",
     "ImageLoaderDataset": "data.loader.dataset",
     "Model": "config",
@@ -71,7 +77,9 @@ _PLACES = {
     "Recipe": "config",
     "Records": "data.recordio.reader",
     "Run": "run",
+    "SetRate": "training.loop.steering",
     "SteadyError": "errors",
+    "Stop": "training.loop.steering",
     "Unpacked": "data.sources.unpacked",
     "bill": "reports.costs",
     "calibrate": "training",
@@ -87,14 +95,20 @@ _PLACES = {
     "repeat": "training",
     "report": "reports",
     "restore": "training",
+    "runs": "reports.run_list",
     "steps": "training",
     "train": "training",
 }
 
-__all__ = sorted([*_PLACES, "__version__"])
+_ALIASES = ("BlockShuffle", "Crop", "ImageLoader", "ImageLoaderDataset", "Records", "Unpacked")
+"""Earlier names of what ``st.data`` has."""
+
+__all__ = sorted([*(_PLACES.keys() - set(_ALIASES)), "__version__", "data"])
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":
+        return import_module("steadytrain.data")
     if name not in _PLACES:
         raise AttributeError(f"module 'steadytrain' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does
@@ -103,7 +117,7 @@ def __getattr__(name: str) -> Any:
     if not isinstance(value, FunctionType):
         return value
     # One object by one name, which pickle finds.
-    return globals().setdefault(name, import_module("steadytrain.config.plain").checked(value, __name__))
+    return globals().setdefault(name, import_module("steadytrain.config.calls").public(value, __name__))
 
 
 def __dir__() -> list[str]:

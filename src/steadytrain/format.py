@@ -11,6 +11,9 @@ import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
+from typing import Any
+
+from steadytrain.errors import InputError
 
 NONE = "\N{EN DASH}"
 
@@ -363,3 +366,21 @@ def fold(text: str, columns: int | None) -> str:
     'steady: there is no\\n  file a.rec'
     """
     return clean(text) if columns is None else "\n".join(wrap(text, columns, "", "  "))
+
+
+class RowTable(list[dict[str, Any]]):
+    """RowTable of a table, each a dictionary of its columns.
+
+    >>> RowTable([{"epoch": 1.0, "top1": 0.5}])[-1]["top1"]
+    0.5
+    """
+
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame. Raises InputError where pandas is not installed."""
+        try:
+            import pandas  # type: ignore[import-untyped]
+        except ImportError:
+            raise InputError(
+                "to_frame() makes a DataFrame of pandas, which is not installed: pip install pandas"
+            ) from None
+        return pandas.DataFrame.from_records(list(self))

@@ -119,8 +119,7 @@ def _data_words(folder: Path) -> str:
         return ""
     if any(entry.name.startswith("step-") for entry in first) or not any(entry.is_dir() for entry in first):
         return ""
-    path = shlex.quote(str(folder))
-    return f"; to train on images in it: steady finetune {path} (in Python: st.finetune({str(folder)!r}))"
+    return f"; to train on images in it: steady finetune {shlex.quote(str(folder))}"
 
 
 def _runs_within(folder: Path) -> str:
@@ -238,6 +237,9 @@ class Run:
     is_new: bool = field(default=False, compare=False, repr=False)
     """:meth:`create` has made its folder."""
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.directory)!r})"
+
     @functools.cached_property
     def _reader(self) -> LogReader:
         return LogReader(self.log_path())
@@ -285,7 +287,7 @@ class Run:
             if before is not None and not is_another:  # what the run has decided stays
                 kept = {
                     f"every.{name}": getattr(before.recipe.every, name)
-                    for name in ("skip", "slower", "fp32", "best", "tries")
+                    for name in ("skip", "slower", "rates", "fp32", "best", "tries")
                     if not getattr(recipe.every, name)
                 }
                 recipe = recipe.with_(kept) if any(kept.values()) else recipe
@@ -347,8 +349,8 @@ class Run:
         """Return the run with what it has decided since it was opened: where it began again from its probe."""
         stored = Run.open(self.directory).recipe
         decided = {"every.tries": stored.every.tries, "budget.epochs": stored.budget.epochs}
-        decided |= {"optim.warmup_epochs": stored.optim.warmup_epochs}
-        return replace(self, recipe=self.recipe.with_(decided)) if stored.every.tries else self
+        decided |= {"optim.warmup_epochs": stored.optim.warmup_epochs, "every.rates": stored.every.rates}
+        return replace(self, recipe=self.recipe.with_(decided)) if stored.every.tries or stored.every.rates else self
 
     @property
     def probe_weights(self) -> Path:

@@ -19,25 +19,23 @@ PROJECT = Path(__file__).parents[2]
 SOURCE = PROJECT / "src" / "steadytrain"
 
 NAMES = [
-    "BlockShuffle",
     "Budget",
-    "Crop",
     "Data",
     "Every",
-    "ImageLoader",
-    "ImageLoaderDataset",
+    "ImageClassifier",
     "Model",
     "Optim",
     "Parallel",
     "Precision",
     "Recipe",
-    "Records",
     "Run",
+    "SetRate",
     "SteadyError",
-    "Unpacked",
+    "Stop",
     "__version__",
     "bill",
     "calibrate",
+    "data",
     "default_recipe",
     "diagnose",
     "evaluate",
@@ -50,6 +48,7 @@ NAMES = [
     "repeat",
     "report",
     "restore",
+    "runs",
     "steps",
     "train",
 ]
@@ -58,6 +57,7 @@ WITH_TORCH = (
     "cli",
     "native",
     "interop.mxnet",
+    "interop.sklearn",
     "data.loader",
     "data.transforms",
     "models",
@@ -105,6 +105,18 @@ def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
     assert name in dir(steadytrain)
     held = getattr(steadytrain, name)
     assert isinstance(held, str) or held.__doc__
+
+
+def test_the_loaders_names_are_in_data_and_where_they_were() -> None:
+    assert steadytrain.data.__all__ == [
+        "BlockShuffle",
+        "Crop",
+        "ImageLoader",
+        "ImageLoaderDataset",
+        "Records",
+        "Unpacked",
+    ]
+    assert all(getattr(steadytrain, name) is getattr(steadytrain.data, name) for name in steadytrain.data.__all__)
 
 
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:

@@ -69,7 +69,7 @@ def test_python_in_the_documents_runs(
     monkeypatch.chdir(tmp_path)
     page, line, text, run = block
     code = compile("\n" * (line - 1) + text, str(page), "exec")
-    assert set(re.findall(r"\bst\.(\w+)", text)) <= {*steadytrain.__all__}
+    assert set(re.findall(r"\bst\.(\w+)", text)) <= {*steadytrain.__all__, *steadytrain.data.__all__}
     if run:
         exec(code, {"__name__": "__main__"})
 

@@ -435,9 +435,9 @@ def predict(
     if csv is not None and json:
         raise InputError("--csv and --json exclude each other: drop one of them")
     from steadytrain.data.images.statistics import DeepImages
-    from steadytrain.training import predict as predict_each
     from steadytrain.training.inference.heat_maps import MEANING
     from steadytrain.training.inference.inference import Files
+    from steadytrain.training.inference.inference import predict as predict_each
     from steadytrain.training.inference.limits import open_judge
 
     if explain is not None and explain.exists() and not explain.is_dir():
@@ -478,7 +478,7 @@ def predict(
             _write_csv(csv, shown, known) as write,
             nullcontext() if is_text else progress("predicting", len(files)) as done,
         ):
-            for number, result in enumerate(predict_each(trained, files, **options), start=1):
+            for number, result in enumerate(predict_each(trained, files, **options).stream, start=1):
                 paths = [] if explain is None else _write_maps(explain, f"{number:0{len(str(len(files)))}}", result)
                 pairs = list(zip(result.classes, result.probabilities, strict=True))
                 num_bad += result.error is not None

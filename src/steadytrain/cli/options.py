@@ -20,6 +20,7 @@ from cyclopts.validators import Number
 
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes
+from steadytrain.config.keywords import FLAGS, flag_values
 from steadytrain.config.plain import hints_of, leaves, parse_json, table_of
 from steadytrain.config.recipe import ASIDE, recipe_settings
 from steadytrain.config.reference import flag_help
@@ -65,20 +66,6 @@ MAX_VALUES, MAX_DEPTH = 100_000, 20
 
 HEADINGS = {name: Parameter(group=Group(name, sort_key=order)) for order, name in enumerate(GROUPS)}
 """Parameters that put a flag under its heading in ``--help``."""
-PART_ORDER = ("budget", "", "data", "model", "optim", "precision", "parallel", "every")
-"""The order in which the flags of the recipe's parts are listed; each stands under its own heading."""
-
-
-def _flags() -> Iterator[tuple[str, str, Flag]]:
-    """Yield the flags that set the recipe's values: name, key, and what is known of it."""
-    settings = recipe_settings()
-    for key in sorted(settings, key=lambda key: PART_ORDER.index(key.rpartition(".")[0])):
-        if (flag := settings[key].flag) is not None:
-            yield flag.name.removeprefix("--").replace("-", "_"), key, flag
-
-
-FLAGS = {name: (key, flag) for name, key, flag in _flags()}
-"""The flags of the recipe by name: the key that each sets, and what is known of it."""
 
 
 def _flag_type(key: str, flag: Flag) -> Any:
@@ -179,11 +166,7 @@ class TrainingOptions:
         {'budget.epochs': 3, 'budget.steps': None, 'optim.lr': 0.2, 'optim.momentum': 0.8}
         """
         settings = dict(parse_setting(text) for text in self.set)
-        values: dict[str, Any] = {}
-        for name, (key, flag) in FLAGS.items():
-            value = self.flags.get(name)
-            if value is not None and value is not False and not (flag.is_measured and value == "auto"):
-                values |= {key: flag.read(value) if flag.read is not None else value, **dict(flag.implied)}
+        values = flag_values(self.flags)
         if self.workers is not None and "parallel.threads" not in self.measured:
             values[self._key_of_workers] = self.workers
         values |= settings

@@ -1100,6 +1100,15 @@ class Every:
         limit=_UPDATES,
         example=[120],
     )
+    rates: tuple[tuple[int, float], ...] = setting(
+        (),
+        "From which update on the schedule's learning rate is multiplied by what; 0 ends the run before that update. "
+        "The decisions of a program's on_event are written here.",
+        limit=ValueLimit(
+            lambda rates: all(first >= 1 and times >= 0 for first, times in rates), "pairs of updates and factors"
+        ),
+        example=[[120, 0.5]],
+    )
     fp32: tuple[int, ...] = setting(
         (),
         "Updates, by their numbers: the first of them and all later ones are computed in fp32, with any "

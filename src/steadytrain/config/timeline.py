@@ -67,6 +67,7 @@ class Timeline:
         """Return the learning rate at ``step``; ``drops``: how often evaluations have lowered it."""
         halvings = sum(step >= first - 1 for first in self.recipe.every.slower)
         lr = self.peak * self._share(self.batches.progress(step) - self._begin) * 0.5**halvings
+        lr *= next((times for first, times in reversed(self.recipe.every.rates) if times and step >= first - 1), 1.0)
         return lr if self.plateau is None else lr * self.plateau.lowered(drops)
 
     def momentum(self, step: int) -> float | None:

@@ -49,6 +49,7 @@ from steadytrain.events.schema import Score as Score
 from steadytrain.events.schema import ServerStats as ServerStats
 from steadytrain.events.schema import Stalled as Stalled
 from steadytrain.events.schema import Started as Started
+from steadytrain.events.schema import Steered as Steered
 from steadytrain.events.schema import Step as Step
 from steadytrain.events.schema import StepMeasured as StepMeasured
 from steadytrain.events.schema import Tested as Tested

@@ -557,6 +557,19 @@ class Saved(Event, frozen=True, kw_only=True):
         return self.pause + (self.cpu_seconds or 0.0)
 
 
+class Steered(Event, frozen=True, kw_only=True):
+    """A decision of the program that trains, by an event before: from update ``step`` on.
+
+    ``what``: ``rate``: at ``times`` the schedule's learning rate; ``stop``: the run ends before that update. ``why``:
+    in its own words.
+    """
+
+    step: Whole
+    what: Literal["rate", "stop"]
+    times: Finite
+    why: str = ""
+
+
 class Noticed(Event, frozen=True, kw_only=True):
     """A warning that belongs to the run, such as a damaged checkpoint."""
 

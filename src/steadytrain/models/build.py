@@ -278,7 +278,8 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
         parameters = {key: value for key, value in module.named_parameters() if not is_lazy(value)}
 
         def forward(replaced: Mapping[str, Tensor], device: str) -> object:
-            copies = {key: value.to(device, copy=True) for key, value in (*replaced.items(), *module.named_buffers())}
+            buffers = [(key, value) for key, value in module.named_buffers() if not is_lazy(value)]
+            copies = {key: value.to(device, copy=True) for key, value in (*replaced.items(), *buffers)}
             return functional_call(module, copies, (torch.zeros(2, channels, size, size, device=device),))
 
         if size > LARGE_SIDE or sum(value.numel() for value in parameters.values()) >= LARGE:
@@ -449,7 +450,14 @@ def _make_object(source: ModelSource, model: Model, *, num_classes: int, channel
         return _call_own(source.name, model_object, model, num_classes=num_classes, channels=channels, size=size)
     if model.options:
         raise ModelError(f"model.options are arguments of a function, and {source.name} is a module: leave them out")
-    module = deepcopy(model_object).to("cpu", torch.float32).requires_grad_(True)
+    try:
+        module = deepcopy(model_object).to("cpu", torch.float32)
+    except (RuntimeError, TypeError, ValueError) as error:  # a buffer without a shape, as of LazyBatchNorm2d
+        line = first_line(error).partition(". ")[0]
+        raise ModelError(f"{source.name} cannot be copied ({line}): give a function that makes it") from error
+    for parameter in module.parameters():
+        if not is_lazy(parameter):  # one that is still without a shape is trained
+            parameter.requires_grad_(True)
     return Built(module, source.name, Input(channels=channels), find_head(module, num_classes))
 
 

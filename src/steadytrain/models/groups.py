@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from steadytrain.config.phases import parse_train
 from steadytrain.errors import ModelError, did_you_mean
@@ -86,7 +87,7 @@ def lacks_statistics(module: nn.Module) -> bool:
     """Return whether a network has batch norms, all of them with the statistics that they are made with."""
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.running_mean is not None]
     return bool(norms) and not any(
-        bool(part.running_mean.any()) or bool((part.running_var != 1).any())
+        not is_lazy(part.running_mean) and (bool(part.running_mean.any()) or bool((part.running_var != 1).any()))
         for part in norms
         if part.running_mean is not None and part.running_var is not None
     )

@@ -26,7 +26,7 @@ from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.errors import InputError, RunError, SteadyError, did_you_mean, first_line
 from steadytrain.files import MOST_TEXT_BYTES, read_text, replace_file
-from steadytrain.format import clean, count, duration, epoch, money, percent, rate
+from steadytrain.format import RowTable, clean, count, duration, epoch, money, percent, rate
 from steadytrain.intervals import Interval
 from steadytrain.monitor.history_reader import read_any
 from steadytrain.reports.files import open_run, run_folders
@@ -126,6 +126,18 @@ def write_notes(folder: Path, *, add: Sequence[str] = (), remove: Sequence[str] 
     after = RunNotes(tuple(tag for tag in tags if tag not in remove), before.note if note is None else note)
     if after != before:
         replace_file(folder / NOTES, json.dumps(asdict(after), indent=1, ensure_ascii=False) + "\n")
+
+
+def runs(folder: str | Path = "runs") -> RowTable:
+    """Return what ``steady runs`` lists, the newest first: a dictionary for each run, as of its ``--json``.
+
+    Args:
+        folder: that holds runs, or folders of them.
+
+    Raises:
+        RunError: there is no such folder, or no run in it.
+    """
+    return RowTable(row.to_dict() for row in list_runs(folder))
 
 
 def list_runs(folder: str | Path) -> list[RunRow]:

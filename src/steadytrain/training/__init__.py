@@ -10,6 +10,6 @@ from steadytrain.training.inference.trained import Trained as Trained
 from steadytrain.training.inference.trained import restore as restore
 from steadytrain.training.loop.defaults import default_recipe as default_recipe
 from steadytrain.training.loop.defaults import finetune as finetune
+from steadytrain.training.loop.defaults import steps as steps
+from steadytrain.training.loop.defaults import train as train
 from steadytrain.training.loop.steps import repeat as repeat
-from steadytrain.training.loop.steps import steps as steps
-from steadytrain.training.loop.steps import train as train

@@ -63,6 +63,16 @@ class Evaluation:
         return self.top1 if self.mean_ap is None else self.mean_ap
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """The figures by name: ``n``, ``loss``, ``top1``, ``top5``, ``mean_ap``, ``macro_recall``, ``macro_f1``."""
+        values = {"n": self.n, "loss": self.loss, "top1": self.top1, "top5": self.top5, "mean_ap": self.mean_ap}
+        values |= {"macro_recall": self.macro.recall, "macro_f1": self.macro.f1}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def __getitem__(self, name: str) -> float:
+        return self.metrics[name]
+
+    @property
     def macro(self) -> ClassScore:
         """Precision, recall and F1, averaged over the classes, or labels, that have images."""
         return macro([score_of(*counts) for counts in zip(self.right, self.total, self.predicted, strict=True)])

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 from steadytrain.config import Recipe
+from steadytrain.config.calls import in_python
 from steadytrain.events import Ended, Evaluated, Event, Logged, Noticed, ProbeProgress, Started, Tested
 from steadytrain.format import duration, epoch, percent, rate, score_name
 from steadytrain.monitor.history import RunScore
@@ -65,7 +66,7 @@ def show_progress(events: Iterable[Event], recipe: Recipe, out: TextIO) -> Itera
             name, figures = score_name(event.mean_ap is not None), RunScore.of(event).words
             write(f"test, {event.seen}: {name} {figures}", stays=True)
         elif isinstance(event, Noticed):
-            write(event.message, stays=True)
+            write(in_python(event.message), stays=True)
         elif isinstance(event, Ended):
             write(f"{event.words} after {duration(event.seconds)}", stays=True)
         yield event

@@ -174,7 +174,9 @@ def _as_records(source: str, options: Mapping[str, object], say: Say) -> Prepare
     files = open_objects(source) if is_uri(source) else record_files(source)
     if not files[0].exists():
         siblings = [file.name for file in files[0].parent.glob("*.rec")]
-        raise DataError(f"there is no file {source}.{did_you_mean(files[0].name, siblings)}")
+        made = " It was packed from data in memory: the same call, with these data, packs them again."
+        near = made if files[0].parent.name == "memory" else did_you_mean(files[0].name, siblings)
+        raise DataError(f"there is no file {source}.{near}")
     groups = group_by_split(files, [file.name for file in files], source)
     if len(groups) == 1:
         return Prepared(join_paths(files) if is_uri(source) else Path(source), None)

@@ -201,9 +201,9 @@ def source_name(data: object) -> str:
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
     raise DataError(
-        f"the data are {describe_type(data)}; they must be the name of a folder or a file: save the images into a"
-        " folder for each class, or write photos.csv with image,label, as df.to_csv does (a data set of Hugging Face's:"
-        " save_to_disk); your own loop takes any loader (docs: own-loop)"
+        f"the data are {describe_type(data)}; they must be the name of a folder or a file, or in memory (images,"
+        " labels), a list of pairs, a DataFrame, or a data set with a length (of a DataLoader: its .dataset); your own"
+        " loop takes any loader (docs: own-loop)"
     )
 
 

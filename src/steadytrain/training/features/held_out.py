@@ -254,7 +254,7 @@ def calibrate(
         if data is None and trained.is_probe:
             result, groups, digest = _answers_out_of_fold(bare, threads=threads, progress=progress, say=say)
         else:
-            opened = opened or open_evaluation_data(trained, data)  # type: ignore[arg-type]
+            opened = opened or open_evaluation_data(trained, data)
             digest, options = opened.digest, {"batch_size": batch_size, "threads": threads, "progress": progress}
             result = evaluate(bare, opened, keep_logits=True, **options)  # type: ignore[arg-type]
     finally:

@@ -7,30 +7,35 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial, wraps
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, ParamSpec, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from steadytrain.data import filenames
 from steadytrain.data.arrays import Ints
-from steadytrain.data.filenames import expand, is_ignored, is_image, is_pattern
-from steadytrain.data.images.decode import lost_in
+from steadytrain.data.filenames import expand, is_ignored, is_pattern
+from steadytrain.data.images.decode import BadImageError, lost_in
+from steadytrain.data.images.memory import file_bytes, is_array
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
 from steadytrain.data.loader.task import at_least
+from steadytrain.data.packing.memory import Samples, images_of, source_of
 from steadytrain.data.packing.prepare import Prepared, prepare
 from steadytrain.data.recordio.card import LabelNames
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.sources.find import source_name
 from steadytrain.data.sources.labels import say_places
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.local_files import read_patiently
-from steadytrain.errors import DataError, RunError, describe_type, read_errors
+from steadytrain.errors import DataError, RunError, read_errors
 from steadytrain.files import Closing
-from steadytrain.format import OnProgress, Say, few, print_note
+from steadytrain.format import OnProgress, RowTable, Say, few, print_note
 from steadytrain.models.class_names import Match, match_classes
 from steadytrain.run import Run
 from steadytrain.training import build
@@ -40,6 +45,8 @@ from steadytrain.training.inference.heat_maps import draw, heat_maps
 from steadytrain.training.inference.limits import Judge, Judgement, open_judge
 from steadytrain.training.inference.trained import Trained, Which, class_names, read_class_file, rename_classes, restore
 from steadytrain.training.memory import PassLimit
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ class EvaluationData:
 
 def evaluate(
     place: str | Path | Run | Trained,
-    data: str | Path | EvaluationData | None = None,
+    data: object = None,
     *,
     which: Which = "best",
     classes: str | Path | Sequence[str] | Mapping[str, str] | None = None,
@@ -100,7 +107,8 @@ def evaluate(
 
     Args:
         place: as for :func:`restore`, or what it returned.
-        data: a record file, a folder, or whatever else ``pack`` takes; None takes the run's own validation data.
+        data: a record file, a folder, or whatever else ``pack`` takes; or images and labels in memory
+            (:mod:`steadytrain.data.packing.memory`); None takes the run's own validation data.
         which: as for :func:`restore`.
         classes: as for :func:`restore`; or which class of the model (value) a class of the data (key) is, for those
             that are not matched by name, or a text file of both with a tab between.
@@ -203,7 +211,7 @@ class _Restricted(nn.Module):
 
 def open_evaluation_data(
     trained: Trained,
-    data: str | Path | None,
+    data: object,
     *,
     root: str | Path | None = None,
     labels: str | Path | None = None,
@@ -241,8 +249,11 @@ def open_evaluation_data(
         if sets.val is not sets.train:
             sets.train.close()
         return EvaluationData(sets.val, sets.val_ids, batch_size=run.recipe.batch_size, groups=sets.val_groups)
-    data = source_name(data)
     mapping = classes or {}
+    if not isinstance(data, str | Path):
+        data = source_of(data, path_column=path_column, label_column=label_column, root=root, say=say)
+        if data.endswith(".rec"):  # packed: it has no columns any more
+            root = path_column = label_column = None
     options: dict[str, Any] = {"root": root, "labels": labels, "zip_names": zip_names, "say": say, "progress": progress}
     options |= {"path_column": path_column, "label_column": label_column, "split_column": split_column}
     if trained.is_multi_label:
@@ -396,7 +407,7 @@ class Prediction:
     Of several labels those above the threshold, of which there may be none. ``judgement``: whether the image is like
     the training images, where that is known (:mod:`steadytrain.training.inference.limits`). ``maps``: JPEGs of the
     image under heat maps of its first classes, where they were asked for. ``path``: of the file; of an image of a
-    record file ``photos.rec:17``, its number behind the colon; ``-`` of bytes.
+    record file ``photos.rec:17``, its number behind the colon; ``-`` of one in memory.
     """
 
     path: Path
@@ -406,20 +417,83 @@ class Prediction:
     judgement: Judgement | None = None
     maps: tuple[bytes, ...] = field(default=(), repr=False)
 
+    @property
+    def label(self) -> str | None:
+        """The likeliest class; None for an image that cannot be read, and where no label is above the threshold."""
+        return self.classes[0] if self.classes else None
 
-Images = str | Path | bytes
-"""An image file, a folder of them, a pattern such as ``photos/*.jpg``, a record file, or the bytes of an image."""
+    @property
+    def probability(self) -> float | None:
+        """The probability of :attr:`label`."""
+        return self.probabilities[0] if self.probabilities else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a row of a table: ``path``, ``label``, ``probability``, then ``label2``, ..., ``error``."""
+        row: dict[str, Any] = {"path": str(self.path), "label": self.label, "probability": self.probability}
+        for rank, pair in enumerate(zip(self.classes, self.probabilities, strict=True), 1):
+            row |= dict(zip((f"label{rank}", f"probability{rank}"), pair, strict=True)) if rank > 1 else {}
+        return row | {"error": self.error}
 
 
-def _named_images(images: Any) -> Iterator[Images]:
-    """Yield one image or several. Raises DataError for what is neither a file's name nor its bytes."""
-    for item in images if isinstance(images, Iterable) or hasattr(images, "__getitem__") else [images]:
-        if not isinstance(item, str | Path | bytes):
-            raise DataError(
-                f"an image is {describe_type(item)}; it must be the name of a file or a folder, or a file's bytes: save"
-                " it first (PIL: image.save('a.png'))"
-            )
-        yield item
+class Predictions(Sequence[Prediction]):
+    """Predictions in the order of their images, each computed when it is first asked for; ``next()`` gives one more.
+
+    ``stream`` yields them and keeps none of them.
+    """
+
+    def __init__(self, stream: Iterator[Prediction]) -> None:
+        self.stream, self._known, self._next = stream, list[Prediction](), 0
+
+    def __next__(self) -> Prediction:
+        self._next += 1
+        try:
+            return self[self._next - 1]
+        except IndexError:
+            raise StopIteration from None
+
+    @overload
+    def __getitem__(self, number: int) -> Prediction: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Prediction]: ...
+    def __getitem__(self, number: int | slice) -> Prediction | list[Prediction]:
+        most = number + 1 if isinstance(number, int) and number >= 0 else None
+        self._known += islice(self.stream, None if most is None else max(0, most - len(self._known)))
+        return self._known[number]
+
+    def __len__(self) -> int:
+        return len(self[:])
+
+    def __repr__(self) -> str:
+        return repr(self[:])
+
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame, as of :meth:`Prediction.to_dict`. Raises InputError where there is no pandas."""
+        return RowTable(prediction.to_dict() for prediction in self).to_frame()
+
+
+Images = Any
+"""An image file, a folder of them, a pattern such as ``photos/*.jpg``, a record file, the bytes of an image, or images
+in memory: of PIL, arrays, tensors, a DataFrame with a column of them or of paths, a data set."""
+
+
+def _named_images(images: Any) -> Iterator[str | Path | bytes | Callable[[], bytes]]:
+    """Yield one image or several: names, bytes, or what reads one of a set. Raises DataError for what is no image."""
+    several = images_of(images)
+    if is_array(images) and several:
+        file_bytes(several[0][0] if isinstance(several, Samples) else images)  # what is wrong is so of each image
+    if isinstance(several, Samples) and len(several) and not isinstance(several[0][0], str | Path):
+        yield from (partial(_read_sample, several, number) for number in range(len(several)))
+        return
+    names = [pair[0] for pair in several] if isinstance(several, Samples) else several or images
+    names = names if isinstance(names, Iterable) and not isinstance(names, str | bytes) else [names]
+    yield from (item if isinstance(item, str | Path | bytes) else file_bytes(item)[0] for item in names)
+
+
+def _read_sample(several: Samples, number: int) -> bytes:
+    try:
+        return file_bytes(several[number][0])[0]
+    except DataError as error:
+        raise BadImageError(str(error)) from None
 
 
 class Files(Closing):
@@ -439,14 +513,15 @@ class Files(Closing):
         DataError: a folder without images, a pattern that fits no file, or a record file that cannot be opened.
     """
 
-    def __init__(self, images: Images | Sequence[Images]) -> None:
+    def __init__(self, images: Images) -> None:
         self.shorter_side: int | None = None
         self.lost = Counter[str]()
-        self._places: list[Path | bytes | tuple[Records, int]] = []
+        self._places: list[Path | bytes | Callable[[], bytes] | tuple[Records, int]] = []
+        self._lock = Lock()
         with ExitStack() as stack:
-            for item in [images] if isinstance(images, str | Path | bytes) else _named_images(images):
-                for place in [item] if isinstance(item, bytes) else image_files([item]):
-                    if isinstance(place, bytes) or place.suffix != ".rec":
+            for item in _named_images(images):
+                for place in image_files([item]) if isinstance(item, str | Path) else [item]:
+                    if not isinstance(place, Path) or place.suffix != ".rec":
                         self._places.append(place)
                         continue
                     records = stack.enter_context(Records.open(place))
@@ -465,6 +540,9 @@ class Files(Closing):
             return place[0].image(place[1])
         if isinstance(place, bytes):
             return place
+        if not isinstance(place, Path):
+            with self._lock:  # a data set may be for one thread
+                return place()
         with read_errors(place):
             return read_patiently(place.read_bytes, str(place))
 
@@ -481,7 +559,7 @@ class Files(Closing):
         place = self._places[i]
         if isinstance(place, tuple):
             return Path(f"{place[0].path}:{place[1]}")
-        return Path("-") if isinstance(place, bytes) else place
+        return place if isinstance(place, Path) else Path("-")
 
     def close(self) -> None:
         """Close the record files."""
@@ -502,7 +580,7 @@ def image_files(paths: Sequence[str | Path]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        images = (p for p in path.rglob("*") if is_image(p.name) and not is_ignored(p.name))
+        images = (p for p in path.rglob("*") if filenames.is_image(p.name) and not is_ignored(p.name))
         inside = sorted(p for p in images if p.is_file() or p.is_symlink())  # a broken link is an image that is missing
         if not inside:
             raise DataError(f"{path} is a folder without images: name image files, or a folder of them")
@@ -544,9 +622,18 @@ def open_feed(
     )
 
 
+def _as_predictions(stream: Callable[P, Iterator[Prediction]]) -> Callable[P, Predictions]:
+    @wraps(stream)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Predictions:
+        return Predictions(stream(*args, **kwargs))
+
+    return call
+
+
+@_as_predictions
 def predict(
     place: str | Path | Run | Trained,
-    images: Images | Sequence[Images] | Files,
+    images: Images | Files,
     *,
     top: int | None = None,
     which: Which = "best",

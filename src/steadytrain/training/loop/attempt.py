@@ -41,6 +41,7 @@ from steadytrain.training.data import OpenedData
 from steadytrain.training.device import sampled_gpus
 from steadytrain.training.loop.reporting import pending_notices
 from steadytrain.training.loop.saving import written
+from steadytrain.training.loop.steering import OnEvent, decide
 from steadytrain.training.loop.stopping import Stopping, stopping
 from steadytrain.training.loop.updates import NUMBERS, Events, run_updates
 from steadytrain.training.memory import is_out_of_memory
@@ -55,7 +56,7 @@ _EXPECTED = SteadyError, OSError, ImportError, MemoryError  # their message says
 
 
 class EachAttempt(TypedDict, total=False):
-    """Arguments of each attempt at a run, as of :func:`.steps.steps` but for two.
+    """Arguments of each attempt at a run, as of :func:`.steps.run_steps` but for two.
 
     Args:
         since: seconds since 1970; an older file is no notice that the machine goes. None: the beginning of the attempt.
@@ -68,6 +69,7 @@ class EachAttempt(TypedDict, total=False):
     group: Peers | None
     opened: OpenedData | None
     on_locked: Callable[[], None]
+    on_event: OnEvent | None
 
 
 def attempts(
@@ -79,12 +81,12 @@ def attempts(
     from the probe.
 
     Args:
-        run, began, probe: as of :func:`.steps.steps`.
+        run, began, probe: as of :func:`.steps.run_steps`.
         each: for each attempt.
 
     Raises:
         DivergedError: loss or weights are not finite any more; on all ranks after the same update.
-        RankLostError, SteadyError: as of :func:`.steps.steps`.
+        RankLostError, SteadyError: as of :func:`.steps.run_steps`.
     """
     run = Run.open(run)
     signal: str | None = NUMBERS
@@ -106,6 +108,7 @@ def _attempt(
     group: Peers | None = None,
     opened: OpenedData | None = None,
     on_locked: Callable[[], None] = lambda: None,
+    on_event: OnEvent | None = None,
 ) -> Events:
     """Make one attempt; return the signal that ended it, or :data:`NUMBERS`, None where the run is finished."""
     before = run.progress()
@@ -141,7 +144,7 @@ def _attempt(
             # Whatever looks at the updates ends with them: the end of the attempt is the last event of its log.
             with monitors, looks, collecting_by_hand() as collect:
                 trained = run_updates(session, stops, before, collect, probe=probe)
-                signal = yield from _write_each(log, session.clock, trained, ask_upload)
+                signal = yield from _write_each(log, session, trained, ask_upload, on_event)
             if signal is not None and (words := stops.words()):
                 yield log.append(Noticed(message=words, step=cursor.step))
             ended = Ended(
@@ -381,8 +384,11 @@ def _watch_exchange(dog: Watchdog, group: Group) -> None:
     dog.hang, dog.record, dog.leave = hang, group.dump, leave
 
 
-def _write_each(log: EventLog, clock: Clock, events: Events, on_saved: Callable[[], None]) -> Events:
+def _write_each(
+    log: EventLog, session: Session, events: Events, on_saved: Callable[[], None], on_event: OnEvent | None
+) -> Events:
     """Write each event before it is yielded; the time of that, and of whoever looks at it, is logging."""
+    clock = session.clock
     while True:
         try:
             event = next(events)
@@ -395,6 +401,8 @@ def _write_each(log: EventLog, clock: Clock, events: Events, on_saved: Callable[
             if isinstance(event, Saved):
                 on_saved()
             yield written
+            if on_event is not None:
+                yield from decide(session, log, on_event, written)
         finally:
             clock.to(before)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import torch
 from torch import nn
 
 from steadytrain import models
 from steadytrain.config import Precision, Recipe
+from steadytrain.config.calls import in_python
 from steadytrain.config.defaults import (
     FEW_IMAGES,
     FINETUNED_MODELS,
@@ -27,23 +28,28 @@ from steadytrain.config.defaults import (
     usual_recipe,
 )
 from steadytrain.config.factories import is_own_model
+from steadytrain.config.keywords import RecipeKeywords, keyword_values
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves
 from steadytrain.data.fetching.catalogue import find_data_set
-from steadytrain.data.filenames import find_records_beside
+from steadytrain.data.filenames import find_records_beside, is_pattern
+from steadytrain.data.packing.memory import source_of
+from steadytrain.data.recordio.card import card_for
 from steadytrain.data.sources.columns import ColumnNames
-from steadytrain.data.sources.find import require_there, source_name
+from steadytrain.data.sources.find import require_there
 from steadytrain.data.storage.object_cache import find_object_beside
 from steadytrain.data.storage.store import is_uri, local_name
-from steadytrain.errors import DataError, InputError, RecipeError
-from steadytrain.events import Started
+from steadytrain.distributed.peers import Peers
+from steadytrain.errors import DataError, InputError, RecipeError, RunError
+from steadytrain.events import Event, Started
 from steadytrain.format import Say
 from steadytrain.optim import check_name
 from steadytrain.run import Run
 from steadytrain.training.data import OpenedData, open_named
 from steadytrain.training.device import choose_device
 from steadytrain.training.inference.trained import weights_file
-from steadytrain.training.loop.steps import Outcome, train_opened
+from steadytrain.training.loop.steering import OnEvent
+from steadytrain.training.loop.steps import Outcome, run_steps, train_opened
 from steadytrain.training.progress import wants_progress
 
 
@@ -76,45 +82,55 @@ class _Facts:
 
 
 def default_recipe(
-    data: str | Path,
+    data: object,
     changes: Mapping[str, object] | None = None,
-    /,
     *,
     model: models.Given | None = None,
     finetune: bool = False,
     say: Say = lambda message: None,
+    **flags: Unpack[RecipeKeywords],
 ) -> Recipe:
     """Return the recipe of ``steady train DATA`` or, with ``finetune``, of ``steady finetune DATA``.
 
     Data that are no record files are packed into the cache first: the defaults depend on their size and number.
 
     Args:
-        data: a ``.rec`` file, a folder of classes, or whatever else ``steady pack`` takes.
-        changes: values of the recipe by their keys, as of :meth:`Recipe.with_`: ``{"optim.lr": 0.01}``.
+        data: a ``.rec`` file, a folder of classes, or whatever else ``steady pack`` takes; or images in memory
+            (:mod:`steadytrain.data.packing.memory`).
+        changes: values of the recipe by their keys, as of :meth:`Recipe.with_`: ``{"optim.clip_norm": 1}``.
         model: the same as ``model.name`` among the changes: a name, a ``torch.nn.Module`` with an output for each
             class, which is copied with its weights, or a function that makes one, called as a ``pkg.mod:factory`` is.
             The recipe names it: ``pkg.mod:function`` where it can be imported; else ``object:...``, which is known in
             this process only, so that another one resumes the run by the same call.
         finetune: start from pretrained weights.
         say: is called with each line for the user: which model was chosen, which validation data were found.
+        flags: the flags of the command, such as ``epochs=5, lr=1e-3, batch_size=32, val="photos/val"``, and each
+            transform by its name, such as ``mixup=0.2``.
 
     Raises:
         DataError: the data cannot be used.
         ModelError: no such model, or weights that cannot be had.
-        RecipeError: an unknown key, or a value beyond its limit.
+        RecipeError: an unknown keyword or key, a setting that is given twice, or a value beyond its limit.
     """
-    choice = _choose(data, changes, model=model, finetune=finetune, say=say)
+    function = "finetune" if finetune else "train"
+    choice = _choose(data, _merged(changes, flags, model, function), finetune=finetune, say=say)
     choice.opened.close()
     return choice.recipe()
 
 
-def _choose(
-    data: str | Path, changes: Mapping[str, object] | None, *, model: models.Given | None, finetune: bool, say: Say
-) -> ChosenRecipe:
+def _merged(
+    changes: Mapping[str, object] | None, flags: Mapping[str, Any], model: models.Given | None, function: str
+) -> dict[str, Any]:
+    """Return all changes by their keys; a model that is an object is named for the recipe. Raises RecipeError."""
+    if model is not None and "model.name" in (changes or ()):
+        raise RecipeError("model= and 'model.name' of the mapping are the same setting: give one of them")
+    chosen = keyword_values(flags, changes, function=function, others=("model", "run", "say", "progress", "on_event"))
+    return chosen if model is None else {**chosen, "model.name": model}
+
+
+def _choose(data: object, chosen: dict[str, Any], *, finetune: bool, say: Say) -> ChosenRecipe:
     """Make the choices of :func:`default_recipe`."""
-    chosen = dict(changes or {})
-    if model is not None:
-        chosen["model.name"] = model
+    choose_device(str(chosen.get("parallel.device", "auto")))  # before data are read
     named: Any = chosen.get("model.name")
     if named is not None and not isinstance(named, str):
         chosen = {"model.pretrained": False, **chosen, "model.name": models.name_model(named)}
@@ -122,18 +138,27 @@ def _choose(
             chosen.setdefault("model.batch_norm", "train")  # there are none to keep
             if finetune:
                 chosen.setdefault("model.train", WITHOUT_PROBE)  # nor features worth a fit
-    return choose_recipe(source_name(data), {}, chosen, finetune=finetune, say=say)
+    columns = {name: chosen.get(f"data.{name}") for name in ("path_column", "label_column", "root")}
+    train = source_of(data, **columns, say=say)
+    if not isinstance(data, str | Path) and train.endswith(".rec"):  # packed: it has no columns any more
+        chosen = {key: value for key, value in chosen.items() if key.removeprefix("data.") not in columns}
+    for key in ("data.val", "data.test"):
+        if (other := chosen.get(key)) is not None and not isinstance(other, str | Path):
+            card = card_for(Path(train))
+            chosen[key] = source_of(other, **columns, classes=None if card is None else card.class_list, say=say)
+    return choose_recipe(train, {}, chosen, finetune=finetune, say=say)
 
 
 def finetune(
-    data: str | Path,
+    data: object,
     changes: Mapping[str, object] | None = None,
-    /,
     *,
     model: models.Given | None = None,
     run: str | Path | None = None,
     say: Say | None = None,
     progress: bool | None = None,
+    on_event: OnEvent | None = None,
+    **flags: Unpack[RecipeKeywords],
 ) -> Outcome:
     """Fine-tune a pretrained model on your data with the defaults of ``steady finetune``; the same call resumes it.
 
@@ -143,7 +168,11 @@ def finetune(
         model: as of :func:`default_recipe`.
         run: folder of the run; None: ``runs/MODEL-DATA-DIGEST``.
         say: as of :func:`default_recipe`; None: what is chosen is shown where progress is.
-        progress: as of :func:`train`.
+        progress: show how far it is, and each evaluation; None: in a notebook and in a terminal.
+        on_event: is called with each event after it was written, as :func:`steps` yields it, and may return
+            ``st.Stop("why")`` or ``st.SetRate(0.5)``: half the schedule's rate from the next update on. The run keeps
+            the decision: resumed without the function, it gives the same weights.
+        flags: as of :func:`default_recipe`: ``epochs=5, lr=1e-3, train="probe"``.
 
     Returns:
         The outcome, whose ``run`` can be evaluated, reported and restored.
@@ -157,26 +186,130 @@ def finetune(
     ...     Path("photos", name).mkdir(parents=True)
     ...     for number in range(10):
     ...         Image.new("L", (16, 16), grey + number).save(Path("photos", name, f"{number}.png"))
-    >>> small = {"model.name": "resnet20", "budget.epochs": 2, "parallel.device": "cpu"}
-    >>> first = st.train(st.Run.create("runs/first", st.default_recipe("photos", small)))
-    >>> tuned = st.finetune("photos", {**small, "model.weights": first.run.weights}, run="runs/tuned")
+    >>> first = st.train("photos", model="resnet20", epochs=2, device="cpu", run="runs/first")
+    >>> weights = first.run.weights
+    >>> tuned = st.finetune("photos", model="resnet20", weights=weights, epochs=2, device="cpu", run="runs/tuned")
     >>> tuned.status, tuned.run.recipe.optim.name, st.evaluate(tuned.run).n
     ('finished', 'adamw', 4)
     """
+    begin = _begin(data, _merged(changes, flags, model, "finetune"), run, finetune=True, say=say, progress=progress)
+    with begin as (begun, opened):
+        return train_opened(begun, progress=progress, opened=opened, on_event=on_event)
+
+
+def train(
+    data: object,
+    changes: Mapping[str, object] | None = None,
+    *,
+    model: models.Given | None = None,
+    run: str | Path | None = None,
+    say: Say | None = None,
+    allow_import: bool | None = None,
+    progress: bool | None = None,
+    on_event: OnEvent | None = None,
+    **flags: Unpack[RecipeKeywords],
+) -> Outcome:
+    """Train from scratch with the defaults of ``steady train``, or a run to its end; it resumes by itself.
+
+    Args:
+        data: as of :func:`default_recipe`; or a run, as made by :meth:`Run.create`, or its folder: a finished one is
+            left as it is.
+        changes, model, flags: as of :func:`default_recipe`; of a run that began, what may differ: ``device``,
+            ``threads`` and whatever else is not what it trains.
+        run: as of :func:`finetune`.
+        say: as of :func:`finetune`.
+        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
+        progress, on_event: as of :func:`finetune`.
+
+    Raises:
+        SteadyError: what the run's ``Failed`` event says.
+    """
+    begin = _begin(data, _merged(changes, flags, model, "train"), run, finetune=False, say=say, progress=progress)
+    with begin as (begun, opened):
+        known: dict[str, Any] = {"allow_import": allow_import, "progress": progress, "on_event": on_event}
+        return train_opened(begun, opened=opened, **known)
+
+
+def steps(
+    data: object,
+    changes: Mapping[str, object] | None = None,
+    *,
+    model: models.Given | None = None,
+    run: str | Path | None = None,
+    stop: Callable[[], str | None] = lambda: None,
+    allow_import: bool | None = None,
+    say: Say = lambda message: None,
+    began: float | None = None,
+    probe: bool = False,
+    group: Peers | None = None,
+    opened: OpenedData | None = None,
+    explains: bool = False,
+    on_event: OnEvent | None = None,
+    **flags: Unpack[RecipeKeywords],
+) -> Iterator[Event]:
+    """Train as :func:`train` does, yielding each event after it was written.
+
+    Where loss or weights are not finite any more, it goes on as ``every.nonfinite`` says.
+
+    Args:
+        data, changes, model, flags: as of :func:`train`; a finished run yields nothing.
+        run: as of :func:`finetune`.
+        stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
+        allow_import: as of :func:`train`.
+        say: as of :func:`default_recipe`; it also takes lines about numbers that were not finite.
+        on_event: as of :func:`finetune`.
+        began, probe, group, opened, explains: as of :func:`.run_steps`.
+
+    Raises:
+        DivergedError: loss or weights are not finite any more, and the recipe has no remedy left.
+        RankLostError: another rank failed, or is gone.
+        SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
+    """
+    begin = _begin(data, _merged(changes, flags, model, "train"), run, finetune=False, say=say, progress=False)
+    with begin as (begun, own):
+        known: dict[str, Any] = {"stop": stop, "allow_import": allow_import, "began": began, "probe": probe}
+        known["on_event"] = on_event
+        yield from run_steps(begun, group=group, opened=opened or own, explains=explains, say=say, **known)
+
+
+@contextmanager
+def _begin(
+    data: object,
+    chosen: dict[str, Any],
+    run: str | Path | None,
+    *,
+    finetune: bool,
+    say: Say | None,
+    progress: bool | None,
+) -> Iterator[tuple[Run, OpenedData | None]]:
+    """Yield the run that a call is about, made if need be, and its data, where these were opened for that."""
+    if not finetune and (is_run := _open_run(data, chosen)) is not None:
+        if run is not None:
+            raise RunError(f"{is_run.directory} is a run, which goes on in its own folder: leave out run={str(run)!r}")
+        changes = {key: models.name_model(value) if key == "model.name" else value for key, value in chosen.items()}
+        yield Run.create(is_run.directory, is_run.recipe.with_(changes)) if changes else is_run, None
+        return
     out = wants_progress(progress)
 
     def show(message: str) -> None:
         if out is not None:
             print(message, file=out, flush=True)
 
-    if isinstance(changes, Mapping):
-        choose_device(str(changes.get("parallel.device", "auto")))  # before data are read
-    choice = _choose(data, changes, model=model, finetune=True, say=say or show)
+    choice = _choose(data, chosen, finetune=finetune, say=lambda message: (say or show)(in_python(message)))
     with closing(choice.opened):
         recipe = choice.recipe()
         created = Run.create(default_folder(recipe) if run is None else run, recipe)
         with created.gone_if_refused():
-            return train_opened(created, progress=progress, opened=choice.opened)
+            yield created, choice.opened
+
+
+def _open_run(data: object, chosen: Mapping[str, Any]) -> Run | None:
+    """Open what names a run; None for data. Raises RunError for what has a run, or names nothing that is there."""
+    if not isinstance(data, str | Path):
+        is_near = isinstance(data, Run | Recipe) or isinstance(getattr(data, "run", None), Run)
+        return Run.open(data) if is_near else None  # type: ignore[arg-type]
+    is_there = is_uri(str(data)) or is_pattern(str(data)) or Path(data).exists()
+    return Run.open(data) if (Path(data) / "recipe.json").exists() or not (is_there or chosen) else None
 
 
 def choose_recipe(

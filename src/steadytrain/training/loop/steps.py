@@ -12,13 +12,15 @@ from pathlib import Path
 from steadytrain.config import Recipe
 from steadytrain.distributed.peers import Peers
 from steadytrain.distributed.process_group import Group, ranks_of
-from steadytrain.errors import DivergedError, SteadyError
-from steadytrain.events import Evaluated, Event, Tested
+from steadytrain.errors import DivergedError, InputError, SteadyError
+from steadytrain.events import Evaluated, Event, Logged, Started, Tested
+from steadytrain.format import RowTable
 from steadytrain.run import Run
 from steadytrain.training import checkpoints
 from steadytrain.training.data import OpenedData
 from steadytrain.training.loop.attempt import attempts
 from steadytrain.training.loop.replay import ReplayStoppedError, replay
+from steadytrain.training.loop.steering import OnEvent
 from steadytrain.training.loop.tracking import tracking
 from steadytrain.training.progress import show_progress, wants_progress
 
@@ -50,32 +52,49 @@ class Outcome:
     run: Run = field(repr=False)
     tested: Tested | None = None
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The figures of the best weights, as of :class:`.Evaluation`; of test images as ``test_top1``."""
+        best = self.run.progress().best or self.evaluated
+        values = {} if best is None else _figures(best)
+        return values | ({} if self.tested is None else {f"test_{k}": v for k, v in _figures(self.tested).items()})
 
-def train(run: Run | str | Path, *, allow_import: bool | None = None, progress: bool | None = None) -> Outcome:
-    """Train a run to its end, resuming by itself, and return how it came out.
+    @property
+    def history(self) -> RowTable:
+        """A row for each evaluation: ``epoch``, ``step``, the training loss before it, and its figures."""
+        rows, loss = RowTable(), None
+        for event in self.run.events():
+            if isinstance(event, Started):  # at a checkpoint: what came after it is done again
+                rows = RowTable(row for row in rows if row["step"] <= event.step)
+            elif isinstance(event, Logged):
+                loss = event.loss
+            elif isinstance(event, Evaluated):
+                rows = RowTable(row for row in rows if row["step"] != event.step)
+                rows.append({"epoch": event.epoch, "step": event.step, "train_loss": loss, **_figures(event)})
+        return rows
 
-    Args:
-        run: as made by :meth:`Run.create`, or its folder; a finished one is left as it is.
-        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
-        progress: show how far it is, and each evaluation; None: in a notebook and in a terminal.
 
-    Raises:
-        SteadyError: what the run's ``Failed`` event says.
-    """
-    return train_opened(Run.open(run), allow_import=allow_import, progress=progress)
+def _figures(score: Evaluated | Tested) -> dict[str, float]:
+    names = ("n", "loss", "top1", "top5", "mean_ap", "macro_recall", "macro_f1")
+    return {name: value for name in names if (value := getattr(score, name)) is not None}
 
 
 def train_opened(
-    run: Run, *, allow_import: bool | None = None, progress: bool | None = None, opened: OpenedData | None = None
+    run: Run,
+    *,
+    allow_import: bool | None = None,
+    progress: bool | None = None,
+    opened: OpenedData | None = None,
+    on_event: OnEvent | None = None,
 ) -> Outcome:
-    """Train as :func:`train` does, on data that the caller may have open."""
-    events: Iterable[Event] = steps(run, allow_import=allow_import, opened=opened)
+    """Train a run to its end, on data that the caller may have open, and return how it came out."""
+    events: Iterable[Event] = run_steps(run, allow_import=allow_import, opened=opened, on_event=on_event)
     if (out := wants_progress(progress)) is not None:
         events = show_progress(events, run.recipe, out)
     for _ in events:
         pass
     now = run.progress()
-    assert now.ended is not None, "steps() returned without an Ended event"
+    assert now.ended is not None, "run_steps() returned without an Ended event"
     return Outcome(now.ended.status, now.ended.step, now.evaluated, run, now.tested)
 
 
@@ -98,21 +117,21 @@ def repeat(
         recipe: with the first seed.
         number: of seeds, from 2 to 1000.
         run: the folder of the runs, which are called ``seed-0``, ``seed-1``, ...
-        allow_import, progress: as of :func:`train`.
+        allow_import, progress: as of :func:`~steadytrain.train`.
 
     Raises:
-        SteadyError: as of :meth:`Run.create_repeats` and :func:`train`.
+        SteadyError: as of :meth:`Run.create_repeats` and :func:`~steadytrain.train`.
     """
     runs = Run.create_repeats(run, recipe, number)
     outcomes = list[Outcome]()
     for repeat in runs:
-        outcomes.append(train(repeat, allow_import=allow_import, progress=progress))
+        outcomes.append(train_opened(repeat, allow_import=allow_import, progress=progress))
         if outcomes[-1].status != "finished":  # the others would begin on a machine that goes
             break
     return tuple(outcomes)
 
 
-def steps(
+def run_steps(
     run: Run | str | Path,
     *,
     stop: Callable[[], str | None] = lambda: None,
@@ -123,6 +142,7 @@ def steps(
     opened: OpenedData | None = None,
     explains: bool = False,
     say: Callable[[str], None] = lambda message: None,
+    on_event: OnEvent | None = None,
 ) -> Iterator[Event]:
     """Take a run from where it stands to its end, yielding each event after it was written.
 
@@ -138,6 +158,7 @@ def steps(
         opened: the data, if the caller has them open already, who closes them afterwards.
         explains: find out for the DivergedError of a run that stops which images it was; that takes time.
         say: takes lines about numbers that were not finite.
+        on_event: is called with each event, and may decide (:mod:`.steering`); in one process.
 
     Raises:
         DivergedError: loss or weights are not finite any more, and the recipe has no remedy left.
@@ -145,6 +166,8 @@ def steps(
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
     run, ranks = Run.open(run), ranks_of(group)
+    if on_event is not None and group is not None:
+        raise InputError("on_event decides in one process, and several train this run")
     since = time.time() - (0.0 if began is None else time.perf_counter() - began)
     with tracking(run, is_first=group is None or group.world.is_first) as begin_tracking:
         while True:
@@ -159,6 +182,7 @@ def steps(
                     group=group,
                     opened=opened,
                     on_locked=begin_tracking,
+                    on_event=on_event,
                 )
             except DivergedError as error:
                 if group is not ranks or (run.recipe.every.nonfinite == "stop" and not explains):

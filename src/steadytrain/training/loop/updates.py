@@ -20,6 +20,7 @@ from steadytrain.training.loop.beginning import begin, begin_again, is_undone
 from steadytrain.training.loop.evaluating import evaluate_test, is_due, maybe_evaluate, settle_average
 from steadytrain.training.loop.reporting import accounts, end_epoch, epochs, log_line, pending_notices
 from steadytrain.training.loop.saving import export, finish_writing, require_finite, save, written
+from steadytrain.training.loop.steering import steered
 from steadytrain.training.profile.step_cost import StepMeasuring, measure_step
 from steadytrain.training.session.session import Session, set_phase
 from steadytrain.training.state import Cursor
@@ -58,7 +59,8 @@ def run_updates(
         session.ending.last_step = session.state.cursor.step
     seen = replace(session.state.cursor)  # after the update before: other workers may have made some since
     for batch in () if wish.stop or session.is_done else _batches(session):
-        session = _begin_phase(session)
+        session = steered(_begin_phase(session))
+        session.ending.is_settled = False
         step = _make_update(session, batch, waits, seen)
         last, seen = seen, Cursor(step.step, step.position)
         yield step
@@ -83,9 +85,10 @@ def run_updates(
         tracing.send(step.seconds)
         yield from pending_notices(session)
         yield from written(session)
-        if evaluates:  # before the checkpoint, which holds the best score and how often it was missed
+        if is_due(session):  # before the checkpoint, which holds the best score and how often it was missed
             wish = yield from _evaluate_and_ask(session, stop, wish)
         is_last = session.is_done or wish.stop is not None or session.changes_numbers
+        session.ending.is_settled = True
         if wish.save or is_last or _has_passed(every.save_steps, last.step, seen.step):
             yield from _save(session, last.position, is_last=is_last)
         if session.clock.is_due():  # last, so that the account has the time of all of these
@@ -94,7 +97,8 @@ def run_updates(
             break
     tracing.send(None)
     signal = wish.stop or (NUMBERS if session.changes_numbers else None)
-    if signal is None and (yield from begin_again(session)):
+    is_stopped = any(not times for _, times in session.ending.rates)
+    if signal is None and not is_stopped and (yield from begin_again(session)):
         signal = NUMBERS
     return (yield from _finish(session, stop, signal))
 

@@ -52,7 +52,7 @@ class _Attempt:
     """The input of every stage: the run, who trains it, and where seconds, notices and things to close go.
 
     ``recipe``: as the attempt computes it. ``allow_import``, ``opened`` and ``peers``, as ``group``, as of
-    :func:`.loop.steps.steps`.
+    :func:`.loop.steps.run_steps`.
     """
 
     run: Run
@@ -149,7 +149,7 @@ def open_session(
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
 
     The caller has locked the run. ``allow_import``, ``began``, ``group`` and ``opened`` as of
-    :func:`.loop.steps.steps`.
+    :func:`.loop.steps.run_steps`.
     """
     began = time.perf_counter() if began is None else began
     process_began = time.time() - (time.perf_counter() - began)
@@ -206,7 +206,10 @@ def open_session(
             started=started,
             outbox=attempt.outbox,
             first_epochs=progress.waiting,
-            ending=Ending(began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe)),
+            ending=Ending(
+                began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe),
+                rates=recipe.every.rates,
+            ),
         )
         yield session
 

@@ -97,10 +97,18 @@ class Validation:
 
 @dataclass
 class Ending:
-    """The end of a run: ``last_step``, if it is earlier than planned; ``deadline``, by ``time.perf_counter()``."""
+    """The end of a run: ``last_step``, if it is earlier than planned; ``deadline``, by ``time.perf_counter()``.
+
+    ``rates``: as of ``every.rates``, with those decided on since. ``is_settled``: what follows an update is decided.
+    """
 
     deadline: float = math.inf
     last_step: int | None = None
+    rates: tuple[tuple[int, float], ...] = ()
+    is_settled: bool = False
+
+    def __post_init__(self) -> None:
+        self.last_step = next((first - 1 for first, times in self.rates if not times), self.last_step)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,108 @@
+"""A call from Python beside a command: the keywords in its signature, and messages that name these."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import Any, TypeVar
+
+from steadytrain.config.defaults import apply_changes, usual_recipe
+from steadytrain.config.keywords import FLAGS, RecipeKeywords
+from steadytrain.config.plain import checked
+from steadytrain.errors import RecipeError, SteadyError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_VALUE = r"'[^']*'|\"[^\"]*\"|(?:[^\s,;:()'\"]|[:,](?=[^\s,;:()'\"]))*[^\s.,;:()'\"]"
+_FLAG = re.compile(rf"--([a-z][a-z-]*)(?:[ =]({_VALUE}))?")
+_COMMAND = re.compile(rf"\bsteady ([a-z]+)(?: ((?!-)(?:{_VALUE})))?((?: --[a-z][a-z-]*(?: (?!-)(?:{_VALUE}))?)*)")
+_CALLS = {name: name for name in ("train", "finetune", "evaluate", "predict", "report")} | {"resume": "train"}
+_LOOKS_LIKE_VALUE = re.compile(r"[\d.]+(e-?\d+)?|.*[/'\"].*|.+\.\w+|[A-Z_.]+|\w+[:+,]\S+")
+
+
+def public(function: F, module: str) -> F:
+    """Return a function as users call it: it checks arguments, lists each keyword, and its errors speak Python."""
+    call, signature = checked(function, module), inspect.signature(function)
+    parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    names = {each.name for each in parameters} | FLAGS.keys()
+
+    @contextmanager
+    def in_words_of_python() -> Iterator[None]:
+        try:
+            yield
+        except SteadyError as error:
+            error.args = (in_python(str(error), names), *error.args[1:])
+            raise
+
+    def in_turn(stream: Iterator[Any]) -> Iterator[Any]:
+        with in_words_of_python():
+            yield from stream
+
+    @wraps(call)
+    def translating(*args: Any, **kwargs: Any) -> Any:
+        with in_words_of_python():
+            result = call(*args, **kwargs)
+        if inspect.isgenerator(stream := getattr(result, "stream", None)):
+            result.stream = in_turn(stream)
+        return in_turn(result) if inspect.isgenerator(result) else result
+
+    if len(parameters) < len(signature.parameters):
+        only = inspect.Parameter.KEYWORD_ONLY
+        parameters += [inspect.Parameter(name, only, default=None) for name in RecipeKeywords.__annotations__]
+    translating.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return translating  # type: ignore[return-value]
+
+
+def in_python(message: str, names: frozenset[str] | set[str] = frozenset(FLAGS)) -> str:
+    """Return a message with keywords of ``names`` in place of flags, and calls in place of commands that have one.
+
+    >>> in_python("give --val DATA, or --train probe --lr 0.1; set --set optim.clip_norm=1 (steady pack a --max-bad 3)")
+    "give val=, or train='probe' lr=0.1; set {'optim.clip_norm': 1} (steady pack a --max-bad 3)"
+    >>> in_python("steady resume runs/a finishes it; steady finetune photos --train head (--model NAME)")
+    "st.train('runs/a') finishes it; st.finetune('photos', train='head') (model=)"
+    """
+
+    def flag(match: re.Match[str]) -> str:
+        name, value = match[1].replace("-", "_"), match[2] or ""
+        if name == "set" and (pair := re.fullmatch(r"([\w.]+)=(.+)", value)):
+            return f"{{{pair[1]!r}: {_literal(pair[2])}}}"
+        if name not in names:
+            return match[0]
+        if re.fullmatch(r"[A-Z_.]+", value):  # a name for any value
+            return f"{name}="
+        return f"{name}={_literal(value)}" if _is_value(name, value) else f"{name}={match[0][2 + len(name) :]}"
+
+    def command(match: re.Match[str]) -> str:
+        verb, place, flags = match[1], match[2] or "", match[3] or ""
+        following = match.string[match.end() :]
+        is_place = flags or _LOOKS_LIKE_VALUE.fullmatch(place) or re.match(r"[,;:)]|\.?$", following)
+        if verb not in _CALLS or not place or not is_place:
+            return match[0].replace("--", "\0")
+        given = [_literal(place), *map(flag, _FLAG.finditer(flags))]
+        return f"st.{_CALLS[verb]}({', '.join(given)})"
+
+    return _FLAG.sub(flag, _COMMAND.sub(command, message)).replace("\0", "--")
+
+
+def _literal(text: str) -> str:
+    text = text.strip("'\"")
+    return text if re.fullmatch(r"-?[\d.]+(e-?\d+)?|true|false|[A-Z]+|\[.*\]", text) else repr(text)
+
+
+@cache
+def _is_value(name: str, word: str) -> bool:
+    """Return whether a word behind a flag is its value, and not the sentence's next word."""
+    if not word or _LOOKS_LIKE_VALUE.fullmatch(word):
+        return bool(word)
+
+    def accepts(text: str) -> bool:
+        try:
+            apply_changes(usual_recipe("data", finetune=True, small=False), {}, {FLAGS[name][0]: text})
+        except RecipeError:
+            return False
+        return True
+
+    return name in FLAGS and accepts(word) and not accepts("zzz")

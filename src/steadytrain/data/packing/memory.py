@@ -1,0 +1,291 @@
+"""Data in Python's memory as a source: images are packed once into records, and paths are written as a table.
+
+::
+
+    (images, labels)                    arrays, tensors or lists: N images, and the label of each
+    [(image, label), ...]               and any map-style data set of such pairs, as of torch and torchvision
+    ImageFolder                         its paths; no transform of a data set is applied
+    DataFrame, {"image": [...], ...}    a column of paths or of images, and one of labels
+    Dataset of Hugging Face             features Image and ClassLabel
+
+The file lies in the cache, named by its content: the same data give the same file, from which a run resumes by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.images.encode import PackSettings
+from steadytrain.data.images.memory import file_bytes, is_array, is_image
+from steadytrain.data.names import Names
+from steadytrain.data.packing.pack import mute, pack_listings
+from steadytrain.data.recordio.card import damage_of
+from steadytrain.data.sources.columns import LABELS, PATHS
+from steadytrain.data.sources.find import source_name
+from steadytrain.data.sources.labels import classes_from_numbers, classes_from_texts
+from steadytrain.data.sources.listing import Listing, Pieces
+from steadytrain.data.sources.unpacked import upright
+from steadytrain.data.storage.scratch import scratch_beside
+from steadytrain.errors import DataError, describe_type
+from steadytrain.files import lock, open_lock, replacing
+from steadytrain.format import Say, few
+from steadytrain.machine.facts import require_cache_folder
+
+
+class Samples(Sequence[tuple[Any, Any]]):
+    """Pairs of an image and a label, each read when it is asked for.
+
+    Args:
+        data: see the head of this module.
+        image, label: of a table, the names of the columns; None: found by their usual names.
+        say: takes a line where a transform is not applied.
+        needs_labels: False: the labels may be None.
+
+    Attributes:
+        name, classes: for files and messages; of the labels' numbers, None where the data have no names.
+        columns, image: of a table, all by their names; which of them holds the images.
+
+    Raises:
+        DataError: no such data; says the remedy.
+    """
+
+    def __init__(self, data: Any, image: str | None, label: str | None, say: Say, *, needs_labels: bool = True) -> None:
+        data, inner = _without_transform(data, say), data
+        while not hasattr(inner, "classes") and hasattr(inner, "dataset"):  # of a part of it
+            inner = inner.dataset
+        self.classes = [str(name) for name in getattr(inner, "classes", ())] or None
+        folder = Path(str(getattr(inner, "root", ""))).name if hasattr(inner, "samples") else ""
+        self.name = re.sub(r"\W+", "-", folder or type(inner).__name__.lower())
+        self.columns: dict[str, Sequence[Any]] | None = None
+        self.image, names = "", list[str]()
+        has_items = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str | bytes)
+        features: Mapping[str, Any] = getattr(data, "features", None) or {}  # of Hugging Face
+        if features and has_items:
+            kinds = {name: type(feature).__name__ for name, feature in features.items()}
+            images, labels = ([name for name in kinds if kinds[name] == kind] for kind in ("Image", "ClassLabel"))
+            names, image = list(kinds), image or next(iter(images), None)
+            label = label or (labels[0] if len(labels) == 1 else None)
+            if image in images:
+                data = data.with_format(None).cast_column(image, type(features[image])(decode=False))
+        elif isinstance(data, Mapping) or (hasattr(data, "columns") and hasattr(data, "to_dict")):
+            names = list(data if isinstance(data, Mapping) else data.columns)
+            if any(hasattr(data[name], "features") or hasattr(data[name], "columns") for name in names):
+                raise DataError(f"the data have the parts {few(names)}: give one, data[{names[0]!r}], and val= another")
+            self.columns = {name: list(data[name]) for name in names}
+        elif _are_columns(data):
+            if len(data[0]) != len(data[1]):
+                raise DataError(f"there are {len(data[0]):,} images and {len(data[1]):,} labels: give one for each")
+            self.name = "arrays"
+        elif has_items and len(data) and isinstance(data[0], Mapping) and not is_image(data[0]):
+            names = list(data[0])
+        elif not has_items:
+            source_name(data)
+        elif not (len(data) and isinstance(data[0], tuple | list) and len(data[0]) == 2) and needs_labels:
+            what = f"{describe_type(data[0])} as first item" if len(data) else "nothing in it"
+            raise DataError(f"the data are {describe_type(data)} with {what}; give pairs of an image and a label")
+        if names:
+            self.image = _column(names, image, PATHS, "path_column")
+            label = _column(names, label, LABELS, "label_column") if needs_labels else None
+            self.classes = getattr(features.get(label), "names", self.classes)
+        self._data, self._label = data, label
+
+    def __len__(self) -> int:
+        if self.columns is not None:
+            return len(self.columns[self.image])
+        return len(self._data[0] if _are_columns(self._data) else self._data)
+
+    def __getitem__(self, number: Any) -> tuple[Any, Any]:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        if self.columns is not None:
+            image, label = self.columns[self.image][number], self.columns[self._label][number] if self._label else None
+        elif _are_columns(self._data):
+            image, label = self._data[0][number], self._data[1][number]
+        else:
+            item, label = self._data[number], None
+            if self.image:
+                item = (item[self.image], item[self._label] if self._label else None)
+            image, label = item if isinstance(item, tuple | list) and len(item) == 2 else (item, None)
+        return image, label.tolist() if hasattr(label, "tolist") else label
+
+
+def _column(names: Sequence[str], named: str | None, usual: Sequence[str], keyword: str) -> str:
+    """Find a column: the named one, else the first by the usual names. Raises DataError for none."""
+    lower = {name.lower().replace(" ", "_"): name for name in names}
+    found = named or next((lower[name] for name in usual if name in lower), None)
+    if found is None or found not in names:
+        what = f"none is {named!r}" if named else f"none is called like {usual[0]!r}"
+        raise DataError(f"of the columns {few(list(names))} {what}: name it with {keyword}=")
+    return found
+
+
+def _are_columns(data: Any) -> bool:
+    """Return whether data are images and, behind them, labels; two pairs of an image and a label are not."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return False
+    images, labels = data
+    if isinstance(images, tuple | list):
+        return not (len(images) == 2 and isinstance(images[1], str | int)) and len(images) > 0
+    return is_array(images) and hasattr(labels, "__len__") and not isinstance(labels, str)
+
+
+def _without_transform(data: Any, say: Say) -> Any:
+    """Return a data set without its transforms, which would be applied once for all epochs; of paths, these."""
+    if hasattr(data, "dataset") and hasattr(data, "indices"):
+        inner = _without_transform(data.dataset, say)
+        return (
+            [inner[int(number)] for number in data.indices] if isinstance(inner, list) else _with(data, dataset=inner)
+        )
+    if getattr(data, "__dict__", {}).get("transform") is not None:  # a DataFrame has a method of that name
+        say(
+            f"the transform of the {type(data).__name__} is not applied, or each image would have one draw of it for"
+            " all epochs; instead: size=224, transforms='randaugment:2,9'"
+        )
+        data = _with(data, transform=None)
+    if isinstance(samples := getattr(data, "samples", None), list) and samples and hasattr(data, "classes"):
+        return [(path, label) for path, label, *_ in samples]
+    return data
+
+
+def _with(data: Any, **values: Any) -> Any:
+    data = copy.copy(data)
+    vars(data).update(values)
+    return data
+
+
+def source_of(
+    data: object,
+    *,
+    path_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    root: object = None,
+    classes: Sequence[str] | None = None,
+    say: Say = lambda message: None,
+) -> str:
+    """Return the name of data: a path as it is; of data in memory the file that they were packed into.
+
+    Args:
+        data: see the head of this module.
+        path_column, label_column: of a table; the first may hold images.
+        root: the folder that paths start from; None: the working folder.
+        classes: the class list, in the order of the labels' numbers; None: that of the data.
+        say: takes a line each for what a user should know.
+
+    Raises:
+        DataError: no such data, an image or a label that cannot be used; says the remedy.
+        StorageError: no room in the cache.
+    """
+    if isinstance(data, str | os.PathLike):
+        return source_name(data)
+    label = label_column if label_column is None or isinstance(label_column, str) else next(iter(label_column), None)
+    samples = Samples(data, path_column, label, say)
+    if not len(samples):
+        raise DataError(f"the {samples.name} holds no images")
+    if not isinstance(samples[0][0], str | os.PathLike):
+        return _pack(samples, classes, say)
+    columns, names = samples.columns, samples.classes
+    if columns is None:
+        pairs = list(samples)
+        labels = [names[value] if names and not isinstance(value, str) else value for _, value in pairs]
+        columns, samples.image = {"path": [path for path, _ in pairs], "label": labels}, "path"
+    paths = [os.fspath(path) for path in columns[samples.image]]
+    if root is None:  # the table lies elsewhere
+        paths = [path if "://" in path else os.path.abspath(path) for path in paths]  # noqa: PTH100
+    return _write_table(samples.name, {**columns, samples.image: paths})
+
+
+def images_of(data: Any) -> Samples | list[Any] | None:
+    """Return data in memory whose labels do not count, to predict; None for paths, bytes and lists of images."""
+    if isinstance(data, str | os.PathLike | bytes):
+        return None
+    if is_image(data):
+        return [data]
+    is_set = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list | tuple)
+    return Samples(data, None, None, mute, needs_labels=False) if is_set or hasattr(data, "columns") else None
+
+
+def _write_table(name: str, columns: Mapping[str, Iterable[Any]]) -> str:
+    """Write a table, named by its content, into the cache."""
+    text = io.StringIO()
+    csv.writer(text).writerows([columns, *zip(*columns.values(), strict=True)])
+    data = text.getvalue().encode("utf-8", "surrogateescape")
+    path = require_cache_folder() / "memory" / f"{name}-{hashlib.sha256(data).hexdigest()[:12]}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as part:
+        part.write_bytes(data)
+    return str(path)
+
+
+def _pack(samples: Samples, classes: Sequence[str] | None, say: Say) -> str:
+    """Pack images and labels, named by their content, into the cache, unless they are there."""
+    folder, digest = require_cache_folder() / "memory", hashlib.sha256()
+    say(f"reading {len(samples):,} images of the {samples.name}, which are packed once into {folder}")
+    labels, sizes = list[Any](), list[int]()
+    with scratch_beside(folder / samples.name) as scratch:
+        with (scratch / "images").open("wb") as file:
+            for number, (image, label) in enumerate(samples):
+                try:
+                    data, content = file_bytes(image)
+                except DataError as error:
+                    raise DataError(f"image {number} of the {samples.name}: {error}") from None
+                digest.update(hashlib.sha256(content).digest())
+                sizes.append(file.write(upright(data)))
+                labels.append(label)
+        listed, numbers, columns = _labels(labels, samples, classes)
+        digest.update(json.dumps([listed, columns, numbers.tolist()]).encode())
+        path = folder / f"{samples.name}-{digest.hexdigest()[:12]}.rec"
+        lengths, zeros = np.array(sizes, np.int64), np.zeros(len(sizes), np.int64)
+        places = Pieces([str(scratch / "images")], zeros.astype(np.int32), np.cumsum(lengths) - lengths, lengths)
+        listing = Listing(
+            split="",
+            root=Path(samples.name),
+            classes=listed,
+            names=Names(map(str, range(len(sizes)))),
+            labels=numbers,
+            sizes=lengths,
+            times=zeros,
+            ids=np.arange(len(sizes)),
+            pieces=places,
+            label_names=columns,
+        )
+        with open_lock(folder / f".{path.name}.lock") as held:
+            lock(held)
+            if not path.exists() or damage_of(path):
+                known: dict[str, Any] = {"source": samples.name, "scratch": scratch, "progress": mute, "say": say}
+                pack_listings([(path, listing)], PackSettings(encoding="pass"), force=True, **known)
+    return str(path)
+
+
+def _labels(
+    labels: Sequence[Any], samples: Samples, classes: Sequence[str] | None
+) -> tuple[tuple[str, ...], NDArray[Any], tuple[str, ...]]:
+    """Return class names and numbers; of several labels for each image, no classes, their vectors and their names."""
+    names, where = samples.classes, f"the {samples.name}"
+    if all(isinstance(label, str) for label in labels):
+        listed, numbers = classes_from_texts(labels, classes=classes or names, where=where)
+        return listed, numbers, ()
+    try:
+        values = np.array(labels, np.float64)
+    except (TypeError, ValueError):
+        values = np.full(1, np.nan)
+    if values.ndim > 2 or (values % 1).any() or not np.isfinite(values).all():
+        odd = next((label for label in labels if not isinstance(label, int)), labels[0])
+        raise DataError(f"a label of {where} is {odd!r}; give each image a class name or a class number from 0 on")
+    if values.ndim == 2 and (values.max() > 1 or (values.sum(1) != 1).any()):
+        columns = classes or names or [str(number) for number in range(values.shape[1])]
+        return (), values.astype(np.float32), tuple(columns)
+    numbers = (values.argmax(1) if values.ndim == 2 else values).astype(np.int64)  # one-hot, as Keras has it
+    listed, numbers = classes_from_numbers(numbers, names=names, classes=classes, where=where)
+    return listed, numbers, ()

@@ -1,0 +1,95 @@
+"""A program's decisions by events are the run's own: resumed without the program, it gives the same weights."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import steadytrain as st
+from steadytrain.cli import main
+from steadytrain.events import Evaluated, Event, Logged, Steered, Step
+
+SETTINGS: dict[str, Any] = {"model": "resnet20", "epochs": 4, "device": "cpu", "batch_size": 8, "precision": "fp32"}
+KILLED = """
+import os, signal
+import steadytrain as st
+from steadytrain.events import Saved, Step
+
+def decide(event):
+    if isinstance(event, Step) and event.step == 7:
+        return st.SetRate(0.25, "as planned")
+    if isinstance(event, Step) and event.step == 11:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+st.train("runs/killed", on_event=decide)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path / "cache"))
+
+
+def recipe() -> st.Recipe:
+    random = np.random.default_rng(0)
+    images = random.integers(0, 255, (40, 16, 16, 3), dtype=np.uint8)
+    return st.default_recipe((images, [0, 1] * 20), {"every.save_steps": 5}, **SETTINGS)
+
+
+def weights(run: st.Run) -> str:
+    return hashlib.sha256(run.weights.read_bytes()).hexdigest()
+
+
+def decisions(run: st.Run) -> list[Steered]:
+    return [event for event in run.events() if isinstance(event, Steered)]
+
+
+def test_a_rate_that_a_killed_program_set_is_that_of_the_resumed_run() -> None:
+    once = st.Run.create("runs/once", recipe())
+    st.train(once, on_event=lambda event: st.SetRate(0.25) if isinstance(event, Step) and event.step == 7 else None)
+    killed = st.Run.create("runs/killed", recipe())
+    process = subprocess.run([sys.executable, "-c", KILLED], env=os.environ, capture_output=True, check=False)
+    assert process.returncode == -signal.SIGKILL
+    assert main(["resume", "runs/killed"]) == 0
+    plain = st.train(st.Run.create("runs/plain", recipe())).run
+    assert weights(once) == weights(killed) != weights(plain)
+    (steered,) = decisions(killed)
+    assert (steered.step, steered.what, steered.times, steered.why) == (8, "rate", 0.25, "as planned")
+    rates = {event.step: event.lr for event in killed.events() if isinstance(event, Step)}
+    usual = {event.step: event.lr for event in plain.events() if isinstance(event, Step)}
+    assert {step: rates[step] / usual[step] for step in rates} == {s: 0.25 if s > 7 else 1.0 for s in usual}
+
+
+@pytest.mark.parametrize(("kind", "last"), [(Step, 4), (Logged, 5), (Evaluated, 4)])
+def test_a_run_stops_where_it_is_told_evaluated_and_whole(kind: type[Event], last: int) -> None:
+    def decide(event: Event) -> st.Stop | None:
+        return st.Stop("good enough") if isinstance(event, kind) and event.step >= 4 else None  # type: ignore[attr-defined]
+
+    result = st.train(st.Run.create("runs/a", recipe().with_({"every.log_steps": 5})), on_event=decide)
+    assert (result.status, result.run.weights.exists()) == ("finished", True)
+    assert result.step == last
+    assert result.evaluated is not None and result.evaluated.step == result.step
+    assert [event.why for event in decisions(result.run)] == ["good enough"]
+    again = st.train("runs/a")
+    assert again.step == result.step
+
+
+def test_what_the_run_has_decided_is_not_decided_again() -> None:
+    run = st.Run.create("runs/a", recipe().with_({"every.rates": ((9, 0.5),)}))
+    st.train(run, on_event=lambda event: st.SetRate(0.1) if isinstance(event, Step) and event.step == 3 else None)
+    assert st.Run.open("runs/a").recipe.every.rates == ((9, 0.5),)
+
+
+@pytest.mark.parametrize("answer", ["stop", 0.5, True, st.SetRate(0.0), st.SetRate(float("nan"))])
+def test_what_is_no_decision_is_refused(answer: Any) -> None:
+    with pytest.raises(st.SteadyError, match=r"on_event returned an? .*; it must be st.Stop|times=.* above 0"):
+        st.train(st.Run.create("runs/a", recipe()), on_event=lambda event: answer)
