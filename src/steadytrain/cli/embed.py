@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -24,6 +23,7 @@ from steadytrain.cli.options import (
 )
 from steadytrain.errors import InputError
 from steadytrain.files import replacing
+from steadytrain.machine.platform import forget_read
 
 if TYPE_CHECKING:
     from steadytrain.training.loop.frozen import FrozenImages
@@ -111,7 +111,7 @@ def _blocks(tables: Iterable[Any]) -> Iterator[Any]:
     for table in tables:
         for first in range(0, len(table), ROWS):
             yield table[first : first + ROWS]
-            table._mmap.madvise(mmap.MADV_DONTNEED)
+            forget_read(table._mmap)
 
 
 def _labels(images: FrozenImages) -> Iterator[str]:

@@ -26,7 +26,6 @@ from steadytrain.launch.plan import Command, Plan, PlanStage
 from steadytrain.launch.ssh import Ssh, copy, judge, require_same_torch
 from steadytrain.launch.supervise import PREEMPTED, job_exit_code, may_restart
 from steadytrain.machine.children import (
-    die_with_parent,
     exit_code,
     finish,
     kill_at_last,
@@ -252,7 +251,7 @@ def _open(command: Command, **streams: Any) -> subprocess.Popen[bytes]:
     variables = os.environ | ({} if command.hands_over else _values(command))
     if shutil.which(command.argv[0]) is None:
         raise InputError(f"{command.argv[0]} is not installed here: install it, or use --dry-run to see the plan")
-    return start(command.argv, variables=variables, refusal=FailedError, prepare=die_with_parent, **streams)
+    return start(command.argv, variables=variables, refusal=FailedError, ends_with_us=True, **streams)
 
 
 NEVER = (

@@ -20,7 +20,6 @@ from typing import IO
 from steadytrain.distributed.world import LOOPBACK
 from steadytrain.errors import InputError, RankLostError
 from steadytrain.machine.children import (
-    die_with_parent,
     ending,
     exit_code,
     forward,
@@ -171,7 +170,7 @@ def start_rank(
 ) -> subprocess.Popen[bytes]:
     """Start a rank that ends with this process: one with our files, or one that only writes ``errors``."""
     null = None if errors is None else subprocess.DEVNULL
-    return start(command, variables=variables, prepare=die_with_parent, stdin=null, stdout=null, stderr=errors)
+    return start(command, variables=variables, ends_with_us=True, stdin=null, stdout=null, stderr=errors)
 
 
 def rank_variables(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import os
 import platform
-import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from steadytrain.format import count
 from steadytrain.machine import cgroups, facts, process
 from steadytrain.machine.gpus import WHEELS, Unusable, architecture, count_names, covers, why_unseen
 from steadytrain.machine.nvml import Driver, read_driver
+from steadytrain.machine.platform import IS_LINUX, keep_on
 from steadytrain.training import precision
 
 ALONE = World()
@@ -114,19 +114,12 @@ def stay_near_gpu(group: Group, device: torch.device, stack: ExitStack, notice: 
     near = cgroups.near_processors([ranks[other][2] for other in local], allowed)
     mine = near[local.index(rank)]
     if mine != allowed:
-        if not _keep_on(mine):
+        if not keep_on(0, mine):
             return group.sharing
         notice(f"rank {rank} stays on the {len(mine)} of {len(allowed)} processors that are near its GPU")
-        stack.callback(_keep_on, allowed)
+        stack.callback(keep_on, 0, allowed)
     # A quota is of all ranks, wherever they are.
     return group.sharing if (cgroups.quota() or math.inf) <= len(mine) else near.count(mine)
-
-
-def _keep_on(processors: Collection[int]) -> bool:
-    with suppress(OSError):  # a sandbox forbids it, or a cpuset has just changed
-        os.sched_setaffinity(0, processors)
-        return True
-    return False
 
 
 def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:
@@ -242,7 +235,7 @@ def what_there_is(num_gpus: int, world: World) -> str:
 
 def has_device_files() -> bool:
     """Return whether this system, or this container, has a GPU's device files; True where GPUs are no files."""
-    return sys.platform != "linux" or any(Path("/dev").glob("nvidia[0-9]*"))
+    return not IS_LINUX or any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def why_hidden(driver: Driver) -> Unusable:

@@ -22,6 +22,7 @@ from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.world import World
 from steadytrain.events import Compiled
 from steadytrain.machine import facts
+from steadytrain.machine.platform import peak_resident_bytes
 from steadytrain.models import Built, Input
 from steadytrain.training import build
 from steadytrain.training.compute.compile import compile_update
@@ -212,5 +213,5 @@ def _train(parts: _RunParts, next_batch: Callable[[], DeviceBatch], seconds: flo
     on_gpu = device.type == "cuda"
     return {
         "images_per_second": median(rates),
-        "memory_bytes": int(torch.cuda.max_memory_reserved(device)) if on_gpu else facts.peak_resident_bytes(),
+        "memory_bytes": int(torch.cuda.max_memory_reserved(device)) if on_gpu else peak_resident_bytes(),
     }

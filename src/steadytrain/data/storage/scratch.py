@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import glob
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from steadytrain.errors import storage_errors
 from steadytrain.files import lock_at_once, lock_surely
+from steadytrain.machine.platform import opened_folder, user_id
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def scratch_beside(path: Path) -> Iterator[Path]:
         with storage_errors(path):
             for left in folder.glob(f"{glob.escape(prefix)}*"):
                 with suppress(OSError), _locked(left, lock_surely) as owner:  # another process holds it
-                    if owner == os.geteuid():  # in /tmp there may be those of other users
+                    if owner == user_id():  # in /tmp there may be those of other users
                         shutil.rmtree(left, ignore_errors=True)
             scratch = stack.enter_context(_locked_folder(folder, prefix))
         try:
@@ -73,10 +73,7 @@ def _locked_folder(folder: Path, prefix: str) -> Iterator[Path]:
 @contextmanager
 def _locked(folder: Path, lock: Callable[[int], bool] = lock_at_once) -> Iterator[int]:
     """Lock a folder; yield its owner. Raises OSError where another process holds it, or it is no folder."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
+    with opened_folder(folder) as file:
         if not lock(file):
             raise BlockingIOError(errno.EAGAIN, "another process holds it", str(folder))
-        yield os.fstat(file).st_uid
-    finally:
-        os.close(file)
+        yield folder.lstat().st_uid
