@@ -33,6 +33,7 @@ from steadytrain.machine.children import (
     start_copying,
     wait_together,
 )
+from steadytrain.machine.platform import require_posix
 from steadytrain.machine.process import take_signals
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _SHORT_SECONDS = 5.0, 300.0, 60.0
@@ -67,6 +68,7 @@ def submit(job: Job, plan: Plan, folder: Path, say: Say) -> tuple[int, str]:
         InputError: a machine, a program or a variable is missing.
         FailedError: copying failed, or a scheduler refused the job.
     """
+    require_posix("steady launch without --dry-run")
     for stage in plan.stages:
         for command in stage.commands:
             _values(command)  # a missing variable is an error before anything is done

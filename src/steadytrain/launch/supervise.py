@@ -28,6 +28,7 @@ from steadytrain.machine.children import (
     start,
     wait_together,
 )
+from steadytrain.machine.platform import require_posix
 from steadytrain.machine.process import take_signals
 
 USAGE = InputError.exit_code
@@ -157,6 +158,7 @@ def _start_ranks(
     command: Sequence[str], count: int, ranks: list[subprocess.Popen[bytes]], errors: list[IO[bytes]]
 ) -> None:
     """Append the processes to ``ranks``, and what all but rank 0 write to standard error to ``errors``."""
+    require_posix("training with several ranks")
     port = free_port()
     for rank in range(count):
         if rank:

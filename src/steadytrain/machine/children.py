@@ -30,7 +30,16 @@ from typing import IO, TYPE_CHECKING, Any
 
 from steadytrain.errors import FailedError, InputError, SteadyError
 from steadytrain.machine import platform
-from steadytrain.machine.platform import IS_LINUX, KILL, fork, in_foreground, recv_fds, send_fds, without_interrupts
+from steadytrain.machine.platform import (
+    IS_LINUX,
+    KILL,
+    fork,
+    in_foreground,
+    recv_fds,
+    require_posix,
+    send_fds,
+    without_interrupts,
+)
 from steadytrain.machine.process import ASKED_TWICE_SECONDS, given_environment
 
 if TYPE_CHECKING:  # a child that packs needs none of it
@@ -231,6 +240,7 @@ class ForkServer:
     """
 
     def __init__(self, program: str, variables: Mapping[str, str] | None = None) -> None:
+        require_posix("measuring in a process of its own")
         self._control, theirs = socket.socketpair()
         path = f"import sys\nsys.path[:] = {sys.path!r}\n"
         with theirs:

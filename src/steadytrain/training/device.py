@@ -53,9 +53,13 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise RecipeError(f"parallel.device is {name!r}; it must be auto, cpu, cuda or cuda:<number>")
-    if device.type == "cpu":
+    if device is None or device.type not in ("cpu", "mps", "cuda"):
+        raise RecipeError(f"parallel.device is {name!r}; it must be auto, cpu, mps, cuda or cuda:<number>")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise RecipeError(
+            f"parallel.device is 'mps' but torch {torch.__version__} sees no GPU of a Mac: use --device auto or cpu"
+        )
+    if device.type != "cuda":
         return device
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
@@ -130,6 +134,8 @@ def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:
             kernels, and it is no GPU.
     """
     device = choose_device(recipe.parallel.device, world)
+    if device.type == "mps":
+        _refuse_on_mac(recipe, world)
     if recipe.parallel.graph and device.type != "cuda":
         raise RecipeError(
             f"parallel.graph=True wants a GPU, and this trains on the {device.type.upper()}: leave --graph out"
@@ -144,6 +150,22 @@ def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:
     if usable.type == "cuda":
         torch.empty(1, device=usable)  # starts CUDA in this process: seconds that are no other stage's
     return usable
+
+
+def _refuse_on_mac(recipe: Recipe, world: World) -> None:
+    """Raise RecipeError where a recipe asks a Mac's GPU for what it does not do here."""
+    asked = {
+        f"precision.name={recipe.precision.name} (use fp32)": recipe.precision.name != "fp32",
+        "parallel.graph": recipe.parallel.graph,
+        "precision.compile": recipe.precision.compile != "none",
+        "parallel.deterministic": recipe.parallel.deterministic,
+        "several ranks": world.size > 1 or recipe.parallel.engine == "async",
+    }
+    if refused := [name for name, is_asked in asked.items() if is_asked]:
+        raise RecipeError(
+            f"--device mps does not do {' and '.join(refused)}: it computes in fp32, in one process, and does not"
+            " promise the same bits twice; leave that out, or use --device cpu"
+        )
 
 
 def set_up_machine(
@@ -170,7 +192,7 @@ def set_up_machine(
         driver = read_driver() if recipe.parallel.device == "auto" else None
         if driver is not None and driver.gpus and (why := why_hidden(driver)).kind != "gpu-hidden":
             notice(f"trains on the CPU, as torch sees no GPU: {why.what}: {why.remedy}")
-    else:
+    elif device.type == "cuda":
         segments = process.grow_segments(recorded=recipe.records_graphs)
         # Shapes never change in a run: what cuDNN finds fastest for them is found once.
         torch.backends.cudnn.benchmark = not recipe.parallel.deterministic
@@ -181,7 +203,7 @@ def set_up_machine(
     threads = recipe.parallel.compute_threads or had or default_compute_threads(sharing)
     torch.set_num_threads(threads)
     machine = {
-        "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "device": precision.name_of(device),
         "compute_threads": threads,
         "spins": os.environ.get("GOMP_SPINCOUNT"),
         "segments": segments,

@@ -30,6 +30,7 @@ from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import images_per_second, use_fastest_threads, wait_for
 from steadytrain.training.data import DataSets, DeviceBatch, load, open_data, random_batch
 from steadytrain.training.device import ALONE, prepare_device, set_up_machine
+from steadytrain.training.precision import cpu_multiplies
 from steadytrain.training.profile.probe import settle
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
@@ -129,7 +130,7 @@ def _precisions(device: torch.device) -> list[str]:
     """Return the number formats that the device multiplies natively, the most exact first."""
     if device.type == "cuda":
         return ["tf32", "bf16"] if torch.cuda.get_device_capability(device) >= (8, 0) else ["fp32", "fp16"]
-    return ["fp32", *(["bf16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
+    return ["fp32", *(["bf16"] if device.type == "cpu" and cpu_multiplies("bf16") else [])]
 
 
 def _updates(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:

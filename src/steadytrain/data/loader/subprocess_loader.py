@@ -48,7 +48,7 @@ from steadytrain.data.loader.task import LoaderTask
 from steadytrain.errors import FailedError, FeedError, SteadyError
 from steadytrain.machine import facts
 from steadytrain.machine.children import ending, start_module
-from steadytrain.machine.platform import reserve
+from steadytrain.machine.platform import require_posix, reserve
 
 SPARE = 4
 """Batches that the consumer may hold in shared memory; what it keeps beyond that is copied."""
@@ -167,6 +167,7 @@ class LoaderProcess:
     """
 
     def __init__(self, task: LoaderTask, *, times: StageTimes) -> None:
+        require_posix("place='process'")
         self.depth = max(task.depth, min(DEEP, DEEP_BYTES // math.prod(task.shape)))
         try:
             pickled = pickle.dumps(replace(task, depth=self.depth), protocol=5)
