@@ -119,9 +119,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_commands_of_one_process_work(environment: dict[str, str], photographs: Path) -> None:
     network = ["--model", "quick8", "--batch-size", "8", "--device", "cpu", "--threads", "2"]
-    results = run_without_posix(
-        environment,
-        photographs,
+    commands = [
         ["check", "photos"],
         ["pack", "photos", "set"],
         ["train", "set.rec", "--run", "runs/a", "--epochs", "2", "--until", "1", *network],
@@ -132,24 +130,22 @@ def test_the_commands_of_one_process_work(environment: dict[str, str], photograp
         ["export", "runs/a", "-o", "model.pt2"],
         ["diagnose", "runs/a"],
         ["runs"],
-    )
-    assert [code for code, _, _ in results] == [0] * len(results), results
+    ]
+    results = run_without_posix(environment, photographs, *commands)
+    for words, (code, _, errors) in zip(commands, results, strict=True):
+        assert code == 0, (words, errors)
     assert Run.open(photographs / "runs/a").progress().finished
     notes = [line for _, _, errors in results for line in errors.splitlines() if "POSIX" in line or "Windows" in line]
     assert not notes, "what falls back says nothing"
 
 
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (["train", "photos", "--procs", "2", "--device", "cpu"], "training with several ranks"),
-        (["launch", "--hosts", "a,b", "--", "train", "photos"], "steady launch without --dry-run"),
-        (["tune", "photos", "--device", "cpu"], "measuring in a process of its own"),
-        (["watch", "--pid", "1"], "watching another process"),
-    ],
-)
-def test_what_needs_posix_is_refused_by_name(
-    environment: dict[str, str], photographs: Path, words: list[str], what: str
-) -> None:
-    ((code, _, errors),) = run_without_posix(environment, photographs, words)
-    assert code == 2 and f"{what} needs" in errors, errors
+def test_what_needs_posix_is_refused_by_name(environment: dict[str, str], photographs: Path) -> None:
+    (photographs / "hosts").write_text("a\nb\n", encoding="utf-8")
+    refused = {
+        "training with several ranks": ["train", "photos", "--procs", "2", "--device", "cpu"],
+        "steady launch without --dry-run": ["launch", "--hosts", "hosts", "--", "train", "photos"],
+        "measuring in a process of its own": ["tune", "photos", "--device", "cpu"],
+    }
+    results = run_without_posix(environment, photographs, *refused.values())
+    for what, (code, _, errors) in zip(refused, results, strict=True):
+        assert code == 2 and f"{what} needs Linux or macOS" in errors
