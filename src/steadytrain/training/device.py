@@ -60,7 +60,7 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
             f"parallel.device is 'mps' but torch {torch.__version__} sees no GPU of a Mac: use --device auto or cpu"
         )
     if device.type != "cuda":
-        return device
+        return device if device.type == "cpu" else torch.device("mps", 0)  # as tensors there name theirs
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
         raise RecipeError(f"parallel.device is {name!r} but torch {torch.__version__} {what_there_is(count, world)}")
