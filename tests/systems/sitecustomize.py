@@ -61,7 +61,8 @@ def _fsync(file: int) -> None:
 
 def _locking(file: int, mode: int, size: int) -> None:
     """Lock bytes where the file stands, as ``msvcrt.locking`` does."""
-    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB if mode else fcntl.LOCK_UN, size, os.lseek(file, 0, os.SEEK_CUR))
+    operation = (fcntl.LOCK_UN, fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB)[mode]
+    fcntl.lockf(file, operation, size, os.lseek(file, 0, os.SEEK_CUR))
 
 
 def _set_wakeup_fd(file: int, *, warn_on_full_buffer: bool = True) -> int:
@@ -83,7 +84,7 @@ _VIEWS = {
     for name, lacks in _LACKS.items()
     if lacks is not None and (lacks or name in _INSTEAD)
 }
-_VIEWS["msvcrt"] = _View(ModuleType("msvcrt"), [], locking=_locking, LK_NBLCK=2, LK_UNLCK=0)
+_VIEWS["msvcrt"] = _View(ModuleType("msvcrt"), [], locking=_locking, LK_UNLCK=0, LK_LOCK=1, LK_NBLCK=2)
 _import = builtins.__import__
 
 

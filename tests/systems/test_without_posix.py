@@ -64,7 +64,7 @@ def missing_on_windows() -> dict[str, list[str] | None]:
 
 def test_the_stubs_say_what_windows_lacks() -> None:
     lacks = missing_on_windows()
-    assert lacks["fcntl"] is None and lacks["resource"] is None
+    assert lacks["fcntl"] is None
     assert {"pread", "fork", "O_NOFOLLOW", "geteuid", "register_at_fork"} <= {*(lacks["os"] or ())}
     assert {"SIGKILL", "SIGHUP", "pthread_sigmask"} <= {*(lacks["signal"] or ())}
     assert lacks["json"] == [] and "getpid" not in (lacks["os"] or ())

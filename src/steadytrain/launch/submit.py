@@ -25,14 +25,7 @@ from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, Plan, PlanStage
 from steadytrain.launch.ssh import Ssh, copy, judge, require_same_torch
 from steadytrain.launch.supervise import PREEMPTED, job_exit_code, may_restart
-from steadytrain.machine.children import (
-    exit_code,
-    finish,
-    kill_at_last,
-    start,
-    start_copying,
-    wait_together,
-)
+from steadytrain.machine.children import exit_code, finish, kill_at_last, start, start_copying, wait_together
 from steadytrain.machine.platform import require_posix
 from steadytrain.machine.process import take_signals
 

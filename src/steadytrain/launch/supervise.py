@@ -19,15 +19,7 @@ from typing import IO
 
 from steadytrain.distributed.world import LOOPBACK
 from steadytrain.errors import InputError, RankLostError
-from steadytrain.machine.children import (
-    ending,
-    exit_code,
-    forward,
-    kill_at_last,
-    send,
-    start,
-    wait_together,
-)
+from steadytrain.machine.children import ending, exit_code, forward, kill_at_last, send, start, wait_together
 from steadytrain.machine.platform import require_posix
 from steadytrain.machine.process import take_signals
 

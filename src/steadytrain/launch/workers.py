@@ -49,16 +49,7 @@ from steadytrain.launch.supervise import (
     say_last_lines,
     start_rank,
 )
-from steadytrain.machine.children import (
-    POLL_SECONDS,
-    ending,
-    exit_code,
-    forward,
-    kill_at_last,
-    python,
-    send,
-    start,
-)
+from steadytrain.machine.children import POLL_SECONDS, ending, exit_code, forward, kill_at_last, python, send, start
 from steadytrain.machine.platform import ASK_TO_SAVE, KILL, pread
 from steadytrain.machine.process import take_signals
 
@@ -198,15 +189,9 @@ def _ray_node(place: _RayPlace, *, is_head: bool, should_stop: Callable[[], bool
         else:
             words += [f"--address={place.address}"]
         ray = python("-m", "ray.scripts.scripts", "start", *words)
-        process = start(
-            ray,
-            ends_with_us=True,
-            ignores=ASK_TO_SAVE,  # they may be sent to all processes of a job
-            own_group=True,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
+        null = subprocess.DEVNULL  # signals that ask ranks to save may be sent to all processes of a job
+        pipes = {"stdin": null, "stdout": log, "stderr": log}
+        process = start(ray, ends_with_us=True, ignores=ASK_TO_SAVE, own_group=True, **pipes)
         try:
             while b"Ray runtime started" not in (output := pread(log.fileno(), 1 << 20, 0)):
                 if process.poll() is not None:

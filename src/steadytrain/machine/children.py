@@ -177,19 +177,10 @@ def run_steady(words: Sequence[str]) -> FinishedProgram:
     return run_program(python("-m", "steadytrain", *words), variables=given_environment())
 
 
-def start_module(
-    module: str,
-    *,
-    stdin: int | None = None,
-    stdout: int | None = None,
-    inherits: Sequence[int] = (),
-    own_group: bool = False,
-) -> subprocess.Popen[bytes]:
+def start_module(module: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start a child that loads ``module`` and runs its ``main()``; it ignores Ctrl-C.
 
-    Args:
-        stdin, stdout: the child's ends of pipes; what it prints is to go to standard error.
-        inherits, own_group: as of :func:`start`.
+    ``options`` are those of :func:`start`; what it prints is to go to standard error.
 
     Raises:
         FailedError: no process can be started.
@@ -201,15 +192,7 @@ def start_module(
     command, variables = python("-c", program), {**_MEMORY, **os.environ, **_THREADS}
     # The child hears no Ctrl-C, not even as it begins: the parent does, and ends it.
     with without_interrupts():
-        return start(
-            command,
-            variables=variables,
-            refusal=FailedError,
-            own_group=own_group,
-            inherits=inherits,
-            stdin=stdin,
-            stdout=stdout,
-        )
+        return start(command, variables=variables, refusal=FailedError, **options)
 
 
 def run_module(module: str) -> None:
@@ -263,9 +246,8 @@ class ForkServer:
         """
         from multiprocessing import Pipe
 
-        ours: Any
-        theirs: Any
-        ours, theirs = Pipe()
+        pair: Any = Pipe()  # of another class on Windows
+        ours, theirs = pair
         message = json.dumps({"path": sys.path, "folder": str(Path.cwd()), "needs": needs}).encode()
         with theirs, suppress(OSError):
             send_fds(self._control, [message], [theirs.fileno()])
@@ -381,7 +363,7 @@ def serve_forks(talk: Callable[[Connection], object]) -> None:
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that was started with ``own_group``, and those that it started; any other one alone."""
     try:
-        platform.kill_group(process.pid)
+        platform.kill_group(process.pid, KILL)
     except OSError:  # no group of its own, or none left
         process.kill()
 

@@ -22,7 +22,7 @@ from steadytrain.errors import SteadyError
 from steadytrain.events import EventLog, MachineStats, Noticed
 from steadytrain.machine import cgroups
 from steadytrain.machine.nvml import GpuSampler, NoNvml
-from steadytrain.machine.platform import IS_LINUX, involuntary_switches
+from steadytrain.machine.platform import IS_LINUX, usage
 from steadytrain.machine.process_tree import ProcessStat, ProcessTree, owner
 from steadytrain.machine.procfs import (
     PAGE_BYTES,
@@ -171,7 +171,7 @@ class LinuxCounters:
         vmstat, meminfo = read_counters(root / "proc/vmstat"), read_counters(root / "proc/meminfo")
         swapped = [vmstat[name] for name in ("pswpin", "pswpout") if name in vmstat]
         totals: dict[str, float | None] = {
-            "switches": involuntary_switches(),
+            "switches": usage("SELF", "ru_nivcsw"),
             "ranks": self._seconds_of_ranks(0.0 if tree is None else tree.seconds),
             "throttled_seconds": cgroups.throttled_seconds(root),
             "swap_bytes": sum(swapped) * PAGE_BYTES if swapped else None,
@@ -277,7 +277,7 @@ def stats_between(before: Counters, after: Counters) -> MachineStats:
     if "throttled_seconds" in values:  # of the whole interval
         values["throttled_seconds"] *= seconds
     if "switches" in per_second:
-        values["involuntary_switches"] = per_second["switches"]
+        values["usage"] = per_second["switches"]
     if cpu is not None:
         values["system_share"] = min(1.0, per_second["system"] / cpu) if cpu else 0.0
     if busy_seconds := [after.disks[name] - before.disks[name] for name in before.disks.keys() & after.disks.keys()]:

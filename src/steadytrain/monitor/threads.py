@@ -24,7 +24,7 @@ from typing import Any
 
 from steadytrain.errors import SteadyError
 from steadytrain.events import UPDATING, EventLog, Noticed, ThreadStats
-from steadytrain.machine.platform import waits_of_thread
+from steadytrain.machine.platform import usage
 from steadytrain.machine.process_tree import CALLS_ON_FILES, ThreadFiles, read_schedstat, thread_ids, waits_in
 from steadytrain.monitor import stacks
 from steadytrain.monitor.watchdog import LoopProgress
@@ -132,7 +132,7 @@ class LoopWatch:
         self._last = self._surveyed = time.perf_counter()
         self._times = self._files.times()
         self._own_queued = (self._own_files.times() or (0.0, 0.0))[1]
-        self._own_wakes = waits_of_thread()
+        self._own_wakes = usage("THREAD", "ru_nvcsw")
         read = {tid: read_schedstat(f"/proc/self/task/{tid}") for tid in thread_ids(os.getpid())}
         self._survey = {tid: times[:2] for tid, times in read.items() if times is not None}
 
@@ -152,7 +152,7 @@ class LoopWatch:
         seconds, self._last = now - self._last, now
         self.seconds += seconds
         self._looks += 1
-        times, lock_seconds, wakes = self._own_files.times(), 0.0, waits_of_thread()
+        times, lock_seconds, wakes = self._own_files.times(), 0.0, usage("THREAD", "ru_nvcsw")
         if times is not None and slept:  # what it is late and was not queued for a processor, it waited for the lock
             lock_seconds = max(0.0, now - asked - slept - (times[1] - self._own_queued))
             fewest = WAKES * lock_seconds / sys.getswitchinterval()  # wakes of one that waits for the lock

@@ -156,16 +156,13 @@ def _refuse_on_mac(recipe: Recipe, world: World) -> None:
     """Raise RecipeError where a recipe asks a Mac's GPU for what it does not do here."""
     asked = {
         f"precision.name={recipe.precision.name} (use fp32)": recipe.precision.name != "fp32",
-        "parallel.graph": recipe.parallel.graph,
         "precision.compile": recipe.precision.compile != "none",
+        "parallel.graph": recipe.parallel.graph,
         "parallel.deterministic": recipe.parallel.deterministic,
         "several ranks": world.size > 1 or recipe.parallel.engine == "async",
     }
-    if refused := [name for name, is_asked in asked.items() if is_asked]:
-        raise RecipeError(
-            f"--device mps does not do {' and '.join(refused)}: it computes in fp32, in one process, and does not"
-            " promise the same bits twice; leave that out, or use --device cpu"
-        )
+    if refused := " and ".join(name for name, is_asked in asked.items() if is_asked):
+        raise RecipeError(f"--device mps does not do {refused}: drop that, or use --device cpu")
 
 
 def set_up_machine(

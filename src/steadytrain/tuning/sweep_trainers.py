@@ -30,14 +30,7 @@ from steadytrain.launch.plan import plan_text
 from steadytrain.launch.submit import submit
 from steadytrain.launch.supervise import FORWARDED
 from steadytrain.machine.cgroups import allowed
-from steadytrain.machine.children import (
-    POLL_SECONDS,
-    forward,
-    kill_at_last,
-    python,
-    run_program,
-    start,
-)
+from steadytrain.machine.children import POLL_SECONDS, forward, kill_at_last, python, run_program, start
 from steadytrain.machine.facts import accelerators
 from steadytrain.machine.platform import keep_on
 from steadytrain.machine.process import given_environment, take_signals

@@ -34,7 +34,7 @@ from steadytrain.errors import DataError, StorageError
 from steadytrain.files import Closing, open_regular
 from steadytrain.format import Say, print_note, printable
 from steadytrain.machine.facts import require_cache_folder
-from steadytrain.machine.platform import will_read
+from steadytrain.machine.platform import advise
 
 # Of PNG, WebP and AVIF; as a PNG's text; and XMP of any of them.
 _EXIF_TAGS = (b"eXIf", b"EXIF", b"Exif", b"exif", b"xmp", b"XMP ")
@@ -140,7 +140,7 @@ class Unpacked(Closing):
         for path, some in groupby(stretches, key=lambda stretch: stretch[0]):
             with contextlib.suppress(OSError), open_regular(Path(path)) as file:
                 for _, start, end in some:
-                    will_read(file.fileno(), start, end - start)
+                    advise(file.fileno(), "WILLNEED", start, end - start)
 
     def settle(self, numbers: Ints) -> None:
         """Do nothing: readers of a file hold no lock."""

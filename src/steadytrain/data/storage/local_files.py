@@ -26,7 +26,7 @@ from steadytrain.data.arrays import Ints, Pixels
 from steadytrain.data.storage.array_cache import file_state
 from steadytrain.errors import DataError, StorageError
 from steadytrain.files import require_regular
-from steadytrain.machine.platform import open_descriptor, pread, read_in_no_order, will_read
+from steadytrain.machine.platform import advise, open_descriptor, pread
 
 if TYPE_CHECKING:
     from steadytrain.data.storage.pages import Traffic
@@ -327,12 +327,12 @@ class LocalFile(ByteRanges):
         if (descriptor := self._descriptor) is not None:
             with contextlib.suppress(OSError):
                 for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-                    will_read(descriptor.number, start, end - start)
+                    advise(descriptor.number, "WILLNEED", start, end - start)
 
     def expect_no_order(self) -> None:
         if (descriptor := self._descriptor) is not None:
             with contextlib.suppress(OSError):
-                read_in_no_order(descriptor.number)
+                advise(descriptor.number, "RANDOM")
 
     def digest(self) -> str:
         with self.path.open("rb") as file:
