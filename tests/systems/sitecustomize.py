@@ -97,4 +97,4 @@ def _import_as_there(name: str, given: Any = None, local: Any = None, fromlist: 
     return _import(name, given, local, fromlist, level)
 
 
-builtins.__import__ = _import_as_there
+builtins.__import__ = _import_as_there  # type: ignore[assignment]

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.distributed.asynchronous.cluster import (
@@ -190,7 +190,7 @@ def _ray_node(place: _RayPlace, *, is_head: bool, should_stop: Callable[[], bool
             words += [f"--address={place.address}"]
         ray = python("-m", "ray.scripts.scripts", "start", *words)
         null = subprocess.DEVNULL  # signals that ask ranks to save may be sent to all processes of a job
-        pipes = {"stdin": null, "stdout": log, "stderr": log}
+        pipes: dict[str, Any] = {"stdin": null, "stdout": log, "stderr": log}
         process = start(ray, ends_with_us=True, ignores=ASK_TO_SAVE, own_group=True, **pipes)
         try:
             while b"Ray runtime started" not in (output := pread(log.fileno(), 1 << 20, 0)):
