@@ -53,6 +53,10 @@ ENVIRONMENTS = {
         "import ffcv",
         build=("setuptools", "wheel"),
     ),
+    "serve": Environment(  # LitServe brings FastAPI and uvicorn
+        ("litserve==0.2.19", "torch==2.15.0", "torchvision==0.29.2", "timm==1.0.31"),
+        "import litserve, fastapi, uvicorn, timm",
+    ),
     "autogluon": Environment(
         # === takes the build of that name alone: torchvision's operators are not in a +cpu build of another index.
         ("autogluon.multimodal==1.6.3", "torch===2.13.0", "torchvision==0.28.0"),

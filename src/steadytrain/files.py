@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import itertools
 import json
@@ -28,6 +27,8 @@ from types import TracebackType
 from typing import IO, Any, BinaryIO, Self
 
 from steadytrain.errors import ModelError, did_you_mean, read_errors, storage_errors
+from steadytrain.machine import platform
+from steadytrain.machine.platform import IS_POSIX, NO_FOLLOW, NO_WAIT, TO_SYNC, open_descriptor, opened_folder
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # NFS without its lock daemon, FUSE, Lustre without flock
 
@@ -48,13 +49,13 @@ class Closing(ABC):
 
 def lock(file: IO[Any] | int, *, shared: bool = False) -> None:
     """Lock an open file against other processes, or together with those that share it; wait until that is possible."""
-    _flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    _flock(file, shared=shared, wait=True)
 
 
 def lock_at_once(file: IO[Any] | int, *, shared: bool = False) -> bool:
     """Lock an open file as :func:`lock` does; return False where another process has a lock against it."""
     try:
-        _flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        _flock(file, shared=shared, wait=False)
     except BlockingIOError:
         return False
     return True
@@ -67,27 +68,24 @@ def lock_surely(file: IO[Any] | int) -> bool:
     is open for writing.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        platform.flock(file, wait=False)
     except OSError:
         return False
     return True
 
 
-def _flock(file: IO[Any] | int, operation: int) -> None:
+def unlock(file: IO[Any] | int) -> None:
+    """Let go of the lock of a file that stays open."""
+    with contextlib.suppress(OSError):  # there are no locks
+        platform.unlock(file)
+
+
+def _flock(file: IO[Any] | int, *, shared: bool, wait: bool) -> None:
     try:
-        fcntl.flock(file, operation)
+        platform.flock(file, shared=shared, wait=wait)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-
-
-def unlock(file: IO[Any] | int) -> None:
-    """Let go of the lock of a file that stays open."""
-    _flock(file, fcntl.LOCK_UN)
-
-
-NO_FOLLOW = os.O_NOFOLLOW
-"""The flag that opens no symbolic link."""
 
 
 _KINDS = {
@@ -128,9 +126,9 @@ def open_regular(path: Path, *, most: int | None = None) -> io.BufferedReader:
 def _open_at_once(path: str, flags: int) -> int:
     """Open a file without waiting for the other end of a pipe."""
     try:
-        return os.open(path, flags | os.O_NONBLOCK)
+        return open_descriptor(path, flags | NO_WAIT)
     except BlockingIOError:  # a file server has a lease on it, which only files have, and gives it back when asked
-        return os.open(path, flags)
+        return open_descriptor(path, flags)
 
 
 def require_regular(path: Path) -> None:
@@ -174,12 +172,12 @@ def read_table(path: Path) -> dict[str, Any]:
 def create(path: Path) -> BinaryIO:
     """Make a new file for writing and reading; what had its name is removed, never opened. Raises OSError."""
     path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666), "w+b")
+    return os.fdopen(open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666), "w+b")
 
 
 def open_lock(path: Path) -> BinaryIO:
     """Open the file of a lock, made if need be, unless it is a link. Raises OSError."""
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o666), "a+b")
+    return os.fdopen(open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o666), "a+b")
 
 
 @contextlib.contextmanager
@@ -192,7 +190,9 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
 
 def sync(path: Path) -> None:
     """Wait until a file, or a folder's entries, are on the disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if not IS_POSIX and path.is_dir():  # no folder is opened there
+        return
+    descriptor = open_descriptor(path, TO_SYNC)
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -235,7 +235,7 @@ def held_folder(place: Path, prefix: str, suffix: str = "") -> Iterator[Path]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=place))
         try:
-            with _opened_folder(folder) as descriptor:
+            with opened_folder(folder) as descriptor:
                 lock(descriptor)
                 if not folder.exists():  # another process took it for one that was left
                     continue
@@ -247,19 +247,9 @@ def held_folder(place: Path, prefix: str, suffix: str = "") -> Iterator[Path]:
 
 def remove_unheld(folder: Path) -> None:
     """Remove a folder that nobody holds."""
-    with contextlib.suppress(OSError), _opened_folder(folder) as descriptor:
+    with contextlib.suppress(OSError), opened_folder(folder) as descriptor:
         if lock_surely(descriptor):
             shutil.rmtree(folder)
-
-
-@contextlib.contextmanager
-def _opened_folder(folder: Path) -> Iterator[int]:
-    """Open a folder, no link to one."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | NO_FOLLOW)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def remove_left(folder: Path, name: str = "") -> None:

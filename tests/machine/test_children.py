@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -141,3 +142,37 @@ def test_a_signal_that_a_shell_has_ignored_stays_ignored() -> None:
         assert received == []
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has the parent's death signal")
+def test_a_child_that_ends_with_us_begins_like_any_other() -> None:
+    """Python stands between for a moment: it ignores SIGPIPE, and may add a variable for its own text."""
+    command, variables = (
+        ["sh", "-c", "env | sort; grep SigIgn /proc/self/status; echo $PPID"],
+        {"PATH": os.environ["PATH"]},
+    )
+    plain, tied = (run_program(command, variables=variables, ends_with_us=ends).output for ends in (False, True))
+    assert plain == tied and str(os.getpid()) in tied
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has the parent's death signal")
+def test_a_child_whose_parent_is_gone_before_it_has_begun_ends() -> None:
+    someone_else = str(os.getppid())
+    done = run_program([sys.executable, "-I", "-S", "-c", children._END_WITH, someone_else, "", "sleep", "60"])
+    assert done.code == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_command_that_is_not_there_is_named(ends: bool, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot start no-such-program: no such command or file"):
+        start(["no-such-program"], ends_with_us=ends)
+    (tmp_path / "plain").write_text("text", encoding="utf-8")
+    with pytest.raises(InputError, match="plain: Permission denied"):
+        start([str(tmp_path / "plain")], ends_with_us=ends)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there are signals ignored for it")
+def test_a_child_ignores_the_signals_that_it_is_to_ignore() -> None:
+    program = "import signal; print(signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN)"
+    ended = run_program(python(program), ends_with_us=True, ignores=[signal.SIGUSR1])
+    assert ended.output == "True\n"

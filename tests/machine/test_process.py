@@ -366,7 +366,7 @@ def test_outside_the_main_thread_nothing_is_changed() -> None:
 def test_gpu_memory_grows_unless_the_user_or_a_graph_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in process.ALLOCATOR_VARIABLES:
         monkeypatch.setenv(name, "")
-    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(process, "IS_LINUX", True)
     assert process.grow_segments(recorded=True) == "fixed"
     assert [process.grow_segments(recorded=False) for _ in range(2)] == ["growing", "growing"]
     assert process.ALLOCATOR_VARIABLES[0] not in process.given_environment()

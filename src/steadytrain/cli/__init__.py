@@ -23,6 +23,7 @@ from steadytrain import __version__
 from steadytrain.cli.worded_errors import examples, is_assignment, worded_errors
 from steadytrain.errors import WRONG_PLACES, FailedError, InputError, SteadyError, storage_error
 from steadytrain.format import fold
+from steadytrain.machine.platform import open_descriptor, soft_limit
 from steadytrain.machine.process import SIGINT_ALONE, TO_END, interrupted_once, share_cores
 
 if TYPE_CHECKING:
@@ -406,13 +407,7 @@ def _no_memory(error: ImportError | MemoryError) -> str:
 
     problem = "memory ran out" if isinstance(error, MemoryError) else f"no memory to load a library ({error})"
     limit, remedy = f"{size(facts.memory_bytes())} of memory may be used here", "use a machine, or a job, with more"
-    try:
-        import resource
-
-        most = resource.getrlimit(resource.RLIMIT_AS)[0]
-    except ImportError:  # Windows
-        most = -1
-    if most > 0:
+    if most := soft_limit("AS"):
         limit, remedy = (
             f"{limit}, and {size(most)} of address space (ulimit -v)",
             "raise the limit (ulimit -v unlimited)",
@@ -423,12 +418,8 @@ def _no_memory(error: ImportError | MemoryError) -> str:
 def _system_words(error: OSError) -> str:
     """Say what this process may not have, or what is gone from under it; empty where that is not the fault."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        try:
-            import resource
-
-            limit = f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,} files may be open at once (ulimit -n)"
-        except ImportError:  # Windows
-            limit = str(error.strerror)
+        most = soft_limit("NOFILE")
+        limit = f"{most:,} files may be open at once (ulimit -n)" if most else str(error.strerror)
         return (
             f"no further file can be opened: {limit}; raise the limit (ulimit -n 1024) and run the same command again"
         )
@@ -448,7 +439,7 @@ def _gone_words() -> str:
 
 def _silence_output() -> None:
     """Keep the interpreter, which flushes standard output once more when it exits, from failing a second time."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(open_descriptor(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupted() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -111,7 +110,7 @@ def _blocks(tables: Iterable[Any]) -> Iterator[Any]:
     for table in tables:
         for first in range(0, len(table), ROWS):
             yield table[first : first + ROWS]
-            table._mmap.madvise(mmap.MADV_DONTNEED)
+            getattr(table._mmap, "madvise", id)(4)  # MADV_DONTNEED, on Linux as on macOS
 
 
 def _labels(images: FrozenImages) -> Iterator[str]:

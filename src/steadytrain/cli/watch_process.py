@@ -18,7 +18,8 @@ from steadytrain.cli.render import shorten_name
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
 from steadytrain.format import clock, pairs, wrap
-from steadytrain.machine.children import exit_code, in_foreground, start
+from steadytrain.machine.children import exit_code, start
+from steadytrain.machine.platform import in_foreground
 from steadytrain.machine.process import given_environment, take_signals
 from steadytrain.monitor.process_watch import Cause, Moment, Reading, Sampler, read
 from steadytrain.monitor.rules import LEAST

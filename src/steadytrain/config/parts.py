@@ -112,7 +112,7 @@ FEW_IMAGES = 1_000
 """Images below which a fifth is held out by default: a tenth of them measures too little."""
 
 _ONE_A_CHANNEL = ValueLimit(lambda numbers: len(numbers) in (1, 3), "1 or 3 numbers, one a channel")
-_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4}(,[0-9]{1,4})*)?")
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,4}(,[0-9]{1,4})*)?")
 
 
 @documented
@@ -815,8 +815,8 @@ class Parallel:
 
     device: str = setting(
         "auto",
-        "auto (a GPU if there is one), cpu, cuda, cuda:1; cuda:0,2 starts a rank on each.",
-        limit=ValueLimit(lambda device: _DEVICE.fullmatch(device) is not None, "auto, cpu, cuda or cuda:<number>"),
+        "auto (a GPU if there is one), cpu, cuda, cuda:1; cuda:0,2 starts a rank on each; mps: a Mac's GPU.",
+        limit=ValueLimit(lambda device: _DEVICE.fullmatch(device) is not None, "auto, cpu, mps, cuda or cuda:<number>"),
         flag=Flag(SPEED),
         example="cuda:1",
     )

@@ -26,6 +26,7 @@ from typing import Any
 from steadytrain.distributed.world import World
 from steadytrain.errors import RankLostError
 from steadytrain.machine.children import start_module
+from steadytrain.machine.platform import poll
 from steadytrain.machine.process_tree import read_stat
 
 BEAT = 1.0
@@ -281,11 +282,11 @@ class Heartbeat:
 def main() -> None:
     """Be the witness of the process that started this one, which has made standard input the server, until it ends."""
     rank = os.getppid()
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    poll.register(1, 0)  # reports by itself that nobody can read it
+    polled = poll()
+    polled.register(0, getattr(select, "POLLIN", 1))
+    polled.register(1, 0)  # reports by itself that nobody can read it
     with socket.socket(fileno=0) as server:
-        while 1 not in (ready := [file for file, _ in poll.poll(1000 * BEAT)]) and os.getppid() == rank:
+        while 1 not in (ready := [file for file, _ in polled.poll(1000 * BEAT)]) and os.getppid() == rank:
             with suppress(OSError):
                 if ready:
                     client, _ = server.accept()

@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +29,8 @@ from steadytrain.distributed.world import LOOPBACK, World
 from steadytrain.errors import FailedError, InputError, RankLostError, StalledError, SteadyError, first_line
 from steadytrain.files import replace_file
 from steadytrain.format import few
+from steadytrain.machine import cgroups
+from steadytrain.machine.platform import IS_LINUX
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 """Time for which ranks wait for each other at the start."""
@@ -147,8 +148,7 @@ class Group:
         boot_id = ""  # tells this machine from another of the same name
         with suppress(OSError):
             boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        has_affinity = hasattr(os, "sched_getaffinity")
-        cores = sorted(os.sched_getaffinity(0)) if has_affinity else list(range(os.cpu_count() or 1))
+        cores = sorted(cgroups.allowed())
         ranks = self.all_gather_json([platform.node(), boot_id, cores, os.getpid()])
         local = [rank for rank in ranks if rank[:2] == ranks[self.world.rank][:2]]
         self.sharing = sum(not set(rank[2]).isdisjoint(cores) for rank in local)
@@ -451,7 +451,7 @@ def _torch_variables(world: World) -> Iterator[None]:
 
 def _interface_to(world: World) -> str | None:
     """Find the network interface whose IPv4 address leads to rank 0; None where the system does not say."""
-    if sys.platform != "linux":  # there gloo is left to itself
+    if not IS_LINUX:  # there gloo is left to itself
         return None
     with suppress(OSError):
         local = _route_to(world)

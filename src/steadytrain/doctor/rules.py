@@ -165,8 +165,8 @@ def other_gpus(facts: MachineFacts) -> Iterator[MachineFinding]:
         what = f"an AMD GPU will not be used: torch {torch.version} is not a build for ROCm"
         yield note("torch-without-rocm", what, "Training runs on the CPU.", remedy)
     if torch.mps:
-        why = "Training runs on the CPU: steadytrain trains on CPUs and CUDA devices."
-        yield note("mps-unused", "this Mac's GPU will not be used", why, "train on a machine with an NVIDIA GPU")
+        why = "Training runs on the CPU: the path to a Mac's GPU is written, and has not run on a Mac yet."
+        yield note("mps-unused", "this Mac's GPU will not be used", why, "try --device mps (in fp32)")
 
 
 def missing_libraries(facts: MachineFacts) -> Iterator[MachineFinding]:

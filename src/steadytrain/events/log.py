@@ -19,8 +19,9 @@ from msgspec.structs import astuple, replace
 from steadytrain.errors import RunError, storage_error, storage_errors
 from steadytrain.events import schema
 from steadytrain.events.schema import VERSION, Event, Score, Started, Unknown, Unreadable, is_plain
-from steadytrain.files import NO_FOLLOW, Closing, kind_of_file, open_regular
+from steadytrain.files import Closing, kind_of_file, open_regular
 from steadytrain.format import count
+from steadytrain.machine.platform import NO_FOLLOW, open_descriptor
 
 KINDS: dict[str, type[Event]] = {
     name: kind
@@ -112,7 +113,7 @@ def open_no_follow(path: Path, mode: Literal["ab", "r+b"]) -> BinaryIO:
             f"{path} is a hard link: the file has {count(names - 1, 'more name')}, and writing to it would change it"
             " under those as well; make a copy of its own (cp -a RUN COPY), and run the command on that"
         )
-    return os.fdopen(os.open(path, _FLAGS[mode] | NO_FOLLOW, 0o666), mode, buffering=0)
+    return os.fdopen(open_descriptor(path, _FLAGS[mode] | NO_FOLLOW, 0o666), mode, buffering=0)
 
 
 def refuse_link(path: Path, remedy: str = "remove the link, or put there what it leads to") -> None:

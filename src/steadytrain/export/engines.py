@@ -34,6 +34,7 @@ from steadytrain.format import tells_top5
 from steadytrain.intervals import quantiles
 from steadytrain.machine import facts
 from steadytrain.machine.children import ChildEndedError, ForkServer, serve_forks
+from steadytrain.machine.platform import peak_resident_bytes
 from steadytrain.machine.process import keep_memory, return_free_memory
 from steadytrain.models.engines.engine import NO_TELEMETRY
 from steadytrain.models.exported import engines, open_module
@@ -310,7 +311,7 @@ class BenchEngine:
 
     def finish(self) -> dict[str, Any]:
         """Sum the turns up, and compare outputs; return values of an EngineSpeed."""
-        memory = max(0, facts.peak_resident_bytes() - self._began_bytes)
+        memory = max(0, peak_resident_bytes() - self._began_bytes)
         if self._device.type == "cuda":
             memory = torch.cuda.max_memory_allocated(self._device)
         batches = []

@@ -22,7 +22,7 @@ from contextlib import suppress
 
 from steadytrain.distributed.world import LAUNCHER
 from steadytrain.launch.supervise import job_exit_code, killed_notice, rank_variables
-from steadytrain.machine.children import die_with_parent, exit_code, kill_at_last, start, start_copying, wait_together
+from steadytrain.machine.children import exit_code, kill_at_last, start, start_copying, wait_together
 from steadytrain.machine.process import take_signals
 
 _SCHEDULERS = {"JOB_COMPLETION_INDEX": "Kubernetes", "SKYPILOT_NODE_RANK": "SkyPilot"}
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             pipe, words = subprocess.PIPE, [sys.executable, *args.program]
             variables = {**environment, **variables}
             process = start(
-                words, variables=variables, prepare=die_with_parent, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
+                words, variables=variables, ends_with_us=True, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
             )
             processes.append(process)
             prefix = b"[%s] " % (args.name if rank is None else f"{rank} {args.name}").encode()

@@ -25,15 +25,8 @@ from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, Plan, PlanStage
 from steadytrain.launch.ssh import Ssh, copy, judge, require_same_torch
 from steadytrain.launch.supervise import PREEMPTED, job_exit_code, may_restart
-from steadytrain.machine.children import (
-    die_with_parent,
-    exit_code,
-    finish,
-    kill_at_last,
-    start,
-    start_copying,
-    wait_together,
-)
+from steadytrain.machine.children import exit_code, finish, kill_at_last, start, start_copying, wait_together
+from steadytrain.machine.platform import require_posix
 from steadytrain.machine.process import take_signals
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _SHORT_SECONDS = 5.0, 300.0, 60.0
@@ -68,6 +61,7 @@ def submit(job: Job, plan: Plan, folder: Path, say: Say) -> tuple[int, str]:
         InputError: a machine, a program or a variable is missing.
         FailedError: copying failed, or a scheduler refused the job.
     """
+    require_posix("steady launch without --dry-run")
     for stage in plan.stages:
         for command in stage.commands:
             _values(command)  # a missing variable is an error before anything is done
@@ -252,7 +246,7 @@ def _open(command: Command, **streams: Any) -> subprocess.Popen[bytes]:
     variables = os.environ | ({} if command.hands_over else _values(command))
     if shutil.which(command.argv[0]) is None:
         raise InputError(f"{command.argv[0]} is not installed here: install it, or use --dry-run to see the plan")
-    return start(command.argv, variables=variables, refusal=FailedError, prepare=die_with_parent, **streams)
+    return start(command.argv, variables=variables, refusal=FailedError, ends_with_us=True, **streams)
 
 
 NEVER = (

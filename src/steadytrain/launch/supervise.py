@@ -19,16 +19,8 @@ from typing import IO
 
 from steadytrain.distributed.world import LOOPBACK
 from steadytrain.errors import InputError, RankLostError
-from steadytrain.machine.children import (
-    die_with_parent,
-    ending,
-    exit_code,
-    forward,
-    kill_at_last,
-    send,
-    start,
-    wait_together,
-)
+from steadytrain.machine.children import ending, exit_code, forward, kill_at_last, send, start, wait_together
+from steadytrain.machine.platform import require_posix
 from steadytrain.machine.process import take_signals
 
 USAGE = InputError.exit_code
@@ -158,6 +150,7 @@ def _start_ranks(
     command: Sequence[str], count: int, ranks: list[subprocess.Popen[bytes]], errors: list[IO[bytes]]
 ) -> None:
     """Append the processes to ``ranks``, and what all but rank 0 write to standard error to ``errors``."""
+    require_posix("training with several ranks")
     port = free_port()
     for rank in range(count):
         if rank:
@@ -171,7 +164,7 @@ def start_rank(
 ) -> subprocess.Popen[bytes]:
     """Start a rank that ends with this process: one with our files, or one that only writes ``errors``."""
     null = None if errors is None else subprocess.DEVNULL
-    return start(command, variables=variables, prepare=die_with_parent, stdin=null, stdout=null, stderr=errors)
+    return start(command, variables=variables, ends_with_us=True, stdin=null, stdout=null, stderr=errors)
 
 
 def rank_variables(

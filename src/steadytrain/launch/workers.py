@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.distributed.asynchronous.cluster import (
@@ -49,17 +49,8 @@ from steadytrain.launch.supervise import (
     say_last_lines,
     start_rank,
 )
-from steadytrain.machine.children import (
-    POLL_SECONDS,
-    die_with_parent,
-    ending,
-    exit_code,
-    forward,
-    kill_at_last,
-    python,
-    send,
-    start,
-)
+from steadytrain.machine.children import POLL_SECONDS, ending, exit_code, forward, kill_at_last, python, send, start
+from steadytrain.machine.platform import ASK_TO_SAVE, KILL, pread
 from steadytrain.machine.process import take_signals
 
 SCRATCH = Path("/tmp/steady")
@@ -198,9 +189,11 @@ def _ray_node(place: _RayPlace, *, is_head: bool, should_stop: Callable[[], bool
         else:
             words += [f"--address={place.address}"]
         ray = python("-m", "ray.scripts.scripts", "start", *words)
-        process = start(ray, prepare=_outlast_signals, own_group=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        null = subprocess.DEVNULL  # signals that ask ranks to save may be sent to all processes of a job
+        pipes: dict[str, Any] = {"stdin": null, "stdout": log, "stderr": log}
+        process = start(ray, ends_with_us=True, ignores=ASK_TO_SAVE, own_group=True, **pipes)
         try:
-            while b"Ray runtime started" not in (output := os.pread(log.fileno(), 1 << 20, 0)):
+            while b"Ray runtime started" not in (output := pread(log.fileno(), 1 << 20, 0)):
                 if process.poll() is not None:
                     raise InputError(f"Ray does not start: {' '.join(output.decode(errors='replace').split())[-600:]}")
                 if should_stop():
@@ -214,13 +207,6 @@ def _ray_node(place: _RayPlace, *, is_head: bool, should_stop: Callable[[], bool
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _outlast_signals() -> None:
-    """Ignore the signals that ask ranks to save, which may be sent to all processes of a job; end with the rank."""
-    die_with_parent()
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _await_port(address: str, should_stop: Callable[[], bool]) -> None:
@@ -293,7 +279,7 @@ class _Workers:
                         continue
                     ended.append(number)
                     if code == RANK_LOST:  # the server is gone: what the others have is lost with it
-                        send(self._processes, signal.SIGKILL)
+                        send(self._processes, KILL)
                     if rank == 0 or code:  # the first worker ends the run; another that has done its part does not
                         grace = SHORT_GRACE if code in (0, PREEMPTED) else 0.0
                         end_at = min(end_at, time.monotonic() + grace)
@@ -302,7 +288,7 @@ class _Workers:
                     kill_at = now + (GRACE if ranks[0] == 0 and 0 not in ended else SHORT_GRACE)  # the first one saves
                     send(self._processes, signal.SIGTERM)
                 elif now >= kill_at:
-                    send(self._processes, signal.SIGKILL)
+                    send(self._processes, KILL)
                 time.sleep(POLL_SECONDS)
         codes = {ranks[number]: self._processes[number].returncode for number in ended}
         if codes.get(0) == 0:

@@ -13,6 +13,7 @@ import importlib
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -28,6 +29,17 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from steadytrain.errors import FailedError, InputError, SteadyError
+from steadytrain.machine import platform
+from steadytrain.machine.platform import (
+    IS_LINUX,
+    KILL,
+    fork,
+    in_foreground,
+    recv_fds,
+    require_posix,
+    send_fds,
+    without_interrupts,
+)
 from steadytrain.machine.process import ASKED_TWICE_SECONDS, given_environment
 
 if TYPE_CHECKING:  # a child that packs needs none of it
@@ -39,6 +51,28 @@ GRACE_SECONDS = 5.0
 _PipeEnd = int | IO[bytes] | None
 _PID = struct.Struct("<q")
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+# What a child runs first that is to end with its parent: between fork and exec, code of ours may wait for ever for a
+# lock that a thread has. The program gets the signals and variables that it would have got: Python itself changes some.
+_END_WITH = f"""
+import ctypes, os, signal, sys
+_, parent, ignored, *command = sys.argv
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+for number in filter(None, ignored.split(",")):
+    signal.signal(int(number), signal.SIG_IGN)
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGTERM)
+if os.getppid() != int(parent):
+    os.kill(os.getpid(), signal.SIGTERM)
+with open("/proc/self/environ", "rb") as given:
+    if b"LC_CTYPE=" not in given.read():
+        os.environ.pop("LC_CTYPE", None)
+try:
+    os.execvp(command[0], command)
+except OSError as error:
+    sys.exit(f"cannot start {{command[0]}}: {{error.strerror}}")
+"""
 
 # One thread each: the children themselves are the parallelism.
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -56,7 +90,8 @@ def start(
     *,
     variables: Mapping[str, str] | None = None,
     refusal: type[SteadyError] = InputError,
-    prepare: Callable[[], object] | None = None,
+    ends_with_us: bool = False,
+    ignores: Sequence[int] = (),
     own_group: bool = False,
     inherits: Sequence[int] = (),
     stdin: _PipeEnd = None,
@@ -68,19 +103,22 @@ def start(
     Args:
         variables: its whole environment; None: this process's own.
         refusal: the error to raise where it cannot be started.
-        prepare: called in the child before the program begins.
+        ends_with_us: it gets SIGTERM, by which ranks save, when this process is gone. Linux only.
+        ignores: signals that it ignores, where it ends with us.
         own_group: it is the first of a process group, which hears no Ctrl-C of ours and is killed as one.
         inherits: files that stay open in the child, under the same numbers.
     """
     if stdout is None:  # what we wrote comes first
         sys.stdout.flush()
         sys.stderr.flush()
+    if ends_with_us and IS_LINUX and shutil.which(command[0], path=(variables or os.environ).get("PATH")):
+        command = [sys.executable, "-I", "-S", "-c", _END_WITH, str(os.getpid()), ",".join(map(str, ignores)), *command]
     try:
         return subprocess.Popen(
             command,
             env=variables,
-            preexec_fn=prepare,
             start_new_session=own_group,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) if own_group else 0,
             pass_fds=inherits,
             stdin=stdin,
             stdout=stdout,
@@ -139,19 +177,10 @@ def run_steady(words: Sequence[str]) -> FinishedProgram:
     return run_program(python("-m", "steadytrain", *words), variables=given_environment())
 
 
-def start_module(
-    module: str,
-    *,
-    stdin: int | None = None,
-    stdout: int | None = None,
-    inherits: Sequence[int] = (),
-    own_group: bool = False,
-) -> subprocess.Popen[bytes]:
+def start_module(module: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start a child that loads ``module`` and runs its ``main()``; it ignores Ctrl-C.
 
-    Args:
-        stdin, stdout: the child's ends of pipes; what it prints is to go to standard error.
-        inherits, own_group: as of :func:`start`.
+    ``options`` are those of :func:`start`; what it prints is to go to standard error.
 
     Raises:
         FailedError: no process can be started.
@@ -162,26 +191,16 @@ def start_module(
     )
     command, variables = python("-c", program), {**_MEMORY, **os.environ, **_THREADS}
     # The child hears no Ctrl-C, not even as it begins: the parent does, and ends it.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        return start(
-            command,
-            variables=variables,
-            refusal=FailedError,
-            own_group=own_group,
-            inherits=inherits,
-            stdin=stdin,
-            stdout=stdout,
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with without_interrupts():
+        return start(command, variables=variables, refusal=FailedError, **options)
 
 
 def run_module(module: str) -> None:
     """Run a child of :func:`start_module`: load the module and call its ``main()``."""
     # The parent hears of these, and ends its children: a job that is asked to end needs its batches until it has saved.
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     warnings.simplefilter("ignore")
     importlib.import_module(module).main()
 
@@ -204,6 +223,7 @@ class ForkServer:
     """
 
     def __init__(self, program: str, variables: Mapping[str, str] | None = None) -> None:
+        require_posix("measuring in a process of its own")
         self._control, theirs = socket.socketpair()
         path = f"import sys\nsys.path[:] = {sys.path!r}\n"
         with theirs:
@@ -226,10 +246,11 @@ class ForkServer:
         """
         from multiprocessing import Pipe
 
-        ours, theirs = Pipe()
+        pair: Any = Pipe()  # of another class on Windows
+        ours, theirs = pair
         message = json.dumps({"path": sys.path, "folder": str(Path.cwd()), "needs": needs}).encode()
         with theirs, suppress(OSError):
-            socket.send_fds(self._control, [message], [theirs.fileno()])
+            send_fds(self._control, [message], [theirs.fileno()])
         if (pid := self.reply(limit_seconds)) is None:
             ours.close()
             raise ChildEndedError(self.end(GRACE_SECONDS))
@@ -240,7 +261,7 @@ class ForkServer:
         with suppress(OSError):
             self._control.sendall(_PID.pack(pid))
         if (code := self.reply(grace_seconds)) is None and self._process.poll() is None:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, KILL)
             code = self.reply(None)
         return self.end(GRACE_SECONDS) if code is None else code
 
@@ -314,7 +335,7 @@ def serve_forks(talk: Callable[[Connection], object]) -> None:
     die_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
     while True:
-        message, files, _, _ = socket.recv_fds(control, 1 << 20, 1)
+        message, files, _, _ = recv_fds(control, 1 << 20, 1)
         if not message:
             return
         if files:
@@ -322,7 +343,7 @@ def serve_forks(talk: Callable[[Connection], object]) -> None:
             for name in request["needs"]:
                 with suppress(ImportError):
                     importlib.import_module(name)
-            if not (number := os.fork()):
+            if not (number := fork()):
                 try:
                     control.close()
                     die_with_parent()
@@ -342,8 +363,8 @@ def serve_forks(talk: Callable[[Connection], object]) -> None:
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that was started with ``own_group``, and those that it started; any other one alone."""
     try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # no group of its own, or none left
+        platform.kill_group(process.pid, KILL)
+    except OSError:  # no group of its own, or none left
         process.kill()
 
 
@@ -439,7 +460,7 @@ def start_copying(source: IO[bytes], sink: IO[bytes], prefix: bytes = b"") -> th
 
 def die_with_parent() -> None:
     """Have the system send this child SIGTERM, by which ranks save, when its parent is gone. Linux only."""
-    if sys.platform == "linux":
+    if IS_LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -476,13 +497,3 @@ def forward(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
     """Pass a signal on that came here. A terminal has sent Ctrl-C to all of them already; ``kill -INT`` has not."""
     if number != signal.SIGINT or not in_foreground():
         send(processes, number)
-
-
-def in_foreground() -> bool:
-    """Say whether this process and its children have a terminal's keys: all of them get what Ctrl-C sends."""
-    for file in (0, 2, 1):
-        try:
-            return os.tcgetpgrp(file) == os.getpgrp()
-        except OSError:
-            continue
-    return False

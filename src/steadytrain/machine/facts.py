@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -61,16 +60,6 @@ def memory_bytes(root: Path = ROOT) -> int:
 def resident_bytes() -> int:
     """Return the memory that this process has now."""
     return int(psutil.Process().memory_info().rss)
-
-
-def peak_resident_bytes() -> int:
-    """Return the most memory that this process has had."""
-    if sys.platform == "win32":
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource
-
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
 
 
 def cpu_model(root: Path = ROOT) -> str:

@@ -28,13 +28,16 @@ from types import FrameType
 from typing import NamedTuple
 
 from steadytrain.machine import cgroups
+from steadytrain.machine.platform import (
+    IS_LINUX,
+    allow_files,
+    call_after_fork,
+    open_descriptor,
+    seconds_since_boot,
+    set_blocking,
+)
 from steadytrain.machine.process_tree import read_schedstat, read_stat
 from steadytrain.machine.procfs import TICKS, processor_seconds, read_counters
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 # glibc's <malloc.h>, <sys/mman.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -3, -4, -8
@@ -123,14 +126,7 @@ def _start_figures() -> tuple[float, float | None, int | None]:
 
 def allow_open_files(num_files: int) -> None:
     """Raise this process's limit of open files, so that so many more can be opened, as far as the system lets it."""
-    if resource is None:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = num_files + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    allow_files(num_files + _OTHER_FILES)
 
 
 def keep_no_large_blocks() -> None:
@@ -274,7 +270,7 @@ def grow_segments(*, recorded: bool) -> str:
     for name in ALLOCATOR_VARIABLES:
         if os.environ.get(name) and name not in _set_here():
             return name
-    if recorded or sys.platform != "linux":
+    if recorded or not IS_LINUX:
         return "fixed"
     os.environ[ALLOCATOR_VARIABLES[0]] = _GROWING
     return "growing"
@@ -289,7 +285,7 @@ def _used_by_others() -> float:
 def _age() -> float:
     """Seconds since the process started; 0 where the system does not tell."""
     stat = read_stat("/proc/self")
-    return 0.0 if stat is None else max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started / TICKS)
+    return 0.0 if stat is None else max(0.0, seconds_since_boot() - stat.started / TICKS)
 
 
 def keep_memory(available_bytes: int, *, all_threads: bool = False) -> int:
@@ -328,6 +324,12 @@ def keep_memory(available_bytes: int, *, all_threads: bool = False) -> int:
     return size if block else 0
 
 
+def _hearable(names: Iterable[str]) -> list[str]:
+    """Return the signals that this system has, without a SIGHUP that is ignored: ``nohup`` starts a program so."""
+    known = {name: signal.getsignal(getattr(signal, name)) for name in names if hasattr(signal, name)}
+    return [name for name, handler in known.items() if name != "SIGHUP" or handler is not signal.SIG_IGN]
+
+
 @contextmanager
 def take_signals(names: Iterable[str], on_signal: Callable[[int], None] = lambda number: None) -> Iterator[list[int]]:
     """Take signals in the main thread; yield a list that gets the number of each that comes.
@@ -341,12 +343,7 @@ def take_signals(names: Iterable[str], on_signal: Callable[[int], None] = lambda
         on_signal(number)
 
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = [
-        getattr(signal, name)
-        for name in names
-        if is_main and hasattr(signal, name)
-        if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    ]
+    numbers = [getattr(signal, name) for name in _hearable(names)] if is_main else []
     before = {number: signal.signal(number, take) for number in numbers}
     try:
         yield received
@@ -418,9 +415,7 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
     """
     stop = StopRequest()
     owner = os.getpid()
-    names = [name for name in _REQUESTS if hasattr(signal, name)]
-    if "SIGHUP" in names and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        names.remove("SIGHUP")
+    names = _hearable(_REQUESTS)
     terminals = [number for number in (0, 1, 2) if os.isatty(number)]
 
     asked_at = -math.inf
@@ -436,7 +431,7 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
             raise KeyboardInterrupt
         stop.signal = signal.Signals(number).name
         if stop.signal == "SIGHUP":
-            null = os.open(os.devnull, os.O_RDWR)  # writing to a terminal that is gone raises an error
+            null = open_descriptor(os.devnull, os.O_RDWR)  # writing to a terminal that is gone raises an error
             for terminal in terminals:
                 os.dup2(null, terminal)
             os.close(null)
@@ -445,7 +440,7 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
         yield stop
         return
     heard, tell = os.pipe()
-    os.set_blocking(tell, False)
+    set_blocking(tell, False)
     is_over = threading.Event()
     listener = threading.Thread(target=_listen, args=(heard, stop, say, is_over), name="steady-signals", daemon=True)
     _forget_wakeups_in_children()
@@ -468,7 +463,7 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
 @cache
 def _forget_wakeups_in_children() -> None:
     """Keep children that are forked from writing to the pipe of this process's signals; once is enough."""
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+    call_after_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 def _listen(heard: int, stop: StopRequest, say: Callable[[str], None], is_over: threading.Event) -> None:

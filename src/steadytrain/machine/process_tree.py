@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from steadytrain.machine.platform import open_descriptor, pread
 from steadytrain.machine.procfs import PAGE_BYTES, ROOT, TICKS, read, read_counters
 
 _MOST_NEW = 500  # processes that are looked at between two readings
@@ -84,11 +85,11 @@ class ThreadFiles:
         self._files: dict[str, int] = {}
         for name in ("schedstat", "stat"):
             with contextlib.suppress(OSError):
-                self._files[name] = os.open(f"/proc/self/task/{tid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                self._files[name] = open_descriptor(f"/proc/self/task/{tid}/{name}", os.O_RDONLY)
 
     def _read(self, name: str) -> bytes | None:
         try:
-            return os.pread(self._files[name], 1024, 0) if name in self._files else None
+            return pread(self._files[name], 1024, 0) if name in self._files else None
         except OSError:
             return None
 
@@ -124,12 +125,11 @@ def command_line(pid: int) -> str:
 
 def owner(pid: int) -> str:
     """Name the user that a process belongs to; the number where it has no name, empty where that is not readable."""
-    folder = Path("/proc", str(pid))
+    import psutil
+
     try:
-        return folder.owner()
-    except KeyError:
-        return str(folder.stat().st_uid)
-    except OSError:
+        return psutil.Process(pid).username()
+    except (psutil.Error, OSError):
         return ""
 
 

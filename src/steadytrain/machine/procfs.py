@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from steadytrain.machine.platform import open_descriptor
+
 ROOT = Path("/")
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -29,7 +31,7 @@ class ProcessorSeconds(NamedTuple):
 def read(path: Path | str) -> str | None:
     """Return the text of a file, stripped."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a third of the time of Python's files; there are many
+        file = open_descriptor(path, os.O_RDONLY)  # a third of the time of Python's files; there are many
     except (OSError, ValueError):
         return None
     try:

@@ -7,7 +7,6 @@ does not tell is in no reading, and so in :attr:`MachineStats.missing`; it is ne
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from steadytrain.errors import SteadyError
 from steadytrain.events import EventLog, MachineStats, Noticed
 from steadytrain.machine import cgroups
 from steadytrain.machine.nvml import GpuSampler, NoNvml
+from steadytrain.machine.platform import IS_LINUX, usage
 from steadytrain.machine.process_tree import ProcessStat, ProcessTree, owner
 from steadytrain.machine.procfs import (
     PAGE_BYTES,
@@ -104,7 +104,7 @@ def _sample(
             fitting = (remedy for word, remedy in _REMEDIES.items() if word in str(error))
             remedy = next(fitting, "steady doctor says more")
             log.append(Noticed(message=f"{what} (NVML: {str(error).rstrip('.')}): {remedy}", step=0))
-        machine = LinuxCounters(ranks=ranks) if sys.platform == "linux" else PsutilCounters()
+        machine = LinuxCounters(ranks=ranks) if IS_LINUX else PsutilCounters()
         with closing(gpus) if gpus else nullcontext():
             began = time.perf_counter()
             before = machine.read()
@@ -167,13 +167,11 @@ class LinuxCounters:
 
     def read(self) -> Counters:
         """Read all counters."""
-        import resource
-
         root, tree, limit = self._root, self._tree.read(), cgroups.memory_limit(self._root)
         vmstat, meminfo = read_counters(root / "proc/vmstat"), read_counters(root / "proc/meminfo")
         swapped = [vmstat[name] for name in ("pswpin", "pswpout") if name in vmstat]
         totals: dict[str, float | None] = {
-            "switches": resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw,
+            "switches": usage("SELF", "ru_nivcsw"),
             "ranks": self._seconds_of_ranks(0.0 if tree is None else tree.seconds),
             "throttled_seconds": cgroups.throttled_seconds(root),
             "swap_bytes": sum(swapped) * PAGE_BYTES if swapped else None,
@@ -279,7 +277,7 @@ def stats_between(before: Counters, after: Counters) -> MachineStats:
     if "throttled_seconds" in values:  # of the whole interval
         values["throttled_seconds"] *= seconds
     if "switches" in per_second:
-        values["involuntary_switches"] = per_second["switches"]
+        values["usage"] = per_second["switches"]
     if cpu is not None:
         values["system_share"] = min(1.0, per_second["system"] / cpu) if cpu else 0.0
     if busy_seconds := [after.disks[name] - before.disks[name] for name in before.disks.keys() & after.disks.keys()]:

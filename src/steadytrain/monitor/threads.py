@@ -22,11 +22,9 @@ from contextlib import contextmanager, suppress
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-if sys.platform != "win32":
-    import resource
-
 from steadytrain.errors import SteadyError
 from steadytrain.events import UPDATING, EventLog, Noticed, ThreadStats
+from steadytrain.machine.platform import usage
 from steadytrain.machine.process_tree import CALLS_ON_FILES, ThreadFiles, read_schedstat, thread_ids, waits_in
 from steadytrain.monitor import stacks
 from steadytrain.monitor.watchdog import LoopProgress
@@ -134,7 +132,7 @@ class LoopWatch:
         self._last = self._surveyed = time.perf_counter()
         self._times = self._files.times()
         self._own_queued = (self._own_files.times() or (0.0, 0.0))[1]
-        self._own_wakes = _wakes()
+        self._own_wakes = usage("THREAD", "ru_nvcsw")
         read = {tid: read_schedstat(f"/proc/self/task/{tid}") for tid in thread_ids(os.getpid())}
         self._survey = {tid: times[:2] for tid, times in read.items() if times is not None}
 
@@ -154,7 +152,7 @@ class LoopWatch:
         seconds, self._last = now - self._last, now
         self.seconds += seconds
         self._looks += 1
-        times, lock_seconds, wakes = self._own_files.times(), 0.0, _wakes()
+        times, lock_seconds, wakes = self._own_files.times(), 0.0, usage("THREAD", "ru_nvcsw")
         if times is not None and slept:  # what it is late and was not queued for a processor, it waited for the lock
             lock_seconds = max(0.0, now - asked - slept - (times[1] - self._own_queued))
             fewest = WAKES * lock_seconds / sys.getswitchinterval()  # wakes of one that waits for the lock
@@ -281,11 +279,6 @@ class LoopWatch:
                 for name, known in others
             ),
         )
-
-
-def _wakes() -> int:
-    """Return how often this thread has waited so far; where the system does not count that, 0."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if sys.platform == "linux" else 0
 
 
 def foreign_frame(frame: FrameType) -> FrameType | None:

@@ -719,7 +719,7 @@ def _images(batch: Batch, device: torch.device) -> torch.Tensor:
     if isinstance(batch, ResidentBatch):
         return batch.gather()
     images = torch.from_numpy(batch.images)
-    return images if device.type == "cpu" else images.to(device, non_blocking=True)
+    return images if device.type == "cpu" else images.to(device, non_blocking=device.type == "cuda")
 
 
 def _wait_for_each(batches: Iterable[Batch], clock: Clock) -> Iterator[tuple[Batch, float]]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import os
 import platform
-import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from steadytrain.format import count
 from steadytrain.machine import cgroups, facts, process
 from steadytrain.machine.gpus import WHEELS, Unusable, architecture, count_names, covers, why_unseen
 from steadytrain.machine.nvml import Driver, read_driver
+from steadytrain.machine.platform import IS_LINUX, keep_on
 from steadytrain.training import precision
 
 ALONE = World()
@@ -53,10 +53,14 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise RecipeError(f"parallel.device is {name!r}; it must be auto, cpu, cuda or cuda:<number>")
-    if device.type == "cpu":
-        return device
+    if device is None or device.type not in ("cpu", "mps", "cuda"):
+        raise RecipeError(f"parallel.device is {name!r}; it must be auto, cpu, mps, cuda or cuda:<number>")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise RecipeError(
+            f"parallel.device is 'mps' but torch {torch.__version__} sees no GPU of a Mac: use --device auto or cpu"
+        )
+    if device.type != "cuda":
+        return device if device.type == "cpu" else torch.device("mps", 0)  # as tensors there name theirs
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
         raise RecipeError(f"parallel.device is {name!r} but torch {torch.__version__} {what_there_is(count, world)}")
@@ -114,19 +118,12 @@ def stay_near_gpu(group: Group, device: torch.device, stack: ExitStack, notice: 
     near = cgroups.near_processors([ranks[other][2] for other in local], allowed)
     mine = near[local.index(rank)]
     if mine != allowed:
-        if not _keep_on(mine):
+        if not keep_on(0, mine):
             return group.sharing
         notice(f"rank {rank} stays on the {len(mine)} of {len(allowed)} processors that are near its GPU")
-        stack.callback(_keep_on, allowed)
+        stack.callback(keep_on, 0, allowed)
     # A quota is of all ranks, wherever they are.
     return group.sharing if (cgroups.quota() or math.inf) <= len(mine) else near.count(mine)
-
-
-def _keep_on(processors: Collection[int]) -> bool:
-    with suppress(OSError):  # a sandbox forbids it, or a cpuset has just changed
-        os.sched_setaffinity(0, processors)
-        return True
-    return False
 
 
 def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:
@@ -137,6 +134,8 @@ def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:
             kernels, and it is no GPU.
     """
     device = choose_device(recipe.parallel.device, world)
+    if device.type == "mps":
+        _refuse_on_mac(recipe, world)
     if recipe.parallel.graph and device.type != "cuda":
         raise RecipeError(
             f"parallel.graph=True wants a GPU, and this trains on the {device.type.upper()}: leave --graph out"
@@ -151,6 +150,19 @@ def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:
     if usable.type == "cuda":
         torch.empty(1, device=usable)  # starts CUDA in this process: seconds that are no other stage's
     return usable
+
+
+def _refuse_on_mac(recipe: Recipe, world: World) -> None:
+    """Raise RecipeError where a recipe asks a Mac's GPU for what it does not do here."""
+    asked = {
+        f"precision.name={recipe.precision.name} (use fp32)": recipe.precision.name != "fp32",
+        "precision.compile": recipe.precision.compile != "none",
+        "parallel.graph": recipe.parallel.graph,
+        "parallel.deterministic": recipe.parallel.deterministic,
+        "several ranks": world.size > 1 or recipe.parallel.engine == "async",
+    }
+    if refused := " and ".join(name for name, is_asked in asked.items() if is_asked):
+        raise RecipeError(f"--device mps does not do {refused}: drop that, or use --device cpu")
 
 
 def set_up_machine(
@@ -177,7 +189,7 @@ def set_up_machine(
         driver = read_driver() if recipe.parallel.device == "auto" else None
         if driver is not None and driver.gpus and (why := why_hidden(driver)).kind != "gpu-hidden":
             notice(f"trains on the CPU, as torch sees no GPU: {why.what}: {why.remedy}")
-    else:
+    elif device.type == "cuda":
         segments = process.grow_segments(recorded=recipe.records_graphs)
         # Shapes never change in a run: what cuDNN finds fastest for them is found once.
         torch.backends.cudnn.benchmark = not recipe.parallel.deterministic
@@ -188,7 +200,7 @@ def set_up_machine(
     threads = recipe.parallel.compute_threads or had or default_compute_threads(sharing)
     torch.set_num_threads(threads)
     machine = {
-        "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "device": precision.name_of(device),
         "compute_threads": threads,
         "spins": os.environ.get("GOMP_SPINCOUNT"),
         "segments": segments,
@@ -242,7 +254,7 @@ def what_there_is(num_gpus: int, world: World) -> str:
 
 def has_device_files() -> bool:
     """Return whether this system, or this container, has a GPU's device files; True where GPUs are no files."""
-    return sys.platform != "linux" or any(Path("/dev").glob("nvidia[0-9]*"))
+    return not IS_LINUX or any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def why_hidden(driver: Driver) -> Unusable:

@@ -19,7 +19,7 @@ from steadytrain.data.results.scores import ClassScore, macro, mean_over_classes
 from steadytrain.models import Input
 from steadytrain.training.data import load
 from steadytrain.training.memory import PassLimit
-from steadytrain.training.precision import Policy
+from steadytrain.training.precision import Policy, exact
 from steadytrain.training.state import in_mode
 
 
@@ -146,7 +146,7 @@ def evaluate_module(
     limit = limit or PassLimit("evaluation", on_halved=lambda halved: say(halved.message))
     keep_logits = keep_logits or is_multi_label
     assert num_outputs is not None or not keep_logits
-    loss = torch.zeros((), dtype=torch.float64, device=device)
+    loss = exact(torch.zeros((), device=device))
     top5 = torch.zeros((), dtype=torch.int64, device=device)
     by_class = torch.zeros(4, num_classes, dtype=torch.int64, device=device)
     right, total, predicted, other_right = by_class
@@ -167,13 +167,13 @@ def evaluate_module(
             counts[0] += len(labels)
             if is_multi_label:
                 losses = functional.binary_cross_entropy_with_logits(scaled, labels, reduction="none")
-                loss += losses.double().mean(1).sum()
+                loss += exact(losses).mean(1).sum()
                 above, has_label = logits > 0, labels > 0.5
                 counts[1] += (above == has_label).all(1).sum()
                 by_class[:3] += torch.stack([above & has_label, has_label, above]).sum(1)
                 outputs.add(torch.cat([logits, labels], 1))
                 continue
-            loss += functional.cross_entropy(scaled, labels, reduction="sum").double()
+            loss += exact(functional.cross_entropy(scaled, labels, reduction="sum"))
             likely = logits.topk(min(5, num_classes), dim=1).indices
             best = likely == labels[:, None]
             top5 += best.sum()

@@ -27,7 +27,7 @@ from steadytrain.format import count
 from steadytrain.machine import facts
 from steadytrain.machine.facts import cache_folder
 from steadytrain.models.weights import NETWORK_ERRORS
-from steadytrain.training.precision import Policy, compute_in_fp32
+from steadytrain.training.precision import Policy, compute_in_fp32, name_of
 from steadytrain.training.state import in_mode, preserve_buffers, preserve_process
 
 TOLERANCE = 0.03
@@ -211,7 +211,7 @@ def _wrong_products(products: list[Product], images: int, dtype: torch.dtype, de
     if not tried:
         return wrong
     cache = cache_folder()
-    machine = facts.cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    machine = facts.cpu_model() if device.type == "cpu" else name_of(device)
     key = [machine, torch.__version__, torch.get_num_threads(), str(dtype), *map(repr, tried)]
     file = None if cache is None else cache / "kernels" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.json"
     names: set[str] | None = None

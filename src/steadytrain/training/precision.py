@@ -39,6 +39,21 @@ _SERIAL = 32768
 cores that takes longer than twice as many values do."""
 
 
+def name_of(device: torch.device) -> str:
+    """Name a device as its maker does; ``cpu`` for any processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else {"mps": "Apple GPU"}.get(device.type, "cpu")
+
+
+def exact(values: Tensor) -> Tensor:
+    """Return numbers as float64: on the CPU, where their device has none."""
+    return (values.cpu() if values.is_mps else values).double()
+
+
+def cpu_multiplies(name: str) -> bool:
+    """Return whether this processor has instructions for numbers of 16 bits, ``bf16`` or ``fp16``."""
+    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", lambda: False)())  # no build for Macs has it
+
+
 def set_products(spec: Precision, device: torch.device) -> None:
     """Have this process multiply fp32 as the recipe's precision says: ``fp32`` exactly, ``tf32`` with tensor cores.
 
@@ -86,7 +101,7 @@ class Policy:
         remark = _remark(spec, device)
         self.device = device
         self.notes: tuple[str, ...] = () if remark is None else (remark,)
-        self.channels_last = spec.channels_last
+        self.channels_last = spec.channels_last and device.type != "mps"
         self._dtype = DTYPES.get(spec.products)
         self._scaler = torch.amp.GradScaler(device.type) if self._dtype is torch.float16 else None
         self._is_pure = spec.is_pure
@@ -152,7 +167,7 @@ class Policy:
             RecipeError: the number of values is not that of the images' channels.
         """
         if images_BHWC.device != self.device or not images_BHWC.is_contiguous():
-            images_BHWC = images_BHWC.to(self.device, non_blocking=True).contiguous()
+            images_BHWC = images_BHWC.to(self.device, non_blocking=self.device.type == "cuda").contiguous()
         _, h, w, c = images_BHWC.shape
         scale, shift = self._scale_and_shift(tuple(mean or (0.0,) * c), tuple(std or (1.0,) * c), (h, w, c))
         if (
@@ -323,7 +338,7 @@ def _convert(before: torch.dtype, after: torch.dtype, leaf: object) -> object:
 def _remark(spec: Precision, device: torch.device) -> str | None:
     name = spec.products
     if name == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
-        device_name = "a CPU" if device.type == "cpu" else f"a {torch.cuda.get_device_name(device)}"
+        device_name = "a CPU" if device.type == "cpu" else f"a {name_of(device)}"
         raise RecipeError(
             f"precision.name is 'tf32', which {device_name} does not have: use fp32 (NVIDIA has it since Ampere)"
         )
@@ -333,11 +348,11 @@ def _remark(spec: Precision, device: torch.device) -> str | None:
         if name == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             return f"this GPU has no bf16 instructions: --precision {spec.name.replace('bf16', 'fp16')} is faster here"
         return None
-    if name == "fp16" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+    if name == "fp16" and not cpu_multiplies(name):
         raise RecipeError(
             f"precision.name is {spec.name!r} and this CPU has no instructions for it: use fp32 (or a GPU)"
         )
-    if name == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if name == "bf16" and not cpu_multiplies(name):
         return (
             "this CPU has no instructions for bf16 and emulates it, about ten times slower: --precision fp32 is better"
         )

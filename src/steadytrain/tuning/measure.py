@@ -22,6 +22,7 @@ from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.world import World
 from steadytrain.events import Compiled
 from steadytrain.machine import facts
+from steadytrain.machine.platform import peak_resident_bytes
 from steadytrain.models import Built, Input
 from steadytrain.training import build
 from steadytrain.training.compute.compile import compile_update
@@ -29,6 +30,7 @@ from steadytrain.training.compute.recompute import recompute_parts
 from steadytrain.training.compute.timing import images_per_second, use_fastest_threads, wait_for
 from steadytrain.training.data import DataSets, DeviceBatch, load, open_data, random_batch
 from steadytrain.training.device import ALONE, prepare_device, set_up_machine
+from steadytrain.training.precision import cpu_multiplies
 from steadytrain.training.profile.probe import settle
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
@@ -120,7 +122,7 @@ def _precisions(device: torch.device) -> list[str]:
     """Return the number formats that the device multiplies natively, the most exact first."""
     if device.type == "cuda":
         return ["tf32", "bf16"] if torch.cuda.get_device_capability(device) >= (8, 0) else ["fp32", "fp16"]
-    return ["fp32", *(["bf16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
+    return ["fp32", *(["bf16"] if device.type == "cpu" and cpu_multiplies("bf16") else [])]
 
 
 def _updates(parts: _RunParts, seconds: float, settle_seconds: float) -> dict[str, Any]:
@@ -204,5 +206,5 @@ def _train(parts: _RunParts, next_batch: Callable[[], DeviceBatch], seconds: flo
     on_gpu = device.type == "cuda"
     return {
         "images_per_second": median(rates),
-        "memory_bytes": int(torch.cuda.max_memory_reserved(device)) if on_gpu else facts.peak_resident_bytes(),
+        "memory_bytes": int(torch.cuda.max_memory_reserved(device)) if on_gpu else peak_resident_bytes(),
     }

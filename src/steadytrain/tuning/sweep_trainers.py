@@ -7,7 +7,6 @@ was interrupted continues where it was.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -31,16 +30,9 @@ from steadytrain.launch.plan import plan_text
 from steadytrain.launch.submit import submit
 from steadytrain.launch.supervise import FORWARDED
 from steadytrain.machine.cgroups import allowed
-from steadytrain.machine.children import (
-    POLL_SECONDS,
-    die_with_parent,
-    forward,
-    kill_at_last,
-    python,
-    run_program,
-    start,
-)
+from steadytrain.machine.children import POLL_SECONDS, forward, kill_at_last, python, run_program, start
 from steadytrain.machine.facts import accelerators
+from steadytrain.machine.platform import keep_on
 from steadytrain.machine.process import given_environment, take_signals
 from steadytrain.run import Run
 from steadytrain.tuning.sweep import is_diverged
@@ -181,15 +173,13 @@ class ProcessTrainer:
         if slot.gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = _visible(slot.gpu, environment)
 
-        def prepare() -> None:
-            die_with_parent()
-            if slot.cores is not None and hasattr(os, "sched_setaffinity"):
-                os.sched_setaffinity(0, slot.cores)
-
         with open_no_follow(run.directory / LOG, "ab") as log:
-            return start(
-                command, variables=environment, prepare=prepare, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            process = start(
+                command, variables=environment, ends_with_us=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
+        if slot.cores is not None:  # before it has other threads, which have theirs from its first
+            keep_on(process.pid, slot.cores)
+        return process
 
     def _outcome(self, run: Run, code: int, until: float | None) -> str:
         """Describe how the process of a run ended, and keep its failure."""

@@ -321,7 +321,7 @@ def test_where_the_system_has_no_such_locks_each_makes_its_own(large: Path, monk
     def refuse(file: int, command: int, request: bytes) -> bytes:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    monkeypatch.setattr("steadytrain.data.loader.rank_cache.fcntl.fcntl", refuse)
+    monkeypatch.setattr("fcntl.fcntl", refuse)
     assert GlobalOrder(50, 4, memory_of(0)).ids(np.arange(24)).tolist() == shuffle(50, 4, 0)[:24].tolist()
 
 

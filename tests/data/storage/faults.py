@@ -67,7 +67,7 @@ class Faults:
 
         monkeypatch.setattr(builtins, "open", open_)
         monkeypatch.setattr(io, "open", open_)  # of pathlib
-        monkeypatch.setattr(os, "pread", pread_)
+        monkeypatch.setattr("steadytrain.data.storage.local_files.pread", pread_)
         monkeypatch.setattr(os, "scandir", scandir_)
 
     def fail(self, path: Path, number: int, count: int) -> None:

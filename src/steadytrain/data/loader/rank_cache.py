@@ -15,12 +15,11 @@ the launch and what is kept in it. What holds, whatever happens:
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import mmap
 import os
+import shutil
 import stat
-import struct
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,6 +31,15 @@ from numpy.typing import NDArray
 
 from steadytrain.files import lock, lock_at_once, lock_surely
 from steadytrain.machine.facts import tasks_on
+from steadytrain.machine.platform import (
+    IS_LINUX,
+    NO_FOLLOW,
+    allocated_bytes,
+    lock_open_file,
+    open_descriptor,
+    reserve,
+    user_id,
+)
 
 ROOM = 2  # of the room that is free there, one part in so many is used at most: others need it, too
 MOST_RANKS = 4096
@@ -98,11 +106,11 @@ class RankMemory:
     """
 
     def __init__(self, ranks: LocalRanks, what: str, size: int) -> None:
-        if not hasattr(fcntl, "F_OFD_SETLKW"):
+        if not IS_LINUX:
             raise OSError(errno.ENOSYS, "sharing needs Linux")
         remove_left_files()
         key = "\n".join((ranks.launch, str(ranks.count), what, str(size)))
-        path = _folder() / f"steadytrain-{os.getuid()}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+        path = _folder() / f"steadytrain-{user_id()}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
         self._file = file = _open_and_lock(path)
         self._end = weakref.finalize(self, _leave, path, file, os.getpid())
         try:
@@ -119,32 +127,26 @@ class RankMemory:
 
     def _reserve(self, size: int) -> None:
         """Have the system keep room for so many bytes. Raises OSError where there is none."""
-        missing, room = size - 512 * os.fstat(self._file).st_blocks, os.statvfs(self._file)
-        if missing > room.f_bavail * room.f_frsize // ROOM:
-            free = room.f_bavail * room.f_frsize / 1e6
-            raise OSError(errno.ENOSPC, f"{_folder()} has {free:,.0f} MB free, of which at most half is used")
-        os.posix_fallocate(self._file, 0, size)  # or a write to the map could end the process
+        missing, free = size - allocated_bytes(os.fstat(self._file)), shutil.disk_usage(self._file).free
+        if missing > free // ROOM:
+            raise OSError(errno.ENOSPC, f"{_folder()} has {free / 1e6:,.0f} MB free, of which at most half is used")
+        reserve(self._file, size)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep every other process that has the memory out meanwhile; not for several threads at once."""
-
-        def request(kind: int) -> bytes:  # struct flock of a whole file
-            return struct.pack("@hhqqi0q", kind, os.SEEK_SET, 0, 0, 0)
-
-        # Of the open file, unlike other locks on its bytes, and apart from flock.
-        fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, request(fcntl.F_WRLCK))
+        lock_open_file(self._file, locks=True)
         try:
             yield
         finally:
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, request(fcntl.F_UNLCK))
+            lock_open_file(self._file, locks=False)
 
 
 def remove_left_files() -> None:
     """Remove what killed processes of this user have left; what a process holds, or may hold, stays."""
-    if not hasattr(fcntl, "F_OFD_SETLKW"):  # nothing is shared here
+    if not IS_LINUX:  # nothing is shared here
         return
-    for path in _folder().glob(f"steadytrain-{os.getuid()}-*"):
+    for path in _folder().glob(f"steadytrain-{user_id()}-*"):
         with suppress(OSError):
             file = _open(path)
             try:
@@ -176,9 +178,9 @@ def _open_and_lock(path: Path) -> int:
 
 def _open(path: Path, flags: int = 0) -> int:
     """Open a file of this user. Raises PermissionError where it is somebody else's."""
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+    file = open_descriptor(path, os.O_RDWR | NO_FOLLOW | flags, 0o600)
     status = os.fstat(file)
-    if status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
+    if status.st_uid == user_id() and stat.S_ISREG(status.st_mode):
         return file
     os.close(file)
     raise PermissionError(errno.EACCES, "another user has a file of that name", str(path))

@@ -48,6 +48,7 @@ from steadytrain.data.loader.task import LoaderTask
 from steadytrain.errors import FailedError, FeedError, SteadyError
 from steadytrain.machine import facts
 from steadytrain.machine.children import ending, start_module
+from steadytrain.machine.platform import require_posix, reserve
 
 SPARE = 4
 """Batches that the consumer may hold in shared memory; what it keeps beyond that is copied."""
@@ -133,21 +134,18 @@ def _create_file(size: int) -> int:
             f"{size / 1e6:,.0f} MB of memory to share with the loader process is more than half of the"
             f" machine's ({2 * most / 1e6:,.0f} MB): lower batch_size or depth, or use place='threads'"
         )
-    file, has_memfd = -1, hasattr(os, "memfd_create")
+    file, memfd_create = -1, getattr(os, "memfd_create", None)
     try:
-        if has_memfd:
-            file = os.memfd_create("steadytrain-feed", os.MFD_CLOEXEC)
+        if memfd_create:
+            file = memfd_create("steadytrain-feed")
         else:
             with tempfile.TemporaryFile() as nameless:
                 file = os.dup(nameless.fileno())
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, size)  # or a write to the map could end the process
-        else:
-            os.ftruncate(file, size)
+        reserve(file, size)
     except OSError as error:
         if file >= 0:
             os.close(file)
-        where = "" if has_memfd else f" in {tempfile.gettempdir()} (set TMPDIR to use another folder)"
+        where = "" if memfd_create else f" in {tempfile.gettempdir()} (set TMPDIR to use another folder)"
         remedy = "lower batch_size or depth" if error.errno in _FULL else "use place='threads'"
         raise FeedError(
             f"cannot get {size / 1e6:,.0f} MB of memory to share with the loader process{where}"
@@ -169,6 +167,7 @@ class LoaderProcess:
     """
 
     def __init__(self, task: LoaderTask, *, times: StageTimes) -> None:
+        require_posix("place='process'")
         self.depth = max(task.depth, min(DEEP, DEEP_BYTES // math.prod(task.shape)))
         try:
             pickled = pickle.dumps(replace(task, depth=self.depth), protocol=5)

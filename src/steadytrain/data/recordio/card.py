@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from steadytrain.data import filenames
 from steadytrain.data.storage.local_files import read_patiently
 from steadytrain.errors import DataError, RecipeError
 from steadytrain.files import open_regular, read_text
+from steadytrain.machine.platform import pread
 
 KIND = "steadytrain.card"
 VERSION = 1
@@ -320,7 +320,7 @@ def damage_of(records: Path) -> str:
 
 
 def _read_part(file: BinaryIO, start: int, end: int) -> bytes:
-    return os.pread(file.fileno(), end - start, start)
+    return pread(file.fileno(), end - start, start)
 
 
 def read_classes(path: str | Path) -> tuple[str, ...]:

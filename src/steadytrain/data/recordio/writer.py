@@ -16,7 +16,8 @@ from typing import IO, Any, BinaryIO, Self
 
 from steadytrain.data.recordio.framing import frame, index_path
 from steadytrain.errors import DataError, StorageError, storage_errors
-from steadytrain.files import NO_FOLLOW, create, lock_at_once
+from steadytrain.files import create, lock_at_once
+from steadytrain.machine.platform import NO_FOLLOW, open_descriptor
 
 _BLOCK = 1 << 20
 
@@ -317,7 +318,7 @@ def _open_alone(part: Path, path: Path) -> BinaryIO:
     """Open the hidden file, held by this process alone."""
     if part.is_symlink():  # not ours: records would be written where it leads
         part.unlink()
-    file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666), "r+b")
+    file = os.fdopen(open_descriptor(part, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666), "r+b")
     try:
         _hold(file, path)
         # Whoever held it may have put it in place between the two lines above: then it is no longer ours to empty.

@@ -11,7 +11,6 @@ it is decompressed once, to the cache, and the copy is removed by :meth:`Unpacke
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -35,6 +34,7 @@ from steadytrain.errors import DataError, StorageError
 from steadytrain.files import Closing, open_regular
 from steadytrain.format import Say, print_note, printable
 from steadytrain.machine.facts import require_cache_folder
+from steadytrain.machine.platform import advise
 
 # Of PNG, WebP and AVIF; as a PNG's text; and XMP of any of them.
 _EXIF_TAGS = (b"eXIf", b"EXIF", b"Exif", b"exif", b"xmp", b"XMP ")
@@ -138,9 +138,9 @@ class Unpacked(Closing):
     def expect(self, stretches: Sequence[tuple[str, int, int]]) -> None:
         """Let the system begin to read stretches of files, each a path with its first byte and end."""
         for path, some in groupby(stretches, key=lambda stretch: stretch[0]):
-            with contextlib.suppress(AttributeError, OSError), open_regular(Path(path)) as file:  # or no such call here
+            with contextlib.suppress(OSError), open_regular(Path(path)) as file:
                 for _, start, end in some:
-                    os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_WILLNEED)
+                    advise(file.fileno(), "WILLNEED", start, end - start)
 
     def settle(self, numbers: Ints) -> None:
         """Do nothing: readers of a file hold no lock."""

@@ -26,6 +26,7 @@ from steadytrain.data.arrays import Ints, Pixels
 from steadytrain.data.storage.array_cache import file_state
 from steadytrain.errors import DataError, StorageError
 from steadytrain.files import require_regular
+from steadytrain.machine.platform import advise, open_descriptor, pread
 
 if TYPE_CHECKING:
     from steadytrain.data.storage.pages import Traffic
@@ -270,7 +271,7 @@ class LocalFile(ByteRanges):
             raise DataError("closed")
         size = end - start
         try:  # a scan reads eight bytes of each of a million records: a context would take as long as the call
-            data = os.pread(descriptor.number, size, start)
+            data = pread(descriptor.number, size, start)
         except OSError:
             data = b""
         if len(data) == size:
@@ -283,7 +284,7 @@ class LocalFile(ByteRanges):
             ) from error
 
     def _reopen_and_read(self, offset: int, size: int) -> bytes:
-        descriptor = _Descriptor(os.open(self.path, os.O_RDONLY))
+        descriptor = _Descriptor(open_descriptor(self.path, os.O_RDONLY))
         length, before = descriptor.state[0], self._size
         if length < before:
             raise StorageError(
@@ -292,7 +293,7 @@ class LocalFile(ByteRanges):
             )
         if self._opened is not None and descriptor.state != self._opened.state:
             raise StorageError(f"{self.path} was replaced while being read: run the same command again")
-        data = require_all(os.pread(descriptor.number, size, offset), size)
+        data = require_all(pread(descriptor.number, size, offset), size)
         if self._descriptor is not None:
             self._descriptor = descriptor
         return data
@@ -314,7 +315,7 @@ class LocalFile(ByteRanges):
     def _read_each(self, places: list[int], width: int) -> bytes:
         """Read as many bytes from each place on: a million records are opened by such reads."""
         if (descriptor := self._descriptor) is not None:
-            number, pread = descriptor.number, os.pread
+            number = descriptor.number
             with contextlib.suppress(OSError):
                 data = b"".join([pread(number, width, place) for place in places])
                 if len(data) == width * len(places):
@@ -324,14 +325,14 @@ class LocalFile(ByteRanges):
     def expect(self, starts: Ints, ends: Ints) -> None:
         """Have the system fetch what will be read, all at once: on a disk that is several times as fast."""
         if (descriptor := self._descriptor) is not None:
-            with contextlib.suppress(AttributeError, OSError):  # no such call here
+            with contextlib.suppress(OSError):
                 for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-                    os.posix_fadvise(descriptor.number, start, end - start, os.POSIX_FADV_WILLNEED)
+                    advise(descriptor.number, "WILLNEED", start, end - start)
 
     def expect_no_order(self) -> None:
         if (descriptor := self._descriptor) is not None:
-            with contextlib.suppress(AttributeError, OSError):  # no such call here
-                os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
+            with contextlib.suppress(OSError):
+                advise(descriptor.number, "RANDOM")
 
     def digest(self) -> str:
         with self.path.open("rb") as file:

@@ -44,6 +44,7 @@ from steadytrain.data.storage.store import (
 from steadytrain.errors import DataError, storage_errors
 from steadytrain.files import create, lock_surely, locked, read_table
 from steadytrain.machine.facts import require_cache_folder
+from steadytrain.machine.platform import allocated_bytes
 from steadytrain.machine.process import allow_open_files
 
 LEAST_LIMIT = 256 * 2**20
@@ -94,7 +95,7 @@ def used_bytes(folder: Path) -> int:
     with contextlib.suppress(OSError):  # removed meanwhile
         for entry in os.scandir(folder):
             is_folder = entry.is_dir(follow_symlinks=False)
-            used += used_bytes(Path(entry.path)) if is_folder else entry.stat(follow_symlinks=False).st_blocks * 512
+            used += used_bytes(Path(entry.path)) if is_folder else allocated_bytes(entry.stat(follow_symlinks=False))
     return used
 
 

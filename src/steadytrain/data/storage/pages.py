@@ -28,6 +28,7 @@ from steadytrain.data.arrays import Ints
 from steadytrain.data.storage.store import ObjectFacts
 from steadytrain.errors import DataError, StorageError
 from steadytrain.files import lock, lock_at_once, lock_surely, unlock
+from steadytrain.machine.platform import pread, pwrite
 
 PAGE_BYTES = 32 * 2**10
 """Bytes of a page. Ranges that are asked for are rounded to pages."""
@@ -133,7 +134,7 @@ class PagedFile:
         if not self.has(first, last):
             return None
         try:
-            data = os.pread(self._file.fileno(), end - start, start)
+            data = pread(self._file.fileno(), end - start, start)
             if len(data) < end - start:
                 raise OSError(errno.EIO, f"only {len(data):,} of {end - start:,} bytes came")
         except OSError as error:
@@ -147,7 +148,7 @@ class PagedFile:
         with self._exclusive():
             view, at = data, first * self.page_bytes
             while view:
-                written = os.pwrite(self._file.fileno(), view, at)
+                written = pwrite(self._file.fileno(), view, at)
                 view, at = view[written:], at + written
             self.present[first:end] = 1
             self._header[_REQUESTS] += np.uint64(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from steadytrain.errors import storage_errors
 from steadytrain.files import held_folder, remove_unheld
+from steadytrain.machine.platform import user_id
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def scratch_beside(path: Path) -> Iterator[Path]:
             with storage_errors(path):
                 for left in folder.glob(f"{glob.escape(prefix)}*"):
                     with suppress(OSError):  # gone meanwhile
-                        if left.lstat().st_uid == os.geteuid():  # in /tmp there may be those of other users
+                        if left.lstat().st_uid == user_id():  # in /tmp there may be those of other users
                             remove_unheld(left)
                 scratch = None
                 while scratch is None:

@@ -58,6 +58,8 @@ def wait_for(device: torch.device) -> None:
     """Return when the device has done all that was asked of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def timed(device: torch.device, work: Callable[[], object], clock: Seconds = time.perf_counter) -> float:

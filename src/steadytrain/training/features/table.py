@@ -25,6 +25,7 @@ from steadytrain.errors import StorageError, storage_errors
 from steadytrain.files import lock, lock_at_once, lock_surely, open_lock, replacing, sync
 from steadytrain.format import OnProgress, Say, count, print_note
 from steadytrain.machine import facts
+from steadytrain.machine.platform import pwrite
 from steadytrain.training import build
 from steadytrain.training.data import load
 from steadytrain.training.inference.classifier import classifier_of, features_and_logits, num_features
@@ -218,7 +219,7 @@ class TableWriter:
         with (self._folder / _VALUES).open("r+b", buffering=0) as file:
             for number, row in zip(ids.tolist(), np.ascontiguousarray(values, np.float32), strict=True):
                 assert row.nbytes == self._row_bytes
-                os.pwrite(file.fileno(), row.data, self._row_bytes * number)
+                pwrite(file.fileno(), row.data, self._row_bytes * number)
         self.done[ids] = True
         if time.monotonic() - self._flushed >= _FLUSH_SECONDS:
             self.flush()

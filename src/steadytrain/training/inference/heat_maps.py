@@ -30,6 +30,7 @@ from steadytrain.training.data import load, open_data
 from steadytrain.training.evaluation import logits_of
 from steadytrain.training.inference.trained import Trained, restore
 from steadytrain.training.memory import PassLimit
+from steadytrain.training.precision import exact
 
 MEANING = (
     "Coloured: where covering the picture makes the network less sure of the class; no proof. Dark: not seen by it."
@@ -70,7 +71,7 @@ def heat_maps(trained: Trained, images_BHWC: Tensor, outputs_BN: Tensor, limit: 
             logits = torch.cat(
                 [logits_of(trained.module, part, trained.policy, trained.input, limit) for part in parts]
             )
-            answers = _answers(trained, logits.double(), outputs)
+            answers = _answers(trained, exact(logits), outputs)
         maps.append((answers[:1] - answers[1:]).T.reshape(-1, CELLS, CELLS).nan_to_num(0, 0, 0).relu())
     stacked = torch.stack(maps)
     return (stacked / stacked.amax((2, 3), keepdim=True)).nan_to_num(0).float().cpu().numpy()

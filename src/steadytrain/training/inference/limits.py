@@ -35,6 +35,7 @@ from steadytrain.training.evaluation import logits_of
 from steadytrain.training.inference.classifier import classifier_of, features_and_logits
 from steadytrain.training.inference.trained import Trained
 from steadytrain.training.memory import PassLimit
+from steadytrain.training.precision import exact
 
 NEIGHBOUR = 10
 """The distance is to the training image that is so near, in order: a single odd one among them does not count."""
@@ -231,7 +232,7 @@ def energy_of(logits: Tensor, *, is_multi_label: bool = False) -> Tensor:
     Of several labels the sum of theirs (Wang et al. 2021, "Can multi-label classification networks know what they don't
     know?").
     """
-    logits = logits.double()
+    logits = exact(logits)
     return functional.softplus(logits).sum(1) if is_multi_label else logits.logsumexp(1)
 
 

@@ -36,7 +36,7 @@ from steadytrain.training import build, checkpoints
 from steadytrain.training.data import DataSets
 from steadytrain.training.device import choose_device, require_usable
 from steadytrain.training.metrics import even_shift
-from steadytrain.training.precision import Policy, set_products
+from steadytrain.training.precision import Policy, exact, set_products
 from steadytrain.training.remarks import scaling_remark
 from steadytrain.training.state import describe_nonfinite
 
@@ -110,7 +110,7 @@ class Trained:
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Turn logits [B, K] into probabilities: of each label by itself where an image may have several."""
-        scaled = logits.double() / self.temperature
+        scaled = exact(logits) / self.temperature
         return scaled.sigmoid() if self.is_multi_label else scaled.softmax(1)
 
     def feed(

@@ -50,6 +50,7 @@ from steadytrain.training.device import choose_device
 from steadytrain.training.inference.trained import weights_file
 from steadytrain.training.loop.steering import OnEvent
 from steadytrain.training.loop.steps import Outcome, run_steps, train_opened
+from steadytrain.training.precision import cpu_multiplies
 from steadytrain.training.progress import wants_progress
 
 
@@ -356,7 +357,7 @@ def choose_recipe(
             changes["model.weights"] = weights = str(weights_file(Path(str(weights))))
     if finetune and model is None:
         model = _choose_model(weights, say)
-    precision = _precision()
+    precision = _precision(str(changes.get("parallel.device", "auto")))
 
     def recipe(facts: _Facts, ranks: int = 1, *, on_gpus: bool | None = None) -> Recipe:
         usual = usual_recipe(data, model=model, finetune=finetune, small=facts.largest_side <= SMALL)
@@ -419,12 +420,14 @@ def default_folder(recipe: Recipe) -> Path:
     return Path("runs") / f"{model}-{stem}-{recipe.digest[:8]}"
 
 
-def _precision() -> Precision:
+def _precision(device: str) -> Precision:
     """bf16 where the hardware multiplies it natively, fp32 elsewhere."""
+    if device == "mps":
+        return Precision("fp32")
     if torch.cuda.is_available():
         has_bf16 = torch.cuda.get_device_capability() >= (8, 0)
     else:
-        has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        has_bf16 = cpu_multiplies("bf16")
     return Precision("bf16" if has_bf16 else "fp32")
 
 

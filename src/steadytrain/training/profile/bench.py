@@ -21,7 +21,7 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.intervals import quantiles
-from steadytrain.machine import facts
+from steadytrain.machine.platform import peak_resident_bytes
 from steadytrain.models.build import Built
 from steadytrain.training import build
 from steadytrain.training.clock import COMPUTE
@@ -203,7 +203,7 @@ def measure(
             parts=parts,
             flops_per_second=None if flops is None else 3 * flops * rate,
             peak_flops=peak_flops(device, recipe.precision.products),
-            memory_bytes=int(torch.cuda.max_memory_allocated(device)) if on_gpu else facts.peak_resident_bytes(),
+            memory_bytes=int(torch.cuda.max_memory_allocated(device)) if on_gpu else peak_resident_bytes(),
             compile_seconds=None if compiled is None else compiled.seconds,
             breaks=() if compiled is None else tuple(compiled.breaks),
             notes=tuple(notes),
