@@ -128,7 +128,7 @@ def launch(
         print_text(answer)
     if is_submitted:  # they are about a job that there now is
         for remark in plan.notes:
-            note(remark)
+            note(remark.replace("NUMBER", answer.partition(";")[0] or "NUMBER") if place == "slurm" else remark)
     return code
 
 
