@@ -170,7 +170,7 @@ def _run_past_its_time(slurm: Slurm, training: Training, *more: str, minutes: in
 
     On a busy machine the time may be up more than once.
     """
-    training.pace(2)
+    training.pace(2 if minutes == 1 else 10)
     words = ["--on", "slurm", "--nodes", "2", "--set", f"minutes={minutes}", "--set", "slurm.signal_seconds=15"]
     words += ["--set", f"folder={training.run.parent}", "-o", str(training.run.parent / "out")]
     done = subprocess.run(

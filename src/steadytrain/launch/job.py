@@ -314,7 +314,7 @@ def is_python(word: str) -> bool:
 
 def _unknown_flag(word: str) -> str:
     """Say what to write instead of a flag that launch does not have: a value of the job is set by ``--set``."""
-    flag, equals, value = word.partition("=")
+    flag, _, value = word.partition("=")
     key = flag.lstrip("-").replace("-", "_")
     if key in (each.name for each in fields(Job)):
         return f"steady launch has no flag {flag}: write --set {key}={value or 'VALUE'}"
