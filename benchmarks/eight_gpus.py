@@ -19,6 +19,10 @@ batch 256, bf16. The time of an update is that of the session, divided as its le
 are ready is that of a CPU. How much updates vary is not known of more than one GPU: what explains published tables is
 taken (``results/scale_published.json``). GPUs of a machine are joined by NVLink 4, machines of eight by NDR.
 
+``pieces``: in how many pieces ResNet-50, its preprocessing and its loss are compiled, counted on a CPU: one in a
+process alone, more as one of several ranks, where DistributedDataParallel cuts the network to exchange gradients early.
+The rates of ``training`` are those of one piece: what the cuts cost on a GPU is not known.
+
 usage: python benchmarks/eight_gpus.py [--session results/gpu_session.json] [--cores 112] [--save]
 """
 
@@ -186,6 +190,33 @@ def training(session: dict[str, Any], loader: float) -> dict[str, Any]:
     return answer
 
 
+def pieces() -> dict[str, int]:
+    """Count what the compiler is given: for a process alone, and for one of several ranks (a group of one does)."""
+    import timm
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    counts = {}
+    for name, wrap in (("a process alone", lambda network: network), ("one of several ranks", DistributedDataParallel)):
+        torch.compiler.reset()
+        network, given = wrap(timm.create_model("resnet50")), list[Any]()
+
+        def objective(images: Any, labels: Any, network: Any = network) -> Any:
+            return torch.nn.functional.cross_entropy(network((images.float() / 255 - 0.5) / 0.25), labels)
+
+        def keep(code: Any, inputs: Any, given: list[Any] = given) -> Any:
+            given.append(code)
+            return code
+
+        images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
+        torch.compile(objective, backend=keep)(images, torch.zeros(2, dtype=torch.long)).backward()
+        counts[name] = len(given)
+    dist.destroy_process_group()
+    return counts
+
+
 def _scale(*words: str) -> dict[str, Any]:
     command = [*machine.STEADY, "scale", *words, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -204,7 +235,8 @@ def main() -> None:
     fed = feed(session, args.cores)
     loader = min(row["simulated"]["images_per_second_of_8_loaders"] for row in list(fed["eight"].values())[2:])
     about = {"gpu": session["machine"]["accelerators"], "measured_on": session["machine"]["date"]}
-    machine.record("eight_gpus", about | {"feed": fed, "training": training(session, loader)}, save=args.save)
+    trained = training(session, loader) | {"pieces": pieces()}
+    machine.record("eight_gpus", about | {"feed": fed, "training": trained}, save=args.save)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def _data_words(folder: Path) -> str:
 def _runs_within(folder: Path) -> str:
     """Name the runs in a folder that is none itself, the newest first; nothing where it has none."""
     try:
-        recipes = sorted(folder.glob("*/recipe.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        recipes = sorted(folder.glob("[!.]*/recipe.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     except OSError:
         return ""
     if not recipes:

@@ -287,4 +287,4 @@ def test_of_a_job_that_was_refused_no_output_is_promised(
     (work / "bin" / "sbatch").write_text("#!/bin/sh\necho 42\n")
     assert main(["launch", "--on", "slurm", "--", "train", "x"]) == 0
     errors = capsys.readouterr().err
-    assert "its output: steadytrain-NUMBER.log" in errors
+    assert "its output: steadytrain-42.log" in errors and "scancel 42" in errors

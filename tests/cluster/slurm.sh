@@ -50,6 +50,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2
 ReturnToService=2
 SlurmdTimeout=10
+MessageTimeout=60
 KillWait=5
 JobRequeue=1
 NodeName=node1 NodeAddr=${addresses[0]} CPUs=2 RealMemory=2000

@@ -200,7 +200,7 @@ def test_a_job_out_of_time_is_queued_again_and_goes_on(slurm: Slurm, training: T
     training.pace(6)
     # The signal comes up to half a minute early, as Slurm looks twice a minute.
     job = _submit(slurm, training, "--time=2", "--signal=B:USR1@30")
-    wait_until(lambda: training.run.exists() and "preempted" in training.ended(), "the signal before the end", 180)
+    wait_until(lambda: "preempted" in training.ended(), "the signal before the end", 180)
     training.pace(0)
     wait_until(lambda: slurm.state(job) in ("COMPLETED", "FAILED", "TIMEOUT"), f"job {job}", 180)
     log = training.run.with_name("log").read_text(encoding="utf-8")

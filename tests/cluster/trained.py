@@ -101,7 +101,9 @@ class Training:
         return max((e.step for e in Run.open(self.run).events() if isinstance(e, events.Step)), default=0)
 
     def ended(self) -> list[str]:
-        """How each attempt ended that could say so."""
+        """How each attempt ended that could say so; none before the first has written its recipe."""
+        if not (self.run / "recipe.json").exists():
+            return []
         return [e.status for e in Run.open(self.run).events() if isinstance(e, events.Ended)]
 
     def pace(self, seconds: float) -> None:

@@ -22,6 +22,7 @@ from steadytrain.distributed.process_group import Group, init_group
 from steadytrain.distributed.world import World
 from steadytrain.errors import FailedError
 from steadytrain.launch.supervise import free_port
+from steadytrain.training.ema import Ema
 
 CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
@@ -174,6 +175,15 @@ def _train_half(group: Group, momentum: float | None = 0.1) -> Tensors:
     return _train_norms(half, Engine(CPU, group, synchronize_norms=True), momentum)
 
 
+def _settle(images: torch.Tensor, engine: Engine) -> Tensors:
+    """Running statistics that averaged weights have of images of their own."""
+    net = _norm_net()
+    ema = Ema(net, 0.5, copied=engine.copy(net))
+    engine.prepare(net)
+    ema.settle(net, images, share=1.0)
+    return {name: value for name, value in ema.module.state_dict().items() if "running" in name}
+
+
 def _programs(group: Group) -> dict[str, Tensors]:
     rank = group.world.rank
     return {
@@ -184,6 +194,7 @@ def _programs(group: Group) -> dict[str, Tensors]:
         "norms": _train_half(group),
         "mean of all": _train_half(group, momentum=None),
         "kernels": _by_kernels(group),
+        "average": _settle(_photos().chunk(2)[rank], Engine(CPU, group, synchronize_norms=True)),
     }
 
 
@@ -281,6 +292,14 @@ def test_synchronous_norms_take_halves_of_a_batch_as_the_whole(ranks: list[dict[
         assert norms.keys() == whole.keys()
         for name, value in whole.items():
             torch.testing.assert_close(norms[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_averaged_weights_take_their_statistics_over_all_ranks_as_well(ranks: list[dict[str, Tensors]]) -> None:
+    whole = _settle(_photos(), Engine(CPU))
+    for settled in (rank["average"] for rank in ranks):
+        assert len(settled) == 4
+        for name, value in whole.items():
+            torch.testing.assert_close(settled[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_synchronous_norms_of_timm_keep_their_activation() -> None:

@@ -196,6 +196,27 @@ def _fails_and_hangs(group: Group) -> dict[str, torch.Tensor]:
     return {}
 
 
+def test_one_rank_of_each_machine_says_who_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "BEAT", 0.02)
+    monkeypatch.setattr(heartbeat, "GRACE", 0.1)
+    store, hosts = torch.distributed.HashStore(), ("a", "a", "a", "b", "b")  # type: ignore[attr-defined]
+    beating = [Heartbeat(store, World(rank=rank, size=5), hosts) for rank in range(5)]
+    ended: dict[int, tuple[str, bool]] = {}
+    for rank, each in enumerate(beating[1:], start=1):
+        each.end = lambda message, is_printed, rank=rank: ended.update({rank: (message, is_printed)})  # type: ignore[misc]
+    try:
+        beating[0].fail("no memory")
+        for _ in range(500):
+            if len(ended) == 4:
+                break
+            time.sleep(0.01)
+    finally:
+        for each in beating:
+            each.close()
+    assert {message for message, _ in ended.values()} == {"rank 0 on a failed: no memory"}
+    assert {rank: is_printed for rank, (_, is_printed) in ended.items()} == {1: True, 2: False, 3: True, 4: False}
+
+
 def test_a_failed_rank_that_hangs_before_it_leaves_ends_with_its_own_code() -> None:
     codes, errors = codes_of(_fails_and_hangs, 2, QUICK)
     assert codes == [RankLostError.exit_code, 7]

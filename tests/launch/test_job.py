@@ -19,6 +19,8 @@ from steadytrain.launch.job import Host, parse_host, read_hosts, spread
     [
         ({"words": ()}, "-- train data.rec"),
         ({"words": ("trian",)}, "Did you mean train?"),
+        ({"words": ("--restarts=0", "--", "train")}, "no flag --restarts: write --set restarts=0"),
+        ({"words": ("--partition", "gpu")}, "no flag --partition: put flags"),
         ({"words": ("python",)}, "needs a program"),
         ({"words": ("train", "--procs", "2")}, "put it before them"),
         ({"words": ("train", "--procs=2")}, "put it before them"),

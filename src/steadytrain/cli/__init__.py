@@ -209,6 +209,9 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()
         os.kill(os.getpid(), received[0])
     if argv is None:
+        for name in TO_END if code == 75 else ():  # srun asks again while Python ends: the code is to say "saved"
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
         _end_where_ranks_are_left(code)
     return code
 

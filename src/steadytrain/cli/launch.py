@@ -128,7 +128,7 @@ def launch(
         print_text(answer)
     if is_submitted:  # they are about a job that there now is
         for remark in plan.notes:
-            note(remark)
+            note(remark.replace("NUMBER", answer.partition(";")[0] or "NUMBER") if place == "slurm" else remark)
     return code
 
 
@@ -212,7 +212,7 @@ def warn_of_local_folders(job: Job) -> None:
             continue  # what is not here at all may well be there
         is_default = is_output and path == _RUNS and not any(word.startswith("--run") for word in job.words)
         named = f"--run is not set, and {Path(path).absolute()}" if is_default else path
-        remedy = "set --run to" if is_output and job.words[0] != "pack" else "move it to"
+        remedy = "set --run to" if is_output and job.words[0] not in ("pack", "resume") else "move it to"
         note(
             f"warning: {named} is on {place.kind}, a disk of this machine: unless the job's machines share it,"
             f" {remedy} a folder on shared storage"

@@ -232,8 +232,11 @@ class Engine:
         return state
 
     def copy(self, module: nn.Module) -> nn.Module:
-        """Return a copy of a network for its average, divided as it is; once."""
-        return copy.deepcopy(module)
+        """Return a copy of a network for its average, divided as it is, its norms as those of the network; once."""
+        copied = copy.deepcopy(module)
+        if self._group is not None and self._synchronizes_norms:
+            synchronize_batch_norms(copied, self._ranks)
+        return copied
 
     def parts(self, tensors: Mapping[str, Tensor]) -> Any:
         """Return the :class:`.sharding.Parts` of tensors that are divided among ranks; None where none are."""

@@ -47,7 +47,7 @@ OWN_GRACE = 20.0
 _FAILED, _LEFT, _STOP, _UPDATED = "failed", "left", "stop", "updated"
 _RUNS, _STOPPED, _GONE = "runs", "stopped", "gone"
 _STANDS = 10.0  # seconds at one place after which a rank tells what it exchanges
-_AGAIN = ": run the same command again"  # not where a rank failed: its own message says what to do
+_AGAIN = ": the same command resumes the run"  # not where a rank failed: its own message says what to do
 _AWAY = 3  # beats that a rank may miss, where a collective has failed, before it counts as gone
 _LOOKS = 4
 _TRIES = 60  # beats within which a witness has to have answered once: a firewall may be before it
@@ -68,8 +68,8 @@ class Heartbeat:
         silent: seconds without a beat after which a rank counts as lost, once all have made an update.
         collectives: returns what this rank exchanges, plain, for the others to read; asked where it stands.
         on_failure: called once, in a thread of its own, when a rank is known to have failed.
-        end: called with the message, in a thread of its own, where another rank was lost and this one does not leave
-            the collective; by default it ends the process.
+        end: called in a thread of its own, where another rank was lost and this one does not leave the collective, with
+            the message, and whether to print it: one rank of a machine does. By default it ends the process.
         stop: the signal by which any rank was asked to stop, a beat or two after that rank has told; None: none was.
     """
 
@@ -79,12 +79,13 @@ class Heartbeat:
         self.silent = SILENT
         self.collectives: Callable[[], Any] = lambda: None
         self.on_failure: Callable[[], None] = lambda: None
-        self.end: Callable[[str], None] = _end
+        self.end: Callable[[str, bool], None] = _end
         self.stop: str | None = None
         self._store, self._world, self._hosts = store, world, hosts
         self._left = threading.Event()
         self._looked = threading.Condition()
         self._failed: str | None = None
+        self._failed_rank = 0
         self._own_code: int | None = None  # where this rank itself has failed
         self._all_updated, self._is_counted = False, False
         self._number = 0
@@ -188,10 +189,15 @@ class Heartbeat:
             if self._failed is not None:
                 ended = ended or time.monotonic()
                 if self._own_code is not None and time.monotonic() - ended > OWN_GRACE:
-                    _end(f"{self._failed} (this rank did not end by itself)", self._own_code)
+                    _end(f"{self._failed} (this rank did not end by itself)", exit_code=self._own_code)
                 elif self._own_code is None and time.monotonic() - ended > GRACE:
-                    self.end(self._failed)
+                    self.end(self._failed, self._is_first_here())
                     return
+
+    def _is_first_here(self) -> bool:
+        """Return whether no rank before this one on its machine is left to say what happened."""
+        host, left = self._hosts[self._world.rank], set(range(self._world.rank)) - {self._failed_rank}
+        return all(self._hosts[rank] != host for rank in left)
 
     def _prepare(self, other: int) -> None:
         """Exchange what is to be known before a rank is silent: who has made an update, which witness can be asked."""
@@ -268,7 +274,7 @@ class Heartbeat:
     def _look(self) -> None:
         if self._failed is None and self._store.check([_FAILED]):
             failure = json.loads(self._store.get(_FAILED))
-            rank = int(failure["rank"])
+            self._failed_rank = rank = int(failure["rank"])
             self._fail(f"rank {rank} on {self._hosts[rank]} {failure['message']}")
 
     def _fail(self, message: str) -> None:
@@ -308,6 +314,7 @@ def _at(beat: list[Any] | None) -> str:
     return f", at {beat[1]}" if beat and beat[1] else ""
 
 
-def _end(message: str, exit_code: int = RankLostError.exit_code) -> None:
-    os.write(2, f"steady: {message}\n".encode(errors="replace"))
+def _end(message: str, is_printed: bool = True, exit_code: int = RankLostError.exit_code) -> None:
+    if is_printed:
+        os.write(2, f"steady: {message}\n".encode(errors="replace"))
     os._exit(exit_code)

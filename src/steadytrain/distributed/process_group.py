@@ -345,7 +345,7 @@ class Group:
             self.heartbeat.fail(first_line(error) + about, getattr(error, "exit_code", 1))
             return error
         return RankLostError(
-            self.heartbeat.lost() or f"another rank was lost ({first_line(error)}): run the same command again"
+            self.heartbeat.lost() or f"another rank was lost ({first_line(error)}): the same command resumes the run"
         )
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:

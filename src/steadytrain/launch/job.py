@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
 from steadytrain.config.plain import check_types
@@ -312,6 +312,18 @@ def is_python(word: str) -> bool:
     return re.fullmatch(r"python[0-9.]*", word) is not None
 
 
+def _unknown_flag(word: str) -> str:
+    """Say what to write instead of a flag that launch does not have: a value of the job is set by ``--set``."""
+    flag, _, value = word.partition("=")
+    key = flag.lstrip("-").replace("-", "_")
+    if key in (each.name for each in fields(Job)):
+        return f"steady launch has no flag {flag}: write --set {key}={value or 'VALUE'}"
+    return (
+        f"steady launch has no flag {flag}: put flags of the command after the two dashes, and set values of the"
+        " launcher as in --set slurm.partition=gpu"
+    )
+
+
 def _program(words: tuple[str, ...]) -> tuple[str, ...]:
     words = words[1:] if words[:1] == ("steady",) else words
     if not words:
@@ -319,6 +331,8 @@ def _program(words: tuple[str, ...]) -> tuple[str, ...]:
     if is_python(words[0]):
         if len(words) == 1:
             raise InputError(f"{words[0]} needs a program, such as -- python train.py")
+    elif words[0].startswith("-"):
+        raise InputError(_unknown_flag(words[0]))
     elif words[0] not in VERBS:
         raise InputError(
             f"cannot launch {words[0]!r}: choose {', '.join(VERBS)}, or python and your program."

@@ -44,6 +44,7 @@ case "$code" in
 esac
 [ -n "$again" ] || rm -f "$failures"
 if [ -n "$again" ] && [ -z "$cancelled" ]; then
+    echo "steady launch: the ranks ended with exit code $code: job {job} is queued again" >&2
     scontrol requeue "{job}" && sleep 60 # until Slurm ends this attempt
 fi
 exit "$code"

@@ -264,15 +264,16 @@ class Watchdog:
                 os._exit(error.exit_code)
         self._force(error)
 
-    def end_for_another(self, message: str) -> None:
+    def end_for_another(self, message: str, is_printed: bool = True) -> None:
         """End this process, which hangs in an exchange with a rank that is gone: from another thread."""
         if not self._left.is_set():
-            self._force(RankLostError(message))
+            self._force(RankLostError(message), is_printed=is_printed)
 
-    def _force(self, error: SteadyError) -> None:
+    def _force(self, error: SteadyError, *, is_printed: bool = True) -> None:
         self._append(Failed(error=type(error).__name__, message=str(error), step=self._progress.step))
         self._in_time(lambda: self.leave(error))
-        os.write(2, f"{_CLEAR if os.isatty(2) else ''}steady: {error}\n".encode(errors="replace"))
+        if is_printed:
+            os.write(2, f"{_CLEAR if os.isatty(2) else ''}steady: {error}\n".encode(errors="replace"))
         os._exit(error.exit_code)
 
     def _say(self, message: str) -> None:

@@ -216,3 +216,19 @@ def test_one_at_a_time_is_in_the_place_for_one() -> None:
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_where_the_system_has_no_locks_of_open_files_nothing_is_shared(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.fcntl
+
+    def refuse(file: int, command: int, argument: bytes = b"") -> bytes | int:
+        if command == fcntl.F_OFD_SETLKW:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return lock(file, command, argument)
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    with pytest.raises(OSError, match="Invalid argument"):
+        RankMemory(FIRST, "images", MB)
+    assert not names(folder)

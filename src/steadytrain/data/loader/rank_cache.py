@@ -115,6 +115,8 @@ class RankMemory:
         self._end = weakref.finalize(self, _leave, path, file, os.getpid())
         try:
             self._reserve(_HEAD + size)
+            with self.alone():  # a system may lack such locks: that is known now, and not in the middle of training
+                pass
             mapped = np.frombuffer(mmap.mmap(file, _HEAD + size), dtype=np.uint8)
         except OSError:
             self._end()
