@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from tests.reports.runs import Clock, course, evaluated, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.events import Failed, Halved, Noticed
+from steadytrain.format import NONE
 from steadytrain.intervals import spread
 from steadytrain.monitor import diagnose
 from steadytrain.reports import report
@@ -242,16 +243,26 @@ def test_twelve_of_many_runs_are_shown_and_the_rest_unfolds(tmp_path: Path) -> N
 
 def test_page_begins_with_scores_then_time_then_machine(tmp_path: Path) -> None:
     for text in (page([Account.of(finished(tmp_path, "a"))]), page([Account.of(finished(tmp_path, n)) for n in "bc"])):
-        wanted = [
-            "Results",
-            "chart-top1",
-            "Classes and mistakes",
-            "Where the time went",
-            "chart-rate",
-            "Data and machine",
-        ]
+        wanted = ["Results", "chart-top1", ">Mistakes<", "Where the time went", "chart-rate", "Data and machine"]
         places = [text.index(word) for word in wanted]
         assert places == sorted(places)
+
+
+def test_a_recipe_shows_what_differs_from_the_defaults_and_folds_the_rest(tmp_path: Path) -> None:
+    text = page([Account.of(finished(tmp_path, lr=0.3))])
+    changed, whole = text[text.index("<h2>Recipe</h2>") :].split("<summary>")[:2]
+    assert "optim.lr" in changed and "optim.momentum" not in changed
+    assert re.match(r"All \d+ settings", whole) and "optim.momentum" in whole
+
+
+def test_a_figure_that_is_not_known_has_neither_a_place_at_the_head_nor_a_column(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "short", recipe())
+    write(run, [started(), *map(step, range(1, 5)), evaluated(4)], Clock())
+    text = page([Account.of(run)])
+    head = text[text.index('<dl class="heroes">') :].partition("</dl>")[0]
+    assert "Images per second" in head and "overall" in head and f"<dd>{NONE}" not in head
+    epochs = text[text.index("<h2>Epochs</h2>") :].partition("</table>")[0]
+    assert "val top-1" in epochs and "train loss" not in epochs
 
 
 def test_headings_go_down_one_level_at_a_time_and_pictures_have_words(tmp_path: Path) -> None:
