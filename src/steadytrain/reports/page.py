@@ -41,7 +41,7 @@ from steadytrain.format import (
     when,
 )
 from steadytrain.monitor.history import RunScore, UnseenScore
-from steadytrain.reports.charts import TEMPLATES, charts, coverage_chart, has_line, style
+from steadytrain.reports.charts import MAX_CURVES, TEMPLATES, charts, coverage_chart, has_line, style
 from steadytrain.reports.mistakes import SuspectImage, sections, suspect_rows
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account, Repeats, Summary, all_reached, find_repeats
@@ -100,9 +100,9 @@ def packed_plotly() -> bytes:
     return gzip.compress(get_plotlyjs().encode(), 4, mtime=0)
 
 
-def script(name: str) -> str:
+def script(*names: str) -> str:
     """Return a page's script: what all curves have in common, then its own."""
-    return "".join((TEMPLATES / part).read_text(encoding="utf-8") for part in ("curves.js", name))
+    return "".join((TEMPLATES / part).read_text(encoding="utf-8") for part in ("curves.js", *names))
 
 
 def suspects_page(title: str, lede: str, images: Sequence[SuspectImage], pairs: Sequence[tuple[str, str, int]]) -> str:
@@ -136,12 +136,12 @@ def page(
         from plotly.offline import get_plotlyjs
 
         library = str(get_plotlyjs())
-    code = script("page.js")
+    code = script("page.js", *([] if len(accounts) == 1 else ["sort.js"]))
     has_photos = any(part.get("worst") for part in words["mistakes"])
     photos = (TEMPLATES / "photos.js").read_text(encoding="utf-8") if has_photos else ""
     digests = map(_digest, [*([library, code] if figures else []), *([photos] if photos else [])])
     scripts = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    runs = [{"name": account.summary.name, **style(i)} for i, account in enumerate(accounts)]
+    runs = [{"name": account.summary.name, **style(words["best"].index(i))} for i, account in enumerate(accounts)]
     return render(
         "page.html.j2",
         {"runs": runs, "figures": figures},
@@ -186,6 +186,8 @@ def _words(accounts: Sequence[Account], target: float | None, folder: Path | Non
         "has_log": True in logs,
         "heroes": _heroes(accounts[0]) if is_alone else [],
         "ranking": [] if is_alone else _ranking(accounts, target),
+        "best": (best := _best_first(accounts)),
+        "drawn": best[:MAX_CURVES],
         "compared": speed_table([account.summary for account in accounts]),
         "target": "" if target is None else percent(target, 1),
         "has_repeats": bool(find_repeats([account.summary for account in accounts])),
@@ -205,6 +207,13 @@ def _changed(account: Account) -> list[dict[str, Any]]:
     usual = dict(leaves(Recipe.from_dict({"data": {"train": "-"}, "model": {"name": "-"}}).to_dict()))
     settings = {key: _value(value) for key, value in account.settings.items() if value != usual.get(key)}
     return _rows([settings])
+
+
+def _best_first(accounts: Sequence[Account]) -> list[int]:
+    """Return the indices of the runs, the best first."""
+    best = [account.summary.quality.best for account in accounts]
+    scores = [-1.0 if score is None or not math.isfinite(score.value) else score.value for score in best]
+    return sorted(range(len(accounts)), key=lambda run: -scores[run])
 
 
 def _ranking(accounts: Sequence[Account], target: float | None = None) -> list[dict[str, Any]]:
@@ -290,6 +299,7 @@ def _ranked(index: int, account: Account, recipe: Mapping[str, Any], keys: Seque
         "epochs": "probe" if is_probe(summary) else epoch(summary.progress.epoch) + of,
         "rate": rate(summary.speed.images_per_second),
         "seconds": duration(summary.speed.seconds),
+        "wall": summary.speed.seconds,
         "differences": ", ".join(differences[:SHOWN_DIFFERENCES]) + more,
     }
 
@@ -312,7 +322,7 @@ def _spread_cells(group: Repeats) -> dict[str, Any]:
     if (best := group.best_mean_ap or group.best_top1) is not None:
         interval = f"± {100 * best.std:.2f}, {best.mean_95.words}"
         cells |= {"score": best.mean, "best": percent(best.mean, 2), "interval": interval}
-    return cells | ({"seconds": duration(group.seconds.mean)} if group.seconds else {})
+    return cells | ({"seconds": duration(group.seconds.mean), "wall": group.seconds.mean} if group.seconds else {})
 
 
 def _run(index: int, account: Account, folder: Path | None) -> dict[str, Any]:
