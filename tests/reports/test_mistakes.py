@@ -139,7 +139,7 @@ def test_the_page_shows_the_very_pictures_that_were_confused(tmp_path: Path, dig
     assert np.abs(np.asarray(shown, int) - original).mean() < 12, "a JPEG of the same image"
     text = page([account])
     assert text.count('<img src="data:image/jpeg;base64,') == 24 + 3
-    assert 'id="viewer"' in text and re.search(r"[34]\d of 400 .* wrongly. Here are the 24", text)
+    assert 'id="viewer"' in text and re.search(r"Wrong: [34]\d of 400 validation images. Here are the 24", text)
     assert 'title="' in text and re.search(r'<td title="\d+ of \d+ 3 are taken for 8 \(100 %\)" class="wrong"', text)
 
 

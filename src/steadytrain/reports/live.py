@@ -211,30 +211,25 @@ class _FolderPage:
         self._took = self._looked - began
 
     def _document(self) -> dict[str, Any]:
-        rows, now = self._sorted(), time.time()
-        shown = [{"key": "" if row.status == DAMAGED else key_of(row), **row_cells(row, now)} for row in rows]
+        """Return the runs, the best first."""
+        rows, now = sort_rows(self._rows or [], "best"), time.time()
+        keys = ["" if row.status == DAMAGED else key_of(row) for row in rows]
+        shown = [{"key": key, "began": r.began or 0.0, **row_cells(r, now)} for key, r in zip(keys, rows, strict=True)]
         counts = Counter(row.status for row in rows)
         words = ", ".join(f"{number} {status}" for status, number in counts.most_common())
         return {"reading": self._rows is None, "error": self._error, "counts": words, "rows": shown}
 
-    def _sorted(self) -> list[RunRow]:
-        return sort_rows(self._rows or [], "best")
-
     def _page_of_runs(self) -> str:
-        """Return the page: the best run first, and the curves of the first ones over each other."""
-        document, rows = self._document(), self._sorted()
-        cells = [{**words, "began": row.began or 0.0} for words, row in zip(document["rows"], rows, strict=True)]
+        """Return the page, with the curves of the best runs over each other."""
+        document, rows = self._document(), sort_rows(self._rows or [], "best")
         drawn = [i for i, row in enumerate(rows) if row.curve and len(row.curve["y"]) > 1][:MAX_CURVES]
-        curves = {
-            "runs": [{"name": rows[i].name, **style(run)} for run, i in enumerate(drawn)],
-            "figures": score_chart([rows[i].curve for i in drawn]),
-        }
         for run, i in enumerate(drawn):
-            cells[i]["curve"] = run
-        heads = [
-            head for head in row_cells(RunRow(name="", directory="", status=""), 0.0) if any(c[head] for c in cells)
-        ]
-        return render("runs.html.j2", curves, folder=self._name, heads=heads, cells=cells, **document)
+            document["rows"][i]["curve"] = run
+        runs = [{"name": rows[i].name, **style(run)} for run, i in enumerate(drawn)]
+        curves = {"runs": runs, "figures": score_chart([rows[i].curve for i in drawn])}
+        names = row_cells(RunRow(name="", directory="", status=""), 0.0)
+        heads = [head for head in names if any(cell[head] for cell in document["rows"])]
+        return render("runs.html.j2", curves, folder=self._name, heads=heads, **document)
 
     def _page(self, key: str, row: RunRow) -> _RunPage:
         """Return a run's page; of those that nobody looks at only the newest are kept."""
@@ -516,6 +511,7 @@ def _heroes(now: RunSnapshot) -> list[dict[str, str]]:
         heroes.append(hero("Images per second", rate(rates.steady), steady))
     else:
         heroes.append(hero("Images per second, now", rate(rates.now), steady))
+    heroes = [hero for hero in heroes if hero["value"] != NONE or now.signs.status == "running" or hero is heroes[0]]
     per_epoch = duration(now.seconds / now.progress.epoch) + " an epoch" if now.progress.epoch >= 1 else ""
     heroes.append(hero("Wall time", duration(now.seconds) if now.started else NONE, per_epoch))
     if now.signs.status == "running" and now.progress.steps:

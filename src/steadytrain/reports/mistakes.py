@@ -165,7 +165,7 @@ def mistakes_section(account: Account, *, most_bytes: int = PHOTOGRAPH_BYTES) ->
             no_pictures = f"Pictures are shown of the first {RUNS_WITH_PICTURES} runs of a report."
         else:
             try:
-                records = stack.enter_context(_open_pictures(account, "val"))
+                records = stack.enter_context(open_pictures(account, "val"))
                 near = _nearest_images(account, stack)
             except SteadyError as error:
                 no_pictures = f"The pictures are not shown: {error}."
@@ -214,12 +214,12 @@ def _nearest_images(account: Account, stack: ExitStack) -> _Nearest:
         with path.open("rb") as file:  # its header is JSON, so a page is made without torch
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         by_record = json.loads(header["__metadata__"]["steadytrain"])["neighbours"]
-        return replace(maps, by_record=dict(by_record), records=stack.enter_context(_open_pictures(account, "train")))
+        return replace(maps, by_record=dict(by_record), records=stack.enter_context(open_pictures(account, "train")))
     except (OSError, ValueError, KeyError, TypeError, SteadyError):
         return maps
 
 
-def _open_pictures(account: Account, part: Literal["train", "val"]) -> Records:
+def open_pictures(account: Account, part: Literal["train", "val"]) -> Records:
     """Open the records that a run was evaluated or trained on, from wherever the report is made.
 
     Raises:
@@ -244,12 +244,8 @@ def _open_pictures(account: Account, part: Literal["train", "val"]) -> Records:
 def _wrong(mistakes: Mistakes) -> str:
     """Say how many predictions are wrong, and which of them are shown."""
     images, num_wrong = sum(mistakes.counts.values()), sum(n for (a, b), n in mistakes.counts.items() if a != b)
-    words = (
-        f"{num_wrong:,} of {count(images, 'validation image')} {'is' if num_wrong == 1 else 'are'} predicted wrongly"
-    )
-    if num_wrong <= len(mistakes.worst):
-        return f"{words}; the most certain mistake comes first."
-    return f"{words}. Here are the {len(mistakes.worst)} with the least probability for their own class."
+    few = f" Here are the {len(mistakes.worst)} with the least probability for their label."
+    return f"Wrong: {num_wrong:,} of {count(images, 'validation image')}.{few * (num_wrong > len(mistakes.worst))}"
 
 
 def _intro(mistakes: Mistakes, account: Account) -> str:
@@ -480,26 +476,20 @@ def thumbnail(records: Records, number: int, side: int) -> str:
 
 def _decode(records: Records, number: int, side: int) -> Image.Image:
     """Return an image that fits into a square. Raises SteadyError where it cannot be read."""
-    from PIL import Image
-
     from steadytrain.data.images.decode import BadImageError, decode
 
     try:
         image = decode(records.image(number))
     except BadImageError as error:
         raise DataError(str(error)) from error
-    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    image.thumbnail((side, side))
     return image
 
 
 def _data_address(image: Image.Image, side: int) -> str:
     """Return an image as a JPEG that fits into a square, as a data address."""
-    from PIL import Image
-
-    if max(image.size) > side:
-        image = image.copy()
-        image.thumbnail((side, side), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
+    image, buffer = image.copy(), io.BytesIO()
+    image.thumbnail((side, side))
     image.save(buffer, "JPEG", quality=80, optimize=True, progressive=True)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 

@@ -196,15 +196,16 @@ def _words(accounts: Sequence[Account], target: float | None, folder: Path | Non
         "shown_runs": max(1, SHOWN_ROWS // max(1, len({account.summary.setup.data_set for account in accounts}))),
         "mistakes": sections(accounts),
         "spent": rows([account.ledger for account in accounts]),
-        "changed": _changed(accounts[0]) if is_alone and not first.log else None,
+        "changed": _changed(accounts[0]),
         "recipe": _split([{key: _value(value) for key, value in recipe.items()} for recipe in recipes]),
         "places": _split([_places(account) for account in accounts]),
     }
 
 
 def _changed(account: Account) -> list[dict[str, Any]]:
-    """Return the rows of a recipe's settings that differ from the defaults."""
-    usual = dict(leaves(Recipe.from_dict({"data": {"train": "-"}, "model": {"name": "-"}}).to_dict()))
+    """Return the rows of a recipe's settings that differ from the defaults; of a log all that are known."""
+    recipe = {} if account.summary.log else Recipe.from_dict({"data": {"train": "-"}, "model": {"name": "-"}}).to_dict()
+    usual = dict(leaves(recipe))
     settings = {key: _value(value) for key, value in account.settings.items() if value != usual.get(key)}
     return _rows([settings])
 
@@ -342,7 +343,7 @@ def _run(index: int, account: Account, folder: Path | None) -> dict[str, Any]:
         "has_figures": bool(account.history.logged or account.history.evaluated),
         "bar": bar(account.ledger.seconds),
         "spent": sentence(account.ledger),
-        "verdict": held_back(account),
+        "verdict": [line[:1].upper() + line[1:] for line in held_back(account)],
         "rates": rates_text(account.ledger),
         "columns": columns,
         "epochs": cells,

@@ -1,9 +1,7 @@
-"use strict";
 // A click on a head sorts its table: of figures the highest come first, of words the first of the alphabet.
 const sorting = (() => {
   const order = new Map();
   const words = (row, at) => (row.cells[at].dataset.value ?? row.cells[at].textContent).trim();
-
   function apply(table) {
     const [at, direction] = order.get(table) ?? [];
     if (at === undefined) return;
