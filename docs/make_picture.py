@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageColor, ImageOps
 from playwright.sync_api import Page, sync_playwright
 
 STEADY = [sys.executable, "-m", "steadytrain"]
@@ -44,6 +44,10 @@ OTHER = [
 ]
 SWEEP = ["--model", "digits", "--epochs", "6", "--set", "data.pad=1", "--holdout", "0.2", "--over", "lr=0.02,0.1,0.5"]
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+PAGES = {"light": "#ffffff", "dark": "#131518"}  # page.css has these
+NEAR = 6  # levels
+Scheme = Literal["light", "dark"]
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 WIDTH, SCALE = 1120, 1.75  # CSS pixels; device pixels for each of them
 SMALLER = {"mistakes": 1.25, "serve": 1.25}  # pictures with photographs, which need more bytes
 SHOWN_ROWS = "#mistakes { border: 0; margin: 0; padding: 0; } .gallery figure:nth-child(n+13) { display: none; }"
@@ -93,7 +97,7 @@ def written(run: Path) -> Iterator[str]:
         yield page.as_uri()
 
 
-def take(address: str, part: str, photographs: list[Path], scheme: Literal["light", "dark"]) -> bytes:
+def take(address: str, part: str, photographs: list[Path], scheme: Scheme) -> bytes:
     """Return a PNG of a section of a report, or of a server's page."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
@@ -123,6 +127,16 @@ def whole_page(page: Page) -> bytes:
     return page.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": height})
 
 
+def around(picture: Image.Image, page: tuple[int, ...]) -> Image.Image:
+    """Give the palette of a picture the page's colour in the place of its like, so that the page stays as it is."""
+    values = picture.getpalette() or []
+    colours = [tuple(values[i : i + 3]) for i in range(0, len(values), 3)]
+    near = [max(abs(a - b) for a, b in zip(colour, page, strict=True)) <= NEAR for colour in colours]
+    kept = [page if is_near else colour for colour, is_near in zip(colours, near, strict=True)]
+    picture.putpalette([value for colour in [*kept, page] for value in colour])
+    return picture
+
+
 def main() -> None:
     """Read the command line, take the picture and write it with a palette, which makes it a third of the size."""
     parser = argparse.ArgumentParser(description="Draw a page of a command, or a section of a report.")
@@ -136,11 +150,11 @@ def main() -> None:
         run = asked.run or train_on_digits(Path(folder), asked.part)
         photographs = asked.photographs or [Path(folder, f"demo/images/{digit}/000{digit}.png") for digit in "35"]
         with serve(run, asked.part) if asked.part in SERVERS else written(run) as address:
-            for scheme, place in (("light", output), ("dark", output.with_stem(f"{output.stem}-dark"))):
+            for scheme in SCHEMES:
+                place = output if scheme == "light" else output.with_stem(f"{output.stem}-dark")
                 picture = Image.open(io.BytesIO(take(address, asked.part, photographs, scheme))).convert("RGB")
-                margin = 0 if asked.part in SERVERS else MARGIN
-                picture = ImageOps.expand(picture, margin, picture.getpixel((0, 0)))
-                palette = picture.quantize(256)
+                picture = ImageOps.expand(picture, 0 if asked.part in SERVERS else MARGIN, PAGES[scheme])
+                palette = around(picture.quantize(255), ImageColor.getrgb(PAGES[scheme]))
                 dither = Image.Dither.FLOYDSTEINBERG if asked.part in SMALLER else Image.Dither.NONE
                 picture.quantize(256, palette=palette, dither=dither).save(place, optimize=True)
                 print(f"drew {place}: {picture.width} x {picture.height} pixels, {place.stat().st_size} bytes")

@@ -134,10 +134,7 @@ def _chance_words(p: array[float], right: array[int]) -> str:
 
 
 def mistakes_section(account: Account, *, most_bytes: int = PHOTOGRAPH_BYTES) -> dict[str, Any]:
-    """Format a run's confusions for the page; ``why``: the reason if there is nothing to show.
-
-    ``most_bytes``: of its photographs, as text in the page; 0: none are shown.
-    """
+    """Format a run's confusions, with photographs of so many bytes; ``why``: the reason if there is nothing to show."""
     if account.summary.log:
         return {"why": "A log of another program holds no predictions of single images.", "command": ""}
     if not account.summary.setup.num_val:
