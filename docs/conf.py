@@ -1,5 +1,7 @@
 """Sphinx: ``sphinx-build -W docs docs/_build`` after ``pip install -e ".[docs]"``."""
 
+from pathlib import Path
+
 from docutils import nodes
 from sphinx.application import Sphinx
 
@@ -22,12 +24,19 @@ html_css_files = ["site.css"]
 html_title = f"steadytrain {release}"
 
 
-def widen(_: Sphinx, page: nodes.document) -> None:
-    """Give each picture a width: Sphinx makes it a link to itself in full size then, which phones need."""
-    for picture in page.findall(nodes.image):
+def widen(app: Sphinx, page: nodes.document) -> None:
+    """Give each picture a width, so that Sphinx links it to itself in full size, and its dark twin if it has one."""
+    folder = Path(app.env.doc2path(app.env.docname)).parent
+    for picture in list(page.findall(nodes.image)):
         picture["width"] = "100%"
+        dark = picture["uri"].removesuffix(".png") + "-dark.png"
+        if (folder / dark).is_file():
+            twin = picture.deepcopy()
+            twin["uri"], twin["classes"] = dark, ["only-dark"]
+            picture["classes"] = ["only-light"]
+            picture.parent.insert(picture.parent.index(picture) + 1, twin)
 
 
 def setup(app: Sphinx) -> None:
     """Connect what this site adds to Sphinx."""
-    app.connect("doctree-read", widen)
+    app.connect("doctree-read", widen, priority=100)  # before Sphinx collects the pictures

@@ -1,7 +1,10 @@
-"""Draw the pictures of the documents by Chromium: pages of the commands, and sections of a report.
+"""Draw the pictures of the documents by Chromium, light and dark: pages of the commands, and sections of a report.
 
 Needs a Chromium and playwright (``pip install -e ".[test-all]"``). Without RUN it first trains for some minutes
 on the digits of ``steady demo``; that needs no network and no data.
+
+The dark twin of docs/mistakes.png is docs/mistakes-dark.png; docs/conf.py shows each in its mode. Draw on a quiet
+machine: the pages show what other processes took.
 
 usage: python docs/make_picture.py [RUN] [--part mistakes] [-o docs/mistakes.png]
 """
@@ -18,8 +21,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageColor, ImageOps
 from playwright.sync_api import Page, sync_playwright
 
 STEADY = [sys.executable, "-m", "steadytrain"]
@@ -40,7 +44,13 @@ OTHER = [
 ]
 SWEEP = ["--model", "digits", "--epochs", "6", "--set", "data.pad=1", "--holdout", "0.2", "--over", "lr=0.02,0.1,0.5"]
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+PAGES = {"light": "#ffffff", "dark": "#131518"}  # page.css has these
+NEAR = 6  # levels
+Scheme = Literal["light", "dark"]
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 WIDTH, SCALE = 1120, 1.75  # CSS pixels; device pixels for each of them
+SMALLER = {"mistakes": 1.25, "serve": 1.25}  # pictures with photographs, which need more bytes
+SHOWN_ROWS = "#mistakes { border: 0; margin: 0; padding: 0; } .gallery figure:nth-child(n+13) { display: none; }"
 MARGIN = 32  # device pixels around a section
 SECTIONS = {"mistakes": "#mistakes", "sweep": "#results", "compare": "#results"}  # the sections of a report, by picture
 SERVERS = {"watch": ["watch", "{}", "--web"], "runs": ["report", "--serve", "{}"], "serve": ["serve", "{}"]}
@@ -87,15 +97,19 @@ def written(run: Path) -> Iterator[str]:
         yield page.as_uri()
 
 
-def take(address: str, part: str, photographs: list[Path]) -> bytes:
+def take(address: str, part: str, photographs: list[Path], scheme: Scheme) -> bytes:
     """Return a PNG of a section of a report, or of a server's page."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         page = browser.new_page(
-            viewport={"width": WIDTH, "height": 900}, device_scale_factor=SCALE, color_scheme="light"
+            viewport={"width": WIDTH, "height": 900},
+            device_scale_factor=SMALLER.get(part, SCALE),
+            color_scheme=scheme,
         )
         page.goto(address)
+        if part == "mistakes":
+            page.add_style_tag(content=SHOWN_ROWS)
         if part == "serve":
             page.set_input_files("input[type=file]", photographs)
         page.wait_for_timeout(3000)  # the curves are drawn after the first events
@@ -113,6 +127,16 @@ def whole_page(page: Page) -> bytes:
     return page.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": height})
 
 
+def around(picture: Image.Image, page: tuple[int, ...]) -> Image.Image:
+    """Give the palette of a picture the page's colour in the place of its like, so that the page stays as it is."""
+    values = picture.getpalette() or []
+    colours = [tuple(values[i : i + 3]) for i in range(0, len(values), 3)]
+    near = [max(abs(a - b) for a, b in zip(colour, page, strict=True)) <= NEAR for colour in colours]
+    kept = [page if is_near else colour for colour, is_near in zip(colours, near, strict=True)]
+    picture.putpalette([value for colour in [*kept, page] for value in colour])
+    return picture
+
+
 def main() -> None:
     """Read the command line, take the picture and write it with a palette, which makes it a third of the size."""
     parser = argparse.ArgumentParser(description="Draw a page of a command, or a section of a report.")
@@ -126,10 +150,14 @@ def main() -> None:
         run = asked.run or train_on_digits(Path(folder), asked.part)
         photographs = asked.photographs or [Path(folder, f"demo/images/{digit}/000{digit}.png") for digit in "35"]
         with serve(run, asked.part) if asked.part in SERVERS else written(run) as address:
-            picture = Image.open(io.BytesIO(take(address, asked.part, photographs))).convert("RGB")
-    picture = ImageOps.expand(picture, 0 if asked.part in SERVERS else MARGIN, "white")
-    picture.quantize(256, dither=Image.Dither.NONE).save(output, optimize=True)
-    print(f"drew {output}: {picture.width} x {picture.height} pixels, {output.stat().st_size} bytes")
+            for scheme in SCHEMES:
+                place = output if scheme == "light" else output.with_stem(f"{output.stem}-dark")
+                picture = Image.open(io.BytesIO(take(address, asked.part, photographs, scheme))).convert("RGB")
+                picture = ImageOps.expand(picture, 0 if asked.part in SERVERS else MARGIN, PAGES[scheme])
+                palette = around(picture.quantize(255), ImageColor.getrgb(PAGES[scheme]))
+                dither = Image.Dither.FLOYDSTEINBERG if asked.part in SMALLER else Image.Dither.NONE
+                picture.quantize(256, palette=palette, dither=dither).save(place, optimize=True)
+                print(f"drew {place}: {picture.width} x {picture.height} pixels, {place.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

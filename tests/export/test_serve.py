@@ -498,7 +498,7 @@ def test_the_interface_is_described_for_programs_and_people(server: Server, imag
         assert ask(server, path).status == (405 if "get" not in methods else 200), path
     page = ask(server, "/docs", authorization="").body
     assert all(path in page for path in document["paths"]) and "curl -T cat.jpg" in page
-    assert not re.findall(r"(?:src|href)=.(?:https?:)?//", page) and "<script" not in page
+    assert not re.findall(r"(?:src|href)=.(?:https?:)?//", page) and page.count("<script") == 1
 
 
 def test_addresses_are_fetched_from_the_list_alone(server: Server, images: dict[str, Path]) -> None:

@@ -17,7 +17,16 @@ from tests.reports.runs import Clock, course, finished, recipe, started, write
 
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.results.predictions import HEAD, ImageResult
-from steadytrain.reports.mistakes import _probability, class_rows, mistakes_section, read_mistakes, sections
+from steadytrain.reports.mistakes import (
+    PHOTOGRAPH_BYTES,
+    PHOTOGRAPH_PIXELS,
+    _addresses,
+    _probability,
+    class_rows,
+    mistakes_section,
+    read_mistakes,
+    sections,
+)
 from steadytrain.reports.page import page
 from steadytrain.reports.summary import Account
 from steadytrain.reports.tables import markdown, to_json
@@ -130,6 +139,7 @@ def test_the_page_shows_the_very_pictures_that_were_confused(tmp_path: Path, dig
     assert np.abs(np.asarray(shown, int) - original).mean() < 12, "a JPEG of the same image"
     text = page([account])
     assert text.count('<img src="data:image/jpeg;base64,') == 24 + 3
+    assert 'id="viewer"' in text and re.search(r"Wrong: [34]\d of 400 validation images. Here are the 24", text)
     assert 'title="' in text and re.search(r'<td title="\d+ of \d+ 3 are taken for 8 \(100 %\)" class="wrong"', text)
 
 
@@ -199,6 +209,19 @@ def test_many_runs_show_pictures_of_the_first_few(
     first, second = sections([account, account])
     assert first["worst"][0]["source"] and not second["worst"][0]["source"]
     assert "of the first 1 runs" in second["no_pictures"]
+
+
+def test_photographs_become_smaller_where_they_would_weigh_too_much(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (3, 600, 400, 3), np.uint8)
+    images = {result("cat", "dog", record=i): Image.fromarray(noise) for i, noise in enumerate(pixels)}
+    sides = []
+    for most_bytes in (PHOTOGRAPH_BYTES, 300_000, 90_000):
+        addresses = _addresses(images, most_bytes)
+        assert sum(map(len, addresses.values())) <= most_bytes
+        opened = [Image.open(io.BytesIO(base64.b64decode(text.partition(",")[2]))) for text in addresses.values()]
+        sides.append({max(image.size) for image in opened})
+    assert sides[0] == {PHOTOGRAPH_PIXELS[0]} and sides == sorted(sides, key=max, reverse=True)
+    assert [len(side) for side in sides] == [1, 1, 1] and sides[0] != sides[2]
 
 
 def test_a_probability_is_rounded_to_neither_0_nor_100() -> None:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from tests.reports.runs import Clock, course, evaluated, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.events import Failed, Halved, Noticed
+from steadytrain.format import NONE
 from steadytrain.intervals import spread
 from steadytrain.monitor import diagnose
 from steadytrain.reports import report
@@ -212,7 +213,7 @@ def test_runs_are_ranked_among_those_on_the_same_data(tmp_path: Path) -> None:
         on(tmp_path, "better", "b.rec", best=0.7, lr=0.2),
     ]
     text = page(accounts)
-    tables = re.findall(r'<table class="runs">(.*?)</table>', text, re.DOTALL)
+    tables = re.findall(r'<table class="runs sortable">(.*?)</table>', text, re.DOTALL)
     ranks = [re.findall(r'<span class="place">(\d*)</span>.*?</span>([a-z]+)</span>', table) for table in tables]
     assert ranks == [[("1", "easy")], [("1", "better"), ("2", "worse")]]
     assert "lr 0.2" in tables[1] and "lr" not in tables[0].replace("url", "")
@@ -226,8 +227,8 @@ def test_repeats_are_one_row_with_their_mean_and_spread(tmp_path: Path) -> None:
     accounts.append(on(tmp_path, "other", "a.rec", best=0.5, lr=0.2))
     tops = spread(account.summary.quality.best.top1 for account in accounts[:3] if account.summary.quality.best)
     assert tops is not None
-    (table,) = re.findall(r'<table class="runs">(.*?)</table>', page(accounts), re.DOTALL)
-    first, second = table.split('<tr><th scope="row">')[1:]
+    (table,) = re.findall(r'<table class="runs sortable">(.*?)</table>', page(accounts), re.DOTALL)
+    first, second = table.split('<th scope="row">')[1:]
     assert "3 seeds" in first and f"<b>{100 * tops.mean:.2f} %</b>" in first and f"± {100 * tops.std:.2f}" in first
     assert "other" in second and "seed-" not in second and "seeds" not in second
 
@@ -235,23 +236,43 @@ def test_repeats_are_one_row_with_their_mean_and_spread(tmp_path: Path) -> None:
 def test_twelve_of_many_runs_are_shown_and_the_rest_unfolds(tmp_path: Path) -> None:
     accounts = [on(tmp_path, f"run{i:02}", "a.rec", best=0.5 + i / 100) for i in range(15)]
     text = page(accounts)
-    first, second = re.findall(r'<table class="runs">(.*?)</table>', text, re.DOTALL)
-    assert first.count('<tr><th scope="row">') == 12 and second.count('<tr><th scope="row">') == 3
+    first, second = re.findall(r'<table class="runs sortable">(.*?)</table>', text, re.DOTALL)
+    assert first.count('<th scope="row">') == 12 and second.count('<th scope="row">') == 3
     assert "3 more runs</summary>" in text and '<span class="place">13</span>' in second
+
+
+def test_of_many_runs_the_best_have_curves_and_the_parts_of_each_are_folded(tmp_path: Path) -> None:
+    accounts = [on(tmp_path, f"run{i:02}", "a.rec", best=0.5 + i / 100) for i in range(18)]
+    text = page(accounts)
+    pressed = re.findall(r'aria-pressed="true" data-toggle="(\d+)"', text)
+    assert [int(run) for run in pressed] == list(range(17, 1, -1))
+    assert re.findall(r'aria-pressed="false" data-toggle="(\d+)"', text) == ["0", "1"] and "2 more curves" in text
+    assert text.count("<summary>Each of the runs</summary>") == 5
+    assert "<summary>Each of the runs</summary>" not in page(accounts[:3])
 
 
 def test_page_begins_with_scores_then_time_then_machine(tmp_path: Path) -> None:
     for text in (page([Account.of(finished(tmp_path, "a"))]), page([Account.of(finished(tmp_path, n)) for n in "bc"])):
-        wanted = [
-            "Results",
-            "chart-top1",
-            "Classes and mistakes",
-            "Where the time went",
-            "chart-rate",
-            "Data and machine",
-        ]
+        wanted = ["Results", "chart-top1", ">Mistakes<", "Where the time went", "chart-rate", "Data and machine"]
         places = [text.index(word) for word in wanted]
         assert places == sorted(places)
+
+
+def test_a_recipe_shows_what_differs_from_the_defaults_and_folds_the_rest(tmp_path: Path) -> None:
+    text = page([Account.of(finished(tmp_path, lr=0.3))])
+    changed, whole = text[text.index("<h2>Recipe</h2>") :].split("<summary>")[:2]
+    assert "optim.lr" in changed and "optim.momentum" not in changed
+    assert re.match(r"All \d+ settings", whole) and "optim.momentum" in whole
+
+
+def test_a_figure_that_is_not_known_has_neither_a_place_at_the_head_nor_a_column(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "short", recipe())
+    write(run, [started(), *map(step, range(1, 5)), evaluated(4)], Clock())
+    text = page([Account.of(run)])
+    head = text[text.index('<dl class="heroes">') :].partition("</dl>")[0]
+    assert "Images per second" in head and "overall" in head and f"<dd>{NONE}" not in head
+    epochs = text[text.index("<h2>Epochs</h2>") :].partition("</table>")[0]
+    assert "val top-1" in epochs and "train loss" not in epochs
 
 
 def test_headings_go_down_one_level_at_a_time_and_pictures_have_words(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,5 +46,6 @@ def page_of_api() -> dict[str, Any]:
             for method, operation in methods.items()
         ],
         "fields": fields,
+        "example": json.dumps(schemas["Request"]["example"]),
         "statuses": [(status, response["description"]) for status, response in responses.items() if status != "200"],
     }

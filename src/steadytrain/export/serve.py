@@ -11,6 +11,7 @@ connection is closed: closed at once, it would be reset, and the client might ne
 from __future__ import annotations
 
 import asyncio
+import base64
 import functools
 import hashlib
 import json
@@ -37,7 +38,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from steadytrain.data.images.decode import BadImageError
-from steadytrain.errors import InputError
+from steadytrain.errors import InputError, SteadyError
 from steadytrain.export.batching import Answer, Batcher, BusyError, PassError, TooManyPixelsError
 from steadytrain.export.fetch import FetchError, fetch, parse_prefix
 from steadytrain.export.openapi import description_of_api, page_of_api
@@ -58,7 +59,11 @@ from steadytrain.machine.web_server import Early
 from steadytrain.models.registry import licence_note
 from steadytrain.reports.charts import TEMPLATES
 from steadytrain.reports.live import guarded
+from steadytrain.reports.mistakes import PHOTOGRAPH_PIXELS, open_pictures, thumbnail
 from steadytrain.reports.page import render
+from steadytrain.reports.run_list import list_runs
+from steadytrain.reports.summary import Account
+from steadytrain.run import Run
 from steadytrain.training import Trained
 from steadytrain.training.inference.heat_maps import MEANING, PASSES, data_address, draw
 
@@ -69,7 +74,7 @@ DROPPED = 499  # as nginx has it: the client went away
 PAGE_FILES = ("/", "/docs", "/page.css", "/serve.css", "/serve.js")
 OPEN_PATHS = (*PAGE_FILES, "/openapi.json", "/health", "/ping", "/ready")
 """Paths that need no token: the page without anything of the model, and health probes."""
-ROUTES = (*OPEN_PATHS, "/predict", "/model", "/metrics")
+ROUTES = (*OPEN_PATHS, "/predict", "/model", "/example", "/metrics")
 PREDICT_PATHS = (
     *("/predict", "/predict/", "/predict/{name}", "/invocations"),
     *("/predictions/{name}", "/v1/models/{name}:predict"),
@@ -258,6 +263,7 @@ class Service:
         self.draining_since: float | None = None
         self.in_flight = self.num_cut = self.held_bytes = 0
         self.description: dict[str, Any] = {}
+        self._is_private, self._picture = hosts is not None, ""
         self.meters = ServeMeters(lambda: self.batcher.queued, lambda: self.in_flight)
         self.batcher = Batcher(
             lambda: self._describe(load()),
@@ -280,6 +286,7 @@ class Service:
                 *(Route(path, self._health) for path in ("/health", "/ping")),
                 Route("/ready", self._ready),
                 Route("/model", self._model),
+                Route("/example", self._example),
                 Route("/metrics", self._metrics),
             ],
             exception_handlers={HTTPException: _answer_refusal},
@@ -298,6 +305,8 @@ class Service:
 
     def _describe(self, trained: Trained) -> Trained:
         self.description = describe(trained)
+        if self._is_private:  # others may see no image of the data
+            self._picture = _example_of(trained)
         self.meters.info.labels(trained.title, self.description["version"]).set(1)
         return trained
 
@@ -367,7 +376,12 @@ class Service:
         self._require_ready(is_early=False)
         judge = self.batcher.judge
         more = {"max_batch": self.batcher.max_batch, "limits": None if judge is None else judge.document}
-        return JSONResponse(self.description | more | {"no_maps": self._why_no_maps})
+        return JSONResponse(self.description | more | {"no_maps": self._why_no_maps, "example": bool(self._picture)})
+
+    async def _example(self, request: Request) -> Response:
+        if not self._picture:
+            raise refusal(404, "there is no example: the model is of no run, its data are gone, or others are served")
+        return Response(base64.b64decode(self._picture.partition(",")[2]), media_type="image/jpeg")
 
     async def _metrics(self, request: Request) -> Response:
         return Response(generate_latest(self.meters.registry), media_type=CONTENT_TYPE_LATEST)
@@ -684,7 +698,25 @@ def describe(trained: Trained) -> dict[str, Any]:
         "fit": input.fit,
         "temperature": trained.temperature,
         "device": str(trained.policy.device),
+        **_score_of(trained),
     }
+
+
+def _score_of(trained: Trained) -> dict[str, Any]:
+    """Return the data and the accuracy of the run whose best weights these are; nothing of others."""
+    if trained.path.name != "best.safetensors" or not (trained.path.parent / "recipe.json").is_file():
+        return {}
+    (row,) = list_runs(trained.path.parent)
+    return {"data": row.data, "metric": row.metric, "best": row.best, "best_95": [row.low, row.high]}
+
+
+def _example_of(trained: Trained) -> str:
+    """Return a validation image of the run whose weights these are, as a data address; nothing where it is gone."""
+    try:
+        with open_pictures(Account.of(Run.open(trained.path.parent)), "val") as records:
+            return thumbnail(records, 0, PHOTOGRAPH_PIXELS[0])
+    except SteadyError:
+        return ""
 
 
 def _digest(trained: Trained) -> str:

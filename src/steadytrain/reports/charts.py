@@ -15,6 +15,7 @@ from steadytrain.monitor.series import six_digits, thin
 TEMPLATES = Path(__file__).parent / "templates"
 # Distinct for people with any colour vision, and at least 3:1 against both a white and a near-black page.
 COLOURS = ("#3d7dd6", "#d4691e", "#2f9169", "#b5559b", "#8a77d8", "#94800f", "#2f93a8", "#cf5454")
+MAX_CURVES = 16  # of the best runs, over each other at first
 DASHES = ("solid", "dash", "dot", "dashdot")
 LAYOUTS = {"channels-last": "NHWC", "channels-first": "NCHW"}
 """Short names of images' layouts in memory."""
@@ -186,23 +187,13 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
     finite), and for accuracies of an evaluation ``low`` and ``high``, its 95 % confidence interval.
     """
 
-    def trace(run: int, role: str, events: Sequence[Drawn], values: Sequence[float | None]) -> Trace:
-        return {
-            "run": run,
-            "role": role,
-            "epoch": [round(histories[run].epoch(event.step), 4) for event in events],
-            "seconds": [round(histories[run].elapsed(event.time), 2) for event in events],
-            "step": [event.step for event in events],
-            "y": list(values),
-        }
-
     def curve(role: str, events: Callable[[RunHistory], Sequence[E]], value: Callable[[E], float]) -> list[Trace]:
         traces = []
         for run, history in enumerate(histories):
             shown = events(history)
             values = [six_digits(value(event)) for event in shown]
             indices = thin(values)
-            traces.append(trace(run, role, [shown[i] for i in indices], [values[i] for i in indices]))
+            traces.append(_trace(run, role, history, [shown[i] for i in indices], [values[i] for i in indices]))
         return traces
 
     def logged(value: Callable[[Logged], float]) -> list[Trace]:
@@ -216,16 +207,9 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
     def evaluated(value: Callable[[Evaluated], float]) -> list[Trace]:
         return curve("val", lambda history: history.evaluated, value)
 
-    top1 = evaluated(lambda event: event.score)
+    top1 = [score_trace(history, run) for run, history in enumerate(histories)]
     single = [history for history in histories if not history.is_multi_label]  # nothing of a training has an mAP
     names = (["Top-1 accuracy"] if single else []) + (["mAP"] if len(single) < len(histories) else [])
-    for scores, history in zip(top1, histories, strict=True):
-        if history.is_multi_label or not any(event.n for event in history.evaluated):  # a log may not say of how many
-            continue
-        drawn = thin([six_digits(event.score) for event in history.evaluated])
-        intervals = [top1_95(event) for event in (history.evaluated[i] for i in drawn)]
-        scores["low"] = [six_digits(interval.low) for interval in intervals]
-        scores["high"] = [six_digits(interval.high) for interval in intervals]
     accuracies = _alternate(trained(lambda means: means.top1, of=single), top1)
     losses = _alternate(trained(lambda means: means.loss), evaluated(lambda event: event.loss))
     figures = (
@@ -240,6 +224,35 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
         for name, title, form, zero, traces in figures
         if any(y is not None for trace in traces for y in trace["y"])
     ]
+
+
+def _trace(run: int, role: str, history: RunHistory, events: Sequence[Drawn], values: Sequence[float | None]) -> Trace:
+    return {
+        "run": run,
+        "role": role,
+        "epoch": [round(history.epoch(event.step), 4) for event in events],
+        "seconds": [round(history.elapsed(event.time), 2) for event in events],
+        "step": [event.step for event in events],
+        "y": list(values),
+    }
+
+
+def score_trace(history: RunHistory, run: int = 0) -> Trace:
+    """Return the curve of a run's evaluations, with the intervals of its accuracies where these are known."""
+    values = [six_digits(event.score) for event in history.evaluated]
+    drawn = [history.evaluated[i] for i in thin(values)]
+    trace = _trace(run, "val", history, drawn, [values[i] for i in thin(values)])
+    if history.is_multi_label or not any(event.n for event in history.evaluated):  # a log may not say of how many
+        return trace
+    intervals = [top1_95(event) for event in drawn]
+    return trace | {end: [six_digits(getattr(interval, end)) for interval in intervals] for end in ("low", "high")}
+
+
+def score_chart(curves: Sequence[Trace | None]) -> list[dict[str, Any]]:
+    """Return the figure of runs' evaluations, each a :func:`score_trace`; none where there is nothing to join."""
+    traces = [{**curve, "run": run} for run, curve in enumerate(curves) if curve is not None]
+    figure = {"id": "top1", "title": "Validation accuracy", "format": ".2%", "zero": False, "traces": traces}
+    return [figure] if has_line(figure) else []
 
 
 def coverage_chart(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> dict[str, Any]:

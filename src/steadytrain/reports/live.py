@@ -36,9 +36,9 @@ from steadytrain.format import NONE, duration, money, number, percent, rate, who
 from steadytrain.machine.process import return_free_memory
 from steadytrain.machine.web_server import LimitedServer, ServerLimits
 from steadytrain.monitor.series import COLUMNS, MAX_POINTS, THINNED_BY, ChartPoint, ChartRow, six_digits
-from steadytrain.reports.charts import LIVE_CHARTS, TEMPLATES
+from steadytrain.reports.charts import LIVE_CHARTS, MAX_CURVES, TEMPLATES, score_chart, style
 from steadytrain.reports.page import best_hero, packed_plotly, probe_heroes, render, script, test_heroes
-from steadytrain.reports.run_list import DAMAGED, RunRow, list_runs, row_cells
+from steadytrain.reports.run_list import DAMAGED, RunRow, list_runs, row_cells, sort_rows
 from steadytrain.reports.status import milestones
 from steadytrain.reports.time_spent import BUCKETS_SHOWN, largest_buckets, stacked
 from steadytrain.reports.verdict import ceiling_line
@@ -172,12 +172,8 @@ class _FolderPage:
         self._rows: list[RunRow] | None = None
         self._error = ""
         self._pages: OrderedDict[str, _RunPage] = OrderedDict()
-        name = str(Path.cwd() if folder == Path() else folder)
-        self._fixed = {
-            "": ("text/html", render("runs.html.j2", {}, folder=name).encode()),
-            **_styles(),
-            "runs.js": ("text/javascript", (TEMPLATES / "runs.js").read_bytes()),
-        }
+        self._name = str(Path.cwd() if folder == Path() else folder)
+        self._fixed = {**_styles(), "runs.js": ("text/javascript", script("page.js", "sort.js", "runs.js").encode())}
 
     async def answer(self, path: str, request: Request) -> Response:
         """Return one of the page's files, the rows as JSON, or what a run's own page has."""
@@ -189,10 +185,13 @@ class _FolderPage:
             if row is None or not slash:
                 return PlainTextResponse("there is no such run", status_code=404)
             return await self._page(key, row).answer(rest, request)
-        if path != "runs.json":
+        if path == "plotly.js":
+            return await asyncio.to_thread(_plotly)
+        if path not in ("", "runs.json"):
             return _still(self._fixed, path)
         await self._read()
-        return Response(_json(self._document()), media_type="application/json", headers={"cache-control": "no-store"})
+        kind, text = ("application/json", _json(self._document())) if path else ("text/html", self._page_of_runs())
+        return Response(text, media_type=kind, headers={"cache-control": "no-store"})
 
     async def _read(self) -> None:
         """Look again where that is due; wait for it a moment at most, as it may take long the first time."""
@@ -212,12 +211,25 @@ class _FolderPage:
         self._took = self._looked - began
 
     def _document(self) -> dict[str, Any]:
-        rows, now = self._rows or [], time.time()
-        rows = sorted(rows, key=lambda row: row.status != "running")
-        shown = [{"key": "" if row.status == DAMAGED else key_of(row), **row_cells(row, now)} for row in rows]
+        """Return the runs, the best first."""
+        rows, now = sort_rows(self._rows or [], "best"), time.time()
+        keys = ["" if row.status == DAMAGED else key_of(row) for row in rows]
+        shown = [{"key": key, "began": r.began or 0.0, **row_cells(r, now)} for key, r in zip(keys, rows, strict=True)]
         counts = Counter(row.status for row in rows)
         words = ", ".join(f"{number} {status}" for status, number in counts.most_common())
         return {"reading": self._rows is None, "error": self._error, "counts": words, "rows": shown}
+
+    def _page_of_runs(self) -> str:
+        """Return the page, with the curves of the best runs over each other."""
+        document, rows = self._document(), sort_rows(self._rows or [], "best")
+        drawn = [i for i, row in enumerate(rows) if row.curve and len(row.curve["y"]) > 1][:MAX_CURVES]
+        for run, i in enumerate(drawn):
+            document["rows"][i]["curve"] = run
+        runs = [{"name": rows[i].name, **style(run)} for run, i in enumerate(drawn)]
+        curves = {"runs": runs, "figures": score_chart([rows[i].curve for i in drawn])}
+        names = row_cells(RunRow(name="", directory="", status=""), 0.0)
+        heads = [head for head in names if any(cell[head] for cell in document["rows"])]
+        return render("runs.html.j2", curves, folder=self._name, heads=heads, **document)
 
     def _page(self, key: str, row: RunRow) -> _RunPage:
         """Return a run's page; of those that nobody looks at only the newest are kept."""
@@ -499,6 +511,7 @@ def _heroes(now: RunSnapshot) -> list[dict[str, str]]:
         heroes.append(hero("Images per second", rate(rates.steady), steady))
     else:
         heroes.append(hero("Images per second, now", rate(rates.now), steady))
+    heroes = [hero for hero in heroes if hero["value"] != NONE or now.signs.status == "running" or hero is heroes[0]]
     per_epoch = duration(now.seconds / now.progress.epoch) + " an epoch" if now.progress.epoch >= 1 else ""
     heroes.append(hero("Wall time", duration(now.seconds) if now.started else NONE, per_epoch))
     if now.signs.status == "running" and now.progress.steps:

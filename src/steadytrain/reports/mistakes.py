@@ -13,7 +13,7 @@ import math
 import shlex
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,8 @@ from steadytrain.monitor.series import six_digits, thin
 from steadytrain.reports.summary import Account
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from steadytrain.data.recordio.reader import Records
     from steadytrain.data.results.predictions import ImageResult
 
@@ -34,11 +36,13 @@ MATRIX_CLASSES = 20
 LISTED_CLASSES = 12
 MOST_CLASSES = 1000
 PAIRS, PICTURES_PER_PAIR, WORST = 12, 3, 24
-THUMBNAIL_PIXELS, SUSPECT_PIXELS = 112, 168
+PHOTOGRAPH_PIXELS, PHOTOGRAPH_BYTES = (480, 360, 256, 160, 112), 2_500_000
+"""Sides of the photographs of a page: the largest at which all of them, as text in it, take no more bytes than that."""
+SMALL_PIXELS, NEAR_PIXELS, SUSPECT_PIXELS = 184, 112, 200
 THRESHOLD = 0.5
 """The probability of a label above which it is predicted."""
 RUNS_WITH_PICTURES = 6
-"""The most runs of a report that show pictures: some 300 kB each."""
+"""The most runs of a report that show pictures; they share the bytes."""
 LEAST_IMAGES, LEAST_COVERAGE = 10, 0.05
 """The number of images below which the share of right ones is not measured, and their share of all in a curve."""
 
@@ -129,8 +133,8 @@ def _chance_words(p: array[float], right: array[int]) -> str:
     return f"ECE {percent(calibrated.ece, 1)}; {chance_words(calibrated.chance, calibrated.chance_high, len(p))}"
 
 
-def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[str, Any]:
-    """Format a run's confusions for the page; ``why``: the reason if there is nothing to show."""
+def mistakes_section(account: Account, *, most_bytes: int = PHOTOGRAPH_BYTES) -> dict[str, Any]:
+    """Format a run's confusions, with photographs of so many bytes; ``why``: the reason if there is nothing to show."""
     if account.summary.log:
         return {"why": "A log of another program holds no predictions of single images.", "command": ""}
     if not account.summary.setup.num_val:
@@ -154,24 +158,34 @@ def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[st
         return {"why": f"{path} holds no predictions.", "command": ""}
     with ExitStack() as stack:
         records, no_pictures, near = None, "", _Nearest()
-        if not with_pictures:
+        if not most_bytes:
             no_pictures = f"Pictures are shown of the first {RUNS_WITH_PICTURES} runs of a report."
         else:
             try:
-                records = stack.enter_context(_open_pictures(account, "val"))
+                records = stack.enter_context(open_pictures(account, "val"))
                 near = _nearest_images(account, stack)
             except SteadyError as error:
                 no_pictures = f"The pictures are not shown: {error}."
+        shown = dict.fromkeys([*mistakes.worst, *(row for rows in mistakes.examples.values() for row in rows)])
+        images = {} if records is None else _decode_all(shown, records)
+        large, small = _addresses(images, most_bytes), {row: _data_address(images[row], SMALL_PIXELS) for row in images}
+
+        def picture(row: ImageResult, *, is_small: bool = False) -> dict[str, Any]:
+            """Format a prediction; of one that is shown twice the smaller picture has nothing beside it."""
+            source = (small if is_small else large).get(row, "")
+            return _picture(row, source, None if is_small else records, near)
+
         return {
             "why": "",
             "intro": _intro(mistakes, account),
+            "wrong": _wrong(mistakes),
             "classes": class_rows(_class_figures(mistakes)[:MOST_CLASSES], image_worth(account)),
             "listed": LISTED_CLASSES,
             "more_classes": max(0, len(mistakes.classes) - MOST_CLASSES),
             "matrix": _matrix(mistakes),
             "coverage": mistakes.coverage,
-            "pairs": [_pair(mistakes, pair, records) for pair in mistakes.pairs],
-            "worst": [_picture(row, records, near) for row in mistakes.worst],
+            "pairs": [_pair(mistakes, pair, picture) for pair in mistakes.pairs],
+            "worst": [picture(row) for row in mistakes.worst],
             "meaning": near.meaning,
             "no_pictures": no_pictures,
         }
@@ -197,12 +211,12 @@ def _nearest_images(account: Account, stack: ExitStack) -> _Nearest:
         with path.open("rb") as file:  # its header is JSON, so a page is made without torch
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         by_record = json.loads(header["__metadata__"]["steadytrain"])["neighbours"]
-        return replace(maps, by_record=dict(by_record), records=stack.enter_context(_open_pictures(account, "train")))
+        return replace(maps, by_record=dict(by_record), records=stack.enter_context(open_pictures(account, "train")))
     except (OSError, ValueError, KeyError, TypeError, SteadyError):
         return maps
 
 
-def _open_pictures(account: Account, part: Literal["train", "val"]) -> Records:
+def open_pictures(account: Account, part: Literal["train", "val"]) -> Records:
     """Open the records that a run was evaluated or trained on, from wherever the report is made.
 
     Raises:
@@ -222,6 +236,13 @@ def _open_pictures(account: Account, part: Literal["train", "val"]) -> Records:
         done = "evaluated" if part == "val" else "trained"
         raise DataError(f"{data.get(part)} is not the file any more that the run was {done} on")
     return records
+
+
+def _wrong(mistakes: Mistakes) -> str:
+    """Say how many predictions are wrong, and which of them are shown."""
+    images, num_wrong = sum(mistakes.counts.values()), sum(n for (a, b), n in mistakes.counts.items() if a != b)
+    few = f" Here are the {len(mistakes.worst)} with the least probability for their label."
+    return f"Wrong: {num_wrong:,} of {count(images, 'validation image')}.{few * (num_wrong > len(mistakes.worst))}"
 
 
 def _intro(mistakes: Mistakes, account: Account) -> str:
@@ -363,7 +384,8 @@ def _matrix(mistakes: Mistakes) -> dict[str, Any]:
     }
 
 
-def _pair(mistakes: Mistakes, pair: tuple[str, str], records: Records | None) -> dict[str, Any]:
+def _pair(mistakes: Mistakes, pair: tuple[str, str], picture: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    """Format a confused pair; a click on one of its pictures that is among the worst opens that one."""
     true, predicted = pair
     total = sum(n for (name, _), n in mistakes.counts.items() if name == true)
     n = mistakes.counts[pair]
@@ -372,25 +394,24 @@ def _pair(mistakes: Mistakes, pair: tuple[str, str], records: Records | None) ->
         "true": true,
         "predicted": predicted,
         "words": f"{n:,} of {total:,} ({percent(n / total)}); the other way round {back:,}",
-        "pictures": [_picture(row, records) for row in mistakes.examples[pair]],
+        "pictures": [picture(row, is_small=row in mistakes.worst) for row in mistakes.examples[pair]],
     }
 
 
-def _picture(row: ImageResult, records: Records | None, near: _Nearest = _Nearest()) -> dict[str, Any]:
+def _picture(row: ImageResult, source: str, records: Records | None, near: _Nearest) -> dict[str, Any]:
     name = row.file or f"record {row.record} of {row.shard}"
-    words = f"{row.true}, predicted as {row.predicted}"
     return {
-        "source": "" if records is None else _thumbnail(row, records),
+        "key": f"{row.shard}:{row.record}",
+        "source": source,
         "near": [] if records is None else _near_thumbnails(row, records, near),
         "map": "" if records is None else _map_of(row, records, near),
-        "alt": f"{name}: {words}",
+        "alt": f"{name}: {row.true}, predicted as {row.predicted}",
         "name": name,
         "true": row.true,
         "predicted": row.predicted,
         "p": _probability(row.p_predicted),
         "p_true": _probability(row.p_true),
-        "title": f"{name}: {words} with {_probability(row.p_predicted)}; {_probability(row.p_true)} for {row.true}"
-        f" (rank {row.rank})",
+        "rank": row.rank,
     }
 
 
@@ -400,13 +421,24 @@ def _probability(p: float) -> str:
     return percent(p, 1 if p > 0.9905 else None)
 
 
-def _thumbnail(row: ImageResult, records: Records) -> str:
-    """Return a small JPEG as a data URI; nothing where the record is not the one that was evaluated, or unreadable."""
-    try:
-        at = records.number(row.shard, row.record)
-        return thumbnail(records, at) if records.classes[int(records.labels[at])] == row.true else ""
-    except (IndexError, SteadyError):
-        return ""
+def _decode_all(rows: Iterable[ImageResult], records: Records) -> dict[ImageResult, Image.Image]:
+    """Decode the images of predictions, without those whose record is another by now or cannot be read."""
+    images = {}
+    for row in rows:
+        with suppress(IndexError, SteadyError):
+            at = records.number(row.shard, row.record)
+            if records.classes[int(records.labels[at])] == row.true:
+                images[row] = _decode(records, at, PHOTOGRAPH_PIXELS[0])
+    return images
+
+
+def _addresses(images: Mapping[ImageResult, Image.Image], most_bytes: int) -> dict[ImageResult, str]:
+    """Return images as JPEGs in data addresses, as large as the bytes allow for all of them."""
+    for side in PHOTOGRAPH_PIXELS:
+        addresses = {row: _data_address(image, side) for row, image in images.items()}
+        if sum(map(len, addresses.values())) <= most_bytes:
+            break
+    return addresses
 
 
 def _map_of(row: ImageResult, records: Records, near: _Nearest) -> str:
@@ -425,25 +457,37 @@ def _near_thumbnails(row: ImageResult, records: Records, near: _Nearest) -> list
         if near.records is None:
             return []
         names = [near.records.classes[int(near.records.labels[at])] for at in numbers]
-        sources = [thumbnail(near.records, at, THUMBNAIL_PIXELS // 2) for at in numbers]
+        sources = [thumbnail(near.records, at, NEAR_PIXELS) for at in numbers]
     except (IndexError, SteadyError):
         return []
     return [{"name": name, "source": source} for name, source in zip(names, sources, strict=True) if source]
 
 
-def thumbnail(records: Records, number: int, side: int = THUMBNAIL_PIXELS) -> str:
-    """Return a small JPEG of an image as a data URI; nothing where it cannot be read."""
-    from PIL import Image
+def thumbnail(records: Records, number: int, side: int) -> str:
+    """Return a small JPEG of an image as a data address; nothing where it cannot be read."""
+    try:
+        return _data_address(_decode(records, number, side), side)
+    except SteadyError:
+        return ""
 
+
+def _decode(records: Records, number: int, side: int) -> Image.Image:
+    """Return an image that fits into a square. Raises SteadyError where it cannot be read."""
     from steadytrain.data.images.decode import BadImageError, decode
 
     try:
         image = decode(records.image(number))
-    except (BadImageError, SteadyError):
-        return ""
-    image.thumbnail((side, side), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=80)
+    except BadImageError as error:
+        raise DataError(str(error)) from error
+    image.thumbnail((side, side))
+    return image
+
+
+def _data_address(image: Image.Image, side: int) -> str:
+    """Return an image as a JPEG that fits into a square, as a data address."""
+    image, buffer = image.copy(), io.BytesIO()
+    image.thumbnail((side, side))
+    image.save(buffer, "JPEG", quality=80, optimize=True, progressive=True)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
@@ -479,11 +523,12 @@ def suspect_rows(images: Iterable[SuspectImage]) -> list[dict[str, Any]]:
     return rows
 
 
-def sections(accounts: Iterable[Account]) -> list[dict[str, Any]]:
+def sections(accounts: Sequence[Account]) -> list[dict[str, Any]]:
     """Format each run's confusions, with pictures of the first :data:`RUNS_WITH_PICTURES` that have any."""
     worded, left = [], RUNS_WITH_PICTURES
+    share = PHOTOGRAPH_BYTES // max(1, min(len(accounts), RUNS_WITH_PICTURES))
     for account in accounts:
-        section = mistakes_section(account, with_pictures=left > 0)
+        section = mistakes_section(account, most_bytes=share if left > 0 else 0)
         left -= any(picture["source"] for picture in section.get("worst", ()))
         worded.append(section)
     return worded

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from steadytrain import __version__
+from steadytrain.config.plain import leaves
+from steadytrain.config.recipe import Recipe
 from steadytrain.events import FeedStats, ProbeProgress
 from steadytrain.format import (
     NONE,
@@ -39,7 +41,7 @@ from steadytrain.format import (
     when,
 )
 from steadytrain.monitor.history import RunScore, UnseenScore
-from steadytrain.reports.charts import TEMPLATES, charts, coverage_chart, has_line, style
+from steadytrain.reports.charts import MAX_CURVES, TEMPLATES, charts, coverage_chart, has_line, style
 from steadytrain.reports.mistakes import SuspectImage, sections, suspect_rows
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account, Repeats, Summary, all_reached, find_repeats
@@ -98,9 +100,9 @@ def packed_plotly() -> bytes:
     return gzip.compress(get_plotlyjs().encode(), 4, mtime=0)
 
 
-def script(name: str) -> str:
+def script(*names: str) -> str:
     """Return a page's script: what all curves have in common, then its own."""
-    return "".join((TEMPLATES / part).read_text(encoding="utf-8") for part in ("curves.js", name))
+    return "".join((TEMPLATES / part).read_text(encoding="utf-8") for part in ("curves.js", *names))
 
 
 def suspects_page(title: str, lede: str, images: Sequence[SuspectImage], pairs: Sequence[tuple[str, str, int]]) -> str:
@@ -108,8 +110,9 @@ def suspects_page(title: str, lede: str, images: Sequence[SuspectImage], pairs: 
     from markupsafe import Markup
 
     style = Markup((TEMPLATES / "page.css").read_text(encoding="utf-8"))
-    words = {"title": title, "lede": lede, "rows": suspect_rows(images), "pairs": pairs}
-    return render("suspects.html.j2", None, **words, mark=MARK, style=style)
+    photos = (TEMPLATES / "photos.js").read_text(encoding="utf-8")
+    words = {"title": title, "lede": lede, "rows": suspect_rows(images), "pairs": pairs, "digest": _digest(photos)}
+    return render("suspects.html.j2", None, **words, mark=MARK, style=style, photos=Markup(photos))
 
 
 def page(
@@ -133,10 +136,12 @@ def page(
         from plotly.offline import get_plotlyjs
 
         library = str(get_plotlyjs())
-    code = script("page.js")
-    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (library, code))
-    scripts = " ".join(f"'sha256-{digest}'" for digest in digests)
-    runs = [{"name": account.summary.name, **style(i)} for i, account in enumerate(accounts)]
+    code = script("page.js", *([] if len(accounts) == 1 else ["sort.js"]))
+    has_photos = any(part.get("worst") for part in words["mistakes"])
+    photos = (TEMPLATES / "photos.js").read_text(encoding="utf-8") if has_photos else ""
+    digests = map(_digest, [*([library, code] if figures else []), *([photos] if photos else [])])
+    scripts = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+    runs = [{"name": account.summary.name, **style(words["best"].index(i))} for i, account in enumerate(accounts)]
     return render(
         "page.html.j2",
         {"runs": runs, "figures": figures},
@@ -153,8 +158,14 @@ def page(
         ),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup(code),
+        photos=Markup(photos),
         library=base64.b64encode(packed_plotly() if figures else gzip.compress(b"", 5, mtime=0)).decode(),
     )
+
+
+def _digest(text: str) -> str:
+    """Return the digest by which a content security policy knows a script."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _words(accounts: Sequence[Account], target: float | None, folder: Path | None) -> dict[str, Any]:
@@ -175,6 +186,8 @@ def _words(accounts: Sequence[Account], target: float | None, folder: Path | Non
         "has_log": True in logs,
         "heroes": _heroes(accounts[0]) if is_alone else [],
         "ranking": [] if is_alone else _ranking(accounts, target),
+        "best": (best := _best_first(accounts)),
+        "drawn": best[:MAX_CURVES],
         "compared": speed_table([account.summary for account in accounts]),
         "target": "" if target is None else percent(target, 1),
         "has_repeats": bool(find_repeats([account.summary for account in accounts])),
@@ -183,9 +196,25 @@ def _words(accounts: Sequence[Account], target: float | None, folder: Path | Non
         "shown_runs": max(1, SHOWN_ROWS // max(1, len({account.summary.setup.data_set for account in accounts}))),
         "mistakes": sections(accounts),
         "spent": rows([account.ledger for account in accounts]),
+        "changed": _changed(accounts[0]),
         "recipe": _split([{key: _value(value) for key, value in recipe.items()} for recipe in recipes]),
         "places": _split([_places(account) for account in accounts]),
     }
+
+
+def _changed(account: Account) -> list[dict[str, Any]]:
+    """Return the rows of a recipe's settings that differ from the defaults; of a log all that are known."""
+    recipe = {} if account.summary.log else Recipe.from_dict({"data": {"train": "-"}, "model": {"name": "-"}}).to_dict()
+    usual = dict(leaves(recipe))
+    settings = {key: _value(value) for key, value in account.settings.items() if value != usual.get(key)}
+    return _rows([settings])
+
+
+def _best_first(accounts: Sequence[Account]) -> list[int]:
+    """Return the indices of the runs, the best first."""
+    best = [account.summary.quality.best for account in accounts]
+    scores = [-1.0 if score is None or not math.isfinite(score.value) else score.value for score in best]
+    return sorted(range(len(accounts)), key=lambda run: -scores[run])
 
 
 def _ranking(accounts: Sequence[Account], target: float | None = None) -> list[dict[str, Any]]:
@@ -271,6 +300,7 @@ def _ranked(index: int, account: Account, recipe: Mapping[str, Any], keys: Seque
         "epochs": "probe" if is_probe(summary) else epoch(summary.progress.epoch) + of,
         "rate": rate(summary.speed.images_per_second),
         "seconds": duration(summary.speed.seconds),
+        "wall": summary.speed.seconds,
         "differences": ", ".join(differences[:SHOWN_DIFFERENCES]) + more,
     }
 
@@ -293,7 +323,7 @@ def _spread_cells(group: Repeats) -> dict[str, Any]:
     if (best := group.best_mean_ap or group.best_top1) is not None:
         interval = f"± {100 * best.std:.2f}, {best.mean_95.words}"
         cells |= {"score": best.mean, "best": percent(best.mean, 2), "interval": interval}
-    return cells | ({"seconds": duration(group.seconds.mean)} if group.seconds else {})
+    return cells | ({"seconds": duration(group.seconds.mean), "wall": group.seconds.mean} if group.seconds else {})
 
 
 def _run(index: int, account: Account, folder: Path | None) -> dict[str, Any]:
@@ -313,7 +343,7 @@ def _run(index: int, account: Account, folder: Path | None) -> dict[str, Any]:
         "has_figures": bool(account.history.logged or account.history.evaluated),
         "bar": bar(account.ledger.seconds),
         "spent": sentence(account.ledger),
-        "verdict": held_back(account),
+        "verdict": [line[:1].upper() + line[1:] for line in held_back(account)],
         "rates": rates_text(account.ledger),
         "columns": columns,
         "epochs": cells,
@@ -382,15 +412,15 @@ def _heroes(account: Account) -> list[dict[str, str]]:
     if progress.epoch >= 1:  # as the live page has it
         per_epoch = f"{duration(speed.seconds / progress.epoch)} an epoch"
         per_epoch += f"; its updates {duration(speed.seconds_per_epoch)}" if speed.seconds_per_epoch else ""
-    is_updated = speed.images_per_second_overall is not None
-    overall = f"steady; {rate(speed.images_per_second_overall)} overall" if is_updated else "no updates"
+    steady, whole = speed.images_per_second, speed.images_per_second_overall
+    pace = ("overall", whole) if steady is None else (f"steady; {rate(whole)} overall", steady)
     quality = summary.quality
     label, value, more = best_hero(quality.best, quality.is_multi_label)
     series = "; probably too high, as the notice on series says" * bool(summary.probe and summary.probe.series)
     scores = [(label, value, more + series), *test_heroes(quality.test), *macro_heroes(summary)]
     heroes = [
         *scores,
-        ("Images per second", rate(speed.images_per_second), overall),
+        ("Images per second", rate(pace[1]), pace[0]),
         ("Wall time", duration(speed.seconds), per_epoch),
         ("Epochs", epoch(progress.epoch), f"of {epoch(progress.epochs)}"),
     ]
@@ -400,6 +430,7 @@ def _heroes(account: Account) -> list[dict[str, str]]:
     if (bill := summary.cost) is not None:
         at_end = "" if bill.at_end is None else f"about {money(bill.at_end)} at the end; "
         heroes.append(("Cost", f"{money(bill.so_far)} {bill.currency}", f"{at_end}{bill.price}"))
+    heroes = [hero for hero in heroes if hero[1] != NONE or hero is scores[0]]
     return [{"label": label, "value": value, "more": more} for label, value, more in heroes]
 
 

@@ -29,6 +29,7 @@ from steadytrain.files import MOST_TEXT_BYTES, read_text, replace_file
 from steadytrain.format import RowTable, clean, count, duration, epoch, money, percent, rate
 from steadytrain.intervals import Interval
 from steadytrain.monitor.history_reader import read_any
+from steadytrain.reports.charts import Trace, score_trace
 from steadytrain.reports.files import open_run, run_folders
 from steadytrain.reports.status import other_host, signs
 from steadytrain.reports.summary import summarise_history
@@ -49,7 +50,8 @@ class RunRow:
 
     ``status``: as of :class:`~steadytrain.reports.status.Signs`, or ``damaged``. ``why``: for those that did not
     finish. ``best``: top-1 of the best weights, or mAP where images may have several labels, and its 95 % interval;
-    ``chosen``: the figure that chose them. ``host``: another machine, of the newest attempt; ``process``: its holder.
+    ``chosen``: the figure that chose them. ``curve``: of its evaluations, for a chart. ``host``:
+    another machine, of the newest attempt; ``process``: its holder.
     """
 
     name: str
@@ -82,10 +84,11 @@ class RunRow:
     tags: tuple[str, ...] = ()
     note: str = ""
     recipe: dict[str, Any] = field(default_factory=dict)
+    curve: Trace | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return dict(vars(self))
+        """Return it as JSON has it, without its curve."""
+        return {name: value for name, value in vars(self).items() if name != "curve"}
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,7 @@ def _summarised(path: Path, name: str) -> RunRow:
         last=history.last_time,
         host=other_host(history),
         process=run.holder(),
+        curve=score_trace(history),
     )
 
 

@@ -276,7 +276,9 @@ def epoch_table(account: Account) -> tuple[list[str], list[list[str]]]:
     columns = {"epoch": lambda row: str(row.epoch), **_SCORES[account.summary.quality.is_multi_label], **_FIGURES}
     if not tells_top5(account.summary.setup.num_classes):
         columns.pop("val top-5", None)
-    return list(columns), [[cell(row) for cell in columns.values()] for row in shown_epochs(account)[0]]
+    cells = {head: [cell(row) for row in shown_epochs(account)[0]] for head, cell in columns.items()}
+    known = {head: column for head, column in cells.items() if set(column) != {NONE}}
+    return list(known), [list(row) for row in zip(*known.values(), strict=True)]
 
 
 def markdown(accounts: Sequence[Account]) -> str:

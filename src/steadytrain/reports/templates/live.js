@@ -118,9 +118,10 @@
     const drawn = traces.filter((trace) => trace.y.length);
     box.classList.toggle("empty", !drawn.length);
     const isOver = state && !["waiting", "running"].includes(state.status);
-    box.closest("figure").hidden = !drawn.length && Boolean(isOver || (state?.percent && !state.steps)) && !["loss", "top1"].includes(name);
-    box.dataset.empty = isOver ? "no data" : "no data yet";
-    if (!drawn.length) return;
+    const isLearning = ["loss", "top1"].includes(name), isPoint = drawn.every((trace) => trace.y.length < 2);  // as of a probe
+    box.closest("figure").hidden = isLearning ? isOver && isPoint : !drawn.length && Boolean(isOver || (state?.percent && !state.steps));
+    if (isLearning) box.closest("section").hidden = !box.closest(".grid").querySelector("figure:not([hidden])");
+    if (!drawn.length || box.closest("figure").hidden) return;
     const made = layout(plan);
     made.width = box.clientWidth;
     made.height = box.clientHeight;

@@ -1,19 +1,21 @@
 (async () => {
-  const told = JSON.parse(document.getElementById("data").textContent);
-  const shown = told.runs.map(() => true);
+  let told = JSON.parse(document.getElementById("data").textContent);
   let axis = "epoch";
   let printing = false;
+  let lit = null;
 
-  for (const swatch of document.querySelectorAll(".swatch")) {
-    const run = told.runs[swatch.dataset.run];
-    const line = { solid: "solid", dash: "dashed", dot: "dotted", dashdot: "dashed" }[run.dash];
-    swatch.style.borderTop = `3px ${line} ${run.colour}`;
+  function paint() {
+    for (const swatch of document.querySelectorAll(".swatch")) {
+      const run = told.runs[swatch.dataset.run];
+      const line = { solid: "solid", dash: "dashed", dot: "dotted", dashdot: "dashed" }[run.dash];
+      swatch.style.borderTop = `3px ${line} ${run.colour}`;
+    }
   }
+  const hidden = new Set([...document.querySelectorAll("[data-toggle][aria-pressed=false]")].map((button) => Number(button.dataset.toggle)));
 
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
-  const longest = Math.max(0, ...told.figures.flatMap((f) => f.traces.map((t) => t.seconds.at(-1) ?? 0)));
-  const unit = curves.unit(longest);
+  let unit = null;
 
   function hover(figure, trace) {
     if (figure.x) return `${escaped(told.runs[trace.run].name)}<br><b>%{y:${figure.format}}</b> of %{x:.1%}<extra></extra>`;
@@ -35,8 +37,8 @@
       y: trace.y,
       customdata: trace.step.map((step, i) => (trace.low ? [step, trace.low[i], trace.high[i]] : [step])),
       hovertemplate: hover(figure, trace),
-      visible: shown[trace.run],
-      opacity: train ? 0.6 : dense ? 0.75 : 1,
+      visible: !hidden.has(trace.run),
+      opacity: lit !== null && lit !== trace.run ? 0.12 : train ? 0.6 : dense ? 0.75 : 1,
       line: { color: run.colour, dash: run.dash, width: trace.role === "val" ? 2.25 : dense ? 0.8 : train ? 1.25 : 1.5 },
       marker: { color: run.colour, size: 6 },
       cliponaxis: false,
@@ -44,6 +46,8 @@
   }
 
   function draw() {
+    const longest = Math.max(0, ...told.figures.flatMap((f) => f.traces.map((t) => t.seconds.at(-1) ?? 0)));
+    unit = curves.unit(longest);
     for (const figure of told.figures) {
       const here = document.getElementById(`chart-${figure.id}`);
       const wide = here.matches(".first figure:first-child .chart");
@@ -65,28 +69,47 @@
   }
 
   async function load() {
-    const packed = Uint8Array.from(atob(document.getElementById("library").textContent), (c) => c.charCodeAt(0));
+    const library = document.getElementById("library");
+    if (!library) return;  // a server's page has it as a file
+    const packed = Uint8Array.from(atob(library.textContent), (c) => c.charCodeAt(0));
     const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     const script = document.createElement("script");
     script.textContent = await new Response(unpacked).text();
     document.head.append(script);
+    document.getElementById("no-curves").hidden = true;
   }
 
+  curves.show = (given) => {
+    told = given;
+    const section = document.getElementById("curves");
+    if (section) section.hidden = !told.figures.length;
+    paint();
+    draw();
+  };
+  paint();
   await load();
-  document.getElementById("no-curves").hidden = true;
-  draw();
+  curves.show(told);
 
+  // The curves of the run at hand stand out: of a button of the legend, or of a row.
+  function light(event) {
+    const run = Number(event.target.closest?.("[data-lights]")?.dataset.lights ?? NaN);
+    const next = Number.isNaN(run) ? null : run;
+    if (next === lit) return;
+    lit = next;
+    for (const figure of told.figures) Plotly.restyle(`chart-${figure.id}`, { opacity: figure.traces.map((trace) => drawn(figure, trace).opacity) });
+  }
+  for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, light);
   for (const choice of document.querySelectorAll("input[name=axis]")) {
     choice.addEventListener("change", () => { axis = choice.value; draw(); });
   }
-  for (const button of document.querySelectorAll("[data-toggle]")) {
-    button.addEventListener("click", () => {
-      const run = button.dataset.toggle;
-      shown[run] = !shown[run];
-      button.setAttribute("aria-pressed", shown[run]);
-      draw();
-    });
-  }
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-toggle]");
+    if (!button) return;
+    const run = Number(button.dataset.toggle);
+    if (!hidden.delete(run)) hidden.add(run);
+    button.setAttribute("aria-pressed", !hidden.has(run));
+    draw();
+  });
   curves.dark.addEventListener("change", draw);
   let waiting = 0;
   addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(draw); });

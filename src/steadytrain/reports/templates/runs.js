@@ -1,55 +1,24 @@
 (() => {
   const here = (id) => document.getElementById(id);
-  const figures = ["images/s", "cost", "age"];
 
-  function cell(row, head) {
-    const td = document.createElement(head === "run" ? "th" : "td");
-    if (head === "run") td.scope = "row";
-    if (figures.includes(head)) td.className = "figure";
-    if (head === "run" && row.key) {
-      const link = document.createElement("a");
-      link.href = `run/${row.key}/`;
-      link.textContent = row.run;
-      td.append(link);
-    } else if (head === "status") {
-      const dot = document.createElement("span");
-      dot.className = "dot";
-      dot.setAttribute("aria-hidden", "true");
-      td.className = `standing ${row.status}`;
-      td.append(dot, row.status);
-    } else {
-      td.textContent = row[head];
-    }
-    return td;
-  }
+  const seen = {};
 
-  function show(told) {
-    here("counts").textContent = told.reading ? "reading the runs" : told.error || told.counts;
-    if (told.reading) return;
-    const heads = Object.keys(told.rows[0] ?? {}).filter((head) => head !== "key" && told.rows.some((row) => row[head]));
-    here("heads").replaceChildren(...heads.map((head) => {
-      const th = document.createElement("th");
-      th.scope = "col";
-      th.textContent = head;
-      if (figures.includes(head)) th.className = "figure";
-      return th;
-    }));
-    here("rows").replaceChildren(...told.rows.map((row) => {
-      const tr = document.createElement("tr");
-      tr.append(...heads.map((head) => cell(row, head)));
-      return tr;
-    }));
-  }
-
+  // The page as it is now: a part that has changed is put in its place.
   async function look() {
     try {
-      const answer = await fetch("runs.json");
-      show(await answer.json());
+      const now = new DOMParser().parseFromString(await (await fetch("./")).text(), "text/html");
+      const focus = document.activeElement?.id;
+      const changed = ["counts", "heads", "rows", "legend", "data"].filter((id) => seen[id] !== (seen[id] = now.getElementById(id).innerHTML));
+      for (const id of changed) here(id).replaceChildren(...now.getElementById(id).childNodes);
+      if (changed.length) curves.show(JSON.parse(here("data").textContent));
+      sorting.apply(here("rows").parentElement);
+      if (focus) here(focus)?.focus();
       here("lost").hidden = true;
     } catch {
       here("lost").hidden = false;
     }
     setTimeout(look, document.hidden ? 10000 : 2000);
   }
-  look();
+  document.body.dataset.ready = "";
+  setTimeout(look, here("rows").children.length ? 2000 : 0);
 })();

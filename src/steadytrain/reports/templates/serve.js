@@ -3,10 +3,10 @@
 const at = (id) => document.getElementById(id);
 let explains = false;
 let token = sessionStorage.getItem("token") ?? "";
+const authorized = (headers) => ({ ...headers, ...(token ? { authorization: `Bearer ${token}` } : {}) });
 
 async function ask(path, options = {}) {
-  const headers = { ...options.headers, ...(token ? { authorization: `Bearer ${token}` } : {}) };
-  const response = await fetch(path, { ...options, headers });
+  const response = await fetch(path, { ...options, headers: authorized(options.headers) });
   if (response.status === 401) {
     at("access").hidden = false;
     at("token").focus();
@@ -25,18 +25,31 @@ async function describe() {
   try {
     const model = await ask("/model");
     explains = !model.no_maps;
-    at("model").textContent = model.name;
-    document.title = model.name;
+    const share = (value) => (100 * value).toFixed(2);
+    const of = model.best == null ? model.name : `${model.data}: ${share(model.best)} % ${model.metric === "top1" ? "top-1" : "mAP"}`;
+    at("model").textContent = document.title = of;
+    const interval = model.best_95?.[0] == null ? [] : [`95 % interval ${share(model.best_95[0])} to ${share(model.best_95[1])}`];
     const licence = model.licence ? [`licence ${model.licence}`] : [];
-    const parts = [`${model.num_classes.toLocaleString("en")} classes`, `${model.size} px`, `version ${model.version}`, ...licence];
+    const parts = [...interval, ...(of === model.name ? [] : [model.name]), `${model.num_classes.toLocaleString("en")} classes`, `${model.size} px`, `version ${model.version}`, ...licence];
     at("facts").textContent = parts.join(" · ");
     at("access").hidden = true;
+    if (model.example) await offerExample();
     alarm();
   } catch (error) {
     at("facts").textContent = "";
     alarm(error);
   }
   document.body.dataset.ready = "";
+}
+
+// An image of the run, to try without one at hand.
+async function offerExample() {
+  const response = await fetch("/example", { headers: authorized() });
+  if (!response.ok) return;
+  const file = new File([await response.blob()], "example.jpg", { type: "image/jpeg" });
+  at("example").querySelector("img").src = URL.createObjectURL(file);
+  at("example").querySelector("button").onclick = () => classify(file);
+  at("example").hidden = false;
 }
 
 function element(tag, text, name) {
@@ -113,22 +126,48 @@ async function classifyAll(files) {
   for (const file of files) await classify(file);
 }
 
-for (const kind of ["dragenter", "dragover", "dragleave", "drop"]) {
-  document.addEventListener(kind, (event) => {
-    event.preventDefault();
-    at("drop").classList.toggle("over", kind === "dragenter" || kind === "dragover");
-    if (kind === "drop") classifyAll([...event.dataTransfer.files]);
+// The page of the interface: each form sends what it holds and shows the answer as it came.
+async function tryOut(form) {
+  const { method, path } = form.dataset, area = form.querySelector("textarea"), out = form.querySelector("pre");
+  const body = method === "GET" ? undefined : area ? area.value : new FormData(form), began = performance.now();
+  [out.hidden, out.textContent] = [false, "waiting for the answer"];
+  try {
+    const response = await fetch(path, { method, body, headers: authorized(area ? { "content-type": "application/json" } : {}) });
+    const text = await response.text(), isJson = response.headers.get("content-type")?.includes("json");
+    out.textContent = `${response.status} ${response.statusText}, ${Math.round(performance.now() - began)} ms\n${isJson ? JSON.stringify(JSON.parse(text), null, 2) : text}`;
+    at("access").hidden = response.status !== 401;
+  } catch (error) {
+    out.textContent = error.message;
+  }
+}
+for (const form of document.querySelectorAll("form[data-path]")) {
+  form.addEventListener("submit", (event) => { event.preventDefault(); tryOut(form); });
+  form.querySelector("[data-fill]")?.addEventListener("change", ({ target }) => {
+    const reader = new FileReader();
+    reader.onload = () => { form.querySelector("textarea").value = JSON.stringify({ image: reader.result.split(",")[1], top: 3 }); };
+    reader.readAsDataURL(target.files[0]);
   });
 }
-document.addEventListener("paste", (event) => classifyAll([...event.clipboardData.files]));
-at("files").addEventListener("change", (event) => {
-  classifyAll([...event.target.files]);
-  event.target.value = "";
-});
+
+if (at("drop")) {
+  for (const kind of ["dragenter", "dragover", "dragleave", "drop"]) {
+    document.addEventListener(kind, (event) => {
+      event.preventDefault();
+      at("drop").classList.toggle("over", kind === "dragenter" || kind === "dragover");
+      if (kind === "drop") classifyAll([...event.dataTransfer.files]);
+    });
+  }
+  document.addEventListener("paste", (event) => classifyAll([...event.clipboardData.files]));
+  at("files").addEventListener("change", (event) => {
+    classifyAll([...event.target.files]);
+    event.target.value = "";
+  });
+}
 at("access").addEventListener("submit", (event) => {
   event.preventDefault();
   token = at("token").value;
   sessionStorage.setItem("token", token);
-  describe();
+  at("access").hidden = true;
+  if (at("drop")) describe();
 });
-describe();
+if (at("drop")) describe();
