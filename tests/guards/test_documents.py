@@ -123,7 +123,7 @@ SCREEN = 25
 
 OF_TABLES = {"events", "exit-codes", "environment", "glossary", "other-tools", "bitwise", "trust", "reproducible"}
 OF_TABLES |= {"flags-of-other-tools", "ledger-and-verdict", "positions-and-seeds", "run-folder", "index", "files"}
-OF_TABLES |= {"what-went"}
+OF_TABLES |= {"what-went", "promises"}
 """Pages to look something up, or to understand it: there is no one command that a reader looks for."""
 
 

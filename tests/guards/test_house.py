@@ -24,7 +24,7 @@ SOURCE = PROJECT / "src"
 
 # A package imports from the rows above its own; those of the first row know each other as well.
 LAYERS = (
-    {"errors", "config", "events", "files", "format", "intervals", "run"},
+    {"errors", "deprecation", "config", "events", "files", "format", "intervals", "run"},
     {"machine", "native"},
     {"data", "models", "optim", "distributed"},
     {"monitor"},

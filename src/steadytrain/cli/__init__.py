@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
 from steadytrain.cli.worded_errors import examples, is_assignment, worded_errors
+from steadytrain.deprecation import Deprecation
 from steadytrain.errors import WRONG_PLACES, FailedError, InputError, SteadyError, storage_error
 from steadytrain.format import fold
 from steadytrain.machine.process import SIGINT_ALONE, TO_END, interrupted_once, share_cores
@@ -78,6 +79,8 @@ _ZSH_WITHOUT_VALUES = r"""^(\s+(['"])(?:\*?\d*|\*?-[^[]*\[.*\]):(?:[^:\\]|\\.)*)
 
 RECIPE_VERBS = (*TRAINING_VERBS, "sweep", "schedule")
 """Verbs that take the flags of a recipe."""
+DEPRECATED_FLAGS: dict[tuple[str, str], Deprecation] = {}
+"""(verb, flag) -> what the flag is called now; ``instead`` may hold a value: ``--precision fp16``."""
 SHELLS = ("bash", "zsh", "fish")
 INTERRUPTED = "interrupted: the same command resumes, or starts over"
 
@@ -369,7 +372,8 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _own_words(words: Sequence[str]) -> list[str]:
-    """Replace flags of other trainers by ours, in the verbs that train; and the ``-`` of standard input, in predict."""
+    """Replace deprecated flags; in the verbs that train, flags of other trainers; and predict's ``-``, standard input."""
+    words = _current_flags(words)
     if words[0] == "predict":  # the parser takes a single dash for a flag, and the path is the same
         return ["./-" if word == "-" else word for word in words]
     if words[0] not in RECIPE_VERBS:
@@ -381,6 +385,22 @@ def _own_words(words: Sequence[str]) -> list[str]:
     for line in notes:
         note(line)
     return words
+
+
+def _current_flags(words: Sequence[str]) -> list[str]:
+    """Replace the deprecated flags of a verb by what they are now; one line about each."""
+    current, rest = list[str](words[:1]), words[1:]
+    own = rest.index("--") if "--" in rest else len(rest)
+    for word in rest[:own]:
+        flag, equals, value = word.partition("=")
+        if (known := DEPRECATED_FLAGS.get((words[0], flag))) is None:
+            current.append(word)
+            continue
+        from steadytrain.cli.console import note
+
+        note(str(known))
+        current += [f"{known.instead}={value}"] if equals else known.instead.split()
+    return [*current, *rest[own:]]
 
 
 def _worded_errors(words: Sequence[str]) -> AbstractContextManager[None]:
