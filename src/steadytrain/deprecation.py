@@ -4,7 +4,7 @@ A function or a class that goes is marked by the standard decorator, whose messa
 
     @deprecated(str(Deprecation("st.old", since="0.3", until="0.5", instead="st.new")))
 
-Nothing outlives the version it names: ``tests/test_deprecation.py`` fails there. How long that is: ``docs/promises.md``.
+Nothing outlives the version it names: ``tests/test_deprecation.py`` fails there. How long: ``docs/promises.md``.
 """
 
 from __future__ import annotations

@@ -372,7 +372,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _own_words(words: Sequence[str]) -> list[str]:
-    """Replace deprecated flags; in the verbs that train, flags of other trainers; and predict's ``-``, standard input."""
+    """Replace deprecated flags; in verbs that train, flags of other trainers; in predict ``-``, standard input."""
     words = _current_flags(words)
     if words[0] == "predict":  # the parser takes a single dash for a flag, and the path is the same
         return ["./-" if word == "-" else word for word in words]
