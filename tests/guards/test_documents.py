@@ -213,7 +213,7 @@ def test_the_page_of_causes_names_those_that_can_be_looked_up() -> None:
 
 
 def test_recorded_outputs_are_as_they_were_recorded() -> None:
-    """Each block is one that ``docs/record.py`` wrote, by the command above it; ``--check`` names those that are old."""
+    """Each block is one that ``docs/record.py`` wrote, by the command above it; ``--check`` names old ones."""
     script = runpy.run_path(str(DOCS / "record.py"))
     records = json.loads((DOCS / "recorded.json").read_text(encoding="utf-8"))
     blocks = {block.key: block.digest for block in script["blocks"]()}
