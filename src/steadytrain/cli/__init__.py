@@ -64,6 +64,24 @@ VERBS = {
     "help": "Explain a command, a cause that a verdict names, or an error.",
     "mxnet": "Translate and run command lines of MXNet's image-classification tools.",
 }
+START = {
+    "steady demo": "everything once, in half a minute, without data",
+    "steady check photos/": "a folder for each class: is it sound?",
+    "steady finetune photos/": "train on it; --train probe: an answer in a minute",
+    "steady report RUN": "how good it is, with its mistakes as pictures",
+    "steady predict RUN cat.jpg": "use it; RUN is what finetune printed",
+    "steady watch --pid PID": "why any training process is slow, from outside",
+}
+"""What a newcomer types first."""
+HELP_GROUPS = {
+    "Train": ("train", "finetune", "resume", "sweep", "schedule", "launch"),
+    "Use a model": ("evaluate", "predict", "embed", "export", "serve", "models", "convert"),
+    "Understand a run": ("runs", "report", "watch", "diagnose", "cost", "replay"),
+    "Data": ("fetch", "check", "pack", "feed"),
+    "This machine": ("doctor", "bench", "bench infer", "tune", "scale", "bandwidth"),
+    "Help": ("help", "demo", "mxnet"),
+}
+"""The verbs as ``steady --help`` lists them: each once."""
 MODULES = {
     **dict.fromkeys(("finetune", "resume"), "train"),
     **dict.fromkeys(("diagnose", "report"), "runs"),
@@ -273,12 +291,7 @@ def _run(words: Sequence[str]) -> object:
     """Parse a command line and call its verb. Raises InputError where it cannot be parsed."""
     words = _help_words(words)
     if list(words) in ([], ["--help"], ["-h"]):
-        print(f"Usage: steady COMMAND\n\n{SUMMARY}\n")
-        width = max(40, min(100, shutil.get_terminal_size().columns))
-        flags = {"--help, -h": "Show this text; after a verb, all that it takes.", "--version": "Show the version."}
-        flags["--completion SHELL"] = f"Print the completion of commands for {', '.join(SHELLS)}."
-        for name, text in (VERBS | flags).items():
-            print(textwrap.fill(text, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14))
+        _print_help()
         return 0
     if words[0] == "--completion":
         if len(words) != 2 or words[1] not in SHELLS:
@@ -320,6 +333,21 @@ def _run(words: Sequence[str]) -> object:
         lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
         print("Examples:", *(f"  {line}" for line in lines), "", sep="\n")
     return result
+
+
+def _print_help() -> None:
+    """Print all verbs in groups, after those that a newcomer types first, in the terminal's width."""
+    width = max(40, min(100, shutil.get_terminal_size().columns))
+    print(f"Usage: steady COMMAND\n\n{SUMMARY}")
+    flags = {"--help, -h": "Show this text; after a command, all that it takes.", "--version": "Show the version."}
+    flags["--completion"] = f"Print the completion of commands for a shell: {', '.join(SHELLS)}."
+    groups = {group: {verb: VERBS[verb] for verb in verbs} for group, verbs in HELP_GROUPS.items()}
+    for heading, rows in {"Start here": START, **groups, "Flags": flags}.items():
+        print(f"\n{heading}:")
+        indent = 4 + max(map(len, rows))
+        for name, text in rows.items():
+            print(textwrap.fill(text, width, initial_indent=f"  {name:{indent - 2}}", subsequent_indent=" " * indent))
+    print("\nA command's flags and examples: steady COMMAND --help")
 
 
 def _help_words(words: Sequence[str]) -> list[str]:

@@ -484,9 +484,9 @@ def _listen(heard: int, stop: StopRequest, say: Callable[[str], None], is_over: 
             if stop.is_probing():
                 doing, ending = "ending the probe, of which nothing is saved, and stopping", ""
             with contextlib.suppress(OSError):  # the terminal may be gone
-                say(f"{name}: {doing}; a second Ctrl-C stops at once{ending}")
+                say(f"{'Ctrl-C' if name == 'SIGINT' else name}: {doing}; a second Ctrl-C stops at once{ending}")
         elif name == "SIGINT" and now - requested_at > _SAME_SIGNAL:
-            say("SIGINT again: stopping now, without saving")
+            say("Ctrl-C again: stopping now, without saving")
             if not is_over.wait(_GRACE):
                 with contextlib.suppress(Exception):
                     stop.last_words()
