@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
+from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known, status
 from steadytrain.cli.convert import read_colours
 from steadytrain.cli.options import (
     DeviceFlag,
@@ -437,11 +437,12 @@ def predict(
         raise InputError(alone)
     if csv is not None and json:
         raise InputError("--csv and --json exclude each other: drop one of them")
-    from steadytrain.data.images.statistics import DeepImages
-    from steadytrain.training import predict as predict_each
-    from steadytrain.training.inference.heat_maps import MEANING
-    from steadytrain.training.inference.inference import Files
-    from steadytrain.training.inference.limits import open_judge
+    with status("loading torch"):
+        from steadytrain.data.images.statistics import DeepImages
+        from steadytrain.training import predict as predict_each
+        from steadytrain.training.inference.heat_maps import MEANING
+        from steadytrain.training.inference.inference import Files
+        from steadytrain.training.inference.limits import open_judge
 
     if explain is not None and explain.exists() and not explain.is_dir():
         raise InputError(f"--explain is {explain}, which is a file; it must be a folder, which is made if need be")
@@ -615,10 +616,11 @@ def restore_weights(
     size: int | None = None,
 ) -> Trained:
     """Load weights, once their licence is accepted, and print what the user should know of them."""
-    from steadytrain.models.exported import engine_for, is_exported
-    from steadytrain.training import restore
-    from steadytrain.training.inference.prior import with_prior
-    from steadytrain.training.inference.trained import find_pretrained
+    with status("loading torch"):
+        from steadytrain.models.exported import engine_for, is_exported
+        from steadytrain.training import restore
+        from steadytrain.training.inference.prior import with_prior
+        from steadytrain.training.inference.trained import find_pretrained
 
     if (source := find_pretrained(place)) is not None:
         require_licence(Model(source.name, pretrained=True), accepted=accepted)
