@@ -6,6 +6,7 @@ A test compares the pages with what this gives, so a changed flag without a chan
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 import types
 from contextlib import nullcontext
@@ -191,8 +192,8 @@ def recipe_page() -> str:
     return "\n".join([*lines, ""])
 
 
-def flags_page() -> str:
-    """The page of other tools' flags: what the command line itself makes of each."""
+def flags_pages() -> dict[str, str]:
+    """File name in docs/reference -> text, for the flags of every tool and the list of them."""
     lines = [
         "# Flags of other tools",
         "",
@@ -204,15 +205,46 @@ def flags_page() -> str:
         "Two things differ without a note. `--lr` is for 256 images in `steady train` (128 of small ones), and scaled",
         "to the batch, as timm's `--lr-base` is; `--set optim.base_batch_size=none` turns that off. `--opt sgd` has",
         "Nesterov momentum in timm; here that is `--optimizer nag`.",
+        "",
+        "```{toctree}",
+        *(f"flags/{file_of_tool(tool)}" for tool in TOOLS),
+        "```",
+        "",
     ]
-    for tool in TOOLS:
-        lines += ["", f"## {tool}", "", "| their word | here | what differs |", "|---|---|---|"]
-        for one in map(answer, flags_of(tool)):
-            ours = "the same" if one.ours == one.typed else f"`{one.ours}`" if one.ours else "taken"
-            about = one.refusal or "; ".join(one.notes) or ("" if one.ours else "it says what is done anyway")
-            about = about.removeprefix("Instead: ").removeprefix(f"{one.typed} is not needed: ")
-            about = about.removeprefix(f"{one.typed} has no counterpart here: ").rstrip(".").replace("|", "\\|")
-            lines.append(f"| `{one.typed}` | {'not taken' if one.refusal else ours} | {about} |")
+    return {"flags-of-other-tools.md": "\n".join(lines)} | {
+        f"flags/{file_of_tool(tool)}.md": tool_page(tool) for tool in TOOLS
+    }
+
+
+def file_of_tool(tool: str) -> str:
+    """The file of a tool's page: ``lightning`` of ``Lightning's Trainer and LightningCLI``.
+
+    >>> file_of_tool("timm's train.py"), file_of_tool("Keras, fastai and Ultralytics")
+    ('timm', 'keras')
+    """
+    return re.split(r"\W", tool.lower())[0]
+
+
+def tool_page(tool: str) -> str:
+    """The page of a tool's flags: those that are the same in a line, and a table of what is made of the others."""
+    answers = [answer(typed) for typed in flags_of(tool)]
+    same = [each for each in answers if each.ours == each.typed and not each.notes]
+    lines = [
+        f"# {tool}",
+        "",
+        "Type them after `steady train DATA` as they are: [how they are read](../flags-of-other-tools.md).",
+        "",
+    ]
+    lines += ["The same here: " + ", ".join(f"`{each.typed}`" for each in same) + ".", ""] if same else []
+    lines += ["| their word | here | what differs |", "|---|---|---|"]
+    for one in answers:
+        if one in same:
+            continue
+        ours = f"`{one.ours}`" if one.ours else "taken"
+        about = one.refusal or "; ".join(one.notes) or ("" if one.ours else "it says what is done anyway")
+        about = about.removeprefix("Instead: ").removeprefix(f"{one.typed} is not needed: ")
+        about = about.removeprefix(f"{one.typed} has no counterpart here: ").rstrip(".").replace("|", "\\|")
+        lines.append(f"| `{one.typed}` | {'not taken' if one.refusal else ours} | {about} |")
     return "\n".join([*lines, ""])
 
 
@@ -320,7 +352,9 @@ def main() -> None:
     for name, text in texts.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
     (FOLDER.parent / "recipe.md").write_text(recipe_page(), encoding="utf-8")
-    (FOLDER.parent / "reference" / "flags-of-other-tools.md").write_text(flags_page(), encoding="utf-8")
+    (FOLDER.parent / "reference" / "flags").mkdir(exist_ok=True)
+    for name, text in flags_pages().items():
+        (FOLDER.parent / "reference" / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

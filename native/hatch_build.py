@@ -1,4 +1,4 @@
-"""Build hook of the package: compile the native decoder where cargo is found; elsewhere the wheel is pure Python.
+"""Build hooks of the package: compile the native decoder where cargo is found; elsewhere the wheel is pure Python.
 
 The library needs nothing but memcpy and its like of the C library: one wheel serves every Python 3 of a platform. It is
 linked without undefined names: a function that could panic would leave one, and the build fails.
@@ -6,6 +6,7 @@ linked without undefined names: a function that could panic would leave one, and
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -17,9 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 LIBRARY = "src/steadytrain/native/library.so"  # by this name on every system: steadytrain.native loads it by its path
 MIN_GLIBC = (2, 17)  # what pip has known tags for; the library itself asks for 2.14
+
+
+class ProjectLinksHook(MetadataHookInterface):
+    """Add the links of the package's page on an index: those of the repository whose workflow builds the release."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Name the repository, its issues, changelog and documents; nothing where no workflow of GitHub's builds."""
+        if repository := os.environ.get("GITHUB_REPOSITORY"):
+            address = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}"
+            pages = {"Documentation": "tree/main/docs", "Changelog": "blob/main/CHANGELOG.md", "Issues": "issues"}
+            metadata["urls"] = {"Repository": address} | {name: f"{address}/{page}" for name, page in pages.items()}
 
 
 class NativeDecoderHook(BuildHookInterface):

@@ -33,8 +33,8 @@ class Interval:
 
     @property
     def words(self) -> str:
-        """Both ends, in percent: 65.30 to 78.60."""
-        return f"{100 * self.low:.2f} to {100 * self.high:.2f}"
+        """Both ends, in percent: 65.3 to 78.6."""
+        return f"{100 * self.low:.1f} to {100 * self.high:.1f}"
 
 
 def wilson(fraction: float, n: float) -> Interval:

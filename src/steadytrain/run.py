@@ -228,6 +228,16 @@ class RunProgress:
                     self.finished = event
 
 
+def _longer(before: Run, started: Started) -> str:
+    """Say what to add to a command to train on from a run's weights; without any yet, where to begin anew."""
+    weights = [path for path in (before.weights, before.directory / "best.safetensors") if path.exists()]
+    if not weights:
+        return f"to begin anew, add --run {shlex.quote(f'{before.directory}-more')} to this command"
+    more = f"--weights {shlex.quote(str(weights[0]))} --run {shlex.quote(f'{before.directory}-more')}"
+    more += f" --size {started.model['size']}" if "size" in started.model else ""
+    return f"to train on from its weights, as another run, add {more} to this command"
+
+
 @dataclass(frozen=True)
 class Run:
     """A run's directory and its recipe. Make one with :meth:`create` or :meth:`open`."""
@@ -277,11 +287,9 @@ class Run:
                 is_longer = all(d.startswith(("budget.", "optim.warmup")) for d in changes)
                 if is_longer and not before.progress().finished:
                     resumed = f"steady resume {shlex.quote(str(path))} finishes it as it was planned"
-                    remedy = f"{resumed}, and its weights can be trained on then; or choose another --run folder"
+                    remedy = f"{resumed}; or, {_longer(before, started)}"
                 elif is_longer:
-                    more = f"--weights {shlex.quote(str(before.weights))} --run {shlex.quote(f'{path}-more')}"
-                    more += f" --size {started.model['size']}" if "size" in started.model else ""
-                    remedy = f"it is finished; to train on from its weights, as another run, add {more} to this command"
+                    remedy = f"it is finished; {_longer(before, started)}"
                 raise RunError(f"{path} holds a run of another recipe ({'; '.join(changes)}): {remedy}")
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             if before is not None and not is_another:  # what the run has decided stays

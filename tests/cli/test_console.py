@@ -149,8 +149,8 @@ def test_a_probe_has_lines_of_its_own_and_no_updates() -> None:
     words = [" ".join(describe_event(event, best_before=BEST)) for event in of_a_probe()]
     assert "a probe" in words[0] and "0 steps" not in words[0]
     assert (
-        words[-2].startswith("probe val top1 0.7600")
-        and words[-1] == "finished after 2:10 best top1 0.7600 by the probe"
+        words[-2].startswith("probe val top-1 76.0 %")
+        and words[-1] == "finished after 2:10 best top-1 76.0 % by the probe"
     )
 
 
@@ -335,11 +335,11 @@ def test_on_a_terminal_figures_are_drawn_and_results_stay() -> None:
     text = unstyled(sent)
     assert code == 0
     assert re.search(r"packing photographs  ━+ +\d+%  [\d,]+ images/s  0:0\d left", text)
-    assert re.search(r"step \d+/300  loss 1.8321  train top1 0.343  lr 0.1  412 images/s  wait 1.2%", text)
+    assert re.search(r"step \d+/300  loss 1.8321  train top-1 34.3 %  lr 0.1  412 images/s  wait 1.2%", text)
     for line in (
-        "epoch 1  val top1 0.7500  loss 0.9000  best",
+        "epoch 1  val top-1 75.0 %  loss 0.9000  best",
         "written meanwhile",
-        "finished at step 300 after 2:10  295 images/s overall  best top1 0.7500 at epoch 1",
+        "finished at step 300 after 2:10  295 images/s overall  best top-1 75.0 % at epoch 1",
     ):
         assert text.count(line) == 1, line
     assert "\x1b[32m" in sent

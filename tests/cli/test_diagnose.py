@@ -31,11 +31,22 @@ def test_the_verdict_of_a_run_is_printed_with_its_pace_and_its_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = finished(tmp_path)
-    assert main(["diagnose", str(run.directory)]) == 0
+    assert main(["diagnose", str(run.directory), "--all"]) == 0
     output = capsys.readouterr().out
     assert output.startswith(f"{run.directory}\n")
     assert "1. nothing" in output and "images/s in the steady state" in " ".join(output.split())
     assert "not measurable here:" in output
+
+
+def test_a_short_run_is_diagnosed_in_ten_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run = finished(tmp_path)
+    assert main(["diagnose", str(run.directory)]) == 0
+    said = capsys.readouterr()
+    assert said.out.count("\n") <= 10 and "1. nothing" in said.out and "time: " in said.out
+    assert said.err == "a short run: --all shows the evidence and the other causes\n"
 
 
 def test_one_run_is_one_document_and_a_folder_is_a_list_of_them(

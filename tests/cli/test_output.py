@@ -138,7 +138,7 @@ def test_the_usage_of_a_verb_names_its_data_first(capsys: pytest.CaptureFixture[
         "resume": "steady resume RUN [OPTIONS]",
         "sweep": "steady sweep RECIPE DATA [OPTIONS]",
         "schedule": "steady schedule [SOURCE] [OPTIONS]",
-        "export": "steady export PLACE --output VALUE [OPTIONS]",
+        "export": "steady export RUN --output VALUE [OPTIONS]",
         "launch": "steady launch [OPTIONS] [-- COMMAND...]",
     }
     for verb, line in expected.items():

@@ -60,7 +60,7 @@ def test_an_evaluation_has_scores_for_each_class_within_80_columns(
     assert all(len(row) == len(head) <= 80 for row in rows)
     assert main(["evaluate", str(run), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert f"F1 {100 * document['macro_f1']:.2f} %" in out and f"ECE    {100 * document['ece']:.2f} %" in out
+    assert f"F1 {100 * document['macro_f1']:.1f} %" in out and f"ECE    {100 * document['ece']:.1f} %" in out
     bins = document["calibration"]
     assert len(bins) == 15 and sum(row["n"] for row in bins) == document["n"]
     assert all(row["recall"] == row["top1"] for row in document["classes"])
@@ -170,7 +170,7 @@ def test_an_evaluation_of_labels_says_what_the_run_said(labels_run: Path, capsys
     assert max(map(len, out.splitlines()[1:])) <= 80
     assert main(["evaluate", str(labels_run), "--threshold", "0.3", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["threshold"] == 0.3 and f"micro  precision {100 * document['micro_precision']:.2f} %" in out
+    assert document["threshold"] == 0.3 and f"micro  precision {100 * document['micro_precision']:.1f} %" in out
     assert sum(row["n"] for row in document["calibration"]) == 3 * document["n"] == 240
     assert document["mean_ap"] == pytest.approx(sum(row["ap"] for row in document["labels"]) / 3)
 

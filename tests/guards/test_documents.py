@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
@@ -41,10 +42,14 @@ def test_the_page_of_the_recipe_is_up_to_date() -> None:
     assert sorted(keys) == sorted(key for key, _ in leaves(values)) and all(row.meaning for row in recipe_keys())
 
 
-def test_the_page_of_other_tools_flags_is_up_to_date() -> None:
-    page: str = runpy.run_path(str(DOCS / "generate_cli.py"))["flags_page"]()
-    written = (DOCS / "reference" / "flags-of-other-tools.md").read_text(encoding="utf-8")
-    assert written == page, "run: python docs/generate_cli.py"
+def test_the_pages_of_other_tools_flags_are_up_to_date() -> None:
+    values: dict[str, str] = runpy.run_path(str(DOCS / "generate_cli.py"))["flags_pages"]()
+    folder = DOCS / "reference"
+    stale = [name for name, text in values.items() if (folder / name).read_text(encoding="utf-8") != text]
+    assert not stale, "run: python docs/generate_cli.py"
+    assert {path.name for path in (folder / "flags").glob("*.md")} == {Path(name).name for name in values} - {
+        "flags-of-other-tools.md"
+    }
 
 
 def test_every_example_of_the_recipe_can_be_set() -> None:
@@ -105,9 +110,18 @@ def test_every_benchmark_is_on_its_page() -> None:
     assert words == {path.name for path in folder.glob("*.py")} - {"machine.py"}
 
 
-def test_every_page_is_in_the_index() -> None:
-    contents = (DOCS / "index.md").read_text(encoding="utf-8").partition("```{toctree}")[2]
-    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} == set(re.findall(r"^([\w-]+)$", contents, re.M))
+def _contents(page: Path) -> list[Path]:
+    """Return the pages in the tables of contents of a page, with those below them."""
+    tables = re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    names = [name for table in tables for name in re.findall(r"^(?:[^:\n<]*<)?([\w/.-]+)>?$", table, re.M)]
+    pages = [(page.parent / f"{name}.md").resolve() for name in names]
+    return [each for child in pages if child.exists() for each in (child, *_contents(child))]
+
+
+def test_every_page_is_in_the_contents_once() -> None:
+    contents = _contents(DOCS / "index.md")
+    assert sorted(contents) == sorted({*contents})
+    assert {page for page in DOCS.rglob("*.md") if "_build" not in page.parts} - {*contents} == {DOCS / "index.md"}
 
 
 LABORATORY = {"benchmarks", "laboratory", "bench", "gpu", "story", "architecture"}
@@ -123,7 +137,7 @@ SCREEN = 25
 
 OF_TABLES = {"events", "exit-codes", "environment", "glossary", "other-tools", "bitwise", "trust", "reproducible"}
 OF_TABLES |= {"flags-of-other-tools", "ledger-and-verdict", "positions-and-seeds", "run-folder", "index", "files"}
-OF_TABLES |= {"what-went"}
+OF_TABLES |= {"what-went", "promises"}
 """Pages to look something up, or to understand it: there is no one command that a reader looks for."""
 
 
@@ -138,14 +152,13 @@ def test_a_page_for_users_is_read_at_once(page: Path) -> None:
     assert re.findall(LABORATORY_WORDS, re.sub(code, "", text, flags=re.DOTALL)) == [], "move it to laboratory.md"
     if page.parent.name in ("start", "guides", "concepts", "help"):
         assert not re.search(r"\b20\d\d\b", prose)
-    if page.stem not in OF_TABLES:
+    if page.stem not in OF_TABLES and page.parent.name != "flags":
         assert "```" in "".join(text.splitlines(keepends=True)[:SCREEN])
 
 
 @pytest.mark.parametrize("name", sorted(LABORATORY))
 def test_a_page_of_the_laboratory_stands_in_its_section(name: str) -> None:
-    section = (DOCS / "index.md").read_text(encoding="utf-8").partition(":caption: Laboratory")[2].partition("```")[0]
-    assert name in section.split()
+    assert DOCS / f"{name}.md" in _contents(DOCS / "reference" / "measured.md")
 
 
 def _sources(folder: str = "") -> str:
@@ -155,7 +168,7 @@ def _sources(folder: str = "") -> str:
 
 
 def test_every_public_name_is_on_the_page_of_python() -> None:
-    text = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
+    text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("python*.md"))
     described = re.findall(r"^\.\. auto(?:function|class|exception):: (\w+)", text, re.M)
     names = {*steadytrain.__all__, *steadytrain.data.__all__} - {"__version__", "data"}
     assert sorted(described) == sorted(names)
@@ -198,3 +211,11 @@ def test_the_page_of_causes_names_those_that_can_be_looked_up() -> None:
     text = (DOCS / "diagnose.md").read_text(encoding="utf-8").partition("\n| where | causes |")[2]
     causes = re.findall(r"`(\w+)`", text.partition("\n\n")[0])
     assert len(causes) > 30 and set(causes) - set(topics()) == set()
+
+
+def test_recorded_outputs_are_as_they_were_recorded() -> None:
+    """Each block is one that ``docs/record.py`` wrote, by the command above it; ``--check`` names old ones."""
+    script = runpy.run_path(str(DOCS / "record.py"))
+    records = json.loads((DOCS / "recorded.json").read_text(encoding="utf-8"))
+    blocks = {block.key: block.digest for block in script["blocks"]()}
+    assert blocks and {key: row["digest"] for key, row in records.items()} == blocks

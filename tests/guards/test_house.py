@@ -26,7 +26,7 @@ SOURCE = PROJECT / "src"
 # One module lies below all: what differs between systems. It knows errors alone, and files stand on it.
 GROUND = "machine.platform"
 LAYERS = (
-    {"errors", "config", "events", "files", "format", "intervals", "run"},
+    {"errors", "deprecation", "config", "events", "files", "format", "intervals", "run"},
     {"machine", "native"},
     {"data", "models", "optim", "distributed"},
     {"monitor"},

@@ -299,11 +299,11 @@ def test_a_request_is_answered_while_an_operation_runs_and_a_second_one_ends_it(
     time.sleep(0.2)  # until the operation has begun
     child.send_signal(signal.SIGINT)
     assert child.stdout.readline().startswith(
-        "SIGINT: finishing this update, then saving and stopping; a second Ctrl-C"
+        "Ctrl-C: finishing this update, then saving and stopping; a second Ctrl-C"
     )
     time.sleep(process._SAME_SIGNAL + 0.1)
     child.send_signal(signal.SIGINT)
-    assert child.stdout.read() == "SIGINT again: stopping now, without saving\nlast words\n"
+    assert child.stdout.read() == "Ctrl-C again: stopping now, without saving\nlast words\n"
     assert child.wait() == 130
 
 
@@ -314,7 +314,7 @@ def test_a_request_within_a_probe_says_that_nothing_of_it_is_saved() -> None:
         signal.raise_signal(signal.SIGINT)
         while not said:
             time.sleep(0.01)
-    assert said == ["SIGINT: ending the probe, of which nothing is saved, and stopping; a second Ctrl-C stops at once"]
+    assert said == ["Ctrl-C: ending the probe, of which nothing is saved, and stopping; a second Ctrl-C stops at once"]
 
 
 def test_while_there_is_nothing_to_save_the_first_interrupt_is_not_held_back() -> None:

@@ -34,10 +34,10 @@ def test_a_difference_is_shown_or_not_in_a_sentence(tmp_path: Path, capsys: pyte
     b = write(tmp_path / "b.csv", [True] * 80 + [False] * 20)
     c = write(tmp_path / "c.csv", [True] * 58 + [False] * 40 + [True] * 2)
     better, same = compare(a, b), compare(a, c)
-    assert better.verdict == f"{b} is better than {a}: 80.00 % against 60.00 %, p < 0.001"
+    assert better.verdict == f"{b} is better than {a}: 80.0 % against 60.0 %, p < 0.001"
     assert compare(b, a).verdict == better.verdict
     assert (better.only_a, better.only_b) == (0, 20) and 0.12 <= better.gain.low < 0.2 < better.gain.high <= 0.28
-    assert same.verdict.startswith("no difference can be shown: 60.00 %") and same.p == 1
+    assert same.verdict.startswith("no difference can be shown: 60.0 %") and same.p == 1
     assert same.gain.low < 0 < same.gain.high
     assert main(["report", str(a), str(b), "--compare"]) == 0
     assert capsys.readouterr().out.startswith(better.verdict)

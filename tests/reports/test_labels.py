@@ -68,7 +68,7 @@ def test_labels_are_listed_with_average_precision_lowest_first(run: Run) -> None
     assert hat["ap"] is None and hat["recall"] is None, "no image has it"
     assert figures["is_multi_label"] and figures["per_epoch"][0]["val_mean_ap"] is not None
     text = markdown([Account.of(run)])
-    assert "| best mAP | 72.00 % at epoch" in text and "top-1" not in text
+    assert "| best mAP | 72.0 % at epoch" in text and "top-1" not in text
     assert "| sun | 2 | 3 | 2 | 58.3 % | 66.7 % | 100.0 % | 80.0 % |" in text and "| hat |" not in text
 
 
@@ -92,7 +92,7 @@ def test_runs_of_labels_and_of_classes_each_keep_their_score(run: Run, tmp_path:
     text = to_text([account.summary for account in accounts], width=120)
     assert "mAP 72.00 %" in text and "top-1" not in text.splitlines()[0]
     table = markdown(accounts)
-    assert "| best mAP | 72.00 % at epoch" in table and f"| best top-1 | {NONE} |" in table
+    assert "| best mAP | 72.0 % at epoch" in table and f"| best top-1 | {NONE} |" in table
     assert "best mAP</th>" in page(accounts) and "best top-1</th>" in page(accounts)
 
 

@@ -138,7 +138,7 @@ def test_the_table_and_the_document_say_the_same(made: Path, capsys: pytest.Capt
     assert head.split()[:2] == ["run", "status"] and head.endswith("optim.lr") and first.startswith("a ")
     assert main(["runs", str(made), "--sort", "top1", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["runs"]
-    assert rows[0]["name"] == "a" and f"{100 * rows[0]['best']:.2f} %" in first
+    assert rows[0]["name"] == "a" and f"{100 * rows[0]['best']:.1f} %" in first
     assert main(["runs", str(made), "--where", "top1>2"]) == 0
     assert "none of 5 runs meets" in capsys.readouterr().err
 

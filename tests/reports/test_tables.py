@@ -117,7 +117,7 @@ def test_means_of_repeats_are_in_every_format(tmp_path: Path) -> None:
     for seed, top1 in enumerate((0.90, 0.92, 0.91)):
         runs.append(Run.create(tmp_path / "a" / f"seed-{seed}", recipe(seed=seed)))
         write(runs[-1], [started(), *map(step, range(1, 1056)), evaluated(1055, top1)], Clock(), end=True)
-    text = "91.00 % ± 1.00 (88.52 to 93.48)"  # t(0.975, 2) = 4.302653, of any table
+    text = "91.0 % ± 1.0 (88.5 to 93.5)"  # t(0.975, 2) = 4.302653, of any table
     head, best, last, *_ = to_text([summarise(run) for run in runs]).partition("\n\n")[2].splitlines()
     assert head == "a: 3 seeds, mean ± standard deviation (95 % interval of the mean)"
     assert best.split(maxsplit=2) == ["best", "top-1", text] and last.split(maxsplit=2) == ["last", "top-1", text]
@@ -179,7 +179,7 @@ def test_runs_are_compared_by_devices_in_every_format(
     assert eight[:7] == ["eight: 3 seeds", NONE, "V100", "8", "resnet20", "16", "128"]
     assert full[:4] == ["full", "out of memory", "cuda", "1"] and full[7:] == [NONE] * 5
     assert (one[11], eight[11], one[8]) == ("100 %", "96 %", "256.0")
-    assert one[9].endswith("(65 to 97)") and eight[10].startswith("85.00 % ± 2.00 (")
+    assert one[9].endswith("(65 to 97)") and eight[10].startswith("85.0 % ± 2.0 (")
     words = list(map(str, folders))
     for output in ("r.md", "r.html"):
         assert main(["report", *words, "-o", output, "--force"]) == 0
@@ -270,7 +270,7 @@ def test_what_a_restart_cost_stands_in_the_report(tmp_path: Path) -> None:
 def test_score_is_shown_with_its_interval(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started(), *map(step, range(1, 353)), evaluated(352, 0.9)], Clock())
-    assert facts(summarise(run))["best top-1"] == "90.00 % (89.14 to 90.80) at epoch 1"
+    assert facts(summarise(run))["best top-1"] == "90.0 % (89.1 to 90.8) at epoch 1"
 
 
 def test_the_batch_of_each_rank_is_shown(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_folds_of_a_probe_are_answered_by_classifiers_that_have_not_seen_them(
     told = [event for event in seen if isinstance(event, events.ProbeProgress)][-1]
     assert len(told.by_fold) == 5 and told.fold_top1 == pytest.approx(np.mean(told.by_fold), abs=0.01)
     said = [event.message for event in seen if isinstance(event, events.Noticed) and "5 folds" in event.message]
-    assert f"top-1 {100 * (told.fold_top1 or 0):.2f} %" in said[0] and "deviation" in said[0]
+    assert f"top-1 {100 * (told.fold_top1 or 0):.1f} %" in said[0] and "deviation" in said[0]
     rows = list(read_predictions(run.directory / "folds.csv"))
     assert len({row.record for row in rows}) == len(rows) == 320
     assert np.mean([row.true == row.predicted for row in rows]) == pytest.approx(told.fold_top1)

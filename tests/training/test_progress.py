@@ -30,7 +30,7 @@ def test_a_terminal_sees_a_row_for_each_epoch(
     lines = [line.rpartition("\r")[2].strip() for line in terminal.getvalue().splitlines()]
     rows = [line for line in lines if "validation loss" in line]
     assert len(rows) == 2 and rows[0].startswith("epoch 1") and rows[1].startswith("epoch 2 ")
-    assert outcome.evaluated is not None and f"{100 * outcome.evaluated.top1:.2f} %" in rows[1]
+    assert outcome.evaluated is not None and f"{100 * outcome.evaluated.top1:.1f} %" in rows[1]
     assert lines[-1].startswith("finished after") and " images/s" in terminal.getvalue()
     before = terminal.getvalue()
     st.train(st.Run.create(tmp_path / "silent", recipe), progress=False)

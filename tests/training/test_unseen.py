@@ -234,7 +234,7 @@ def test_it_has_a_line_in_the_terminal_the_list_of_runs_and_the_report(
     tested = run.progress().tested
     assert tested is not None
     err = capsys.readouterr().err
-    score = f"{100 * tested.top1:.2f} %"
+    score = f"{100 * tested.top1:.1f} %"
     assert f"test, which no choice has seen: top-1 {score} (" in err
     assert main(["report", "runs/a", "-o", "a.html", "--json"]) == 0
     [document] = json.loads(capsys.readouterr().out)["runs"]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
 from steadytrain.cli.worded_errors import examples, is_assignment, worded_errors
+from steadytrain.deprecation import Deprecation
 from steadytrain.errors import WRONG_PLACES, FailedError, InputError, SteadyError, storage_error
 from steadytrain.format import fold
 from steadytrain.machine.platform import open_descriptor, soft_limit
@@ -64,6 +65,24 @@ VERBS = {
     "help": "Explain a command, a cause that a verdict names, or an error.",
     "mxnet": "Translate and run command lines of MXNet's image-classification tools.",
 }
+START = {
+    "steady demo": "everything once, in half a minute, without data",
+    "steady check photos/": "a folder for each class: is it sound?",
+    "steady finetune photos/": "train on it; --train probe: an answer in a minute",
+    "steady report RUN": "how good it is, with its mistakes as pictures",
+    "steady predict RUN cat.jpg": "use it; RUN is what finetune printed",
+    "steady watch --pid PID": "why any training process is slow, from outside",
+}
+"""What a newcomer types first."""
+HELP_GROUPS = {
+    "Train": ("train", "finetune", "resume", "sweep", "schedule", "launch"),
+    "Use a model": ("evaluate", "predict", "embed", "export", "serve", "models", "convert"),
+    "Understand a run": ("runs", "report", "watch", "diagnose", "cost", "replay"),
+    "Data": ("fetch", "check", "pack", "feed"),
+    "This machine": ("doctor", "bench", "bench infer", "tune", "scale", "bandwidth"),
+    "Help": ("help", "demo", "mxnet"),
+}
+"""The verbs as ``steady --help`` lists them: each once."""
 MODULES = {
     **dict.fromkeys(("finetune", "resume"), "train"),
     **dict.fromkeys(("diagnose", "report"), "runs"),
@@ -79,6 +98,8 @@ _ZSH_WITHOUT_VALUES = r"""^(\s+(['"])(?:\*?\d*|\*?-[^[]*\[.*\]):(?:[^:\\]|\\.)*)
 
 RECIPE_VERBS = (*TRAINING_VERBS, "sweep", "schedule")
 """Verbs that take the flags of a recipe."""
+DEPRECATED_FLAGS: dict[tuple[str, str], Deprecation] = {}
+"""(verb, flag) -> what the flag is called now; ``instead`` may hold a value: ``--precision fp16``."""
 SHELLS = ("bash", "zsh", "fish")
 INTERRUPTED = "interrupted: the same command resumes, or starts over"
 
@@ -274,12 +295,7 @@ def _run(words: Sequence[str]) -> object:
     """Parse a command line and call its verb. Raises InputError where it cannot be parsed."""
     words = _help_words(words)
     if list(words) in ([], ["--help"], ["-h"]):
-        print(f"Usage: steady COMMAND\n\n{SUMMARY}\n")
-        width = max(40, min(100, shutil.get_terminal_size().columns))
-        flags = {"--help, -h": "Show this text; after a verb, all that it takes.", "--version": "Show the version."}
-        flags["--completion SHELL"] = f"Print the completion of commands for {', '.join(SHELLS)}."
-        for name, text in (VERBS | flags).items():
-            print(textwrap.fill(text, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14))
+        _print_help()
         return 0
     if words[0] == "--completion":
         if len(words) != 2 or words[1] not in SHELLS:
@@ -321,6 +337,21 @@ def _run(words: Sequence[str]) -> object:
         lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
         print("Examples:", *(f"  {line}" for line in lines), "", sep="\n")
     return result
+
+
+def _print_help() -> None:
+    """Print all verbs in groups, after those that a newcomer types first, in the terminal's width."""
+    width = max(40, min(100, shutil.get_terminal_size().columns))
+    print(f"Usage: steady COMMAND\n\n{SUMMARY}")
+    flags = {"--help, -h": "Show this text; after a command, all that it takes.", "--version": "Show the version."}
+    flags["--completion"] = f"Print the completion of commands for a shell: {', '.join(SHELLS)}."
+    groups = {group: {verb: VERBS[verb] for verb in verbs} for group, verbs in HELP_GROUPS.items()}
+    for heading, rows in {"Start here": START, **groups, "Flags": flags}.items():
+        print(f"\n{heading}:")
+        indent = 4 + max(map(len, rows))
+        for name, text in rows.items():
+            print(textwrap.fill(text, width, initial_indent=f"  {name:{indent - 2}}", subsequent_indent=" " * indent))
+    print("\nA command's flags and examples: steady COMMAND --help")
 
 
 def _help_words(words: Sequence[str]) -> list[str]:
@@ -373,7 +404,8 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _own_words(words: Sequence[str]) -> list[str]:
-    """Replace flags of other trainers by ours, in the verbs that train; and the ``-`` of standard input, in predict."""
+    """Replace deprecated flags; in verbs that train, flags of other trainers; in predict ``-``, standard input."""
+    words = _current_flags(words)
     if words[0] == "predict":  # the parser takes a single dash for a flag, and the path is the same
         return ["./-" if word == "-" else word for word in words]
     if words[0] not in RECIPE_VERBS:
@@ -385,6 +417,22 @@ def _own_words(words: Sequence[str]) -> list[str]:
     for line in notes:
         note(line)
     return words
+
+
+def _current_flags(words: Sequence[str]) -> list[str]:
+    """Replace the deprecated flags of a verb by what they are now; one line about each."""
+    current, rest = list[str](words[:1]), words[1:]
+    own = rest.index("--") if "--" in rest else len(rest)
+    for word in rest[:own]:
+        flag, equals, value = word.partition("=")
+        if (known := DEPRECATED_FLAGS.get((words[0], flag))) is None:
+            current.append(word)
+            continue
+        from steadytrain.cli.console import note
+
+        note(str(known))
+        current += [f"{known.instead}={value}"] if equals else known.instead.split()
+    return [*current, *rest[own:]]
 
 
 def _worded_errors(words: Sequence[str]) -> AbstractContextManager[None]:

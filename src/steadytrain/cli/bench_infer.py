@@ -215,7 +215,7 @@ def _rows(speed: NetworkSpeed) -> list[list[str]]:
         row += [_times(large.per_second, base_rate), f"{engine.memory_bytes / 1e6:,.0f}"]
         if parity is not None:
             row += [f"{parity.cosine:.4f}", percent(parity.top1), percent(parity.top5)]
-            row += [percent(parity.right1, 2), percent(parity.right5, 2)]
+            row += [percent(parity.right1, 1), percent(parity.right5, 1)]
         rows.append(row + [NONE] * (len(rows[0]) - len(row)))
     return rows
 

@@ -24,8 +24,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, cast
 
 from steadytrain.cli.render import describe_event, event_line, join_parts
-from steadytrain.events import Evaluated, Event, Logged, ProbeProgress, Saved, Started, Step
-from steadytrain.format import clean, clock, epoch, fold, pairs
+from steadytrain.events import Evaluated, Event, Logged, Noticed, ProbeProgress, Saved, Started, Step
+from steadytrain.format import clean, clock, count, epoch, fold, pairs, percent
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -99,6 +99,17 @@ def confirmed(question: str) -> bool | None:
 def print_text(text: str) -> None:
     """Print lines on standard output, with control characters replaced: they may hold names of files and classes."""
     print("\n".join(map(clean, text.split("\n"))), flush=True)
+
+
+def print_pages(text: str) -> None:
+    """Print lines; more of them than a terminal has through the pager (``PAGER``, else less), as git does."""
+    if not TerminalStream(sys.stdout).isatty() or text.count("\n") < shutil.get_terminal_size().lines:
+        print_text(text)
+        return
+    import pydoc
+
+    os.environ.setdefault("LESS", "FRX")  # what fits is printed, the rest stays when it is left
+    pydoc.pager("\n".join(map(clean, text.split("\n"))))
 
 
 def print_json(document: Any) -> None:
@@ -345,6 +356,7 @@ class Console:
         self._foot: Foot | None = None
         self._last_line = -float("inf")
         self._held: str | None = None
+        self._early: list[str] | None = []  # notices before the first update; None after it
 
     def __enter__(self) -> Self:
         self._foot = Foot(self._stream, self._lines).__enter__() if self._stream.isatty() else None
@@ -352,9 +364,22 @@ class Console:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._foot is not None:
+            self._print_early(all=error is not None)
             self._foot.__exit__(None, None, None)
             self._foot = None
         self._write(None)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether this is a terminal, which has room for what a person needs at the moment."""
+        return self._foot is not None
+
+    def _print_early(self, *, all: bool = False) -> None:
+        """Print how many notices came before the first update, which the report has; ``all``: the notices."""
+        if self._early and self._foot is not None:
+            for line in self._early if all else [f"{count(len(self._early), 'notice')}: the report lists them"]:
+                self._foot.print([line], _STYLES["Noticed"])
+        self._early = None
 
     def show(self, event: Event) -> None:
         """Take one event in. Never raises for want of a reader."""
@@ -364,6 +389,8 @@ class Console:
                 self._excess += max(0.0, event.seconds - SLOW_FACTOR * median(self._seconds))
             self._step = event
             self._first = self._first or event  # the warm-up is in it
+            if self._early is not None:
+                self._print_early()
             return
         best = False
         match event:
@@ -384,7 +411,10 @@ class Console:
             style = _STYLES.get(event.kind, "green" if best else "")
             classes = self._started.data.get("classes") if self._started else None
             words = describe_event(event, best=best, best_before=self._best, num_classes=classes and len(classes))
-            self._foot.print(words, style)
+            if isinstance(event, Noticed) and self._early is not None and not event.message.startswith("warning:"):
+                self._early += words
+            elif not isinstance(event, Started) or event.step or event.attempt > 1:  # the head says the rest
+                self._foot.print(words[-1:] if isinstance(event, Started) else words, style)
         elif (line := event_line(event, best=best, is_multi_label=self._is_multi_label)) is not None:
             is_partial = isinstance(event, ProbeProgress) and event.images < event.total
             every_seconds = self._every_seconds * (5 if is_partial else 1)
@@ -441,8 +471,8 @@ class Console:
         top = bar_line(f"epoch {passes:.2f}/{epoch(epochs)}", share, f"{share:4.0%}  {left}", width, ascii_only)
         parts = [f"step {step:,}/{started.steps:,}"]
         if logged is not None:
-            right = "exact match" if self._is_multi_label else "top1"
-            parts += [f"loss {logged.loss:.4f}", f"train {right} {logged.top1:.3f}", f"lr {logged.lr:.3g}"]
+            right = "exact match" if self._is_multi_label else "top-1"
+            parts += [f"loss {logged.loss:.4f}", f"train {right} {percent(logged.top1, 1)}", f"lr {logged.lr:.3g}"]
             parts += [f"{logged.images_per_second:,.0f} images/s", f"wait {logged.wait_share:.1%}"]
         if self._saved is not None:
             parts.append(f"saved {self._saved.step:,}")

@@ -20,7 +20,7 @@ Output = Annotated[
 
 
 def convert(
-    place: str,
+    checkpoint: str,
     symbol: Path | None = None,
     /,
     *,
@@ -42,8 +42,8 @@ def convert(
     and synset.txt, for MXNet 1.x; they are read back, and kept if their logits are the model's.
 
     Args:
-        place: MXNet's .params file, or its -symbol.json (the newest .params beside it is taken), or mxnet:PREFIX; its
-            .states file (momentum of SGD); or a run, or a weights file.
+        checkpoint: MXNet's .params file, or its -symbol.json (the newest .params beside it is taken), or mxnet:PREFIX;
+            its .states file (momentum of SGD); or a run, or a weights file.
         symbol: MXNet's -symbol.json, where it is not beside the .params file.
         model: Name of the model, for weights files that do not say it.
         keep_graph: Keep MXNet's graph, even where timm or torchvision have the same network.
@@ -62,26 +62,26 @@ def convert(
     if output.suffix not in (".params", ".safetensors"):
         raise InputError(f"--output is {output}: it must end with .safetensors, or with -0000.params for MXNet")
     mean, std = read_colours("--rgb-mean", rgb_mean), read_colours("--rgb-std", rgb_std, above=0.0)
-    if symbol is not None and place.endswith(".json"):
-        place, symbol = str(symbol), Path(place)
+    if symbol is not None and checkpoint.endswith(".json"):
+        checkpoint, symbol = str(symbol), Path(checkpoint)
     from steadytrain.config.factories import checkpoint_format
     from steadytrain.interop.mxnet import convert as conversion
     from steadytrain.training import restore
 
-    if place.endswith(".states"):
+    if checkpoint.endswith(".states"):
         if symbol is None:
             raise InputError(
-                f"name the symbol whose parameters {place} belongs to: steady convert {place} SYMBOL -o OUT"
+                f"name the symbol whose parameters {checkpoint} belongs to: steady convert {checkpoint} SYMBOL -o OUT"
             )
-        num_arrays = conversion.convert_states(Path(place), symbol, output)
+        num_arrays = conversion.convert_states(Path(checkpoint), symbol, output)
         document: dict[str, Any] = {"files": [str(output)], "arrays": num_arrays}
         _show(document, f"wrote {output}: the momentum of {count(num_arrays, 'parameter')}", json=json)
         return
-    if checkpoint_format(place) and output.suffix == ".safetensors":
+    if checkpoint_format(checkpoint) and output.suffix == ".safetensors":
         if model is not None or data is not None:
             raise InputError(f"{'--data' if model is None else '--model'} is for what goes to MXNet: drop it")
         options: dict[str, Any] = {"keep_graph": keep_graph, "mean": mean, "std": std, "size": size, "bgr": bgr}
-        converted = conversion.convert_from_mxnet(place, output, symbol=symbol, **options)
+        converted = conversion.convert_from_mxnet(checkpoint, output, symbol=symbol, **options)
     elif output.suffix == ".params":
         import numpy as np
 
@@ -91,14 +91,14 @@ def convert(
         altered: dict[str, Any] = {"SYMBOL": symbol, "--keep-graph": keep_graph, **colours, "--size": size}
         if other := next((flag for flag, value in altered.items() if value), None):
             raise InputError(f"{other} is for a checkpoint of MXNet that is read: drop it")
-        trained = restore(place, which=weights, model=model, device="cpu", precision="fp32", say=note)
+        trained = restore(checkpoint, which=weights, model=model, device="cpu", precision="fp32", say=note)
         for line in trained.notes:
             note(line)
         with open_samples(trained, data, CHECKED, say=note) as samples:
             images = np.concatenate([batch.images for batch in samples.checked])
         converted = conversion.convert_to_mxnet(trained, output, images, what=samples.what)
     else:
-        raise InputError(f"{place} is no checkpoint of MXNet: it is written as one with -o PREFIX-0000.params")
+        raise InputError(f"{checkpoint} is no checkpoint of MXNet: it is written as one with -o PREFIX-0000.params")
     for line in converted.notes:
         note(line)
     plain = vars(converted.input)

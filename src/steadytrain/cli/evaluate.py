@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import csv as csv_module
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
+from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known, status
 from steadytrain.cli.convert import read_colours
 from steadytrain.cli.options import (
     DeviceFlag,
@@ -32,7 +33,7 @@ from steadytrain.cli.options import (
 )
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
-from steadytrain.data.filenames import is_pattern
+from steadytrain.data.filenames import is_image, is_pattern
 from steadytrain.errors import InputError, SteadyError, storage_errors
 from steadytrain.files import near_name, replace_file, replacing
 from steadytrain.format import clean, count, count_images, number, percent, rate, score_name, tells_top5, text_table
@@ -101,7 +102,7 @@ AcceptLicence = Annotated[
 
 
 def evaluate(
-    place: WeightsFlag,
+    run: WeightsFlag,
     data: str | None = None,
     /,
     *,
@@ -189,7 +190,7 @@ def evaluate(
     mapping = named if isinstance(named, Mapping) else None
     names = None if isinstance(named, Mapping) else named
     trained = restore_weights(
-        place, weights, model, device, prior, accepted=accept_licence, precision=precision, classes=names, size=size
+        run, weights, model, device, prior, accepted=accept_licence, precision=precision, classes=names, size=size
     )
     trained, chosen = with_input(trained, size, tta)
     trained = _with_scaling(trained, rgb_mean, rgb_std)
@@ -385,7 +386,7 @@ def _label_figures(trained: Trained, result: Evaluation, threshold: float) -> di
 
 
 def predict(
-    place: WeightsFlag,
+    run: WeightsFlag,
     /,
     *images: Path,
     top: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
@@ -429,16 +430,19 @@ def predict(
         steady predict resnet18.pth --model timm/resnet18 cat.jpg
     """
     if not images:
-        raise InputError(
-            f"{place} stands alone: name a run, weights or a model, and images after it: steady predict RUN IMAGE..."
-        )
+        alone = f"{run} stands alone: name a run, weights or a model, and images after it: steady predict RUN IMAGE..."
+        inside = islice(Path(run).rglob("*"), 1000)  # an image, or a folder of some
+        if is_image(run) or (not (Path(run) / "recipe.json").exists() and any(is_image(file.name) for file in inside)):
+            alone = f"{run} holds images, and no model was named: steady predict RUN {shlex.quote(run)}"
+        raise InputError(alone)
     if csv is not None and json:
         raise InputError("--csv and --json exclude each other: drop one of them")
-    from steadytrain.data.images.statistics import DeepImages
-    from steadytrain.training.inference.heat_maps import MEANING
-    from steadytrain.training.inference.inference import Files
-    from steadytrain.training.inference.inference import predict as predict_each
-    from steadytrain.training.inference.limits import open_judge
+    with status("loading torch"):
+        from steadytrain.data.images.statistics import DeepImages
+        from steadytrain.training.inference.heat_maps import MEANING
+        from steadytrain.training.inference.inference import Files
+        from steadytrain.training.inference.inference import predict as predict_each
+        from steadytrain.training.inference.limits import open_judge
 
     if explain is not None and explain.exists() and not explain.is_dir():
         raise InputError(f"--explain is {explain}, which is a file; it must be a folder, which is made if need be")
@@ -449,7 +453,7 @@ def predict(
     places = [place for image in images for place in (_read_input() if str(image) == "-" else [image])]
     with Files(places) as files:
         trained = restore_weights(
-            place, weights, model, device, prior, accepted=accept_licence, classes=classes, size=size
+            run, weights, model, device, prior, accepted=accept_licence, classes=classes, size=size
         )
         if not any(str(image) == "-" or is_pattern(str(image)) or image.exists() for image in images):
             raise InputError(f"there is no file or folder {images[0]}.{near_name(str(images[0]))}")
@@ -612,10 +616,11 @@ def restore_weights(
     size: int | None = None,
 ) -> Trained:
     """Load weights, once their licence is accepted, and print what the user should know of them."""
-    from steadytrain.models.exported import engine_for, is_exported
-    from steadytrain.training import restore
-    from steadytrain.training.inference.prior import with_prior
-    from steadytrain.training.inference.trained import find_pretrained
+    with status("loading torch"):
+        from steadytrain.models.exported import engine_for, is_exported
+        from steadytrain.training import restore
+        from steadytrain.training.inference.prior import with_prior
+        from steadytrain.training.inference.trained import find_pretrained
 
     if (source := find_pretrained(place)) is not None:
         require_licence(Model(source.name, pretrained=True), accepted=accepted)
@@ -653,7 +658,7 @@ def _evaluation_text(document: Mapping[str, Any], chosen: str) -> str:
     cells = [[noun, *counts, *scores]]
     for row in rows:
         cells.append(
-            [clean(row[noun]), *(str(row[key]) for key in counts), *(percent(row[key], 2) for key in scores.values())]
+            [clean(row[noun]), *(str(row[key]) for key in counts), *(percent(row[key], 1) for key in scores.values())]
         )
     figures = (_label_figures_text if is_multi_label else _class_figures_text)(document, len(rows), len(known))
     is_calibrated = document["temperature"] != 1
@@ -672,29 +677,29 @@ def _evaluation_text(document: Mapping[str, Any], chosen: str) -> str:
 
 def _means(document: Mapping[str, Any], kind: str) -> str:
     names = (("precision", "precision"), ("recall", "recall"), ("F1", "f1"))
-    return ", ".join(f"{word} {percent(document[f'{kind}_{name}'], 2)}" for word, name in names)
+    return ", ".join(f"{word} {percent(document[f'{kind}_{name}'], 1)}" for word, name in names)
 
 
 def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes: int) -> Iterator[str]:
     """Yield the figures of an evaluation where each image has one class."""
     from steadytrain.data.results.scores import UNEVEN
 
-    interval = f"{100 * document['top1_low']:.2f} to {percent(document['top1_high'], 2)}"
+    interval = f"{100 * document['top1_low']:.1f} to {percent(document['top1_high'], 1)}"
     images = count_images(document["n"], document["effective_n"])
-    yield f"top-1  {percent(document['top1'], 2)}  (95 % interval {interval}, {images})"
+    yield f"top-1  {percent(document['top1'], 1)}  (95 % interval {interval}, {images})"
     if document["class_ratio"] >= UNEVEN:
         differ = f"of sizes that differ {document['class_ratio']:.3g}-fold"
-        yield f"recall {percent(document['macro_recall'], 2)}  (macro: the mean over classes, {differ})"
+        yield f"recall {percent(document['macro_recall'], 1)}  (macro: the mean over classes, {differ})"
     if num_found < num_classes and document["restricted"]:
         yield f"       chosen among the data's {count(num_found, 'class', 'classes')}"
     elif num_found < num_classes:
         yield f"       chosen among all {num_classes:,}; the data has {num_found:,} of them"
     if tells_top5(num_classes):
-        yield f"top-5  {percent(document['top5'], 2)}"
+        yield f"top-5  {percent(document['top5'], 1)}"
     yield f"loss   {number(document['loss'], 4)}"
     yield f"macro  {_means(document, 'macro')}  (means over classes)"
     bins = f"{len(document['calibration'])} equal-width bins of the top-1 probability"
-    yield f"ECE    {percent(document['ece'], 2)}  (calibration error, {bins})"
+    yield f"ECE    {percent(document['ece'], 1)}  (calibration error, {bins})"
     yield _chance_line(document)
     surest = [f"{percent(row['coverage'])}: {percent(row['top1'], 1)}" for row in document["coverage"]]
     if surest:
@@ -705,7 +710,7 @@ def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes
         yield f"       {words}, {percent(kept['top1'], 1)} of them right ({interval})"
     known = {"training": "as in training", "uniform": "equal: --prior uniform"}
     for row in document["priors"]:
-        figures = f"top-1 {percent(row['top1'], 2)}, recall {percent(row['macro_recall'], 2)}"
+        figures = f"top-1 {percent(row['top1'], 1)}, recall {percent(row['macro_recall'], 1)}"
         frequencies = known.get(row["prior"], f"of {clean(row['prior'])}")
         yield f"prior  {figures}  (class frequencies {frequencies})"
 
@@ -721,14 +726,14 @@ def _label_figures_text(document: Mapping[str, Any], num_found: int, num_labels:
     few = f" of {num_labels:,}: the others have no image" if num_found < num_labels else ""
     at = f"at a threshold of {document['threshold']:g}"
     images = count(document["n"], "image")
-    yield f"mAP    {percent(document['mean_ap'], 2)}  (over {count(num_found, 'label')}{few}; {images})"
+    yield f"mAP    {percent(document['mean_ap'], 1)}  (over {count(num_found, 'label')}{few}; {images})"
     yield f"micro  {_means(document, 'micro')}  ({at})"
     yield f"macro  {_means(document, 'macro')}  (means over labels)"
-    yield f"exact  {percent(document['exact_match'], 2)}  (images with every label right {at})"
-    yield f"wrong  {percent(document['hamming_loss'], 2)}  (of all labels of all images: the Hamming loss)"
+    yield f"exact  {percent(document['exact_match'], 1)}  (images with every label right {at})"
+    yield f"wrong  {percent(document['hamming_loss'], 1)}  (of all labels of all images: the Hamming loss)"
     yield f"loss   {number(document['loss'], 4)}"
     bins = f"{len(document['calibration'])} bins"
-    yield f"ECE    {percent(document['ece'], 2)}  (calibration error of each label's probability, {bins})"
+    yield f"ECE    {percent(document['ece'], 1)}  (calibration error of each label's probability, {bins})"
     yield _chance_line(document)
 
 
@@ -748,12 +753,12 @@ def _calibration_text(document: Mapping[str, Any], chosen: str) -> str:
     if document["left"]:
         fitted = f"left at 1, because {document['left']}"
     halves = " and ".join(f"{value:.4g}" for value in document["halves"])
-    score = percent(document["score"], 2)
+    score = percent(document["score"], 1)
     cells = [
         ["", "before", "after"],
         ["NLL", number(document["nll_before"], 4), number(document["nll"], 4)],
-        ["ECE", percent(document["ece_before"], 2), percent(document["ece"], 2)],
-        ["by chance", percent(document["ece_by_chance_before"], 2), percent(document["ece_by_chance"], 2)],
+        ["ECE", percent(document["ece_before"], 1), percent(document["ece"], 1)],
+        ["by chance", percent(document["ece_by_chance_before"], 1), percent(document["ece_by_chance"], 1)],
         [document["score_name"], score, score],
     ]
     lines = [

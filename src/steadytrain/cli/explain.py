@@ -99,6 +99,24 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     return [line for label, words in rows for line in _row(label, words)]
 
 
+def brief_lines(recipe: Recipe, started: Started) -> list[str]:
+    """Describe a run in the lines that a terminal shows before it begins: data, network, updates."""
+    data, optim = started.data, recipe.optim
+    test = f", {data['num_test']:,} to test at the end" if data.get("num_test") else ""
+    val = f"{data['num_val']:,} to evaluate" if data["num_val"] else "none to evaluate"
+    noun = "labels" if data.get("multi_label") is True else "classes"
+    rows = {"data": f"{data['num_train']:,} to train on, {val}{test}, {len(data['classes']):,} {noun}"}
+    rows |= {label: words for label, words in _model_rows(recipe, started) if label == "model"}
+    device = clean(str(started.machine["device"]))
+    if started.steps:
+        [updates] = [words for label, words in _update_rows(recipe, started) if label == "updates"]
+        rows["updates"] = updates
+        rows["by"] = f"{optim.name}, rate {Timeline(recipe, 0).peak:.3g}, {recipe.precision.name} on {device}"
+    if started.price is not None:
+        rows |= {label: words for label, words in _machine_rows(recipe, started) if label == "price"}
+    return [line for label, words in rows.items() for line in _row(label, words)]
+
+
 def _model_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     """Describe the data, the network, and what of it is trained."""
     data, model = started.data, started.model

@@ -23,7 +23,7 @@ ExportNumbers = Literal["fp32", "int8", "fp16", "bf16"]
 
 
 def export(
-    place: WeightsFlag,
+    run: WeightsFlag,
     /,
     *,
     output: Annotated[Path, Parameter(name=("--output", "-o"))],
@@ -82,11 +82,11 @@ def export(
     from steadytrain.training.inference.trained import find_pretrained
 
     kind_of(output)
-    if (source := find_pretrained(place)) is not None:
+    if (source := find_pretrained(run)) is not None:
         require_licence(Model(source.name, pretrained=True), accepted=accept_licence)
-    with status(f"exporting {place} to {output}"):
+    with status(f"exporting {run} to {output}"):
         result = export_model(
-            place,
+            run,
             output,
             which=weights,
             model=model,
@@ -118,7 +118,7 @@ def _text(result: Exportation) -> str:
         for row in result.rows:
             difference = NONE if row.difference is None else f"{row.difference:.2g}"
             speed = [f"{row.bytes / 1e6:.1f}", rate(row.images_per_second), number(row.n)]
-            agreement = [percent(row.score, 2), difference, percent(row.top5_agreement, 1)]
+            agreement = [percent(row.score, 1), difference, percent(row.top5_agreement, 1)]
             cells.append([row.format, row.engine, *speed, *agreement])
         lines.append(text_table(cells, right=range(2, 8), least=(12, 12, 7, 9, 7, 8, 10, 8), gap=1))
         numbers = last.format.rpartition(" ")[2]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_json, print_text, progress_once_known, status
+from steadytrain.cli.console import note, print_json, print_pages, progress_once_known, status
 from steadytrain.cli.options import Json
 from steadytrain.errors import InputError
 from steadytrain.format import text_table
@@ -73,7 +73,7 @@ def models(
         print_json({"pattern": pattern, "counted": counted is not None, "n": len(rows), "models": rows})
         return
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print_text(_table(rows, counted is not None, columns))
+    print_pages(_table(rows, counted is not None, columns))
     for remark in _legend(rows, counted is not None):
         for line in textwrap.wrap(remark, columns or len(remark)):
             note(line)

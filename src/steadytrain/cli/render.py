@@ -30,7 +30,7 @@ from steadytrain.events import (
     StepMeasured,
     Tested,
 )
-from steadytrain.format import clean, clock, count_images, money, pairs, rate, score_name, tells_top5
+from steadytrain.format import clean, clock, count_images, money, pairs, percent, rate, score_name, tells_top5
 from steadytrain.monitor.history import RunScore
 
 
@@ -146,10 +146,12 @@ def describe_event(
         case Evaluated():
             parts = [f"epoch {round(event.epoch, 1):g}" if event.step else "probe"]
             if event.mean_ap is not None:
-                parts += [f"val mAP {event.mean_ap:.4f}", f"exact match {event.top1:.4f}"]
+                parts += [f"val mAP {percent(event.mean_ap, 1)}", f"exact match {percent(event.top1, 1)}"]
             else:
-                parts.append(f"val top1 {event.top1:.4f}")
-                parts += [f"top5 {event.top5:.4f}"] if event.top5 is not None and tells_top5(num_classes) else []
+                parts.append(f"val top-1 {percent(event.top1, 1)}")
+                parts += (
+                    [f"top-5 {percent(event.top5, 1)}"] if event.top5 is not None and tells_top5(num_classes) else []
+                )
             parts.append(figure_words(event.figure, event.figure_value, event.mean_ap))
             parts += [f"loss {event.loss:.4f}", *([] if event.weights == "model" else [f"({clean(event.weights)})"])]
             return list(filter(None, [*parts, "best" if best else ""]))
@@ -185,9 +187,9 @@ def describe_event(
             if event.images:
                 parts.append(f"{_overall(event):,.0f} images/s overall")
             if best_before is not None:
-                name = "top1" if best_before.mean_ap is None else "mAP"
                 when = f"at epoch {round(best_before.epoch, 1):g}" if best_before.step else "by the probe"
-                parts.append(f"best {name} {best_before.score:.4f} {when}")
+                name = score_name(best_before.mean_ap is not None)
+                parts.append(f"best {name} {percent(best_before.score, 1)} {when}")
             return parts
     return []
 

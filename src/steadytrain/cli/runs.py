@@ -19,9 +19,12 @@ from steadytrain.errors import FailedError, InputError, SteadyError
 from steadytrain.format import NONE, clean, count, hide_columns, size, text_table
 
 if TYPE_CHECKING:
+    from steadytrain.monitor import Diagnosis
     from steadytrain.reports.run_list import RunRow
 
 RUNS = "runs"
+SHORT_SECONDS = 600.0
+"""Runs up to this long are diagnosed in about ten lines: there is little to gain."""
 
 
 def runs(
@@ -281,6 +284,7 @@ def diagnose(
     seconds: float | None = None,
     force: bool = False,
     model: str | None = None,
+    all: bool = False,
     json: Json = False,
 ) -> None:
     """Find what slows a run down, finished or running: its cost, what to change, and what the change saves.
@@ -295,6 +299,7 @@ def diagnose(
         seconds: How long to measure with --probe (default: 15).
         force: Probe a run even while it is training; both become slower.
         model: With --probe: the run's pkg.mod:factory; it is imported only if you name it.
+        all: Also of a short run, print the evidence of all causes, rates, and what could not be measured.
 
     Examples:
         steady diagnose runs/a
@@ -303,7 +308,7 @@ def diagnose(
     """
     from steadytrain.monitor import diagnose as diagnose_run
     from steadytrain.reports.files import find
-    from steadytrain.reports.verdict import verdict_text
+    from steadytrain.reports.verdict import verdict_short, verdict_text
 
     if not runs:
         raise InputError("no run named: steady diagnose runs/a, or a folder of runs: steady diagnose runs/")
@@ -332,4 +337,15 @@ def diagnose(
         is_single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()
         print_json(documents[0] if is_single else {"runs": documents})
     else:
-        print_text("\n\n".join(verdict_text(diagnosis, name) for name, diagnosis in diagnoses))
+        texts = [
+            verdict_text(diagnosis, name) if all or not _is_short(diagnosis) else verdict_short(diagnosis, name)
+            for name, diagnosis in diagnoses
+        ]
+        print_text("\n\n".join(texts))
+        if not (all or probe) and any(_is_short(diagnosis) for _, diagnosis in diagnoses):
+            note("a short run: --all shows the evidence and the other causes")
+
+
+def _is_short(diagnosis: Diagnosis) -> bool:
+    """Return whether a run was too short for its causes to be worth a page."""
+    return diagnosis.ledger.wall_seconds < SHORT_SECONDS and not diagnosis.hangs

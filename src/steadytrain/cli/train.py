@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import Console, TerminalStream, confirmed, note, print_text, progress_once_known
-from steadytrain.cli.explain import head_lines, print_explained
+from steadytrain.cli.console import Console, TerminalStream, confirmed, note, print_text, progress_once_known, status
+from steadytrain.cli.explain import brief_lines, head_lines, print_explained
 from steadytrain.cli.options import HEADINGS, TrainingOptions, require_trackers
 from steadytrain.config import Model, Parallel, Recipe
 from steadytrain.config.defaults import usual_recipe
@@ -656,7 +656,7 @@ def open_draft(
     of_file = {key: value for key, value in leaves(options.file_values) if key not in named}
     refuse_inner_addresses({key: of_file[key] for key in ADDRESS_KEYS if key in of_file})
     if isinstance(model := options.value("model.name"), str):
-        with lasting_imports():
+        with lasting_imports(), status("loading torch"):
             from steadytrain.models import find
 
         find(model, allow_import=True)  # a factory is imported later, if the user named it
@@ -811,7 +811,8 @@ def _train_visibly(
             if display is not None:
                 display.show(event)
                 if isinstance(event, Started):
-                    for line in head_lines((run if group else run.as_decided()).recipe.after(event.step), event):
+                    head = brief_lines if display.is_live else head_lines  # --explain has all of it
+                    for line in head((run if group else run.as_decided()).recipe.after(event.step), event):
                         note(line)
             if speedometer is not None:
                 for line in speedometer.stamped(event):  # as it is: its tabs are what the old tools split at

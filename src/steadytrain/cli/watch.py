@@ -280,7 +280,7 @@ def final_lines(now: RunSnapshot, width: int) -> list[str]:
         lines += wrap(f"test, {now.test.seen}: {now.test.words}", width, "", "  ")
     if now.logged is not None:
         right = "exact match" if now.is_multi_label else "top-1"
-        lines.append(f"train loss {number(now.logged.loss, 4)}, train {right} {percent(now.logged.top1, 2)}")
+        lines.append(f"train loss {number(now.logged.loss, 4)}, train {right} {percent(now.logged.top1, 1)}")
     if now.remaining_seconds is not None:
         lines.append(f"about {clock(now.remaining_seconds)} left")
     if now.cost is not None:

@@ -354,9 +354,9 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
         >>> words.fold_words
         '2 folds: top-1 85.00 %, by fold 80.00 to 90.00 % (deviation 7.07)'
         """
-        low, high = (percent(share, 2) for share in (min(self.by_fold), max(self.by_fold)))
+        low, high = (percent(share, 1) for share in (min(self.by_fold), max(self.by_fold)))
         spread = f"by fold {low.removesuffix(' %')} to {high} (deviation {100 * stdev(self.by_fold):.2f})"
-        return f"{len(self.by_fold)} folds: top-1 {percent(self.fold_top1, 2)}, {spread}"
+        return f"{len(self.by_fold)} folds: top-1 {percent(self.fold_top1, 1)}, {spread}"
 
     @property
     def bar(self) -> tuple[float, str]:
@@ -526,7 +526,7 @@ class Tried(Event, frozen=True, kw_only=True):
         """
         how = "a probe by folds" if self.what == "features" else f"{epoch(self.epochs or 0.0)} epochs at {self.lr:g}"
         error = "" if self.loss_error is None else f" ± {self.loss_error:.4f}"
-        figures = f"loss {self.loss:.4f}{error}, top-1 {percent(self.top1, 2)}, {duration(self.seconds)}"
+        figures = f"loss {self.loss:.4f}{error}, top-1 {percent(self.top1, 1)}, {duration(self.seconds)}"
         fit = f" ({self.fit})" if self.fit else ""
         return f"{self.model} at {self.size} pixels{fit}, {how}: {figures}{f': {self.verdict}' if self.verdict else ''}"
 

@@ -113,8 +113,8 @@ def _accuracy(measured: Mapping[str, Any], described: Description) -> str:
     if not measured:
         return "Not measured."
     if described.is_multi_label:
-        score = f"mAP {percent(measured['mean_ap'], 2)}"
+        score = f"mAP {percent(measured['mean_ap'], 1)}"
     else:
-        score = f"top-1 {percent(measured['top1'], 2)}"
-        score += f", top-5 {percent(measured['top5'], 2)}" if tells_top5(len(described.classes)) else ""
+        score = f"top-1 {percent(measured['top1'], 1)}"
+        score += f", top-5 {percent(measured['top5'], 1)}" if tells_top5(len(described.classes)) else ""
     return f"{score} on {count(measured['n'], 'validation image')}, after {epoch(measured['epoch'])} epochs."

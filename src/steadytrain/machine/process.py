@@ -479,9 +479,10 @@ def _listen(heard: int, stop: StopRequest, say: Callable[[str], None], is_over: 
             if stop.is_probing():
                 doing, ending = "ending the probe, of which nothing is saved, and stopping", ""
             with contextlib.suppress(OSError):  # the terminal may be gone
-                say(f"{name}: {doing}" + f"; a second Ctrl-C stops at once{ending}" * (name == "SIGINT"))
+                called = "Ctrl-C" if name == "SIGINT" else name
+                say(f"{called}: {doing}" + f"; a second Ctrl-C stops at once{ending}" * (name == "SIGINT"))
         elif name == "SIGINT" and now - requested_at > _SAME_SIGNAL:
-            say("SIGINT again: stopping now, without saving")
+            say("Ctrl-C again: stopping now, without saving")
             if not is_over.wait(_GRACE):
                 with contextlib.suppress(Exception):
                     stop.last_words()

@@ -117,7 +117,7 @@ class RunScore:
     @property
     def words(self) -> str:
         """The main number with its interval, in percent."""
-        return percent(self.value, 2) + (f" ({self.interval.words})" if self.interval else "")
+        return percent(self.value, 1) + (f" ({self.interval.words})" if self.interval else "")
 
     @property
     def best_label(self) -> str:

@@ -41,8 +41,8 @@ class Comparison:
         better, worse = (self.b, self.a) if self.right_b > self.right_a else (self.a, self.b)
         high, low = sorted((self.right_a / self.n, self.right_b / self.n), reverse=True)
         if self.p < SIGNIFICANT:
-            return f"{better} is better than {worse}: {percent(high, 2)} against {percent(low, 2)}, {p}"
-        values = f"{percent(self.right_a / self.n, 2)} ({self.a}) and {percent(self.right_b / self.n, 2)} ({self.b})"
+            return f"{better} is better than {worse}: {percent(high, 1)} against {percent(low, 1)}, {p}"
+        values = f"{percent(self.right_a / self.n, 1)} ({self.a}) and {percent(self.right_b / self.n, 1)} ({self.b})"
         return f"no difference can be shown: {values}, {p}"
 
     @property

@@ -242,9 +242,9 @@ class RunCost:
         ]
         if self.question.target is not None:
             hit, best = reached(history, self.question.target, self.bill), _best(history)
-            at = "not reached; no evaluation yet" if best is None else f"not reached; best so far: {percent(best, 2)}"
+            at = "not reached; no evaluation yet" if best is None else f"not reached; best so far: {percent(best, 1)}"
             at = at if hit is None else f"at epoch {epoch(hit.epoch)}"
-            label = f"to {score_name(history.is_multi_label)} {percent(self.question.target, 2)}"
+            label = f"to {score_name(history.is_multi_label)} {percent(self.question.target, 1)}"
             rows.append((label, None if hit is None else hit.cost, at))
         cells = [
             [label, NONE if amount is None else f"{money(amount)} {bill.currency}", more]

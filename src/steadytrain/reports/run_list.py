@@ -261,7 +261,7 @@ def row_cells(row: RunRow, now: float) -> dict[str, str]:
         "model": row.model,
         "epochs": f"{epoch(row.epochs_done or 0)} of {epoch(row.epochs)}" if row.epochs else "",
         "best": " ".join(filter(None, [_score_words(metric, row.best, row.low, row.high), row.chosen])),
-        "macro recall": "" if row.macro_recall is None or not row.class_ratio else percent(row.macro_recall, 2),
+        "macro recall": "" if row.macro_recall is None or not row.class_ratio else percent(row.macro_recall, 1),
         "test": _score_words(metric, row.test, row.test_low, row.test_high),
         "images/s": "" if row.images_per_second is None else rate(row.images_per_second),
         "cost": "" if row.cost is None else f"{money(row.cost)} {row.currency}",
@@ -275,7 +275,7 @@ def row_cells(row: RunRow, now: float) -> dict[str, str]:
 def _score_words(metric: str, value: float | None, low: float | None, high: float | None) -> str:
     if value is None:
         return ""
-    return f"{metric}{percent(value, 2)}" + ("" if low is None or high is None else f" ({Interval(low, high).words})")
+    return f"{metric}{percent(value, 1)}" + ("" if low is None or high is None else f" ({Interval(low, high).words})")
 
 
 # Choosing and sorting ------------------------------------------------------------------------------------------------

@@ -55,11 +55,11 @@ def facts(summary: Summary) -> dict[str, str]:
         label = best.best_label if best and score is best else f"{when} {name}"
         scores[label] = f"{score.words}, {score.seen}" if isinstance(score, UnseenScore) else _score(score)
         if setup.class_ratio is not None:
-            scores[f"{when} macro recall"] = percent(score.macro_recall if score else None, 2)
+            scores[f"{when} macro recall"] = percent(score.macro_recall if score else None, 1)
         if quality.is_multi_label:
-            scores[f"{when} exact match"] = percent(score.top1 if score else None, 2)
+            scores[f"{when} exact match"] = percent(score.top1 if score else None, 1)
         elif tells_top5(setup.num_classes) and when != "last":
-            scores[f"{when} top-5"] = percent(score.top5 if score else None, 2)
+            scores[f"{when} top-5"] = percent(score.top5 if score else None, 1)
         scores[f"{when} loss"] = number(score.loss if score else None, 4)
         if when == "best" and probe is not None and probe.series:
             scores["series"] = probe.series
@@ -72,7 +72,7 @@ def facts(summary: Summary) -> dict[str, str]:
         **scores,
         "validation images": number((last.n or None) if last else setup.num_val),
         "test images": number(quality.test.n if quality.test else None),
-        f"train {'exact match' if quality.is_multi_label else name}": percent(quality.train_top1, 2),
+        f"train {'exact match' if quality.is_multi_label else name}": percent(quality.train_top1, 1),
         "train loss": number(quality.train_loss, 4),
         "time per epoch": duration(speed.seconds_per_epoch),
         "images/s, steady": rate(speed.images_per_second),
@@ -135,14 +135,14 @@ def interruption_rows(summary: Summary) -> dict[str, str]:
 
 _SCORES: tuple[dict[str, Callable[[Epoch], str]], dict[str, Callable[[Epoch], str]]] = (
     {
-        "train top-1": lambda row: percent(row.train_top1, 2),
-        "val top-1": lambda row: percent(row.val_top1, 2),
-        "val top-5": lambda row: percent(row.val_top5, 2),
+        "train top-1": lambda row: percent(row.train_top1, 1),
+        "val top-1": lambda row: percent(row.val_top1, 1),
+        "val top-5": lambda row: percent(row.val_top5, 1),
     },
     {
-        "train exact match": lambda row: percent(row.train_top1, 2),
-        "val exact match": lambda row: percent(row.val_top1, 2),
-        "val mAP": lambda row: percent(row.val_mean_ap, 2),
+        "train exact match": lambda row: percent(row.train_top1, 1),
+        "val exact match": lambda row: percent(row.val_top1, 1),
+        "val mAP": lambda row: percent(row.val_mean_ap, 1),
     },
 )
 _FIGURES: dict[str, Callable[[Epoch], str]] = {
@@ -173,15 +173,15 @@ def spread_rows(groups: Sequence[Repeats]) -> list[list[str]]:
 
 
 def spread_text(value: Spread | None, *, percents: bool = False) -> str:
-    """Format a spread, as percents with two digits or as a number with four.
+    """Format a spread, as percents with one digit or as a number with four.
 
     >>> from steadytrain.intervals import spread
     >>> spread_text(spread([0.90, 0.92, 0.91]), percents=True)
-    '91.00 % ± 1.00 (88.52 to 93.48)'
+    '91.0 % ± 1.0 (88.5 to 93.5)'
     """
     if value is None:
         return NONE
-    scale, digits, unit = (100, 2, " %") if percents else (1, 4, "")
+    scale, digits, unit = (100, 1, " %") if percents else (1, 4, "")
     figures = (value.mean, value.std, value.mean_95.low, value.mean_95.high)
     mean, std, low, high = (f"{scale * figure:.{digits}f}" for figure in figures)
     return f"{mean}{unit} ± {std} ({low} to {high})"
@@ -198,7 +198,7 @@ def _outcome(run: Summary) -> str:
 
 def _best(runs: Sequence[Summary]) -> str:
     if len(runs) == 1:
-        return percent(runs[0].quality.best.value if runs[0].quality.best else None, 2)
+        return percent(runs[0].quality.best.value if runs[0].quality.best else None, 1)
     [group] = find_repeats(runs, same_devices=True)
     return spread_text(group.best_mean_ap or group.best_top1, percents=True)
 

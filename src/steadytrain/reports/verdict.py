@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 
 from steadytrain.errors import RunError
 from steadytrain.format import clean, number, pairs, percent, rate, wrap
@@ -91,6 +92,20 @@ def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -
     if diagnosis.not_measurable:
         lines.append("not measurable here:")
         lines += [line for reason in diagnosis.not_measurable for line in wrap(reason, width, "  ", "    ")]
+    return "\n".join(lines)
+
+
+def verdict_short(diagnosis: Diagnosis, name: str, *, width: int | None = None) -> str:
+    """Format the first cause without its evidence, and the names of the others, in about ten lines."""
+    width = _columns(width)
+    lines = [clean(name)]
+    for hang in diagnosis.hangs:
+        lines += wrap(f"hang: {clean(hang)}", width, "", "  ")
+    lines += _cause(1, replace(diagnosis.causes[0], evidence=()), width)
+    if more := diagnosis.causes[1:]:
+        names = ", ".join(f"{_called(cause.name)} {percent(cause.share)}" for cause in more)
+        lines += wrap(f"also: {names}", width, "", "  ")
+    lines += wrap(f"time: {_ledger(diagnosis.ledger)}", width, "", "  ")
     return "\n".join(lines)
 
 

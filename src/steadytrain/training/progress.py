@@ -60,7 +60,7 @@ def show_progress(events: Iterable[Event], recipe: Recipe, out: TextIO) -> Itera
             parts = [f"epoch {epoch(event.epoch)}" if event.step else "probe"]
             parts += [f"loss {newest.loss:.4f}"] if newest is not None else []
             name = score_name(event.mean_ap is not None)
-            parts += [f"validation loss {event.loss:.4f}", f"{name} {percent(event.score, 2)}"]
+            parts += [f"validation loss {event.loss:.4f}", f"{name} {percent(event.score, 1)}"]
             write("  ".join(parts), stays=True)
         elif isinstance(event, Tested):
             name, figures = score_name(event.mean_ap is not None), RunScore.of(event).words

@@ -453,10 +453,10 @@ def to_text(table: Sequence[CaseRow], *, target: float | None = None, width: int
     heads += ["cost to it"] * (has_cost and target is not None) + ["cost"] * has_cost
     lines = [[*heads, "status"]]
     for row in table:
-        best = spread_text(row.best_spread, percents=True) if row.best_spread else percent(row.best, 2)
+        best = spread_text(row.best_spread, percents=True) if row.best_spread else percent(row.best, 1)
         best += f" ({row.interval.words})" if row.interval and not row.best_spread else ""
         best += row.chosen
-        last = f"{percent(row.last, 2)}{f' ± {100 * row.last_spread.std:.2f}' if row.last_spread else ''}"
+        last = f"{percent(row.last, 1)}{f' ± {100 * row.last_spread.std:.1f}' if row.last_spread else ''}"
         cells = [row.name, best, last, NONE if row.epochs is None else epoch(row.epochs), duration(row.seconds)]
         if target is not None:
             num_reached = f" ({row.reached} of {row.seeds})" if 0 < row.reached < row.seeds else ""

@@ -186,7 +186,7 @@ class ProcessTrainer:
         now, log = run.progress(), run.directory / LOG
         if is_over(run, until) and not is_diverged(run):
             self.failures.pop(run.directory, None)
-            score = f", {percent(now.evaluated.score, 2)}" if now.evaluated else ""
+            score = f", {percent(now.evaluated.score, 1)}" if now.evaluated else ""
             return f"{'finished' if now.finished else f'epoch {now.evaluated.epoch:g}' if now.evaluated else ''}{score}"
         if code == 75:
             return "stopped and saved: the same command continues"

@@ -317,7 +317,7 @@ def test_a_log_stands_beside_a_run_of_ours_in_one_table_and_one_chart(
     assert main(["report", "runs/ours", "old.log", "metrics.csv", "-o", "both.html"]) == 0
     out, err = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines()[1:4]] == ["ours", "old.log", "metrics.csv"]
-    assert "65.00 %" in out and "old.log: MXNet log" in err and "metrics.csv: Lightning log" in err
+    assert "65.0 %" in out and "old.log: MXNet log" in err and "metrics.csv: Lightning log" in err
     text = Path("both.html").read_text()
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
     top1 = next(figure for figure in data["figures"] if figure["id"] == "top1")

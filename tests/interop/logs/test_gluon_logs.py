@@ -382,8 +382,8 @@ def test_old_table_comes_out_of_old_logs(
     )
     heads = ["run", "outcome", "devices", "model", "batch/device", "batch", "s/epoch", "images/s", "best", "efficiency"]
     rows = [
-        ["1.log", NONE, "1", "resnet-152", "32", "32", "770.0", "21.0", "83.60 %", "100 %"],
-        ["8.log", NONE, "8", "resnet-152", "32", "256", "102.0", "160.0", "83.60 %", "95 %"],
+        ["1.log", NONE, "1", "resnet-152", "32", "32", "770.0", "21.0", "83.6 %", "100 %"],
+        ["8.log", NONE, "8", "resnet-152", "32", "256", "102.0", "160.0", "83.6 %", "95 %"],
         ["full.log", "out of memory", "8", "resnet-152", "64", "512", NONE, NONE, NONE, NONE],
     ]
     assert main(["report", "1.log", "8.log", "full.log", "-o", "-"]) == 0
@@ -416,7 +416,7 @@ def test_logs_that_differ_in_their_seed_are_repeats(tmp_path: Path, capsys: pyte
         (tmp_path / f"{seed}.log").write_text(text.replace("val=0.300000", f"val=0.{30 + seed}"))
     (tmp_path / "z.log").write_text(f"start with arguments Namespace(network='resnet', num_layers=18, seed=9)\n{CIFAR}")
     assert main(["report", str(tmp_path), "-o", "-"]) == 0
-    assert "| 0.log, 1.log, 2.log: 3 seeds | resnet-50 | 41.5 | 31.00 % ± 1.00 (" in capsys.readouterr().out
+    assert "| 0.log, 1.log, 2.log: 3 seeds | resnet-50 | 41.5 | 31.0 % ± 1.0 (" in capsys.readouterr().out
 
 
 def _of_gpus(num: int, images_per_second: float) -> str:

@@ -155,7 +155,7 @@ def test_the_asynchronous_tables_took_the_best_worker_and_the_report_says_so(log
         assert rows[number]["val_top1"] == pytest.approx(fmean(facts.val["top1"]))
         assert rows[number]["val_top1"] < max(facts.val["top1"])
     assert run["log"] == "MXNet log of 5 workers"
-    best = f"{100 * float(ASYNCHRONOUS[name][-1][2]):.2f} %"
+    best = f"{100 * float(ASYNCHRONOUS[name][-1][2]):.1f} %"
     assert any(f"that of the best {best}" in notice for notice in run["notices"])
     assert any("as in asynchronous training" in notice for notice in run["notices"])
 

@@ -317,8 +317,8 @@ class LogRun:
             values = scored[-1].val["top1"]
             remarks.append(
                 f"validation accuracy at epoch {scored[-1].number + 1}: the mean of the workers is"
-                f" {percent(fmean(values), 2)}, that of the best {percent(max(values), 2)}, of the worst"
-                f" {percent(min(values), 2)}"
+                f" {percent(fmean(values), 1)}, that of the best {percent(max(values), 1)}, of the worst"
+                f" {percent(min(values), 1)}"
             )
         return remarks + self.notices
 

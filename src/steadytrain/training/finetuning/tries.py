@@ -62,7 +62,7 @@ def next_try(tried: Sequence[Tried], probe: Evaluated, fitting: float, *, fills:
         return lr, epochs, f"{why}; from the probe again, {epoch(epochs)} epochs at a learning rate of {compact(lr)}"
 
     if newest.verdict == UNDONE:
-        worse = f"top-1 {percent(probe.top1, 2)}, then {percent(newest.top1, 2)}"
+        worse = f"top-1 {percent(probe.top1, 1)}, then {percent(newest.top1, 1)}"
         why = f"updates at {compact(rate)} undid the probe (validation {worse})"
         if room < 1:
             return 0.0, 0.0, f"{why}, and nothing more is tried"

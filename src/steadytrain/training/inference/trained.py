@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -23,6 +22,7 @@ from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import ImageLoader
 from steadytrain.data.recordio.card import read_classes
+from steadytrain.deprecation import renamed_parameter
 from steadytrain.errors import DataError, ModelError, RecipeError, RunError
 from steadytrain.files import read_text, require_content
 from steadytrain.format import Say, epoch, few, score_name
@@ -124,6 +124,7 @@ class Trained:
 DESCRIBED = tuple({each.name for each in fields(Trained)} & {each.name for each in fields(exported.Description)})
 
 
+@renamed_parameter("numbers", "precision", since="0.2", until="0.4")
 def restore(
     place: str | Path | Run,
     *,
@@ -134,7 +135,6 @@ def restore(
     classes: str | Path | Sequence[str] | None = None,
     size: int | None = None,
     say: Say = lambda message: None,
-    numbers: str | None = None,
 ) -> Trained:
     """Load trained weights into their model.
 
@@ -157,7 +157,6 @@ def restore(
             each line. None: those in the weights file, else ImageNet's if it has a classifier of as many outputs.
         size: of an MXNet checkpoint whose arrays fit no usual size of images: their side, in pixels.
         say: takes a line before the networks are tried that weights without a name may be of, which takes seconds.
-        numbers: the earlier name of ``precision``.
 
     Raises:
         RunError: no run, or no weights in it yet.
@@ -170,9 +169,6 @@ def restore(
     >>> restore(path, model="timm/test_resnet").classes[285]
     'Egyptian cat'
     """
-    if numbers is not None:
-        warnings.warn("restore(numbers=...) is called precision now", DeprecationWarning, stacklevel=2)
-        precision = precision or numbers
     names = None if classes is None else class_names(classes)
     model = None if model is None else models.name_model(model)
     if isinstance(place, str | Path):
