@@ -26,6 +26,12 @@ class _Labelled(list[tuple[Any, int]]):
         self.classes = [str(name) for name in classes]
 
 
+def _images(X: Any) -> list[Any]:
+    """List the images of X, of which an array or a list has several; of a DataFrame, those of its column."""
+    several = images_of(X) if hasattr(X, "columns") else None
+    return [image for image, _ in several] if isinstance(several, Samples) else list(X)
+
+
 class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A fine-tuned image classifier as an estimator of scikit-learn, for pipelines, searches and cross-validation.
 
@@ -76,8 +82,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train on images and their classes. Raises SteadyError, which is a ValueError for what was given."""
         check_classification_targets(y)
         self.classes_, numbers = np.unique(np.asarray(y), return_inverse=True)
-        several = images_of(X)
-        images = [image for image, _ in several] if isinstance(several, Samples) else list(X)
+        images = _images(X)
         if len(images) != len(numbers):
             raise DataError(f"X has {len(images)} images and y {len(numbers)} labels: give a label for each image")
         names = ("epochs", "lr", "batch_size", "size", "train", "weights", "device", "seed")
@@ -94,7 +99,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         trained = st.restore(self.run_, model=self.model, device=self.device or "auto")
         columns = {name: number for number, name in enumerate(trained.classes)}
         rows = list[NDArray[np.float64]]()
-        for prediction in st.predict(trained, X, top=len(columns)).stream:
+        for prediction in st.predict(trained, _images(X), top=len(columns)).stream:
             if prediction.error is not None:
                 raise DataError(f"image {len(rows)} cannot be predicted: {prediction.error}")
             rows.append(np.zeros(len(columns)))
