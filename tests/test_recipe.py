@@ -134,6 +134,7 @@ ELSEWHERE: dict[str, object] = {
     "every.nonfinite": "skip",
     "every.skip": [120],
     "every.slower": [120, 480],
+    "every.rates": [[120, 0.5]],
     "every.fp32": [120],
     "every.undone": "continue",
     "every.tries": [[120, 0.0003]],

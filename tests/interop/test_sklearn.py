@@ -130,3 +130,12 @@ def test_paths_and_numbers_as_classes(photos: tuple[NDArray[np.uint8], NDArray[A
 def test_cross_validation_trains_a_run_for_each_fold(photos: tuple[NDArray[np.uint8], NDArray[Any]]) -> None:
     scores = cross_val_score(st.ImageClassifier("resnet20", **SMALL), *photos, cv=2)
     assert len(scores) == 2 and len(list(Path("runs").iterdir())) == 2
+
+
+def test_a_column_of_paths_is_a_list_of_images(photos: tuple[NDArray[np.uint8], NDArray[Any]]) -> None:
+    pandas = pytest.importorskip("pandas")
+    for number, image in enumerate(photos[0]):
+        Image.fromarray(image).save(f"{number}.png")
+    X = pandas.DataFrame({"path": [f"{number}.png" for number in range(40)], "age": range(40)})
+    classifier = st.ImageClassifier("resnet20", **SMALL).fit(X, photos[1])
+    assert (classifier.predict_proba(X[:3]) == classifier.predict_proba(X.path[:3])).all()

@@ -79,7 +79,7 @@ def test_few_photographs_are_better_fine_tuned() -> None:
 
 def test_the_model_to_fine_tune_is_the_first_whose_weights_are_here(work: Path) -> None:
     photos, lines = _write_photos(Path("photos"), 20), list[str]()
-    with pytest.raises(ModelError, match=r"mobilenetv3_large_100 .*HF_HUB_OFFLINE.*--weights FILE.*steady models"):
+    with pytest.raises(ModelError, match=r"mobilenetv3_large_100 .*HF_HUB_OFFLINE.*weights=.*steady models"):
         st.default_recipe(photos, finetune=True, say=lines.append)
     assert "mobilenetv3_large_100 (Apache-2.0), whose weights are fetched once (22 MB); --model NAME" in lines[-1]
     _put_into_hub(work, "resnet50.a1_in1k")
@@ -165,7 +165,7 @@ def test_weights_of_ours_name_their_model_and_others_have_to(
     assert st.default_recipe("digits", {"model.weights": run.weights}, finetune=True).model.name == "mlp"
     of_run = st.default_recipe("digits", {"model.weights": str(run.directory)}, finetune=True).model
     assert (of_run.name, of_run.weights) == ("mlp", str(run.directory / "best.safetensors"))
-    with pytest.raises(ModelError, match=r"does not say which model's weights it holds, .*: name it with --model"):
+    with pytest.raises(ModelError, match=r"does not say which model's weights it holds, .*: name it with model="):
         st.default_recipe("digits", {"model.weights": str(weights_without_names)}, finetune=True)
 
 

@@ -6,6 +6,7 @@ import runpy
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests import forked
 from torch import nn
@@ -105,3 +106,26 @@ def test_an_interrupted_run_of_a_module_goes_on_by_the_same_script(
     saved = newest(work / "run" / "checkpoints")
     assert saved is not None and step_of(saved) >= 2  # another may have been written before the event of this came
     assert _ran(work) == (0, f"began at {step_of(saved)}\n")
+
+
+def test_a_module_whose_sizes_are_not_known_yet_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path / "cache"))
+    images = np.random.default_rng(0).integers(0, 255, (40, 12, 12, 3), dtype=np.uint8)
+    data, small = (images, [0, 1] * 20), {"epochs": 1, "device": "cpu", "batch_size": 8}
+    net = nn.Sequential(nn.LazyConv2d(4, 3, 2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2))
+    first, second = (st.train(data, model=net, run=f"runs/{name}", **small) for name in "ab")  # type: ignore[arg-type]
+    assert first.run.weights.read_bytes() == second.run.weights.read_bytes()
+    assert nn.parameter.is_lazy(next(net.parameters()))  # the user's own stays as it is
+
+    def make(num_classes: int) -> nn.Module:
+        return nn.Sequential(nn.LazyConv2d(4, 3, 2), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(num_classes))
+
+    assert st.train(data, model=make, run="runs/made", **small).status == "finished"  # type: ignore[arg-type]
+    for wrong, words in (
+        (make(2), "give a function that makes it"),
+        (nn.Sequential(nn.Conv2d(3, 4, 25)), "another size="),
+    ):
+        with pytest.raises(st.SteadyError, match=words):
+            st.train(data, model=wrong, run="runs/wrong", **small)  # type: ignore[arg-type]
+        assert not Path("runs/wrong").exists()

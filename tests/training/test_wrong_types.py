@@ -51,7 +51,7 @@ def test_a_folder_that_is_no_run_is_taken_for_data(tmp_path: Path) -> None:
 def test_a_recipe_is_no_run_and_a_dict_is_no_recipe(tmp_path: Path) -> None:
     recipe = st.Recipe(data=st.Data(train="a.rec"), model=st.Model("mlp"), budget=st.Budget(epochs=1))
     with pytest.raises(st.SteadyError, match=r"a Recipe is not a run: st\.Run\.create"):
-        st.train(recipe)  # type: ignore[arg-type]
+        st.train(recipe)
     wrong: Any = {"budget.epochs": 1}
     with pytest.raises(st.SteadyError, match="the recipe is a dict"):
         st.Run.create(tmp_path / "a", wrong)

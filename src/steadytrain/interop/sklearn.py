@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,22 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 import steadytrain as st
+from steadytrain.data.packing.memory import Samples, images_of
 from steadytrain.errors import DataError
 
 
-class _Labelled(Sequence[Any]):
-    """Images and class numbers as a data set of pairs."""
+class _Labelled(list[tuple[Any, int]]):
+    """Pairs of an image and a class number, with the names of the classes."""
 
-    def __init__(self, images: Any, numbers: NDArray[np.int64], classes: Iterable[Any]) -> None:
-        self.images, self.numbers, self.classes = images, numbers, [str(name) for name in classes]
+    def __init__(self, pairs: Iterable[tuple[Any, int]], classes: Iterable[Any]) -> None:
+        super().__init__(pairs)
+        self.classes = [str(name) for name in classes]
 
-    def __len__(self) -> int:
-        return len(self.numbers)
 
-    def __getitem__(self, number: Any) -> Any:
-        return self.images[number], int(self.numbers[number])
+def _images(X: Any) -> list[Any]:
+    """List the images of X, of which an array or a list has several; of a DataFrame, those of its column."""
+    several = images_of(X) if hasattr(X, "columns") else None
+    return [image for image, _ in several] if isinstance(several, Samples) else list(X)
 
 
 class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -80,14 +82,14 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train on images and their classes. Raises SteadyError, which is a ValueError for what was given."""
         check_classification_targets(y)
         self.classes_, numbers = np.unique(np.asarray(y), return_inverse=True)
-        images = X if hasattr(X, "shape") and not hasattr(X, "columns") else list(X)
+        images = _images(X)
         if len(images) != len(numbers):
             raise DataError(f"X has {len(images)} images and y {len(numbers)} labels: give a label for each image")
         names = ("epochs", "lr", "batch_size", "size", "train", "weights", "device", "seed")
         flags = {name: value for name in names if (value := getattr(self, name)) is not None}
         train = st.finetune if self.pretrained else st.train
         known: dict[str, Any] = {"model": self.model, "run": self.run, "progress": self.progress, **flags}
-        result = train(_Labelled(images, numbers, self.classes_), self.settings, **known)
+        result = train(_Labelled(zip(images, numbers.tolist(), strict=True), self.classes_), self.settings, **known)
         self.run_, self.metrics_ = str(result.run.directory), result.metrics
         return self
 
@@ -97,7 +99,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         trained = st.restore(self.run_, model=self.model, device=self.device or "auto")
         columns = {name: number for number, name in enumerate(trained.classes)}
         rows = list[NDArray[np.float64]]()
-        for prediction in st.predict(trained, X, top=len(columns)).stream:
+        for prediction in st.predict(trained, _images(X), top=len(columns)).stream:
             if prediction.error is not None:
                 raise DataError(f"image {len(rows)} cannot be predicted: {prediction.error}")
             rows.append(np.zeros(len(columns)))

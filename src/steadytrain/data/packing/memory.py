@@ -98,7 +98,7 @@ class Samples(Sequence[tuple[Any, Any]]):
         if names:
             self.image = _column(names, image, PATHS, "path_column")
             label = _column(names, label, LABELS, "label_column") if needs_labels else None
-            self.classes = getattr(features.get(label), "names", self.classes)
+            self.classes = getattr(features.get(label or ""), "names", self.classes)
         self._data, self._label = data, label
 
     def __len__(self) -> int:
@@ -109,12 +109,13 @@ class Samples(Sequence[tuple[Any, Any]]):
     def __getitem__(self, number: Any) -> tuple[Any, Any]:
         if not 0 <= number < len(self):
             raise IndexError(number)
+        label: Any = None
         if self.columns is not None:
             image, label = self.columns[self.image][number], self.columns[self._label][number] if self._label else None
         elif _are_columns(self._data):
             image, label = self._data[0][number], self._data[1][number]
         else:
-            item, label = self._data[number], None
+            item = self._data[number]
             if self.image:
                 item = (item[self.image], item[self._label] if self._label else None)
             image, label = item if isinstance(item, tuple | list) and len(item) == 2 else (item, None)

@@ -144,26 +144,16 @@ def run_steps(
     say: Callable[[str], None] = lambda message: None,
     on_event: OnEvent | None = None,
 ) -> Iterator[Event]:
-    """Take a run from where it stands to its end, yielding each event after it was written.
-
-    Where loss or weights are not finite any more, it goes on as ``every.nonfinite`` says.
+    """Take a run from where it stands to its end, yielding each event, as :func:`steadytrain.steps` does.
 
     Args:
-        run: a run or its folder; a finished one yields nothing.
-        stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
-        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
+        run, stop, allow_import, say: as there.
         began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
         probe: measure first how fast the loader, the updates and both can be, which changes nothing of the run.
         group: the processes that train it together, each of which calls this; None: this process is alone.
         opened: the data, if the caller has them open already, who closes them afterwards.
         explains: find out for the DivergedError of a run that stops which images it was; that takes time.
-        say: takes lines about numbers that were not finite.
         on_event: is called with each event, and may decide (:mod:`.steering`); in one process.
-
-    Raises:
-        DivergedError: loss or weights are not finite any more, and the recipe has no remedy left.
-        RankLostError: another rank failed, or is gone.
-        SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
     run, ranks = Run.open(run), ranks_of(group)
     if on_event is not None and group is not None:
