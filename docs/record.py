@@ -138,10 +138,10 @@ def record(pages: list[str], folder: Path, finetune: str) -> None:
             "load": load,
             "digest": Block(block.page, block.command, text).digest,
         }
+        known = {block.key for block in blocks()}
+        rows = {key: row for key, row in sorted(records.items()) if key in known}
+        RECORDS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")  # now: a later command may fail
         print(f"recorded {block.key} (load {load})", flush=True)
-    known = {block.key for block in blocks()}
-    rows = {key: row for key, row in sorted(records.items()) if key in known}
-    RECORDS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:

@@ -54,7 +54,7 @@ def test_the_best_evaluation_has_the_highest_map(run: Run) -> None:
     assert (best.step, best.value, best.interval) == (40, 0.72, None)
     assert (last.step, last.value, last.top1) == (60, 0.65, 0.4)
     assert run.progress().best == next(event for event in run.events() if getattr(event, "mean_ap", None) == 0.72)
-    assert to_text([account.summary]).splitlines()[3].split()[:4] == ["best", "mAP", "72.00", "%"]
+    assert to_text([account.summary]).splitlines()[3].split()[:4] == ["best", "mAP", "72.0", "%"]
 
 
 def test_labels_are_listed_with_average_precision_lowest_first(run: Run) -> None:
@@ -90,7 +90,7 @@ def test_runs_of_labels_and_of_classes_each_keep_their_score(run: Run, tmp_path:
     other = finished(tmp_path)
     accounts = [Account.of(run), Account.of(other)]
     text = to_text([account.summary for account in accounts], width=120)
-    assert "mAP 72.00 %" in text and "top-1" not in text.splitlines()[0]
+    assert "mAP 72.0 %" in text and "top-1" not in text.splitlines()[0]
     table = markdown(accounts)
     assert "| best mAP | 72.0 % at epoch" in table and f"| best top-1 | {NONE} |" in table
     assert "best mAP</th>" in page(accounts) and "best top-1</th>" in page(accounts)

@@ -352,7 +352,7 @@ class ProbeProgress(Event, frozen=True, kw_only=True):
 
         >>> words = ProbeProgress(step=0, images=9, total=9, by_fold=[0.8, 0.9], fold_top1=0.85, fold_loss=0.5)
         >>> words.fold_words
-        '2 folds: top-1 85.00 %, by fold 80.00 to 90.00 % (deviation 7.07)'
+        '2 folds: top-1 85.0 %, by fold 80.0 to 90.0 % (deviation 7.07)'
         """
         low, high = (percent(share, 1) for share in (min(self.by_fold), max(self.by_fold)))
         spread = f"by fold {low.removesuffix(' %')} to {high} (deviation {100 * stdev(self.by_fold):.2f})"
@@ -522,7 +522,7 @@ class Tried(Event, frozen=True, kw_only=True):
         """Describe it in a line.
 
         >>> Tried(step=0, what="features", model="a", size=96, loss=0.5, top1=0.8, seconds=9, verdict="chosen").words
-        'a at 96 pixels, a probe by folds: loss 0.5000, top-1 80.00 %, 9.00 s: chosen'
+        'a at 96 pixels, a probe by folds: loss 0.5000, top-1 80.0 %, 9.00 s: chosen'
         """
         how = "a probe by folds" if self.what == "features" else f"{epoch(self.epochs or 0.0)} epochs at {self.lr:g}"
         error = "" if self.loss_error is None else f" ± {self.loss_error:.4f}"

@@ -249,7 +249,7 @@ def row_cells(row: RunRow, now: float) -> dict[str, str]:
 
     >>> words = row_cells(RunRow(name="a", directory="a", status="finished", best=0.9231, low=0.91, high=0.93), 0.0)
     >>> words["best"], words["cost"]
-    ('92.31 % (91.00 to 93.00)', '')
+    ('92.3 % (91.0 to 93.0)', '')
     """
     metric = "mAP " if row.metric == "mean_ap" else ""
     remark = " ".join([*(f"#{tag}" for tag in row.tags), row.note]).strip()
