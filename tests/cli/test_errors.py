@@ -568,3 +568,12 @@ def test_a_name_that_is_too_long_for_a_file_is_one_line(steady: Callable[..., Sa
     said = steady(*words.format("QUJD" * 1200).split())
     (line,) = said.lines
     assert said.code == 2 and len(line) < 300 and "Traceback" not in said.error
+
+
+def test_a_rank_that_has_saved_keeps_its_code_though_it_is_asked_again_while_python_ends() -> None:
+    """As srun does, once one of the ranks has ended."""
+    code = (
+        "import os, signal, sys, steadytrain.cli as cli; sys.argv = ['steady', 'train']; cli._code_of = lambda _: 75;"
+        " code = cli.main(); os.kill(os.getpid(), signal.SIGTERM); sys.exit(code)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 75
