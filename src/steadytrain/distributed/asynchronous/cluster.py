@@ -22,6 +22,7 @@ import psutil
 
 from steadytrain.distributed.world import World
 from steadytrain.errors import InputError, RankLostError, SteadyError, first_line
+from steadytrain.machine.platform import require_posix
 
 if TYPE_CHECKING:
     from steadytrain.distributed.asynchronous.server import ParameterServer
@@ -59,6 +60,7 @@ ServerMethod: TypeAlias = "Callable[Concatenate[ParameterServer, P], Coroutine[A
 
 def require_ray(feature: str = "--engine async", alternative: str = "use --engine ddp") -> Any:
     """Import Ray. Raises InputError where it is not installed."""
+    require_posix(feature)
     try:
         import ray
     except ImportError as error:
