@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.cli.options import FLAGS, parse_setting
+from steadytrain.cli.options import parse_setting
 from steadytrain.config import Budget, Data, Every, Model, Optim, Parallel, Precision, Recipe
 from steadytrain.config.defaults import apply_changes, usual_recipe
 from steadytrain.config.foreign import foreign_flags
+from steadytrain.config.keywords import FLAGS
 from steadytrain.config.plain import leaves
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.config.timeline import Timeline

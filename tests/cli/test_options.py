@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from steadytrain.cli import main, parse
-from steadytrain.cli.options import FLAGS, TrainingOptions, read_recipe
+from steadytrain.cli.options import TrainingOptions, read_recipe
 from steadytrain.cli.train import num_procs, ranks_of_batch, require_cores
 from steadytrain.config import Data, Model, Parallel, Recipe
+from steadytrain.config.keywords import FLAGS
 from steadytrain.config.plain import plain
 from steadytrain.config.recipe import recipe_settings
 from steadytrain.config.reference import recipe_keys

@@ -18,7 +18,8 @@ from tests.data.packing.odd_files import png
 from tests.reports.runs import finished
 
 from steadytrain.cli import RECIPE_VERBS, VERBS, main
-from steadytrain.cli.options import FLAGS, TrainingOptions
+from steadytrain.cli.options import TrainingOptions
+from steadytrain.config.keywords import FLAGS
 from steadytrain.config.settings import GROUPS
 
 STEADY = [sys.executable, "-m", "steadytrain"]

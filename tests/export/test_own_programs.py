@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def test_the_program_of_the_page_gives_the_models_answers(file: str, flags: tupl
     programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     [program] = [text for text in programs if f'"{file}"' in text]
     torch.manual_seed(3)
-    network = timm.create_model("test_resnet")
+    network: Any = timm.create_model("test_resnet")
     torch.nn.init.normal_(network.get_classifier().weight, std=3.0)  # answers that are sure of themselves
     torch.save(network.state_dict(), tmp_path / "stock.pth")
     shape = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)

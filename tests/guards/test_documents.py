@@ -14,9 +14,10 @@ import steadytrain
 from steadytrain import errors
 from steadytrain.cli import main
 from steadytrain.cli.help import topics
-from steadytrain.cli.options import FLAGS, parse_setting
+from steadytrain.cli.options import parse_setting
 from steadytrain.config import Data, Model, Recipe
 from steadytrain.config.defaults import usual_recipe
+from steadytrain.config.keywords import FLAGS
 from steadytrain.config.plain import leaves
 from steadytrain.config.reference import flag_help, recipe_keys
 from steadytrain.errors import SteadyError

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.events import EventLog, ThreadStats, read
+from steadytrain.machine import platform
 from steadytrain.monitor import threads
 from steadytrain.monitor.threads import LoopWatch, calls_others, foreign_frame, looking
 
@@ -130,10 +131,10 @@ def late_look(monkeypatch: pytest.MonkeyPatch, wakes: int) -> ThreadStats:
     """One look that comes 0.6 s late, after so many wakes of the thread that looks."""
     watch = LoopWatch(Loop())
     watch.begin()
-    began, before, times = time.perf_counter(), threads.usage("THREAD", "ru_nvcsw"), watch._own_files.times()
+    began, before, times = time.perf_counter(), platform.usage("THREAD", "ru_nvcsw"), watch._own_files.times()
     time.sleep(0.62)
     monkeypatch.setattr(watch._own_files, "times", lambda: times)  # not queued for a processor, busy as this one may be
-    monkeypatch.setattr(threads, "usage", lambda who, name: before + wakes)
+    monkeypatch.setattr("steadytrain.monitor.threads.usage", lambda who, name: before + wakes)
     watch.look(0.02, began)
     watch.close()
     return watch.stats()

@@ -148,7 +148,7 @@ def test_the_attempts_of_a_run_are_sent_by_one_process_that_is_waited_for_once(
 
     monkeypatch.setattr(loop, "attempts", attempts)
     monkeypatch.setattr(loop, "_remedied", lambda run, *_: run)
-    list(loop.steps(run, explains=True))
+    list(loop.run_steps(run, explains=True))
     assert did == ["attempt", "begun kept", "attempt", "attempt", "ended"]
 
 
