@@ -524,7 +524,7 @@ def test_what_the_system_lacks_is_one_line(
     ("words", "part"),
     [
         ("pack", "steady pack needs SOURCE... OUT, such as: steady pack photos/ photos"),
-        ("evaluate", "steady evaluate needs PLACE, such as: steady evaluate runs/a"),
+        ("evaluate", "steady evaluate needs RUN, such as: steady evaluate runs/a"),
         ("export runs/a", "steady export needs --output, such as: steady export runs/a -o model.onnx"),
         ("train x --epochs", "--epochs needs a value: --epochs VALUE"),
         ("bench", "name the network to measure, such as steady bench resnet20"),

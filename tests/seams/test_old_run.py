@@ -78,7 +78,7 @@ def test_its_report(old: Path, frozen: Frozen) -> None:
 
 def test_its_diagnosis_and_ledger(old: Path, frozen: Frozen) -> None:
     frozen("old run/diagnose", steady("diagnose", old, "--json").document)
-    frozen("old run/diagnose text", steady("diagnose", old).out.splitlines())
+    frozen("old run/diagnose text", steady("diagnose", old, "--all").out.splitlines())
     ledger: Any = st.ledger(st.Run.open(old))
     figures = steady("diagnose", old, "--json").document["ledger"]
     assert dict(ledger.seconds) == figures["seconds"] and ledger.wall_seconds == figures["wall_seconds"]
