@@ -73,8 +73,8 @@ with atheris.instrument_imports(include=["steadytrain"]) if GUIDED else contextl
     from steadytrain.export.serve import ServeSettings
     from steadytrain.interop.logs import read_log
     from steadytrain.interop.mxnet.checkpoint import open_checkpoint
-    from steadytrain.interop.mxnet.convert import read_states
     from steadytrain.interop.mxnet.params import read_params, write_params
+    from steadytrain.interop.mxnet.states import read_states
     from steadytrain.interop.mxnet.symbol import read_symbol
     from steadytrain.models.exported import Description
     from steadytrain.models.weights import Input, read_weights

@@ -234,15 +234,14 @@ def held_folder(place: Path, prefix: str, suffix: str = "") -> Iterator[Path]:
     """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=place))
-        try:
-            with opened_folder(folder) as descriptor:
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another process took it for one that was left
+                descriptor = stack.enter_context(opened_folder(folder))
                 lock(descriptor)
-                if not folder.exists():  # another process took it for one that was left
-                    continue
+            if folder.exists():
                 yield folder
                 return
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_unheld(folder: Path) -> None:

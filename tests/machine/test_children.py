@@ -176,3 +176,19 @@ def test_a_child_ignores_the_signals_that_it_is_to_ignore() -> None:
     program = "import signal; print(signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN)"
     ended = run_program(python(program), ends_with_us=True, ignores=[signal.SIGUSR1])
     assert ended.output == "True\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ends with its parent on Linux alone")
+def test_a_child_that_hears_ctrl_c_as_it_begins_ends_by_it_without_a_traceback() -> None:
+    for seconds in (0.0, 0.01, 0.02, 0.04):
+        process = start(["sleep", "30"], ends_with_us=True, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[1] == b"" and process.returncode == -signal.SIGINT
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ends with its parent on Linux alone")
+def test_a_child_has_its_processors_from_its_first_moment() -> None:
+    [mine, *_] = os.sched_getaffinity(0)
+    words = python("import os; print(*os.sched_getaffinity(0))")
+    assert run_program(words, ends_with_us=True, processors=[mine]).output.split() == [str(mine)]

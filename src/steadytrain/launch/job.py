@@ -312,9 +312,10 @@ def is_python(word: str) -> bool:
     return re.fullmatch(r"python[0-9.]*", word) is not None
 
 
-def _unknown_flag(word: str) -> str:
+def _unknown_flag(word: str, following: str = "") -> str:
     """Say what to write instead of a flag that launch does not have: a value of the job is set by ``--set``."""
     flag, _, value = word.partition("=")
+    value = value or (following if not following.startswith("-") else "")
     key = flag.lstrip("-").replace("-", "_")
     if key in (each.name for each in fields(Job)):
         return f"steady launch has no flag {flag}: write --set {key}={value or 'VALUE'}"
@@ -332,7 +333,7 @@ def _program(words: tuple[str, ...]) -> tuple[str, ...]:
         if len(words) == 1:
             raise InputError(f"{words[0]} needs a program, such as -- python train.py")
     elif words[0].startswith("-"):
-        raise InputError(_unknown_flag(words[0]))
+        raise InputError(_unknown_flag(*words[:2]))
     elif words[0] not in VERBS:
         raise InputError(
             f"cannot launch {words[0]!r}: choose {', '.join(VERBS)}, or python and your program."

@@ -22,8 +22,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -54,8 +54,8 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 # What a child runs first that is to end with its parent: between fork and exec, code of ours may wait for ever for a
 # lock that a thread has. The program gets the signals and variables that it would have got: Python itself changes some.
 _END_WITH = f"""
-import ctypes, os, signal, sys
-_, parent, ignored, *command = sys.argv
+import contextlib, ctypes, os, signal, sys
+_, parent, ignored, processors, *command = sys.argv
 for number in (signal.SIGPIPE, signal.SIGXFSZ):
     signal.signal(number, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -66,12 +66,17 @@ ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGTERM)
 if os.getppid() != int(parent):
     os.kill(os.getpid(), signal.SIGTERM)
 with open("/proc/self/environ", "rb") as given:
-    if b"LC_CTYPE=" not in given.read():
+    if not any(entry.startswith(b"LC_CTYPE=") for entry in given.read().split(b"\\0")):
         os.environ.pop("LC_CTYPE", None)
+if processors:
+    with contextlib.suppress(OSError):  # a cpuset has just changed
+        os.sched_setaffinity(0, [int(number) for number in processors.split(",")])
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 try:
     os.execvp(command[0], command)
 except OSError as error:
-    sys.exit(f"cannot start {{command[0]}}: {{error.strerror}}")
+    print(f"cannot start {{command[0]}}: {{error.strerror}}", file=sys.stderr)
+    sys.exit({InputError.exit_code})
 """
 
 # One thread each: the children themselves are the parallelism.
@@ -92,6 +97,7 @@ def start(
     refusal: type[SteadyError] = InputError,
     ends_with_us: bool = False,
     ignores: Sequence[int] = (),
+    processors: Collection[int] = (),
     own_group: bool = False,
     inherits: Sequence[int] = (),
     stdin: _PipeEnd = None,
@@ -105,25 +111,29 @@ def start(
         refusal: the error to raise where it cannot be started.
         ends_with_us: it gets SIGTERM, by which ranks save, when this process is gone. Linux only.
         ignores: signals that it ignores, where it ends with us.
+        processors: those that it may run on, where it ends with us; empty: all of ours.
         own_group: it is the first of a process group, which hears no Ctrl-C of ours and is killed as one.
         inherits: files that stay open in the child, under the same numbers.
     """
     if stdout is None:  # what we wrote comes first
         sys.stdout.flush()
         sys.stderr.flush()
+    quiet = False
     if ends_with_us and IS_LINUX and shutil.which(command[0], path=(variables or os.environ).get("PATH")):
-        command = [sys.executable, "-I", "-S", "-c", _END_WITH, str(os.getpid()), ",".join(map(str, ignores)), *command]
+        lists = [",".join(map(str, numbers)) for numbers in (ignores, processors)]
+        command, quiet = [sys.executable, "-I", "-S", "-c", _END_WITH, str(os.getpid()), *lists, *command], True
     try:
-        return subprocess.Popen(
-            command,
-            env=variables,
-            start_new_session=own_group,
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) if own_group else 0,
-            pass_fds=inherits,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-        )
+        with without_interrupts() if quiet else nullcontext():  # until it is the program that was asked for
+            return subprocess.Popen(
+                command,
+                env=variables,
+                start_new_session=own_group,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) if own_group else 0,
+                pass_fds=inherits,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+            )
     except FileNotFoundError as error:
         raise refusal(f"cannot start {command[0]}: no such command or file") from error
     except (OSError, ValueError) as error:

@@ -116,13 +116,16 @@ else:
             msvcrt.locking(number, mode, 1)
 
     def flock(file: _File, *, shared: bool = False, wait: bool = True) -> None:
-        """Lock an open file, within ten seconds; there are neither shared locks nor those of folders (OSError)."""
+        """Lock an open file; there are neither shared locks nor those of folders (OSError)."""
         if shared or file == -1:
             raise OSError(errno.ENOLCK, "there are no such locks")
-        try:
-            _lock_byte(file, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK)
-        except PermissionError as error:
-            raise BlockingIOError(errno.EAGAIN, "another process has it") from error
+        while True:
+            try:
+                return _lock_byte(file, msvcrt.LK_NBLCK)
+            except PermissionError as error:
+                if not wait:
+                    raise BlockingIOError(errno.EAGAIN, "another process has it") from error
+            time.sleep(0.1)
 
     def unlock(file: _File) -> None:
         """Let go of the lock of a file that stays open. Raises OSError where there is none."""

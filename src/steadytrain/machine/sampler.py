@@ -277,7 +277,7 @@ def stats_between(before: Counters, after: Counters) -> MachineStats:
     if "throttled_seconds" in values:  # of the whole interval
         values["throttled_seconds"] *= seconds
     if "switches" in per_second:
-        values["usage"] = per_second["switches"]
+        values["involuntary_switches"] = per_second["switches"]
     if cpu is not None:
         values["system_share"] = min(1.0, per_second["system"] / cpu) if cpu else 0.0
     if busy_seconds := [after.disks[name] - before.disks[name] for name in before.disks.keys() & after.disks.keys()]:

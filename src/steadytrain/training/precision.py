@@ -344,6 +344,10 @@ def _remark(spec: Precision, device: torch.device) -> str | None:
         )
     if name in ("fp32", "tf32"):
         return None
+    if device.type == "mps":
+        raise RecipeError(
+            f"precision.name is {spec.name!r}, and --device mps computes in fp32 alone: use --precision fp32"
+        )
     if device.type == "cuda":
         if name == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             return f"this GPU has no bf16 instructions: --precision {spec.name.replace('bf16', 'fp16')} is faster here"

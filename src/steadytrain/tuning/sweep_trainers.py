@@ -32,7 +32,6 @@ from steadytrain.launch.supervise import FORWARDED
 from steadytrain.machine.cgroups import allowed
 from steadytrain.machine.children import POLL_SECONDS, forward, kill_at_last, python, run_program, start
 from steadytrain.machine.facts import accelerators
-from steadytrain.machine.platform import keep_on
 from steadytrain.machine.process import given_environment, take_signals
 from steadytrain.run import Run
 from steadytrain.tuning.sweep import is_diverged
@@ -174,12 +173,16 @@ class ProcessTrainer:
             environment["CUDA_VISIBLE_DEVICES"] = _visible(slot.gpu, environment)
 
         with open_no_follow(run.directory / LOG, "ab") as log:
-            process = start(
-                command, variables=environment, ends_with_us=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            null = subprocess.DEVNULL
+            return start(
+                command,
+                variables=environment,
+                ends_with_us=True,
+                processors=slot.cores or (),
+                stdin=null,
+                stdout=log,
+                stderr=log,
             )
-        if slot.cores is not None:  # before it has other threads, which have theirs from its first
-            keep_on(process.pid, slot.cores)
-        return process
 
     def _outcome(self, run: Run, code: int, until: float | None) -> str:
         """Describe how the process of a run ended, and keep its failure."""
@@ -188,8 +191,8 @@ class ProcessTrainer:
             self.failures.pop(run.directory, None)
             score = f", {percent(now.evaluated.score, 1)}" if now.evaluated else ""
             return f"{'finished' if now.finished else f'epoch {now.evaluated.epoch:g}' if now.evaluated else ''}{score}"
-        if code == 75:
-            return "stopped and saved: the same command continues"
+        if code in (75, 130):
+            return f"stopped{' and saved' * (code == 75)}: the same command continues"
         lines = read_text(log, most=None, errors="replace").splitlines()
         lines = [line for line in lines if line and not line.startswith(" ")]  # of a traceback its end
         last = f"exited with code {code}: {lines[-1] if lines else 'it said nothing'} ({log})"

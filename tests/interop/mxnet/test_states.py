@@ -14,8 +14,9 @@ from tests.interop.mxnet.cases import ask
 from tests.interop.mxnet.test_graph import as_08, old_lenet
 
 from steadytrain.errors import ModelError
-from steadytrain.interop.mxnet.convert import convert_states, read_states
+from steadytrain.interop.mxnet.convert import convert_states
 from steadytrain.interop.mxnet.params import write_params
+from steadytrain.interop.mxnet.states import read_states
 from steadytrain.interop.mxnet.symbol import parse_symbol, write_symbol
 from steadytrain.training.checkpoints import read_weights
 

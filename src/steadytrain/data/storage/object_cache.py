@@ -25,7 +25,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -229,7 +229,7 @@ def _fetch_companion(
         if siblings is not None and companion.name not in siblings:
             raise NoObjectError(f"there is no object {companion}")
         known = read_table(origin) if copy.exists() else {}
-        if known and ObjectFacts(**known).is_same(
+        if known.keys() == {each.name for each in fields(ObjectFacts)} and ObjectFacts(**known).is_same(
             store.stat(companion) if siblings is None else siblings[companion.name]
         ):
             return

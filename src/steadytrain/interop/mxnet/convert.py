@@ -1,17 +1,12 @@
-"""MXNet checkpoints into weights files of steadytrain, and weights into MXNet checkpoints.
-
-MXNet's optimizer states, ``PREFIX-0007.states``: a pickle, read without running anything that is in it.
-"""
+"""MXNet checkpoints into weights files of steadytrain, and weights into MXNet checkpoints."""
 
 from __future__ import annotations
 
-import io
-import pickle
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from steadytrain.data.storage.scratch import scratch_beside
-from steadytrain.errors import FailedError, ModelError, first_line, storage_errors
-from steadytrain.files import replace_file, require_regular
+from steadytrain.errors import FailedError, ModelError, storage_errors
+from steadytrain.files import replace_file
 from steadytrain.interop.mxnet.checkpoint import open_checkpoint, require_arrays, swap_colours
 from steadytrain.interop.mxnet.graph import build_network, with_loss
 from steadytrain.interop.mxnet.match import TOLERANCE, match_known
-from steadytrain.interop.mxnet.params import Array, read_array, read_params, write_params
+from steadytrain.interop.mxnet.params import read_params, write_params
+from steadytrain.interop.mxnet.states import read_states
 from steadytrain.interop.mxnet.symbol import (
     parse_symbol,
     read_symbol,
@@ -38,106 +34,6 @@ from steadytrain.models import Input
 from steadytrain.models.class_names import imagenet_synsets, names_of_synsets
 from steadytrain.training.checkpoints import stage, write_weights
 from steadytrain.training.inference.trained import Trained
-
-_MAX_BYTES = 8 << 30
-
-
-class _NDArray:
-    """Stand-in for an MXNet array in a pickle: its bytes, in the form of a ``.params`` file."""
-
-    handle: Any = None
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def __setstate__(self, state: object) -> None:
-        self.handle = state.get("handle") if isinstance(state, dict) else None
-
-
-class _Unpickler(pickle._Unpickler):
-    """Unpickler that allows only MXNet arrays and bytes; other names are refused before they are looked up.
-
-    It is Python's own in Python: the one in C allocates whatever number a damaged file names.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "NDArray" and module.partition(".")[0] == "mxnet":
-            return _NDArray
-        if (module, name) in (("builtins", "bytearray"), ("__builtin__", "bytearray")):
-            return bytearray
-        if (module, name) == ("_codecs", "encode"):
-            return _encode
-        full = f"{module}.{name}"[:200]
-        raise _RefusedError(full if full.isprintable() else repr(full))
-
-    def load_bytearray8(self) -> None:
-        """Read a bytearray; Python's own takes the memory that a damaged file asks for, and only then its bytes."""
-        me: Any = self  # what typeshed does not know of Python's own
-        size = int.from_bytes(me.read(8), "little")
-        if len(data := me.read(size)) < size:
-            raise pickle.UnpicklingError(f"it names {size:,} bytes and has {len(data):,}")
-        me.append(bytearray(data))
-
-    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BYTEARRAY8[0]: load_bytearray8}
-
-
-class _RefusedError(Exception):
-    pass
-
-
-def _encode(text: object, encoding: object = "latin1") -> bytes:
-    """Encode text as bytes, as pickles of Python's older protocols ask for."""
-    return text.encode("latin1") if isinstance(text, str) else b""
-
-
-def read_states(path: Path) -> dict[int, Array | None]:
-    """Read the momentum of SGD by the number of its parameter; None where there is none yet.
-
-    Parameters are numbered in the order of the module's ``param_names``: the symbol's arguments, data and labels aside.
-
-    Raises:
-        ModelError: no such file, damaged, or states of another optimizer, which are refused by name.
-    """
-    try:
-        require_regular(path)
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise ModelError(f"{path} has {size:,} bytes: at most {_MAX_BYTES:,} are read")
-        content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    except _RefusedError as error:
-        raise ModelError(
-            f"{path} holds {error}, which could run code and is not read: save the states without the optimizer"
-            " (dump_optimizer=False); the weights do not need them"
-        ) from error
-    except Exception as error:  # whatever a damaged pickle raises
-        why = first_line(error)
-        raise ModelError(f"{path} is no optimizer state of MXNet ({why}): name the .states file") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds a {type(content).__name__} and no states by number: name the .states file")
-    states: dict[int, Array | None] = {}
-    for key, value in content.items():
-        if not isinstance(key, int):
-            raise ModelError(f"{path} has states by {key!r} instead of numbers: those of Module are read")
-        states[key] = _momentum(value, path, key)
-    return states
-
-
-def _momentum(value: object, path: Path, key: int) -> Array | None:
-    """The array of one state; None where there is none yet. Raises ModelError."""
-    if value is None:
-        return None
-    if isinstance(value, tuple):  # Adam's two moments look like multi_precision's momentum and weight: neither is read
-        raise ModelError(f"{path}, state {key}: a tuple of {len(value)} arrays: {_OTHER}")
-    if not isinstance(value, _NDArray) or not isinstance(value.handle, bytes | bytearray):
-        raise ModelError(f"{path}, state {key}: a {type(value).__name__}: {_OTHER}")
-    data = bytes(value.handle)
-    return read_array(io.BytesIO(data), len(data), f"{path}, state {key}")
-
-
-_OTHER = "these are not the states of SGD with momentum (Adam's and others' are not read); training begins without them"
-
 
 _EPOCH = re.compile(r"(.+)-\d{4,}$")
 
@@ -185,7 +81,7 @@ def convert_from_mxnet(
     images. Else the file holds MXNet's graph.
 
     Args:
-        place: the ``.params`` file, or another name, as of :mod:`steadytrain.interop.mxnet.checkpoint`.
+        place: the ``.params`` file, or another name of :mod:`steadytrain.interop.mxnet.files`.
         out: the file to write.
         symbol: the graph's file; None: the one beside the arrays.
         keep_graph: keep MXNet's graph, whatever network it is.
