@@ -248,7 +248,7 @@ def test_what_is_wrong_without_the_data_is_found_before_they_are_packed(
         (["--set", "optm.lr=1"], "Did you mean optim.lr?"),
         (["--optimizer", "lamp"], "optim.name is 'lamp'"),
         (["--optimizer", "lamb"], "optim.name is 'timm/lamb', which has no usual learning rate: choose one with --lr"),
-        (["--device", "tpu"], "parallel.device is 'tpu'; it must be auto, cpu, cuda or cuda:<number>"),
+        (["--device", "tpu"], "parallel.device is 'tpu'; it must be auto, cpu, mps, cuda or cuda:<number>"),
         (["--price", "x"], "no price of an instance 'x' is known"),
         (["--labels", "no.csv"], "--labels is no.csv: there is no such file"),
         (["--schedule", "cosin"], "Did you mean cosine?"),

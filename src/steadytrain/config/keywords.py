@@ -109,7 +109,7 @@ def flag_values(flags: Mapping[str, Any]) -> dict[str, Any]:
         value = flags.get(name)
         if value is None or value is False or (flag.is_measured and value == "auto"):
             continue
-        if flag.read is not None and isinstance(value, flag.kind or str):  # Python may give what it is read as
+        if flag.read is not None and isinstance(value, flag.kind or str | int | float):  # Python may give what it is read as
             value = flag.read(value)
         elif isinstance(value, str) and flag.name == "--label-column":
             value = (value,)

@@ -35,8 +35,11 @@ def scratch_beside(path: Path) -> Iterator[Path]:
                 scratch = None
                 while scratch is None:
                     folder.mkdir(parents=True, exist_ok=True)
-                    with suppress(FileNotFoundError):  # another process had made it, and has removed it just now
+                    try:
                         scratch = stack.enter_context(held_folder(folder, prefix))
+                    except FileNotFoundError:
+                        if folder.exists():  # and takes none, such as /proc; else another process has removed it just now
+                            raise
             yield scratch
     finally:
         with suppress(OSError):
