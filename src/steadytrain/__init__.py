@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,10 @@ _PLACES = {
 _ALIASES = ("BlockShuffle", "Crop", "ImageLoader", "ImageLoaderDataset", "Records", "Unpacked")
 """Earlier names of what ``st.data`` has."""
 
-__all__ = sorted([*(_PLACES.keys() - set(_ALIASES)), "__version__", "data"])
+_LACKING = () if find_spec("sklearn") else ("ImageClassifier",)
+"""Names for which an optional package would be needed; ``import *`` leaves them out."""
+
+__all__ = sorted([*(_PLACES.keys() - {*_ALIASES, *_LACKING}), "__version__", "data"])
 
 
 def __getattr__(name: str) -> Any:
@@ -111,6 +115,8 @@ def __getattr__(name: str) -> Any:
         return import_module("steadytrain.data")
     if name not in _PLACES:
         raise AttributeError(f"module 'steadytrain' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    if name in _LACKING:  # no ImportError, which ends hasattr() and help()
+        raise AttributeError(f"st.{name} needs scikit-learn: pip install scikit-learn")
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does
         import_module("steadytrain.reports.notebook").register()
     value = getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)

@@ -444,11 +444,11 @@ class Prediction:
 class Predictions(Sequence[Prediction], Closing):
     """Predictions in the order of their images, each computed when it is first asked for; ``next()`` gives one more.
 
-    ``stream`` yields them and keeps none of them. What ends them early is raised by each later read beyond what is known.
-    A context manager.
+    ``stream`` yields them and keeps none of them. What ends them early is raised by each later read beyond what is
+    known. A context manager.
     """
 
-    def __init__(self, stream: Generator[Prediction]) -> None:
+    def __init__(self, stream: Generator[Prediction, None, None]) -> None:
         self.stream, self._known, self._next = stream, list[Prediction](), 0
         self._error: BaseException | None = None
 
@@ -648,7 +648,7 @@ def open_feed(
     )
 
 
-def _as_predictions(stream: Callable[P, Generator[Prediction]]) -> Callable[P, Predictions]:
+def _as_predictions(stream: Callable[P, Generator[Prediction, None, None]]) -> Callable[P, Predictions]:
     @wraps(stream)
     def call(*args: P.args, **kwargs: P.kwargs) -> Predictions:
         return Predictions(stream(*args, **kwargs))
@@ -670,7 +670,7 @@ def predict(
     explain: int = 0,
     batch_size: int | None = None,
     threads: int | None = None,
-) -> Generator[Prediction]:
+) -> Generator[Prediction, None, None]:
     """Predict the ``top`` classes of each image, in order; an image that cannot be read yields an error instead.
 
     Images are read and decoded by the loader's threads, ahead of the network.
