@@ -17,7 +17,7 @@ from steadytrain.errors import RecipeError, SteadyError
 F = TypeVar("F", bound=Callable[..., Any])
 
 _VALUE = r"'[^']*'|\"[^\"]*\"|(?:[^\s,;:()'\"]|[:,](?=[^\s,;:()'\"]))*[^\s.,;:()'\"]"
-_FLAG = re.compile(rf"--([a-z][a-z-]*)(?:[ =]({_VALUE}))?")
+_FLAG = re.compile(rf"(?<![\w/.-])--([a-z][a-z-]*)(?:[ =]({_VALUE}))?")
 _COMMAND = re.compile(rf"\bsteady ([a-z]+)(?: ((?!-)(?:{_VALUE})))?((?: --[a-z][a-z-]*(?: (?!-)(?:{_VALUE}))?)*)")
 _CALLS = {name: name for name in ("train", "finetune", "evaluate", "predict", "report")} | {"resume": "train"}
 _LOOKS_LIKE_VALUE = re.compile(r"[\d.]+(e-?\d+)?|.*[/'\"].*|.+\.\w+|[A-Z_.]+|\w+[:+,]\S+")
@@ -63,6 +63,8 @@ def in_python(message: str, names: frozenset[str] | set[str] = frozenset(FLAGS))
     "give val=, or train='probe' lr=0.1; set {'optim.clip_norm': 1} (steady pack a --max-bad 3)"
     >>> in_python("steady resume runs/a finishes it; steady finetune photos --train head (--model NAME)")
     "st.train('runs/a') finishes it; st.finetune('photos', train='head') (model=)"
+    >>> in_python("cannot read /data/a--lr 3.png")
+    'cannot read /data/a--lr 3.png'
     """
 
     def flag(match: re.Match[str]) -> str:

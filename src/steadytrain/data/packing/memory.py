@@ -63,7 +63,10 @@ class Samples(Sequence[tuple[Any, Any]]):
     def __init__(
         self, data: Any, image: str | None, label: str | Sequence[str] | None, *, needs_labels: bool = True
     ) -> None:
-        data = [*map(_by_place, data)] if _are_columns(data) else _by_place(data)
+        if _are_columns(data):
+            labels = data[1].to_numpy() if hasattr(data[1], "to_numpy") else data[1]
+            data = [_by_place(data[0]), labels]
+        data = _by_place(data)
         data, inner = _without_transform(data, needs_labels=needs_labels), data
         while not hasattr(inner, "classes") and hasattr(inner, "dataset"):  # of a part of it
             inner = inner.dataset
@@ -96,7 +99,11 @@ class Samples(Sequence[tuple[Any, Any]]):
         elif has_items and len(data) and isinstance(data[0], Mapping) and not is_image(data[0]):
             names = list(data[0])
         elif not has_items:
-            source_name(data)
+            raise DataError(
+                f"the data are {describe_type(data)}; they must name a folder or a file, or be in memory: (images,"
+                " labels), a list of pairs, a DataFrame, or a data set with a length (of a DataLoader: its .dataset);"
+                " your own loop takes any loader (docs: own-loop)"
+            )
         elif not (len(data) and isinstance(data[0], tuple | list) and len(data[0]) == 2) and needs_labels:
             what = f"{describe_type(data[0])} as first item" if len(data) else "nothing in it"
             raise DataError(f"the data are {describe_type(data)} with {what}; give pairs of an image and a label")
