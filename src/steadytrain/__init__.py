@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from steadytrain.training.loop.steering import SetRate as SetRate
     from steadytrain.training.loop.steering import Stop as Stop
 
-_NAMES = {
+_MODULES = {
     "config": "Budget Data Every Model Optim Parallel Precision Recipe",
     "data.loader": "BlockShuffle Crop ImageLoader",
     "data.loader.dataset": "ImageLoaderDataset",
@@ -81,13 +81,12 @@ _NAMES = {
     "training.inference.feature_vectors": "features",
     "training.loop.steering": "SetRate Stop",
 }
-_PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 _ALIASES = ("BlockShuffle", "Crop", "ImageLoader", "ImageLoaderDataset", "Records", "Unpacked")
 """Earlier names of what ``st.data`` has."""
 
-_LACKING = () if find_spec("sklearn") else ("ImageClassifier",)
-"""Names for which an optional package would be needed; ``import *`` leaves them out."""
+_LACKING = () if find_spec("sklearn") else ("ImageClassifier",)  # which import * leaves out
 
 __all__ = sorted([*(_PLACES.keys() - {*_ALIASES, *_LACKING}), "__version__", "data"])
 

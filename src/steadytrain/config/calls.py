@@ -63,8 +63,6 @@ def in_python(message: str, names: frozenset[str] | set[str] = frozenset(FLAGS))
     "give val=, or train='probe' lr=0.1; set {'optim.clip_norm': 1} (steady pack a --max-bad 3)"
     >>> in_python("steady resume runs/a finishes it; steady finetune photos --train head (--model NAME)")
     "st.train('runs/a') finishes it; st.finetune('photos', train='head') (model=)"
-    >>> in_python("cannot read /data/a--lr 3.png")
-    'cannot read /data/a--lr 3.png'
     """
 
     def flag(match: re.Match[str]) -> str:

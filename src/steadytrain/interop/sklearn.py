@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,6 @@ import steadytrain as st
 from steadytrain.data.packing.memory import Samples, images_of
 from steadytrain.data.sources.labels import classes_from_texts
 from steadytrain.errors import DataError
-
-
-class _Labelled(list[tuple[Any, int]]):
-    """Pairs of an image and a class number, with the names of the classes."""
-
-    def __init__(self, pairs: Iterable[tuple[Any, int]], classes: Iterable[Any]) -> None:
-        super().__init__(pairs)
-        self.classes = [str(name) for name in classes]
 
 
 def _images(X: Any) -> list[Any]:
@@ -83,15 +75,15 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: ArrayLike) -> ImageClassifier:
         """Train on images and their classes. Raises SteadyError, which is a ValueError for what was given."""
         check_classification_targets(y)
-        self.classes_, numbers = np.unique(column_or_1d(y), return_inverse=True)
-        images = _images(X)
-        if len(images) != len(numbers):
-            raise DataError(f"X has {len(images)} images and y {len(numbers)} labels: give a label for each image")
+        images, labels = _images(X), column_or_1d(y)
+        self.classes_ = np.unique(labels)
+        if len(images) != len(labels):
+            raise DataError(f"X has {len(images)} images and y {len(labels)} labels: give a label for each image")
         names = ("epochs", "lr", "batch_size", "size", "train", "weights", "device", "seed")
         flags = {name: value for name in names if (value := getattr(self, name)) is not None}
         train = st.finetune if self.pretrained else st.train
         known: dict[str, Any] = {"model": self.model, "run": self.run, "progress": self.progress, **flags}
-        result = train(_Labelled(zip(images, numbers.tolist(), strict=True), self.classes_), self.settings, **known)
+        result = train(list(zip(images, map(str, labels), strict=True)), self.settings, **known)
         self.run_, self.metrics_ = str(result.run.directory.resolve()), result.metrics
         return self
 
@@ -106,10 +98,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise DataError(f"image {len(rows)} cannot be predicted: {prediction.error}")
             rows.append(np.zeros(len(columns)))
             rows[-1][[columns[name] for name in prediction.classes]] = prediction.probabilities
-        names = [str(name) for name in self.classes_]
-        _, outputs = classes_from_texts(
-            names, classes=list(columns), where="y"
-        )  # of paths, labels are texts in a table
+        _, outputs = classes_from_texts(list(map(str, self.classes_)), classes=list(columns), where="y")
         return np.array(rows).reshape(-1, len(columns))[:, outputs]
 
     def predict(self, X: Any) -> NDArray[Any]:

@@ -60,9 +60,7 @@ class Samples(Sequence[tuple[Any, Any]]):
         DataError: no such data; says the remedy.
     """
 
-    def __init__(
-        self, data: Any, image: str | None, label: str | Sequence[str] | None, *, needs_labels: bool = True
-    ) -> None:
+    def __init__(self, data: Any, image: str | None, label: Any, *, needs_labels: bool = True) -> None:
         if _are_columns(data):
             labels = data[1].to_numpy() if hasattr(data[1], "to_numpy") else data[1]
             data = [_by_place(data[0]), labels]
@@ -71,7 +69,7 @@ class Samples(Sequence[tuple[Any, Any]]):
         while not hasattr(inner, "classes") and hasattr(inner, "dataset"):  # of a part of it
             inner = inner.dataset
         listed = getattr(inner, "classes", None)
-        self.classes = [str(name) for name in listed] if isinstance(listed, Sequence) and len(listed) else None
+        self.classes = [str(name) for name in listed] if hasattr(listed, "__len__") and len(listed) else None
         folder = Path(str(getattr(inner, "root", ""))).name if hasattr(inner, "samples") else ""
         self.name = re.sub(r"\W+", "-", folder or type(inner).__name__.lower())
         self.columns: dict[Any, Sequence[Any]] | None = None
@@ -115,7 +113,13 @@ class Samples(Sequence[tuple[Any, Any]]):
                 self.labels = [_column(names, name, LABELS, remedy) for name in label or [None]]
                 feature = features.get(self.labels[0])
                 self.classes = self.labels if len(label) > 1 else getattr(feature, "names", self.classes)
-                _refuse_lists(self.labels[0], feature)
+                inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+                if kinds := getattr(inner, "names", None):  # they look like vectors where they are equally long
+                    row = f"{{'vector': [float(k in row[{self.labels[0]!r}]) for k in range({len(kinds)})]}}"
+                    raise DataError(
+                        f"the column {self.labels[0]!r} lists the classes of each image; give vectors of 0 and 1,"
+                        f" label_column='vector' of data.map(lambda row: {row})"
+                    )
         self._data = data
 
     def __len__(self) -> int:
@@ -146,17 +150,6 @@ class Samples(Sequence[tuple[Any, Any]]):
 def _by_place(data: Any) -> Any:
     """Return a Series of pandas, whose items go by the labels of its rows, as a list."""
     return list(data) if hasattr(data, "iloc") and not hasattr(data, "columns") else data
-
-
-def _refuse_lists(name: str, feature: Any) -> None:
-    """Refuse lists of class numbers, which look like vectors of labels where they are equally long."""
-    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
-    if names := getattr(inner, "names", None):
-        row = f"{{'vector': [float(k in row[{name!r}]) for k in range({len(names)})]}}"
-        raise DataError(
-            f"the column {name!r} lists the classes of each image; give vectors of 0 and 1, label_column='vector' of"
-            f" data.map(lambda row: {row})"
-        )
 
 
 def _require_labels(samples: Samples, labels: Iterable[Any], column: str = "") -> None:
@@ -191,11 +184,7 @@ def _are_columns(data: Any) -> bool:
 
 
 def _without_transform(data: Any, *, needs_labels: bool) -> Any:
-    """Return a data set without its transforms, which would be applied once for all epochs; of paths, these.
-
-    Raises:
-        DataError: its labels are not those that its classes name.
-    """
+    """Return a data set without its transforms, which would be applied once for all epochs; of paths, these."""
     if hasattr(data, "dataset") and hasattr(data, "indices"):
         inner = _without_transform(data.dataset, needs_labels=needs_labels)
         return (
@@ -252,8 +241,8 @@ def source_of(
     samples = Samples(data, path_column, label_column)
     if not len(samples):
         raise DataError(f"the {samples.name} holds no images")
-    for name in (samples.image, *samples.labels) if samples.columns is not None else ():
-        _require_labels(samples, samples.columns[name], name)
+    for name in (samples.image, *samples.labels):
+        _require_labels(samples, samples.columns[name] if samples.columns is not None else (), name)
     if not isinstance(samples[0][0], str | os.PathLike):
         return _pack(samples, classes, say)
     columns, names = samples.columns, samples.classes

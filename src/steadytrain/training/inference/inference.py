@@ -22,7 +22,7 @@ from steadytrain.data import filenames
 from steadytrain.data.arrays import Ints
 from steadytrain.data.filenames import expand, is_ignored, is_pattern
 from steadytrain.data.images.decode import BadImageError, lost_in
-from steadytrain.data.images.memory import file_bytes, is_array
+from steadytrain.data.images.memory import file_bytes
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
 from steadytrain.data.loader.task import at_least
 from steadytrain.data.packing.memory import Samples, images_of, source_of
@@ -148,9 +148,10 @@ def evaluate(
     names = None if isinstance(mapping, Mapping) else mapping
     mapping = mapping if isinstance(mapping, Mapping) else {}
     trained = _trained(place, which, names)
-    columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "root": root, "say": say}
-    is_open = isinstance(data, EvaluationData)
-    opened = data if is_open else open_evaluation_data(trained, data, classes=mapping, **columns)
+    opened = data
+    if not isinstance(opened, EvaluationData):
+        columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "root": root}
+        opened = open_evaluation_data(trained, data, classes=mapping, say=say, **columns)
     size, module = batch_size or opened.batch_size or 128, trained.module
     if restrict and trained.is_multi_label:
         raise DataError("--restrict chooses among classes, and an image may have several of these labels: drop it")
@@ -500,24 +501,21 @@ of grey images can also be one in colour, and is: ``list(array)`` is several."""
 def _named_images(images: Any) -> Iterator[str | Path | bytes | Callable[[], bytes]]:
     """Yield one image or several: names, bytes, or what reads one of a set. Raises DataError for what is no image."""
     several: Any = images_of(images)
-    is_set = isinstance(several, Samples) and len(several) and not isinstance(several[0][0], str | Path)
-    if is_array(images) and several:
-        file_bytes(several[0][0] if is_set else images)  # what is wrong is so of each image
-    if is_set:
-        yield from (partial(_read_item, several, number) for number in range(len(several)))
-        return
-    names = [pair[0] for pair in several] if isinstance(several, Samples) else several or images
-    names = list(names) if isinstance(names, Iterable) and not isinstance(names, str | bytes) else [names]
-    if names and not isinstance(names[0], str | Path | bytes):
-        file_bytes(names[0])
-    for number, item in enumerate(names):
-        yield item if isinstance(item, str | Path | bytes) else partial(_read_item, names, number)
+    if several is None:
+        several = list(images) if isinstance(images, Iterable) and not isinstance(images, str | bytes) else [images]
+    is_set = isinstance(several, Samples)
+    read = (lambda number: several[number][0]) if is_set else several.__getitem__
+    has_names = not len(several) or isinstance(first := read(0), str | Path | bytes)
+    if not has_names:
+        file_bytes(first)  # what is wrong is probably so of each image
+    for number in range(len(several)):
+        item = read(number) if has_names or not is_set else None  # a set's images are read later
+        yield item if isinstance(item, str | Path | bytes) else partial(_read_item, read, number)
 
 
-def _read_item(images: Sequence[Any], number: int) -> bytes:
-    item = images[number]
+def _read_item(read: Callable[[int], Any], number: int) -> bytes:
     try:
-        return file_bytes(item[0] if isinstance(images, Samples) else item)[0]
+        return file_bytes(read(number))[0]
     except DataError as error:
         raise BadImageError(str(error)) from None
 
