@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 import steadytrain as st
 from steadytrain.config import Recipe
 from steadytrain.data.images.decode import BadImageError, decode
+from steadytrain.data.images.memory import file_bytes
 from steadytrain.data.results.predictions import read_predictions
 from steadytrain.errors import DataError, ModelError, RunError
 from steadytrain.events import Evaluated
@@ -421,7 +422,7 @@ def test_predictions_that_ended_early_are_never_taken_for_all(ended_by: type[Bas
             assert next(predictions).label == "cat"
             continue
         with pytest.raises(ended_by, match="no more"):
-            read(predictions)  # type: ignore[operator]
+            read(predictions)
     assert predictions[0].label == "cat"
     with Predictions(stream()) as others:
         assert others[0].label == "cat"
@@ -432,8 +433,12 @@ def test_predictions_that_ended_early_are_never_taken_for_all(ended_by: type[Bas
 
 def test_images_of_a_list_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[object] = []
-    encode = inference.file_bytes
-    monkeypatch.setattr(inference, "file_bytes", lambda image: (encoded.append(image), encode(image))[1])
+
+    def encode(image: object) -> tuple[bytes, bytes]:
+        encoded.append(image)
+        return file_bytes(image)
+
+    monkeypatch.setattr(inference, "file_bytes", encode)
     images = [Image.new("L", (8, 8), 9), None, np.zeros((8, 8), np.uint8)]
     for given in (images, iter(images), tuple(images)):
         del encoded[:]

@@ -129,10 +129,15 @@ def test_paths_are_not_copied(photos: Path, make: Callable[[Any], Any], capsys: 
 class Transformed:
     """A data set that calls its transform without a look whether there is one."""
 
-    transform: Callable[[Any], Any]
+    transform: Callable[..., Any]
+    transforms: Callable[..., Any]
+
+    @staticmethod
+    def fail(*values: Any) -> None:
+        raise AssertionError("the transform was applied")
 
     def __init__(self) -> None:
-        self.transform = self.transforms = lambda *values: pytest.fail("the transform was applied")
+        self.transform = self.transforms = self.fail
 
     def __len__(self) -> int:
         return 2

@@ -68,7 +68,7 @@ class Samples(Sequence[tuple[Any, Any]]):
         data, inner = _without_transform(data, needs_labels=needs_labels), data
         while not hasattr(inner, "classes") and hasattr(inner, "dataset"):  # of a part of it
             inner = inner.dataset
-        listed = getattr(inner, "classes", None)
+        listed: Any = getattr(inner, "classes", None)
         self.classes = [str(name) for name in listed] if hasattr(listed, "__len__") and len(listed) else None
         folder = Path(str(getattr(inner, "root", ""))).name if hasattr(inner, "samples") else ""
         self.name = re.sub(r"\W+", "-", folder or type(inner).__name__.lower())
@@ -114,8 +114,8 @@ class Samples(Sequence[tuple[Any, Any]]):
                 feature = features.get(self.labels[0])
                 self.classes = self.labels if len(label) > 1 else getattr(feature, "names", self.classes)
                 inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
-                if kinds := getattr(inner, "names", None):  # they look like vectors where they are equally long
-                    row = f"{{'vector': [float(k in row[{self.labels[0]!r}]) for k in range({len(kinds)})]}}"
+                if listed := getattr(inner, "names", None):  # they look like vectors where they are equally long
+                    row = f"{{'vector': [float(k in row[{self.labels[0]!r}]) for k in range({len(listed)})]}}"
                     raise DataError(
                         f"the column {self.labels[0]!r} lists the classes of each image; give vectors of 0 and 1,"
                         f" label_column='vector' of data.map(lambda row: {row})"
@@ -133,11 +133,8 @@ class Samples(Sequence[tuple[Any, Any]]):
         if _are_columns(self._data):
             image, label = self._data[0][number], self._data[1][number]
         elif self.image:
-            image, *labels = (
-                self._data[number][name] if self.columns is None else self.columns[name][number]
-                for name in (self.image, *self.labels)
-            )
-            label = labels or None
+            row = self._data[number] if self.columns is None else {k: v[number] for k, v in self.columns.items()}
+            image, label = row[self.image], [row[name] for name in self.labels] or None
         else:
             item = self._data[number]
             image, label = item if isinstance(item, tuple | list) and len(item) == 2 else (item, None)
