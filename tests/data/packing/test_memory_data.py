@@ -199,11 +199,13 @@ def test_a_series_is_read_in_its_order(photos: Path, make: Callable[[Any, Any], 
 def test_a_row_without_a_label_or_an_image_is_named(missing: Any, column: str) -> None:
     rows: dict[str, list[Any]] = {"image": ["a.jpg", "b.jpg", "c.jpg"], "label": ["x", "y", "x"]}
     rows[column][1] = missing
-    with pytest.raises(DataError, match=rf"row 1 .* has no {column}; drop it: data.dropna\(subset=\['{column}'\]\)"):
+    with pytest.raises(
+        DataError, match=rf"row 1 .*in the column '{column}': drop it, data.dropna\(subset=\['{column}'\]\)"
+    ):
         source_of(pandas.DataFrame(rows))
-    if column == "label":
-        with pytest.raises(DataError, match=r"row 1 .* has no label; leave it out"):
-            source_of(list(zip(*rows.values(), strict=True)))
+    for pairs in (list(zip(*rows.values(), strict=True)), tuple(map(pandas.Series, rows.values()))):
+        with pytest.raises(DataError, match=rf"row 1 .* has no {column}: leave it out"):
+            source_of(pairs)
 
 
 @pytest.mark.parametrize("values", [[[1, 1], [0, 0]] * 3, [[0, 1], [1, 0]] * 3])

@@ -61,10 +61,10 @@ class Samples(Sequence[tuple[Any, Any]]):
     """
 
     def __init__(self, data: Any, image: str | None, label: Any, *, needs_labels: bool = True) -> None:
-        if _are_columns(data):
-            labels = data[1].to_numpy() if hasattr(data[1], "to_numpy") else data[1]
-            data = [_by_place(data[0]), labels]
-        data = _by_place(data)
+        if _are_columns(data):  # what pandas has goes by the labels of its rows
+            data = [part.to_numpy() if hasattr(part, "to_numpy") else part for part in data]
+        elif hasattr(data, "iloc") and not hasattr(data, "columns"):
+            data = list(data)
         data, inner = _without_transform(data, needs_labels=needs_labels), data
         while not hasattr(inner, "classes") and hasattr(inner, "dataset"):  # of a part of it
             inner = inner.dataset
@@ -144,18 +144,12 @@ class Samples(Sequence[tuple[Any, Any]]):
         return image, label
 
 
-def _by_place(data: Any) -> Any:
-    """Return a Series of pandas, whose items go by the labels of its rows, as a list."""
-    return list(data) if hasattr(data, "iloc") and not hasattr(data, "columns") else data
-
-
-def _require_labels(samples: Samples, labels: Iterable[Any], column: str = "") -> None:
+def _require_values(values: Iterable[Any], where: str) -> None:
     """Refuse a missing value of a table or a list, which would be a class of its own. Raises DataError."""
-    for row, value in enumerate(labels):
-        if value is None or (not isinstance(value, str | os.PathLike) and str(value) in ("nan", "<NA>", "NaT")):
-            what = "image" if column and column == samples.image else "label"
-            remedy = f"drop it: data.dropna(subset=[{column!r}])" if column else "leave it out"
-            raise DataError(f"row {row} of the {samples.name} has no {what}; {remedy}")
+    for row, value in enumerate(values):
+        is_known = isinstance(value, str | os.PathLike) or is_image(value)
+        if value is None or (not is_known and str(value) in ("nan", "<NA>", "NaT")):
+            raise DataError(f"row {row} of {where}")
 
 
 def _column(names: Sequence[Any], named: str | None, usual: Sequence[str], remedy: str) -> Any:
@@ -193,13 +187,13 @@ def _without_transform(data: Any, *, needs_labels: bool) -> Any:
             f"the {type(data).__name__} has a target_transform, whose labels its classes do not name: leave it out, or"
             " give a list of pairs of an image and its label"
         )
-    if values.get("transform") is not None:
+    instead = {"transform": lambda image: image, "transforms": lambda *pair: pair}
+    if given := {name: instead[name] for name in instead if callable(values.get(name))}:
         print_note(
             f"the transform of the {type(data).__name__} is not applied, or each image would have one draw of it for"
             " all epochs; instead: size=224, transforms='randaugment:2,9'"
         )
-        joint = {"transforms": lambda *pair: pair} if values.get("transforms") is not None else {}
-        data = _with(data, transform=lambda image: image, **joint)
+        data = _with(data, **given)
     if isinstance(samples := getattr(data, "samples", None), list) and samples and hasattr(data, "classes"):
         return [(path, label) for path, label, *_ in samples]
     return data
@@ -238,14 +232,16 @@ def source_of(
     samples = Samples(data, path_column, label_column)
     if not len(samples):
         raise DataError(f"the {samples.name} holds no images")
-    for name in (samples.image, *samples.labels):
-        _require_labels(samples, samples.columns[name] if samples.columns is not None else (), name)
+    for name in (samples.image, *samples.labels) if (table := samples.columns) is not None else ():
+        remedy = f"drop it, data.dropna(subset=[{name!r}])"
+        _require_values(table[name], f"the {samples.name} has nothing in the column {name!r}: {remedy}")
     if not isinstance(samples[0][0], str | os.PathLike):
         return _pack(samples, classes, say)
     columns, names = samples.columns, samples.classes
     if columns is None:
         pairs = list(samples)
-        _require_labels(samples, (value for _, value in pairs))
+        for number, what in enumerate(("image", "label")):
+            _require_values((pair[number] for pair in pairs), f"the {samples.name} has no {what}: leave it out")
         labels = [names[value] if names and not isinstance(value, str) else value for _, value in pairs]
         columns, samples.image = {"path": [path for path, _ in pairs], "label": labels}, "path"
     paths = [os.fspath(path) for path in columns[samples.image]]
