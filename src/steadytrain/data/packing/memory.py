@@ -98,9 +98,9 @@ class Samples(Sequence[tuple[Any, Any]]):
             names = list(data[0])
         elif not has_items:
             raise DataError(
-                f"the data are {describe_type(data)}; they must name a folder or a file, or be in memory: (images,"
-                " labels), a list of pairs, a DataFrame, or a data set with a length (of a DataLoader: its .dataset);"
-                " your own loop takes any loader (docs: own-loop)"
+                f"the data are {describe_type(data)}; they must be the name of a folder or a file, or in memory"
+                " (images, labels), a list of pairs, a DataFrame, or a data set with a length (of a DataLoader: its"
+                " .dataset); your own loop takes any loader (docs: own-loop)"
             )
         elif not (len(data) and isinstance(data[0], tuple | list) and len(data[0]) == 2) and needs_labels:
             what = f"{describe_type(data[0])} as first item" if len(data) else "nothing in it"
@@ -234,7 +234,7 @@ def source_of(
         raise DataError(f"the {samples.name} holds no images")
     for name in (samples.image, *samples.labels) if (table := samples.columns) is not None else ():
         remedy = f"drop it, data.dropna(subset=[{name!r}])"
-        _require_values(table[name], f"the {samples.name} has nothing in the column {name!r}: {remedy}")
+        _require_values((table or {})[name], f"the {samples.name} has nothing in the column {name!r}: {remedy}")
     if not isinstance(samples[0][0], str | os.PathLike):
         return _pack(samples, classes, say)
     columns, names = samples.columns, samples.classes
