@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -61,49 +62,33 @@ if TYPE_CHECKING:
     from steadytrain.training.loop.steering import SetRate as SetRate
     from steadytrain.training.loop.steering import Stop as Stop
 
-_PLACES = {
-    "BlockShuffle": "data.loader",
-    "Budget": "config",
-    "Crop": "data.loader",
-    "Data": "config",
-    "Every": "config",
-    "ImageClassifier": "interop.sklearn",
-    "ImageLoader": "data.loader",
-    "ImageLoaderDataset": "data.loader.dataset",
-    "Model": "config",
-    "Optim": "config",
-    "Parallel": "config",
-    "Precision": "config",
-    "Recipe": "config",
-    "Records": "data.recordio.reader",
-    "Run": "run",
-    "SetRate": "training.loop.steering",
-    "SteadyError": "errors",
-    "Stop": "training.loop.steering",
-    "Unpacked": "data.sources.unpacked",
-    "bill": "reports.costs",
-    "calibrate": "training",
-    "default_recipe": "training",
-    "diagnose": "monitor",
-    "evaluate": "training",
-    "export_model": "export.export",
-    "features": "training.inference.feature_vectors",
-    "finetune": "training",
-    "ledger": "monitor",
-    "pack": "data.packing.pack",
-    "predict": "training",
-    "repeat": "training",
-    "report": "reports",
-    "restore": "training",
-    "runs": "reports.run_list",
-    "steps": "training",
-    "train": "training",
+_MODULES = {
+    "config": "Budget Data Every Model Optim Parallel Precision Recipe",
+    "data.loader": "BlockShuffle Crop ImageLoader",
+    "data.loader.dataset": "ImageLoaderDataset",
+    "data.packing.pack": "pack",
+    "data.recordio.reader": "Records",
+    "data.sources.unpacked": "Unpacked",
+    "errors": "SteadyError",
+    "export.export": "export_model",
+    "interop.sklearn": "ImageClassifier",
+    "monitor": "diagnose ledger",
+    "reports": "report",
+    "reports.costs": "bill",
+    "reports.run_list": "runs",
+    "run": "Run",
+    "training": "calibrate default_recipe evaluate finetune predict repeat restore steps train",
+    "training.inference.feature_vectors": "features",
+    "training.loop.steering": "SetRate Stop",
 }
+_PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 _ALIASES = ("BlockShuffle", "Crop", "ImageLoader", "ImageLoaderDataset", "Records", "Unpacked")
 """Earlier names of what ``st.data`` has."""
 
-__all__ = sorted([*(_PLACES.keys() - set(_ALIASES)), "__version__", "data"])
+_LACKING = () if find_spec("sklearn") else ("ImageClassifier",)  # which import * leaves out
+
+__all__ = sorted([*(_PLACES.keys() - {*_ALIASES, *_LACKING}), "__version__", "data"])
 
 
 def __getattr__(name: str) -> Any:
@@ -111,6 +96,8 @@ def __getattr__(name: str) -> Any:
         return import_module("steadytrain.data")
     if name not in _PLACES:
         raise AttributeError(f"module 'steadytrain' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    if name in _LACKING:  # no ImportError, which ends hasattr() and help()
+        raise AttributeError(f"st.{name} needs scikit-learn: pip install scikit-learn")
     if "IPython" in sys.modules:  # a notebook: it shows results as the report does
         import_module("steadytrain.reports.notebook").register()
     value = getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)

@@ -369,7 +369,7 @@ def fold(text: str, columns: int | None) -> str:
 
 
 class RowTable(list[dict[str, Any]]):
-    """RowTable of a table, each a dictionary of its columns.
+    """Rows of a table, each a dictionary of its columns.
 
     >>> RowTable([{"epoch": 1.0, "top1": 0.5}])[-1]["top1"]
     0.5

@@ -119,6 +119,23 @@ def test_the_loaders_names_are_in_data_and_where_they_were() -> None:
     assert all(getattr(steadytrain, name) is getattr(steadytrain.data, name) for name in steadytrain.data.__all__)
 
 
+def test_without_scikit_learn_all_other_names_are_there() -> None:
+    code = """
+import sys
+sys.modules["sklearn"] = None
+import inspect
+import steadytrain as st
+from steadytrain import *
+assert train is st.train and not hasattr(st, "ImageClassifier") and "train" in dict(inspect.getmembers(st))
+try:
+    st.ImageClassifier
+except AttributeError as error:
+    print(error)
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install scikit-learn" in shown.stdout, shown.stderr
+
+
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         steadytrain.nonsense  # noqa: B018

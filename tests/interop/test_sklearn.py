@@ -126,6 +126,28 @@ def test_paths_and_numbers_as_classes(photos: tuple[NDArray[np.uint8], NDArray[A
         classifier.fit(X, [0, 1, 0])
 
 
+@pytest.mark.parametrize(
+    "names", [["9", "10"], ["10", "9"], [10, 9], ["e\u0301", "f"], [2.0, 1.0], [True, False]], ids=str
+)
+def test_predictions_are_of_the_class_that_an_image_had(
+    photos: tuple[NDArray[np.uint8], NDArray[Any]], names: list[Any]
+) -> None:
+    for number, image in enumerate(photos[0]):
+        Image.fromarray(image).save(f"{number}.png")
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"scan": [f"{k}.png" for k in range(40)], "y": np.where(photos[1] == "dark", *names)})
+    frame = frame.iloc[::-1]
+    classifier = st.ImageClassifier("resnet20", **SMALL | {"epochs": 4})
+    assert classifier.fit(frame[["scan"]], frame[["y"]]).score(frame.scan, frame.y) > 0.9
+    assert classifier.classes_.tolist() == sorted(names) and Path(classifier.run_).is_absolute()
+
+
+def test_three_grey_images_are_three(photos: tuple[NDArray[np.uint8], NDArray[Any]]) -> None:
+    grey = photos[0][..., 0]
+    classifier = st.ImageClassifier("resnet20", **SMALL | {"epochs": 1}).fit(grey, photos[1])
+    assert len(classifier.predict(grey[:3])) == 3
+
+
 @pytest.mark.slow
 def test_cross_validation_trains_a_run_for_each_fold(photos: tuple[NDArray[np.uint8], NDArray[Any]]) -> None:
     scores = cross_val_score(st.ImageClassifier("resnet20", **SMALL), *photos, cv=2)

@@ -6,7 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +18,14 @@ from safetensors.torch import save_file
 
 import steadytrain as st
 from steadytrain.config import Recipe
-from steadytrain.data.images.decode import decode
+from steadytrain.data.images.decode import BadImageError, decode
+from steadytrain.data.images.memory import file_bytes
 from steadytrain.data.results.predictions import read_predictions
 from steadytrain.errors import DataError, ModelError, RunError
 from steadytrain.events import Evaluated
 from steadytrain.models.class_names import imagenet_synsets
-from steadytrain.training.inference.inference import open_evaluation_data
+from steadytrain.training.inference import inference
+from steadytrain.training.inference.inference import Files, Prediction, Predictions, open_evaluation_data
 from steadytrain.training.inference.trained import Trained, find_pretrained
 
 NAME, REPOSITORY = "timm/test_resnet.r160_in1k", "models--timm--test_resnet.r160_in1k"
@@ -401,6 +403,52 @@ def test_images_come_from_patterns_record_files_and_bytes(fetched: str, photo: P
     assert {prediction.classes for prediction in predictions} == {("Egyptian cat",)}
     with pytest.raises(DataError, match="no file for 1 of its names"):
         next(st.predict(trained, str(tmp_path / "*.gif")))
+
+
+@pytest.mark.parametrize("ended_by", [DataError, KeyboardInterrupt])
+def test_predictions_that_ended_early_are_never_taken_for_all(ended_by: type[BaseException]) -> None:
+    closed: list[int] = []
+
+    def stream() -> Generator[Prediction, None, None]:
+        try:
+            yield Prediction(Path("a"), ("cat",), (0.9,))
+            raise ended_by("no more")
+        finally:
+            closed.append(1)
+
+    predictions = Predictions(stream())
+    for read in (len, list, lambda values: values[1], next, next, lambda values: values[:]):
+        if read is next and predictions._next == 0:
+            assert next(predictions).label == "cat"
+            continue
+        with pytest.raises(ended_by, match="no more"):
+            read(predictions)
+    assert predictions[0].label == "cat"
+    with Predictions(stream()) as others:
+        assert others[0].label == "cat"
+    assert closed == [1, 1] and others[0].label == "cat"
+    with pytest.raises(ValueError, match="were closed"):
+        len(others)
+
+
+def test_images_of_a_list_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[object] = []
+
+    def encode(image: object) -> tuple[bytes, bytes]:
+        encoded.append(image)
+        return file_bytes(image)
+
+    monkeypatch.setattr(inference, "file_bytes", encode)
+    images = [Image.new("L", (8, 8), 9), None, np.zeros((8, 8), np.uint8)]
+    for given in (images, iter(images), tuple(images)):
+        del encoded[:]
+        with Files(given) as files:
+            assert len(files) == 3 and encoded == images[:1]
+            assert files.image(0) and files.image(2)
+            with pytest.raises(BadImageError, match="an image is None"):
+                files.image(1)
+    with pytest.raises(DataError, match="an image is"):
+        Files([3.5, *images])
 
 
 def test_predicting_goes_on_with_fewer_images_where_memory_runs_out(fetched: str, tmp_path: Path) -> None:

@@ -83,6 +83,26 @@ def test_a_run_stops_where_it_is_told_evaluated_and_whole(kind: type[Event], las
     assert again.step == result.step
 
 
+def test_a_stop_is_heard_after_a_rate_of_the_same_update() -> None:
+    def decide(event: Event) -> st.Stop | st.SetRate | None:
+        if isinstance(event, Step) and event.step == 4:
+            return st.SetRate(np.float32(0.5))  # type: ignore[arg-type]
+        return st.Stop(5) if isinstance(event, Logged) and event.step == 4 else None  # type: ignore[arg-type]
+
+    result = st.train(st.Run.create("runs/a", recipe().with_({"every.log_steps": 4})), on_event=decide)
+    assert (result.status, result.step) == ("finished", 4)
+    assert [(event.what, event.step, event.why) for event in decisions(result.run)] == [
+        ("rate", 5, ""),
+        ("stop", 5, "5"),
+    ]
+    assert st.train("runs/a").step == 4
+
+
+def test_a_rate_that_is_set_already_is_no_decision() -> None:
+    result = st.train(st.Run.create("runs/a", recipe()), on_event=lambda event: st.SetRate(0.5))
+    assert len(decisions(result.run)) == 1
+
+
 def test_what_the_run_has_decided_is_not_decided_again() -> None:
     run = st.Run.create("runs/a", recipe().with_({"every.rates": ((9, 0.5),)}))
     st.train(run, on_event=lambda event: st.SetRate(0.1) if isinstance(event, Step) and event.step == 3 else None)

@@ -23,7 +23,8 @@ TABLE: Any = type("DataFrame", (), {"to_csv": None})()
 @pytest.mark.parametrize("data", [3, None, iter([])])
 def test_what_is_no_data_is_refused_with_what_is(use: Callable[[Any], object], data: Any) -> None:
     with pytest.raises(
-        st.SteadyError, match=r"the data are .*; they must be the name of a folder or a file, or in mem"
+        st.SteadyError,
+        match=r"the data are .*(; they must be|, and this takes) the name of a folder or a file(, or in mem|: save)",
     ):
         use(data)
 

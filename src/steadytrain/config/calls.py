@@ -17,7 +17,7 @@ from steadytrain.errors import RecipeError, SteadyError
 F = TypeVar("F", bound=Callable[..., Any])
 
 _VALUE = r"'[^']*'|\"[^\"]*\"|(?:[^\s,;:()'\"]|[:,](?=[^\s,;:()'\"]))*[^\s.,;:()'\"]"
-_FLAG = re.compile(rf"--([a-z][a-z-]*)(?:[ =]({_VALUE}))?")
+_FLAG = re.compile(rf"(?<![\w/.-])--([a-z][a-z-]*)(?:[ =]({_VALUE}))?")
 _COMMAND = re.compile(rf"\bsteady ([a-z]+)(?: ((?!-)(?:{_VALUE})))?((?: --[a-z][a-z-]*(?: (?!-)(?:{_VALUE}))?)*)")
 _CALLS = {name: name for name in ("train", "finetune", "evaluate", "predict", "report")} | {"resume": "train"}
 _LOOKS_LIKE_VALUE = re.compile(r"[\d.]+(e-?\d+)?|.*[/'\"].*|.+\.\w+|[A-Z_.]+|\w+[:+,]\S+")

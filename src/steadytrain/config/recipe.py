@@ -25,7 +25,7 @@ from steadytrain.config.conflicts import find_conflicts
 from steadytrain.config.foreign import advice, plain_word
 from steadytrain.config.parts import MOST_EPOCHS, Budget, Data, Every, Model, Optim, Parallel, Precision
 from steadytrain.config.phases import parse_train
-from steadytrain.config.plain import build, hints_of, leaves, parse_json, plain, shorten
+from steadytrain.config.plain import build, by_keys, hints_of, leaves, parse_json, plain, shorten
 from steadytrain.config.settings import (
     OPTIMIZER,
     OUTPUT,
@@ -236,7 +236,7 @@ class Recipe:
         Raises:
             RecipeError: an unknown key (with the nearest known one) or a value that cannot be.
         """
-        values, all_changes = self.to_dict(), {**(changes or {}), **more}
+        values, all_changes = self.to_dict(), by_keys({**(changes or {}), **more})
         for name, _, instead in _REMOVED:
             if name in all_changes and name not in recipe_settings():
                 raise RecipeError(instead)
@@ -251,7 +251,7 @@ class Recipe:
                     raise RecipeError(f"unknown key {key!r} in the recipe.{_key_hint(key, known)}")
                 table = table[name]
             table[last] = plain(value)
-        if values["optim"]["name"] == "sgd" != self.optim.name and "optim" not in all_changes:
+        if "optim" not in all_changes and values["optim"]["name"] == "sgd" != self.optim.name:
             values["optim"]["nesterov"] = all_changes.get("optim.nesterov")  # another optimizer's means nothing
         recipe = Recipe.from_dict(values)
         parts = {

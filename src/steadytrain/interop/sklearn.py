@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,17 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 import steadytrain as st
 from steadytrain.data.packing.memory import Samples, images_of
+from steadytrain.data.sources.labels import classes_from_texts
 from steadytrain.errors import DataError
-
-
-class _Labelled(list[tuple[Any, int]]):
-    """Pairs of an image and a class number, with the names of the classes."""
-
-    def __init__(self, pairs: Iterable[tuple[Any, int]], classes: Iterable[Any]) -> None:
-        super().__init__(pairs)
-        self.classes = [str(name) for name in classes]
 
 
 def _images(X: Any) -> list[Any]:
     """List the images of X, of which an array or a list has several; of a DataFrame, those of its column."""
+    X = X[X.columns[0]] if hasattr(X, "columns") and len(X.columns) == 1 else X
     several = images_of(X) if hasattr(X, "columns") else None
     return [image for image, _ in several] if isinstance(several, Samples) else list(X)
 
@@ -81,16 +75,16 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: ArrayLike) -> ImageClassifier:
         """Train on images and their classes. Raises SteadyError, which is a ValueError for what was given."""
         check_classification_targets(y)
-        self.classes_, numbers = np.unique(np.asarray(y), return_inverse=True)
-        images = _images(X)
-        if len(images) != len(numbers):
-            raise DataError(f"X has {len(images)} images and y {len(numbers)} labels: give a label for each image")
+        images, labels = _images(X), column_or_1d(y)
+        self.classes_ = np.unique(labels)
+        if len(images) != len(labels):
+            raise DataError(f"X has {len(images)} images and y {len(labels)} labels: give a label for each image")
         names = ("epochs", "lr", "batch_size", "size", "train", "weights", "device", "seed")
         flags = {name: value for name in names if (value := getattr(self, name)) is not None}
         train = st.finetune if self.pretrained else st.train
         known: dict[str, Any] = {"model": self.model, "run": self.run, "progress": self.progress, **flags}
-        result = train(_Labelled(zip(images, numbers.tolist(), strict=True), self.classes_), self.settings, **known)
-        self.run_, self.metrics_ = str(result.run.directory), result.metrics
+        result = train(list(zip(images, map(str, labels), strict=True)), self.settings, **known)
+        self.run_, self.metrics_ = str(result.run.directory.resolve()), result.metrics
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -104,7 +98,8 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise DataError(f"image {len(rows)} cannot be predicted: {prediction.error}")
             rows.append(np.zeros(len(columns)))
             rows[-1][[columns[name] for name in prediction.classes]] = prediction.probabilities
-        return np.array(rows).reshape(-1, len(columns))
+        _, outputs = classes_from_texts(list(map(str, self.classes_)), classes=list(columns), where="y")
+        return np.array(rows).reshape(-1, len(columns))[:, outputs]
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the likeliest class of each image: [N], of the type of ``y``."""

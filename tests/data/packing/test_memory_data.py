@@ -17,7 +17,7 @@ from torchvision.datasets import FakeData, ImageFolder
 
 from steadytrain.data.packing.memory import images_of, source_of
 from steadytrain.data.recordio.reader import Records
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, StorageError
 
 IMAGES: NDArray[np.uint8] = np.random.default_rng(0).integers(0, 255, (6, 9, 12, 3), dtype=np.uint8)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -117,23 +117,136 @@ def test_photographs_are_upright() -> None:
         lambda table: {"path": table.image.tolist(), "species": table.species.tolist()},
     ],
 )
-def test_paths_are_not_copied(photos: Path, make: Callable[[Any], Any]) -> None:
+def test_paths_are_not_copied(photos: Path, make: Callable[[Any], Any], capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(path) for path in sorted(photos.rglob("*.jpg"))]
-    said: list[str] = []
     table = pandas.DataFrame({"image": paths, "species": ["cat"] * 3 + ["dog"] * 3})
     data = make(table)
-    path = Path(source_of(data, say=said.append))
+    path = Path(source_of(data))
     assert path.suffix == ".csv" and f"{Path(paths[0]).absolute()},cat" in path.read_text()
-    assert any("transform" in line for line in said) == (getattr(data, "transform", None) is np.asarray)
+    assert ("the transform of" in capsys.readouterr().err) == (getattr(data, "transform", None) is np.asarray)
 
 
-def test_a_transform_is_named_and_not_applied() -> None:
-    said: list[str] = []
-    data = FakeData(4, (3, 8, 8), 2, transform=lambda image: torch.zeros(3, 8, 8))
-    with Records.open(source_of(data, say=said.append)) as records:
+class Transformed:
+    """A data set that calls its transform without a look whether there is one."""
+
+    transform: Callable[..., Any]
+    transforms: Callable[..., Any]
+
+    @staticmethod
+    def fail(*values: Any) -> None:
+        raise AssertionError("the transform was applied")
+
+    def __init__(self) -> None:
+        self.transform = self.transforms = self.fail
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, number: int) -> Any:
+        return self.transforms(self.transform(IMAGES[number]), number)
+
+
+@pytest.mark.parametrize(
+    "data", [FakeData(4, (3, 8, 8), 2, transform=lambda image: torch.zeros(3, 8, 8)), Transformed()]
+)
+def test_a_transform_is_named_and_not_applied(data: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    name = type(data).__name__
+    with Records.open(source_of(data)) as records:
         assert np.asarray(Image.open(io.BytesIO(records.image(0)))).std() > 1
-    assert "the transform of the FakeData is not applied" in said[0] and "transforms=" in said[0]
-    assert data.transform is not None
+    (images_of(data) or [])[0]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and all(f"the transform of the {name} is not applied" in line for line in lines)
+    assert "transforms=" in lines[0] and data.transform is not None
+
+
+def test_labels_that_a_data_set_changes_are_refused(photos: Path) -> None:
+    data = ImageFolder(str(photos), target_transform=lambda label: 1 - label)
+    for given in (data, Subset(data, [1, 2])):
+        with pytest.raises(DataError, match="the ImageFolder has a target_transform"):
+            source_of(given)
+    assert len(images_of(data) or ()) == 6
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda images, labels: (images, labels),
+        lambda images, labels: [images, labels],
+        lambda images, labels: (list(images), labels),
+        lambda images, labels: pandas.DataFrame({"image": images, "label": labels}),
+        lambda images, labels: {"image": images, "label": labels},
+    ],
+)
+@pytest.mark.parametrize("as_paths", [False, True])
+def test_a_series_is_read_in_its_order(photos: Path, make: Callable[[Any, Any], Any], as_paths: bool) -> None:
+    order = [3, 0, 5, 2]
+    paths = sorted(map(str, photos.rglob("*.jpg")))
+    frame = pandas.DataFrame({"image": paths if as_paths else list(IMAGES), "label": [*"abcdef"]}).iloc[order]
+    path = source_of(make(frame.image, frame.label))
+    if as_paths:
+        pairs = [line.rsplit(",", 1) for line in Path(path).read_text().splitlines()[1:]]
+        assert [(Path(p).name, label) for p, label in pairs] == [(f"{k}.jpg", "abcdef"[k]) for k in order]
+        return
+    with Records.open(path) as records:
+        assert [records.classes[label] for label in records.labels] == ["abcdef"[k] for k in order]
+        stored = [np.asarray(Image.open(io.BytesIO(records.image(number)))) for number in range(4)]
+    assert (np.stack(stored) == IMAGES[order]).all()
+    assert next(image for image, _ in images_of(frame.image) or ()) is frame.image.iloc[0]
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), pandas.NA, pandas.NaT])
+@pytest.mark.parametrize("column", ["image", "label"])
+def test_a_row_without_a_label_or_an_image_is_named(missing: Any, column: str) -> None:
+    rows: dict[str, list[Any]] = {"image": ["a.jpg", "b.jpg", "c.jpg"], "label": ["x", "y", "x"]}
+    rows[column][1] = missing
+    with pytest.raises(
+        DataError, match=rf"row 1 .*in the column '{column}': drop it, data.dropna\(subset=\['{column}'\]\)"
+    ):
+        source_of(pandas.DataFrame(rows))
+    for pairs in (list(zip(*rows.values(), strict=True)), tuple(map(pandas.Series, rows.values()))):
+        with pytest.raises(DataError, match=rf"row 1 .* has no {column}: leave it out"):
+            source_of(pairs)
+
+
+@pytest.mark.parametrize("values", [[[1, 1], [0, 0]] * 3, [[0, 1], [1, 0]] * 3])
+def test_several_columns_of_labels_are_their_vectors(values: list[list[int]]) -> None:
+    frame = pandas.DataFrame({"image": list(IMAGES), "sharp": np.array(values)[:, 0], "bright": np.array(values)[:, 1]})
+    with Records.open(source_of(frame, label_column=["bright", "sharp"])) as records:
+        assert tuple(records.class_list) == ("bright", "sharp")
+        assert records.labels.tolist() == [[b, a] for a, b in values]
+
+
+@pytest.mark.parametrize("labels", [LABELS[:, None], torch.from_numpy(LABELS)[:, None], LABELS[:, None].tolist()])
+def test_a_column_of_labels_is_a_list_of_them(labels: Any) -> None:
+    assert source_of((IMAGES, labels)) == source_of((IMAGES, LABELS))
+    texts = np.array([*"abcabc"])
+    assert source_of((IMAGES, texts[:, None])) == source_of((IMAGES, texts))
+
+
+class ClassLabel:
+    names = ("a", "b", "c")
+
+
+class List:
+    """As of Hugging Face: a feature of several values."""
+
+    feature = ClassLabel()
+
+
+def test_lists_of_class_numbers_are_refused() -> None:
+    data = Pairs(as_row=True)
+    for feature in (List(), [ClassLabel()]):
+        data.features = {"image": object(), "labels": feature}  # type: ignore[attr-defined]
+        with pytest.raises(DataError, match=r"'labels' lists the classes .* data\.map\(.*range\(3\)"):
+            source_of(data)
+
+
+def test_a_cache_that_cannot_be_written_is_named(photos: Path) -> None:
+    Path("cache").write_text("")
+    frame = pandas.DataFrame({"image": sorted(map(str, photos.rglob("*.jpg"))), "label": [*"ababab"]})
+    for data in (frame, (IMAGES, LABELS)):
+        with pytest.raises(StorageError, match="cache"):
+            source_of(data)
 
 
 def test_several_labels_are_vectors() -> None:
@@ -155,6 +268,9 @@ def test_several_labels_are_vectors() -> None:
         ((IMAGES, LABELS - 1), "label -1"),
         (IMAGES, "pairs of an image and a label"),
         ([], "nothing in it"),
+        ((["a.jpg", "b.jpg", "c.jpg"], None), "pairs of an image and a label"),
+        ({}, "name it with path_column="),
+        (pandas.DataFrame({0: ["a.jpg"], 1: ["a"]}), "columns 0, 1 none is called like 'path'"),
         (DataLoader(Pairs()), r"its \.dataset"),  # type: ignore[arg-type]
         ({"train": pandas.DataFrame({"a": [1]})}, r"data\['train'\], and val= another"),
         (pandas.DataFrame({"pic": list(IMAGES), "label": LABELS}), "name it with path_column="),

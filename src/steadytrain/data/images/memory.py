@@ -81,7 +81,8 @@ def file_bytes(value: Any) -> tuple[bytes, bytes]:
             f"an image has the shape {tuple(value.shape)}; it must be height x width, with 1, 3 or 4 channels behind"
             " or before them"
         )
-    pixels = _as_bytes(np.asarray(value.detach().cpu() if hasattr(value, "detach") else value))
+    value = value.detach().cpu() if hasattr(value, "detach") else value
+    pixels = _as_bytes(np.asarray(value.float() if str(value.dtype) == "torch.bfloat16" else value))
     pixels = np.moveaxis(pixels, 0, -1) if order == "CHW" else pixels
     return _png(Image.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)))
 

@@ -38,9 +38,9 @@ from steadytrain.data.sources.labels import classes_from_numbers, classes_from_t
 from steadytrain.data.sources.listing import Listing, Pieces
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.scratch import scratch_beside
-from steadytrain.errors import DataError, describe_type
+from steadytrain.errors import DataError, describe_type, storage_errors
 from steadytrain.files import lock, open_lock, replacing
-from steadytrain.format import Say, few
+from steadytrain.format import Say, few, print_note
 from steadytrain.machine.facts import require_cache_folder
 
 
@@ -49,34 +49,40 @@ class Samples(Sequence[tuple[Any, Any]]):
 
     Args:
         data: see the head of this module.
-        image, label: of a table, the names of the columns; None: found by their usual names.
-        say: takes a line where a transform is not applied.
+        image, label: of a table, the names of the columns, of labels one or several; None: found by their usual names.
         needs_labels: False: the labels may be None.
 
     Attributes:
         name, classes: for files and messages; of the labels' numbers, None where the data have no names.
-        columns, image: of a table, all by their names; which of them holds the images.
+        columns, image, labels: of a table, all by their names; which of them hold the images, and the labels.
 
     Raises:
         DataError: no such data; says the remedy.
     """
 
-    def __init__(self, data: Any, image: str | None, label: str | None, say: Say, *, needs_labels: bool = True) -> None:
-        data, inner = _without_transform(data, say), data
+    def __init__(self, data: Any, image: str | None, label: Any, *, needs_labels: bool = True) -> None:
+        if _are_columns(data):  # what pandas has goes by the labels of its rows
+            data = [part.to_numpy() if hasattr(part, "to_numpy") else part for part in data]
+        elif hasattr(data, "iloc") and not hasattr(data, "columns"):
+            data = list(data)
+        data, inner = _without_transform(data, needs_labels=needs_labels), data
         while not hasattr(inner, "classes") and hasattr(inner, "dataset"):  # of a part of it
             inner = inner.dataset
-        self.classes = [str(name) for name in getattr(inner, "classes", ())] or None
+        listed: Any = getattr(inner, "classes", None)
+        self.classes = [str(name) for name in listed] if hasattr(listed, "__len__") and len(listed) else None
         folder = Path(str(getattr(inner, "root", ""))).name if hasattr(inner, "samples") else ""
         self.name = re.sub(r"\W+", "-", folder or type(inner).__name__.lower())
-        self.columns: dict[str, Sequence[Any]] | None = None
-        self.image, names = "", list[str]()
+        self.columns: dict[Any, Sequence[Any]] | None = None
+        self.image, self.labels, names = "", list[str](), list[Any]()
+        label = [label] if isinstance(label, str) else list(label or ())
         has_items = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str | bytes)
-        features: Mapping[str, Any] = getattr(data, "features", None) or {}  # of Hugging Face
-        if features and has_items:
+        features: Any = getattr(data, "features", None)  # of Hugging Face
+        features = features if isinstance(features, Mapping) and has_items else {}
+        if features:
             kinds = {name: type(feature).__name__ for name, feature in features.items()}
             images, labels = ([name for name in kinds if kinds[name] == kind] for kind in ("Image", "ClassLabel"))
             names, image = list(kinds), image or next(iter(images), None)
-            label = label or (labels[0] if len(labels) == 1 else None)
+            label = label or (labels if len(labels) == 1 else [])
             if image in images:
                 data = data.with_format(None).cast_column(image, type(features[image])(decode=False))
         elif isinstance(data, Mapping) or (hasattr(data, "columns") and hasattr(data, "to_dict")):
@@ -91,15 +97,30 @@ class Samples(Sequence[tuple[Any, Any]]):
         elif has_items and len(data) and isinstance(data[0], Mapping) and not is_image(data[0]):
             names = list(data[0])
         elif not has_items:
-            source_name(data)
+            raise DataError(
+                f"the data are {describe_type(data)}; they must be the name of a folder or a file, or in memory"
+                " (images, labels), a list of pairs, a DataFrame, or a data set with a length (of a DataLoader: its"
+                " .dataset); your own loop takes any loader (docs: own-loop)"
+            )
         elif not (len(data) and isinstance(data[0], tuple | list) and len(data[0]) == 2) and needs_labels:
             what = f"{describe_type(data[0])} as first item" if len(data) else "nothing in it"
             raise DataError(f"the data are {describe_type(data)} with {what}; give pairs of an image and a label")
-        if names:
-            self.image = _column(names, image, PATHS, "path_column")
-            label = _column(names, label, LABELS, "label_column") if needs_labels else None
-            self.classes = getattr(features.get(label or ""), "names", self.classes)
-        self._data, self._label = data, label
+        if names or self.columns is not None:
+            remedy = "name it with path_column=" if needs_labels else "rename it: data.rename(columns={...: 'path'})"
+            self.image = _column(names, image, PATHS, remedy)
+            if needs_labels:
+                remedy = "name it with label_column="
+                self.labels = [_column(names, name, LABELS, remedy) for name in label or [None]]
+                feature = features.get(self.labels[0])
+                self.classes = self.labels if len(label) > 1 else getattr(feature, "names", self.classes)
+                inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+                if listed := getattr(inner, "names", None):  # they look like vectors where they are equally long
+                    row = f"{{'vector': [float(k in row[{self.labels[0]!r}]) for k in range({len(listed)})]}}"
+                    raise DataError(
+                        f"the column {self.labels[0]!r} lists the classes of each image; give vectors of 0 and 1,"
+                        f" label_column='vector' of data.map(lambda row: {row})"
+                    )
+        self._data = data
 
     def __len__(self) -> int:
         if self.columns is not None:
@@ -109,26 +130,35 @@ class Samples(Sequence[tuple[Any, Any]]):
     def __getitem__(self, number: Any) -> tuple[Any, Any]:
         if not 0 <= number < len(self):
             raise IndexError(number)
-        label: Any = None
-        if self.columns is not None:
-            image, label = self.columns[self.image][number], self.columns[self._label][number] if self._label else None
-        elif _are_columns(self._data):
+        if _are_columns(self._data):
             image, label = self._data[0][number], self._data[1][number]
+        elif self.image:
+            row = self._data[number] if self.columns is None else {k: v[number] for k, v in self.columns.items()}
+            image, label = row[self.image], [row[name] for name in self.labels] or None
         else:
             item = self._data[number]
-            if self.image:
-                item = (item[self.image], item[self._label] if self._label else None)
             image, label = item if isinstance(item, tuple | list) and len(item) == 2 else (item, None)
-        return image, label.tolist() if hasattr(label, "tolist") else label
+        label = label.tolist() if hasattr(label, "tolist") else label
+        while isinstance(label, tuple | list) and len(label) == 1:  # a column, as Keras has it
+            label = label[0].tolist() if hasattr(label[0], "tolist") else label[0]
+        return image, label
 
 
-def _column(names: Sequence[str], named: str | None, usual: Sequence[str], keyword: str) -> str:
+def _require_values(values: Iterable[Any], where: str) -> None:
+    """Refuse a missing value of a table or a list, which would be a class of its own. Raises DataError."""
+    for row, value in enumerate(values):
+        is_known = isinstance(value, str | os.PathLike) or is_image(value)
+        if value is None or (not is_known and str(value) in ("nan", "<NA>", "NaT")):
+            raise DataError(f"row {row} of {where}")
+
+
+def _column(names: Sequence[Any], named: str | None, usual: Sequence[str], remedy: str) -> Any:
     """Find a column: the named one, else the first by the usual names. Raises DataError for none."""
-    lower = {name.lower().replace(" ", "_"): name for name in names}
+    lower = {str(name).lower().replace(" ", "_"): name for name in names}
     found = named or next((lower[name] for name in usual if name in lower), None)
     if found is None or found not in names:
         what = f"none is {named!r}" if named else f"none is called like {usual[0]!r}"
-        raise DataError(f"of the columns {few(list(names))} {what}: name it with {keyword}=")
+        raise DataError(f"of the columns {few(list(map(str, names)))} {what}: {remedy}")
     return found
 
 
@@ -137,24 +167,33 @@ def _are_columns(data: Any) -> bool:
     if not isinstance(data, tuple | list) or len(data) != 2:
         return False
     images, labels = data
+    if not hasattr(labels, "__len__") or isinstance(labels, str):
+        return False
     if isinstance(images, tuple | list):
         return not (len(images) == 2 and isinstance(images[1], str | int)) and len(images) > 0
-    return is_array(images) and hasattr(labels, "__len__") and not isinstance(labels, str)
+    return is_array(images)
 
 
-def _without_transform(data: Any, say: Say) -> Any:
+def _without_transform(data: Any, *, needs_labels: bool) -> Any:
     """Return a data set without its transforms, which would be applied once for all epochs; of paths, these."""
     if hasattr(data, "dataset") and hasattr(data, "indices"):
-        inner = _without_transform(data.dataset, say)
+        inner = _without_transform(data.dataset, needs_labels=needs_labels)
         return (
             [inner[int(number)] for number in data.indices] if isinstance(inner, list) else _with(data, dataset=inner)
         )
-    if getattr(data, "__dict__", {}).get("transform") is not None:  # a DataFrame has a method of that name
-        say(
+    values = getattr(data, "__dict__", {})  # a DataFrame has a method of that name
+    if needs_labels and values.get("target_transform") is not None:
+        raise DataError(
+            f"the {type(data).__name__} has a target_transform, whose labels its classes do not name: leave it out, or"
+            " give a list of pairs of an image and its label"
+        )
+    instead = {"transform": lambda image: image, "transforms": lambda *pair: pair}
+    if given := {name: instead[name] for name in instead if callable(values.get(name))}:
+        print_note(
             f"the transform of the {type(data).__name__} is not applied, or each image would have one draw of it for"
             " all epochs; instead: size=224, transforms='randaugment:2,9'"
         )
-        data = _with(data, transform=None)
+        data = _with(data, **given)
     if isinstance(samples := getattr(data, "samples", None), list) and samples and hasattr(data, "classes"):
         return [(path, label) for path, label, *_ in samples]
     return data
@@ -190,15 +229,19 @@ def source_of(
     """
     if isinstance(data, str | os.PathLike):
         return source_name(data)
-    label = label_column if label_column is None or isinstance(label_column, str) else next(iter(label_column), None)
-    samples = Samples(data, path_column, label, say)
+    samples = Samples(data, path_column, label_column)
     if not len(samples):
         raise DataError(f"the {samples.name} holds no images")
+    for name in (samples.image, *samples.labels) if (table := samples.columns) is not None else ():
+        remedy = f"drop it, data.dropna(subset=[{name!r}])"
+        _require_values((table or {})[name], f"the {samples.name} has nothing in the column {name!r}: {remedy}")
     if not isinstance(samples[0][0], str | os.PathLike):
         return _pack(samples, classes, say)
     columns, names = samples.columns, samples.classes
     if columns is None:
         pairs = list(samples)
+        for number, what in enumerate(("image", "label")):
+            _require_values((pair[number] for pair in pairs), f"the {samples.name} has no {what}: leave it out")
         labels = [names[value] if names and not isinstance(value, str) else value for _, value in pairs]
         columns, samples.image = {"path": [path for path, _ in pairs], "label": labels}, "path"
     paths = [os.fspath(path) for path in columns[samples.image]]
@@ -213,8 +256,10 @@ def images_of(data: Any) -> Samples | list[Any] | None:
         return None
     if is_image(data):
         return [data]
+    if isinstance(data, Mapping) and (images := [v for v in data.values() if is_image(v) and not is_array(v)]):
+        return images[:1]  # a row of a data set
     is_set = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list | tuple)
-    return Samples(data, None, None, mute, needs_labels=False) if is_set or hasattr(data, "columns") else None
+    return Samples(data, None, None, needs_labels=False) if is_set or hasattr(data, "columns") else None
 
 
 def _write_table(name: str, columns: Mapping[str, Iterable[Any]]) -> str:
@@ -223,9 +268,10 @@ def _write_table(name: str, columns: Mapping[str, Iterable[Any]]) -> str:
     csv.writer(text).writerows([columns, *zip(*columns.values(), strict=True)])
     data = text.getvalue().encode("utf-8", "surrogateescape")
     path = require_cache_folder() / "memory" / f"{name}-{hashlib.sha256(data).hexdigest()[:12]}.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as part:
-        part.write_bytes(data)
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.write_bytes(data)
     return str(path)
 
 
@@ -284,7 +330,7 @@ def _labels(
     if values.ndim > 2 or (values % 1).any() or not np.isfinite(values).all():
         odd = next((label for label in labels if not isinstance(label, int)), labels[0])
         raise DataError(f"a label of {where} is {odd!r}; give each image a class name or a class number from 0 on")
-    if values.ndim == 2 and (values.max() > 1 or (values.sum(1) != 1).any()):
+    if values.ndim == 2 and (len(samples.labels) > 1 or values.max() > 1 or (values.sum(1) != 1).any()):
         columns = classes or names or [str(number) for number in range(values.shape[1])]
         return (), values.astype(np.float32), tuple(columns)
     numbers = (values.argmax(1) if values.ndim == 2 else values).astype(np.int64)  # one-hot, as Keras has it

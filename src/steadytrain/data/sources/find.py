@@ -201,9 +201,8 @@ def source_name(data: object) -> str:
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
     raise DataError(
-        f"the data are {describe_type(data)}; they must be the name of a folder or a file, or in memory (images,"
-        " labels), a list of pairs, a DataFrame, or a data set with a length (of a DataLoader: its .dataset); your own"
-        " loop takes any loader (docs: own-loop)"
+        f"the data are {describe_type(data)}, and this takes the name of a folder or a file: save images that are in"
+        " memory, or train on them as they are"
     )
 
 

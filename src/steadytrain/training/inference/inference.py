@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -22,7 +22,7 @@ from steadytrain.data import filenames
 from steadytrain.data.arrays import Ints
 from steadytrain.data.filenames import expand, is_ignored, is_pattern
 from steadytrain.data.images.decode import BadImageError, lost_in
-from steadytrain.data.images.memory import file_bytes, is_array
+from steadytrain.data.images.memory import file_bytes
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
 from steadytrain.data.loader.task import at_least
 from steadytrain.data.packing.memory import Samples, images_of, source_of
@@ -33,7 +33,7 @@ from steadytrain.data.sources.labels import say_places
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.local_files import read_patiently
-from steadytrain.errors import DataError, RunError, read_errors
+from steadytrain.errors import DataError, InputError, RunError, read_errors
 from steadytrain.files import Closing
 from steadytrain.format import OnProgress, RowTable, Say, few, print_note
 from steadytrain.models.class_names import Match, match_classes
@@ -98,6 +98,9 @@ def evaluate(
     per_image: str | Path | None = None,
     threshold: float = 0.5,
     keep_logits: bool = False,
+    path_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    root: str | Path | None = None,
     say: Say = print_note,
 ) -> Evaluation:
     """Evaluate a run, a weights file, an exported file or a pretrained model of timm on every image of a data set.
@@ -120,6 +123,7 @@ def evaluate(
         per_image: a CSV file to write, with a line for each image (see :mod:`steadytrain.data.results.predictions`).
         threshold: in that file, of several labels those with a probability above it are predicted.
         keep_logits: return the logits of each image, too.
+        path_column, label_column, root: of a table, its columns, and the folder that paths start from.
         say: takes a line where memory runs out, and fewer images go through the network at a time from there on.
 
     Returns:
@@ -144,7 +148,10 @@ def evaluate(
     names = None if isinstance(mapping, Mapping) else mapping
     mapping = mapping if isinstance(mapping, Mapping) else {}
     trained = _trained(place, which, names)
-    opened = data if isinstance(data, EvaluationData) else open_evaluation_data(trained, data, classes=mapping, say=say)
+    opened = data
+    if not isinstance(opened, EvaluationData):
+        columns: dict[str, Any] = {"path_column": path_column, "label_column": label_column, "root": root}
+        opened = open_evaluation_data(trained, data, classes=mapping, say=say, **columns)
     size, module = batch_size or opened.batch_size or 128, trained.module
     if restrict and trained.is_multi_label:
         raise DataError("--restrict chooses among classes, and an image may have several of these labels: drop it")
@@ -435,14 +442,16 @@ class Prediction:
         return row | {"error": self.error}
 
 
-class Predictions(Sequence[Prediction]):
+class Predictions(Sequence[Prediction], Closing):
     """Predictions in the order of their images, each computed when it is first asked for; ``next()`` gives one more.
 
-    ``stream`` yields them and keeps none of them.
+    ``stream`` yields them and keeps none of them. What ends them early is raised by each later read beyond what is
+    known. A context manager.
     """
 
-    def __init__(self, stream: Iterator[Prediction]) -> None:
+    def __init__(self, stream: Generator[Prediction, None, None]) -> None:
         self.stream, self._known, self._next = stream, list[Prediction](), 0
+        self._error: BaseException | None = None
 
     def __next__(self) -> Prediction:
         self._next += 1
@@ -456,8 +465,15 @@ class Predictions(Sequence[Prediction]):
     @overload
     def __getitem__(self, number: slice) -> list[Prediction]: ...
     def __getitem__(self, number: int | slice) -> Prediction | list[Prediction]:
-        most = number + 1 if isinstance(number, int) and number >= 0 else None
-        self._known += islice(self.stream, None if most is None else max(0, most - len(self._known)))
+        more = number + 1 - len(self._known) if isinstance(number, int) and number >= 0 else None
+        if more is None or more > 0:
+            if self._error is not None:
+                raise self._error
+            try:
+                self._known += islice(self.stream, more)
+            except BaseException as error:
+                self._error = error
+                raise
         return self._known[number]
 
     def __len__(self) -> int:
@@ -466,6 +482,11 @@ class Predictions(Sequence[Prediction]):
     def __repr__(self) -> str:
         return repr(self[:])
 
+    def close(self) -> None:
+        """End the loader's threads, and compute no more."""
+        self.stream.close()
+        self._error = self._error or InputError("the predictions were closed: read them all before that")
+
     def to_frame(self) -> Any:
         """Return a pandas DataFrame, as of :meth:`Prediction.to_dict`. Raises InputError where there is no pandas."""
         return RowTable(prediction.to_dict() for prediction in self).to_frame()
@@ -473,25 +494,28 @@ class Predictions(Sequence[Prediction]):
 
 Images = Any
 """An image file, a folder of them, a pattern such as ``photos/*.jpg``, a record file, the bytes of an image, or images
-in memory: of PIL, arrays, tensors, a DataFrame with a column of them or of paths, a data set."""
+in memory: of PIL, arrays, tensors, a DataFrame with a column of them or of paths, a data set. An array with 3 or 4 rows
+of grey images can also be one in colour, and is: ``list(array)`` is several."""
 
 
 def _named_images(images: Any) -> Iterator[str | Path | bytes | Callable[[], bytes]]:
     """Yield one image or several: names, bytes, or what reads one of a set. Raises DataError for what is no image."""
-    several = images_of(images)
-    if is_array(images) and several:
-        file_bytes(several[0][0] if isinstance(several, Samples) else images)  # what is wrong is so of each image
-    if isinstance(several, Samples) and len(several) and not isinstance(several[0][0], str | Path):
-        yield from (partial(_read_sample, several, number) for number in range(len(several)))
-        return
-    names = [pair[0] for pair in several] if isinstance(several, Samples) else several or images
-    names = names if isinstance(names, Iterable) and not isinstance(names, str | bytes) else [names]
-    yield from (item if isinstance(item, str | Path | bytes) else file_bytes(item)[0] for item in names)
+    several: Any = images_of(images)
+    if several is None:
+        several = list(images) if isinstance(images, Iterable) and not isinstance(images, str | bytes) else [images]
+    is_set = isinstance(several, Samples)
+    read = (lambda number: several[number][0]) if is_set else several.__getitem__
+    has_names = not len(several) or isinstance(first := read(0), str | Path | bytes)
+    if not has_names:
+        file_bytes(first)  # what is wrong is probably so of each image
+    for number in range(len(several)):
+        item = read(number) if has_names or not is_set else None  # a set's images are read later
+        yield item if isinstance(item, str | Path | bytes) else partial(_read_item, read, number)
 
 
-def _read_sample(several: Samples, number: int) -> bytes:
+def _read_item(read: Callable[[int], Any], number: int) -> bytes:
     try:
-        return file_bytes(several[number][0])[0]
+        return file_bytes(read(number))[0]
     except DataError as error:
         raise BadImageError(str(error)) from None
 
@@ -622,7 +646,7 @@ def open_feed(
     )
 
 
-def _as_predictions(stream: Callable[P, Iterator[Prediction]]) -> Callable[P, Predictions]:
+def _as_predictions(stream: Callable[P, Generator[Prediction, None, None]]) -> Callable[P, Predictions]:
     @wraps(stream)
     def call(*args: P.args, **kwargs: P.kwargs) -> Predictions:
         return Predictions(stream(*args, **kwargs))
@@ -644,7 +668,7 @@ def predict(
     explain: int = 0,
     batch_size: int | None = None,
     threads: int | None = None,
-) -> Iterator[Prediction]:
+) -> Generator[Prediction, None, None]:
     """Predict the ``top`` classes of each image, in order; an image that cannot be read yields an error instead.
 
     Images are read and decoded by the loader's threads, ahead of the network.

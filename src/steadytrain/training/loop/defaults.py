@@ -34,6 +34,7 @@ from steadytrain.config.plain import leaves
 from steadytrain.data.fetching.catalogue import find_data_set
 from steadytrain.data.filenames import find_records_beside, is_pattern
 from steadytrain.data.packing.memory import source_of
+from steadytrain.data.packing.pack import mute
 from steadytrain.data.recordio.card import card_for
 from steadytrain.data.sources.columns import ColumnNames
 from steadytrain.data.sources.find import require_there
@@ -88,7 +89,7 @@ def default_recipe(
     *,
     model: models.Given | None = None,
     finetune: bool = False,
-    say: Say = lambda message: None,
+    say: Say | None = None,
     **flags: Unpack[RecipeKeywords],
 ) -> Recipe:
     """Return the recipe of ``steady train DATA`` or, with ``finetune``, of ``steady finetune DATA``.
@@ -114,7 +115,7 @@ def default_recipe(
         RecipeError: an unknown keyword or key, a setting that is given twice, or a value beyond its limit.
     """
     function = "finetune" if finetune else "train"
-    choice = _choose(data, _merged(changes, flags, model, function), finetune=finetune, say=say)
+    choice = _choose(data, _merged(changes, flags, model, function), finetune=finetune, say=say or mute)
     choice.opened.close()
     return choice.recipe()
 
@@ -140,9 +141,17 @@ def _choose(data: object, chosen: dict[str, Any], *, finetune: bool, say: Say) -
             if finetune:
                 chosen.setdefault("model.train", WITHOUT_PROBE)  # nor features worth a fit
     columns = {name: chosen.get(f"data.{name}") for name in ("path_column", "label_column", "root")}
-    train = source_of(data, **columns, say=say)
+    listed = chosen.get("data.classes")
+    listed = None if isinstance(listed, str | Path) else listed
+    train = source_of(data, **columns, classes=listed, say=say)
     if not isinstance(data, str | Path) and train.endswith(".rec"):  # packed: it has no columns any more
-        chosen = {key: value for key, value in chosen.items() if key.removeprefix("data.") not in columns}
+        if (split := chosen.get("data.split_column")) is not None:
+            raise DataError(
+                f"split_column={split!r} is for tables of paths, and these images are in memory: give"
+                f" data[data[{split!r}] == 'train'] and val=data[data[{split!r}] == 'val']"
+            )
+        packed = {*columns} if listed is None else {*columns, "classes"}
+        chosen = {key: value for key, value in chosen.items() if key.removeprefix("data.") not in packed}
     for key in ("data.val", "data.test"):
         if (other := chosen.get(key)) is not None and not isinstance(other, str | Path):
             card = card_for(Path(train))

@@ -32,7 +32,7 @@ class SetRate:
 
 
 OnEvent = Callable[[Event], Stop | SetRate | None]
-"""Is called with each event of the run after it was written, and may return a decision."""
+"""Is called with each event of the run but the last, and those of its decisions, after it was written."""
 
 
 def steered(session: Session) -> Session:
@@ -58,13 +58,15 @@ def decide(session: Session, log: EventLog, on_event: OnEvent, event: Event) -> 
     is_stop, times = isinstance(answer, Stop), getattr(answer, "times", 0.0)
     if not isinstance(answer, Stop | SetRate):
         raise InputError(f"on_event returned {describe_type(answer)}; it must be st.Stop, st.SetRate or None")
+    times = times.item() if hasattr(times, "item") else times  # of NumPy or torch
     if not is_stop and not (isinstance(times, int | float) and 0 < times < math.inf):
         raise InputError(f"st.SetRate has times={times!r}; it must be a number above 0")
     first = step + 1 + (is_stop and ending.is_settled)  # an update's last evaluation may be past
-    if session.is_done or (ending.rates and first <= ending.rates[-1][0]):
+    last, factor = ending.rates[-1] if ending.rates else (0, 1.0)
+    if session.is_done or times == factor or (first, is_stop) <= (last, not factor):  # a stop goes over a rate
         return
     ending.rates = (*ending.rates, (first, float(times)))
     Run.create(session.run.directory, session.run.recipe.with_({"every.rates": ending.rates}))
     if is_stop:
         ending.last_step = first - 1
-    yield log.append(Steered(step=first, what="stop" if is_stop else "rate", times=float(times), why=answer.why))
+    yield log.append(Steered(step=first, what="stop" if is_stop else "rate", times=float(times), why=str(answer.why)))
