@@ -74,8 +74,7 @@ DROPPED = 499  # as nginx has it: the client went away
 PAGE_FILES = ("/", "/docs", "/page.css", "/serve.css", "/serve.js")
 OPEN_PATHS = (*PAGE_FILES, "/openapi.json", "/health", "/ping", "/ready")
 """Paths that need no token: the page without anything of the model, and health probes."""
-OF_PROXIES = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
-"""Headers of a request that came through a proxy, which may ask for anybody."""
+OF_PROXIES = ("forwarded", "x-forwarded-for", "x-real-ip", "via")  # their headers: they may ask for anybody
 ROUTES = (*OPEN_PATHS, "/predict", "/model", "/example", "/metrics")
 PREDICT_PATHS = (
     *("/predict", "/predict/", "/predict/{name}", "/invocations"),
@@ -388,8 +387,7 @@ class Service:
     async def _example(self, request: Request) -> Response:
         self._require_ready(is_early=False)
         if not self._shows_picture(request):
-            why = "the model is of no run, its data are gone, or others than this machine are served"
-            raise refusal(404, f"there is no example: {why}", is_early=False)
+            raise refusal(404, "there is no example: its run or data are gone, or others are served", is_early=False)
         return Response(base64.b64decode(self._picture.partition(",")[2]), media_type="image/jpeg")
 
     async def _metrics(self, request: Request) -> Response:

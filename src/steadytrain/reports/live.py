@@ -500,7 +500,7 @@ def _heroes(now: RunSnapshot) -> list[dict[str, str]]:
     if best is None:
         more = "no evaluation yet" if loss is None else f"in training; {loss}"
         name = "Exact match" if now.is_multi_label else "Top-1 accuracy"
-        heroes = [hero(name, percent(now.logged.top1 if now.logged else None, 2), more)]
+        heroes = [hero(name, percent(now.logged.top1 if now.logged else None, 1), more)]
     else:
         label, value, more = best_hero(best, now.is_multi_label)
         heroes = [hero(label, value, more + ("" if loss is None else f"; train {loss}"))]

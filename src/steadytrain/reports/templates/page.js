@@ -12,11 +12,9 @@
     }
   }
   const hidden = new Set([...document.querySelectorAll(".legend [aria-pressed=false]")].map((button) => told.runs[button.dataset.toggle].name));
-
-  // Curves that are off go by their names: a run's place may change.
-  function press() {
+  const press = () => {  // by names: a run's place may change
     for (const button of document.querySelectorAll(".legend [data-toggle]")) button.setAttribute("aria-pressed", !hidden.has(told.runs[button.dataset.toggle].name));
-  }
+  };
 
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
@@ -62,7 +60,7 @@
         width: printing ? (wide ? 670 : 320) : here.clientWidth,
         height: printing ? 200 : here.clientHeight,
         x: figure.x ? { range: [0, 1], dtick: 0.2, tickformat: ".0%", title: { text: figure.x, standoff: 8, font: { size: 12 } } } : { rangemode: "tozero", title: curves.title(axis === "epoch", unit) },
-        y: { automargin: true, rangemode: figure.zero ? "tozero" : "normal", tickformat: { top1: ".0%", coverage: ".0%", wait: ".2~%" }[figure.id] ?? "", ...(figure.id === "top1" ? curves.share : {}) },
+        y: { automargin: true, rangemode: figure.zero ? "tozero" : "normal", tickformat: { top1: ".3~p", coverage: ".3~p", wait: ".2~%" }[figure.id] ?? "", ...(figure.id === "top1" ? curves.share : {}) },
       });
       Plotly.react(here, figure.traces.map((trace) => drawn(figure, trace)), plan, {
         displaylogo: false,
