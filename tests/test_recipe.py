@@ -456,3 +456,7 @@ def test_what_leads_out_of_the_machine_counts_only_where_code_names_it(recipe: R
     assert read.with_(seed=2).every.from_file and read.with_({"every.keep": 3}).every.from_file
     assert "upload" not in read.with_({"every.upload": "s3://bucket/a"}).every.from_file
     assert "from_file" not in named.to_json()
+
+
+def test_a_word_that_begins_as_an_address_is_no_link_on_a_page() -> None:
+    assert "by a file, ``file:PATH`` (docs: spot)" in (Every.__doc__ or "")

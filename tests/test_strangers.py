@@ -97,8 +97,8 @@ def test_a_run_names_what_it_reads_outside_of_the_working_folder(
     Run.create("run", named)
     run = Run.open("run")
     assert run.outside_notice() == (
-        "the recipe file uses, from outside of this folder: the weights file /etc/weights.pth, data.train"
-        " linked/x.rec, data.root ../photos, data.labels s3://bucket/labels.csv"
+        "this run reads data outside the current folder: the weights file /etc/weights.pth, linked/x.rec,"
+        " data.root ../photos, data.labels s3://bucket/labels.csv"
     )
     assert not Run(run.directory, named).outside_notice(), "the command names them"
     network = Recipe.from_json(RECIPE.with_({"model.name": "mxnet:/etc/resnet"}).to_json())
@@ -113,10 +113,16 @@ def test_a_resumed_run_says_what_it_reads_elsewhere_before_it_does(
     monkeypatch.chdir(tmp_path / "here")
     Run.create("run", RECIPE.with_({"data.train": "../val.rec"}))
     Path("theirs.toml").write_text('[data]\nval = "../val.rec"\n[model]\nname = "mlp"\n')
-    for words in (["resume", "run"], ["train", "photos", "--recipe", "theirs.toml"]):
+    for words, notice in (
+        (["resume", "run"], "this run reads data outside the current folder: ../val.rec"),
+        (
+            ["train", "photos", "--recipe", "theirs.toml"],
+            "the recipe file reads data outside the current folder: data.val",
+        ),
+    ):
         assert main(words) == 2
         first, *rest = capsys.readouterr().err.splitlines()
-        assert first.startswith("the recipe file uses, from outside of this folder: data.") and rest
+        assert first.startswith(notice) and rest
 
 
 def test_records_that_claim_to_be_an_object_of_a_store_are_an_ordinary_file(tmp_path: Path) -> None:

@@ -391,7 +391,7 @@ class Run:
         """Say what only recipe.json names outside of the working folder, before it is read; empty for nothing."""
         parts = {part: getattr(self.recipe, part) for part in FILE_KEYS}
         values = {f"{name}.{key}": getattr(part, key) for name, part in parts.items() for key in part.from_file}
-        return outside_notice(values, self.locate)
+        return outside_notice("this run", values, self.locate)
 
     @property
     def checkpoints(self) -> Path:

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -247,6 +249,38 @@ def test_every_odd_image_has_classes_or_one_reason_as_packing_gives_it(
         reason = expected[row["image"]]
         assert bool(row["classes"]) == (reason is None) and "\n" not in (row.get("error") or "")
         assert reason is None or row["error"].startswith(reason.partition(" (")[0]), row
+
+
+def test_a_share_of_a_few_images_stands_once_in_an_evaluation(
+    run: Path, digits_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, path in enumerate(sorted(digits_folder.glob("[012]/*.png"))[:6]):
+        (tmp_path / "few" / path.parent.name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "few" / path.parent.name / f"{number}.png").write_bytes(path.read_bytes())
+    assert main(["evaluate", str(run), str(tmp_path / "few"), "--prior", "training"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "in the surest" in line]
+    shares = re.findall(r"(\d+ %): ", line)
+    assert len(shares) >= 2 and len(set(shares)) == len(shares), line
+
+
+def test_predict_shows_that_it_is_at_work_until_the_first_answer(
+    run: Path, digits_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+
+    @contextmanager
+    def status(text: str) -> Iterator[None]:
+        yield
+        shown.append(text)
+        assert capsys.readouterr().out == ""
+
+    monkeypatch.setattr("steadytrain.cli.evaluate.status", status)
+    images = list(map(str, sorted(digits_folder.glob("4/*.png"))[:3]))
+    assert main(["predict", str(run), *images]) == 0
+    assert shown[-1] == "predicting" and len(capsys.readouterr().out.splitlines()) == 3
+    shown.clear()
+    assert main(["predict", str(run), *images, "--json"]) == 0
+    assert "predicting" not in shown, "a bar shows it"
 
 
 def test_what_of_an_image_is_not_used_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from torch import nn
 
 import steadytrain as st
 from steadytrain.cli import main
+from steadytrain.cli.export import _text
 from steadytrain.errors import FailedError, InputError, ModelError
 from steadytrain.export import export as exporting
 from steadytrain.export import formats
@@ -596,3 +597,11 @@ def test_the_device_of_an_export_is_the_one_that_is_named(
 ) -> None:
     assert main(["export", str(run), "-o", str(tmp_path / "m.safetensors"), "--device", "cuda:77"]) == 2
     assert "cuda:77" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("num_classes", "words"), [(3, "the same likeliest class for 90.0 %"), (6, "five likeliest")])
+def test_of_few_classes_an_export_tells_the_likeliest(num_classes: int, words: str) -> None:
+    row = exporting.ParityRow("onnx fp32", "onnxruntime", 9, difference=0.0, num_classes=num_classes)
+    row = replace(row, top1_agreement=0.9, top5_agreement=1.0)
+    text = _text(exporting.Exportation(Path("a.onnx"), True, "64 images", 64, 0.01, (row,)))
+    assert words in text and ("five" in text) == (num_classes > 5)

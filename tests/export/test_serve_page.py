@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from PIL import Image
+from starlette.testclient import TestClient
 from tests.reports.test_browser import browser, chromium
 
 from steadytrain.cli import main
@@ -52,8 +53,8 @@ def test_a_visitor_learns_what_it_is_and_tries_it_without_a_picture(browser: Bro
     page.wait_for_selector("#example:not([hidden])")
     (row,) = list_runs(run)
     assert row.best is not None and row.low is not None
-    assert page.locator("h1").inner_text() == page.title() == f"digits.rec: {100 * row.best:.2f} % top-1"
-    assert f"95 % interval {100 * row.low:.2f} to" in page.locator("#facts").inner_text()
+    assert page.locator("h1").inner_text() == page.title() == f"digits.rec: {100 * row.best:.1f} % top-1"
+    assert f"95 % interval {100 * row.low:.1f} to" in page.locator("#facts").inner_text()
     assert "digits · 10 classes" in page.locator("#facts").inner_text()
     page.locator("#example button").click()
     page.wait_for_selector("#answers li[data-answered]")
@@ -65,6 +66,8 @@ def test_a_visitor_learns_what_it_is_and_tries_it_without_a_picture(browser: Bro
 def test_the_forms_of_the_interface_send_and_show_the_answer(browser: Browser, address: str, tmp_path: Path) -> None:
     Image.new("L", (8, 8), 128).save(tmp_path / "grey.png")
     page = browser.new_page(viewport={"width": 390, "height": 844})
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(f"{address}docs")
     picture, json_form, *gets = page.locator("form[data-path]").all()
     picture.locator("input[type=file]").set_input_files(tmp_path / "grey.png")
@@ -77,7 +80,9 @@ def test_the_forms_of_the_interface_send_and_show_the_answer(browser: Browser, a
     before = json_form.locator("textarea").input_value()
     json_form.locator("input[type=file]").set_input_files(tmp_path / "grey.png")
     page.wait_for_timeout(200)
-    assert json_form.locator("textarea").input_value() not in ("", before)
+    assert (filled := json_form.locator("textarea").input_value()) not in ("", before)
+    json_form.locator("input[type=file]").set_input_files([])
+    assert json_form.locator("textarea").input_value() == filled and complaints == [], "a file that is taken back"
     json_form.locator("textarea").fill('{"picture": 1}')
     json_form.get_by_role("button", name="Send").click()
     json_form.get_by_text("400 Bad Request").wait_for()
@@ -86,6 +91,12 @@ def test_the_forms_of_the_interface_send_and_show_the_answer(browser: Browser, a
     health = next(form for form in gets if form.get_attribute("data-path") == "/health")
     health.get_by_role("button", name="Send").click()
     health.get_by_text('"alive"').wait_for()
+    page.locator("summary", has_text="/example").click()
+    example = next(form for form in gets if form.get_attribute("data-path") == "/example")
+    example.get_by_role("button", name="Send").click()
+    example.get_by_text("image/jpeg, ").wait_for()
+    picture.locator("input[name=top]").fill("")
+    assert not picture.evaluate("form => form.checkValidity()"), "an empty top is asked for by the browser"
     assert page.evaluate("document.documentElement.scrollWidth") == 390, "nothing sticks out"
 
 
@@ -97,6 +108,22 @@ def test_an_image_of_the_run_is_shown_on_this_machine_alone(run: Path) -> None:
         assert service._picture.startswith("data:image/jpeg") == is_shown
         assert service.description["data"] == "digits.rec" and service.description["metric"] == "top1"
         service.close()
+
+
+def test_the_example_is_for_this_machine_and_not_behind_a_proxy(run: Path) -> None:
+    trained = restore(run, device="cpu")
+    service = Service(lambda: trained, ServeSettings(threads=1), hosts=HOSTS)
+    client = TestClient(service.app, base_url="http://127.0.0.1")
+    early = client.get("/example")
+    assert early.status_code == 503 and "being loaded" in early.json()["error"]
+    service._describe(trained)
+    service._require_ready = lambda **_: None  # type: ignore[method-assign]
+    assert client.get("/example").headers["content-type"] == "image/jpeg"
+    for name in ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via"):
+        refused = client.get("/example", headers={name: "1"})
+        assert refused.status_code == 404 and "there is no example" in refused.json()["error"]
+    assert client.get("/exemplar").json()["error"] == "there is no such page: /docs lists them"
+    service.close()
 
 
 def test_last_weights_have_no_accuracy_of_the_best(run: Path) -> None:

@@ -261,6 +261,16 @@ def listed(port: int) -> dict[str, Any]:
     return {row["run"]: row for row in document["rows"]}
 
 
+def test_the_page_of_a_run_may_be_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    run = measured(tmp_path, "caf\udce9", steps=100)  # a name in Latin-1
+    with serving(run) as port:
+        page = asked(port)
+        assert page.status == 200 and "caf?" in page.read().decode()
+    with serving(tmp_path) as port:
+        (row,) = listed(port).values()
+        assert asked(port, f"/run/{row['key']}/").status == 200
+
+
 def test_the_page_of_a_folder_lists_its_runs_and_leads_to_each(tmp_path: Path) -> None:
     for name in ("a", EVIL.replace("/", "")):
         run = Run.create(tmp_path / name, recipe())

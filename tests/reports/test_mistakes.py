@@ -72,7 +72,7 @@ def test_mistakes_are_counted_and_the_worst_come_first(tmp_path: Path) -> None:
     assert [row.p_predicted for row in mistakes.examples["cat", "dog"]] == [0.9, 0.8, 0.7]
     assert [row.loss for row in mistakes.worst] == [9.0, *(pytest.approx(3 * p) for p in (0.9, 0.8, 0.7, 0.6))]
     section = mistakes_section(Account.of(run))
-    assert section["intro"].startswith("2 of 7 validation images are right: 28.57 %")
+    assert section["intro"].startswith("2 of 7 validation images are right: 28.6 %")
     assert [(row["name"], row["top1"], row["other"]) for row in section["classes"]] == [
         ("cat", "20.0 %", "dog (4)"),
         ("dog", "50.0 %", "cat (1)"),

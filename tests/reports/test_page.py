@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import hashlib
 import itertools
@@ -24,7 +25,8 @@ from steadytrain.monitor import diagnose
 from steadytrain.reports import report
 from steadytrain.reports.page import page
 from steadytrain.reports.status import milestones
-from steadytrain.reports.summary import Account
+from steadytrain.reports.summary import Account, Epoch
+from steadytrain.reports.tables import epoch_table, markdown
 from steadytrain.reports.verdict import held_back, verdict_sentences
 from steadytrain.run import Run
 
@@ -179,6 +181,31 @@ def test_a_probe_has_a_page_without_curves_and_without_a_speed(tmp_path: Path) -
     assert "No updates were made" in reader.visible and "made yet" not in reader.visible
 
 
+def test_a_learning_rate_is_not_drawn_where_nothing_was_learned(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe(epochs=1))
+    steps = [step(k) for k in range(1, 353)]
+    write(run, [started(steps=352), *steps, logged(352), evaluated(352)], Clock(), end=True)
+    reader = read(run)
+    assert reader.scripts == [] and "Learning rate" not in reader.visible and "Figures" in reader.visible
+
+
+def test_a_run_whose_epochs_have_no_figures_has_no_table_of_dashes(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe(epochs=0.2))
+    write(run, [started(steps=2, num_val=0), step(1), step(2)], Clock(), end=True)
+    account = Account.of(run)
+    dashes = dataclasses.replace(account, epochs=(Epoch(epoch=1, step=2),))
+    assert epoch_table(dashes)[1] == [] and "Epochs of" not in markdown([dashes])
+    visible = Reader(page([dashes])).visible
+    assert "No epoch has figures yet." in visible and "No updates were made" not in visible
+
+
+def test_the_time_to_an_accuracy_is_sorted_by_its_seconds(tmp_path: Path) -> None:
+    accounts = [on(tmp_path, "a", "a.rec", best=0.8), on(tmp_path, "b", "a.rec", best=0.5, lr=0.2)]
+    text = page(accounts, target=0.7)
+    cells = re.findall(r'<td class="figure" data-value="([^"]*)">([^<]*)(?:<small>epoch [^<]*</small>)?</td><td>', text)
+    assert [value != "" for value, _ in cells] == [True, False] and float(cells[0][0]) > 0 and cells[1][1] == NONE
+
+
 def test_the_step_at_which_the_loss_was_lost_is_named(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started(), *map(step, range(1, 61)), logged(20), logged(40, loss=math.nan)], Clock())
@@ -229,7 +256,7 @@ def test_repeats_are_one_row_with_their_mean_and_spread(tmp_path: Path) -> None:
     assert tops is not None
     (table,) = re.findall(r'<table class="runs sortable">(.*?)</table>', page(accounts), re.DOTALL)
     first, second = table.split('<th scope="row">')[1:]
-    assert "3 seeds" in first and f"<b>{100 * tops.mean:.2f} %</b>" in first and f"± {100 * tops.std:.2f}" in first
+    assert "3 seeds" in first and f"<b>{100 * tops.mean:.1f} %</b>" in first and f"± {100 * tops.std:.1f}" in first
     assert "other" in second and "seed-" not in second and "seeds" not in second
 
 

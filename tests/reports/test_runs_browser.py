@@ -71,6 +71,12 @@ def test_curves_lie_over_each_other_and_the_run_at_hand_stands_out(browser: Brow
     late = finished(folder, "late", best=0.95, lr=0.3)
     until(page, "document.querySelectorAll('#rows tr').length === 4")
     assert names(page)[0] == "late" and page.locator("#legend button").first.inner_text() == "late"
+    pressed = {b.inner_text(): b.get_attribute("aria-pressed") for b in page.locator("#legend button").all()}
+    assert pressed == {"late": "true", "good": "false", "10-middle": "true", "9-poor": "true"}, "as it was"
+    visible = "document.querySelector('#chart-top1').data.map((trace) => trace.visible)"
+    assert page.evaluate(visible) == [True, False, True, True]
+    page.locator("#legend button").nth(1).click()
+    assert page.locator("#chart-top1 .js-line").count() == 4
     colours = page.locator(".swatch").evaluate_all("all => all.map((one) => one.style.borderTopColor)")
     assert len(set(colours)) == 4, "the legend and the rows have the colours of the curves"
     shutil.rmtree(late.directory)
@@ -81,7 +87,7 @@ def test_on_a_phone_the_accuracy_is_in_sight_and_the_rest_below_the_name(browser
     page, _ = opened(browser, port, width=390)
     row = page.locator("#rows tr").first
     box = row.locator("td.best").bounding_box()
-    assert box is not None and box["x"] + box["width"] <= 390 and "90.69 %" in row.inner_text()
+    assert box is not None and box["x"] + box["width"] <= 390 and "90.7 %" in row.inner_text()
     assert "finished · 3 of 3 epochs · resnet20" in row.locator("th").inner_text()
     assert page.locator("#rows td:visible").count() == 3
     assert page.evaluate("document.documentElement.scrollWidth") == 390

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -482,7 +482,10 @@ def predict(
             _write_csv(csv, shown, known) as write,
             nullcontext() if is_text else progress("predicting", len(files)) as done,
         ):
-            for number, result in enumerate(predict_each(trained, files, **options).stream, start=1):
+            results = predict_each(trained, files, **options).stream
+            with status("predicting") if is_text else nullcontext():  # what else is written shows its progress
+                first = list(islice(results, int(is_text)))
+            for number, result in enumerate(chain(first, results), start=1):
                 paths = [] if explain is None else _write_maps(explain, f"{number:0{len(str(len(files)))}}", result)
                 pairs = list(zip(result.classes, result.probabilities, strict=True))
                 num_bad += result.error is not None
@@ -701,9 +704,9 @@ def _class_figures_text(document: Mapping[str, Any], num_found: int, num_classes
     bins = f"{len(document['calibration'])} equal-width bins of the top-1 probability"
     yield f"ECE    {percent(document['ece'], 1)}  (calibration error, {bins})"
     yield _chance_line(document)
-    surest = [f"{percent(row['coverage'])}: {percent(row['top1'], 1)}" for row in document["coverage"]]
+    surest = {percent(row["coverage"]): percent(row["top1"], 1) for row in document["coverage"]}
     if surest:
-        yield f"sure   right in the surest {', '.join(surest)}"
+        yield f"sure   right in the surest {', '.join(f'{share}: {top1}' for share, top1 in surest.items())}"
     if (kept := document["abstention"]) is not None:
         interval = f"{100 * kept['top1_low']:.1f} to {percent(kept['top1_high'], 1)}"
         words = f"kept from a probability of {percent(kept['threshold'], 1)} on: {percent(kept['coverage'], 1)}"

@@ -129,10 +129,12 @@ def _text(result: Exportation) -> str:
             "",
         ]
     else:
+        same = f"five likeliest classes for {percent(last.top5_agreement, 1)}"
+        if last.num_classes is not None and last.num_classes <= 5:  # these are always the same five
+            same = f"likeliest class for {percent(last.top1_agreement, 1)}"
         lines.append(
             f"checked against the checkpoint on {result.images}: largest difference of logits {last.difference:.2g}"
-            f" ({result.tolerance:.2g} is allowed), the same five likeliest classes for"
-            f" {percent(last.top5_agreement, 1)}"
+            f" ({result.tolerance:.2g} is allowed), the same {same}"
         )
     if result.levels is not None:
         lines.append(

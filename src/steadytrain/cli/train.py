@@ -660,7 +660,7 @@ def open_draft(
             from steadytrain.models import find
 
         find(model, allow_import=True)  # a factory is imported later, if the user named it
-    if words := outside_notice(of_file):
+    if words := outside_notice("the recipe file", of_file):
         say(words)
     started = _started(options, train)
     # Before torch and timm are imported, which takes seconds.

@@ -17,6 +17,7 @@ steadytrain.errors.RecipeError: part.rate is 0.0; it must be above 0
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -151,7 +152,8 @@ def documented(kind: type[T]) -> type[T]:
     known = [(entry.name, entry.metadata.get(SETTING)) for entry in fields(kind)]  # type: ignore[arg-type]
     text = inspect.cleandoc(kind.__doc__ or "")
     heading = [] if "Args:" in text else ["", "Args:"]
-    kind.__doc__ = "\n".join([text, *heading, *(f"    {name}: {about.meaning}" for name, about in known if about)])
+    text = "\n".join([text, *heading, *(f"    {name}: {about.meaning}" for name, about in known if about)])
+    kind.__doc__ = re.sub(r"\bfile:\w+", r"``\g<0>``", text)  # no address to follow on a page
     return kind
 
 

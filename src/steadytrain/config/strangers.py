@@ -59,26 +59,28 @@ _READ_KEYS = tuple(f"{gate.part}.{gate.key}" for gate in GATES if gate.rule.star
 ADDRESS_KEYS = tuple(f"{gate.part}.{gate.key}" for gate in GATES if gate.rule == _NOT_ASKED)
 
 
-def outside_notice(values: Mapping[str, object], locate: Callable[[str], Path] = Path) -> str:
+def outside_notice(what: str, values: Mapping[str, object], locate: Callable[[str], Path] = Path) -> str:
     """Say what a file names outside of the working folder, before it is read; empty where there is nothing.
 
     Args:
+        what: what reads it.
         values: keys of the recipe -> values that only a file says.
         locate: returns where a path leads.
 
-    >>> outside_notice({"data.train": "photos", "data.val": "s3://bucket/val.rec", "model.weights": "/w.pth"})
-    'the recipe file uses, from outside of this folder: the weights file /w.pth, data.val s3://bucket/val.rec'
+    >>> outside_notice("this run", {"data.train": "/photos", "data.val": "val.rec", "model.weights": "/w.pth"})
+    'this run reads data outside the current folder: the weights file /w.pth, /photos'
     """
     folder = Path.cwd().resolve()
     named = {key: str(value) for key in _READ_KEYS if (value := values.get(key)) is not None}
     if not checkpoint_format(named.get("model.name", "")):
         named.pop("model.name", None)
+    label = {"model.weights": "the weights file ", "data.train": ""}
     shown = [
-        f"{'the weights file' if key == 'model.weights' else key} {text}"
+        f"{label.get(key, f'{key} ')}{text}"
         for key, text in named.items()
         if any(
             "://" in word or not Path(os.path.realpath(locate(word))).is_relative_to(folder)
             for word in text.removeprefix(f"{checkpoint_format(text)}:").split(",")
         )
     ]
-    return f"the recipe file uses, from outside of this folder: {', '.join(shown)}" if shown else ""
+    return f"{what} reads data outside the current folder: {', '.join(shown)}" if shown else ""

@@ -89,6 +89,7 @@ class ParityRow:
         difference: the largest of any logit from the checkpoint's, on ``Exportation.num_compared`` of them.
         top1_agreement, top5_agreement: share of images whose likeliest class, and whose set of five likeliest classes,
             are the checkpoint's, on as many of them; of a file with other numbers those of the file in fp32, on all.
+        num_classes: of a file in fp32.
     """
 
     format: str
@@ -100,6 +101,7 @@ class ParityRow:
     difference: float | None = None
     top1_agreement: float | None = None
     top5_agreement: float | None = None
+    num_classes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -566,7 +568,7 @@ def _compare(job: _Job, module: nn.Module, row: ParityRow, *, same: Path | None)
             f"{same} was removed: its logits differ from the checkpoint's by {difference:.3g}, and {tolerance:.3g} is"
             f" allowed; the engine ({row.engine}) computes this network wrong: take another format"
         )
-    row = replace(row, n=len(actual), difference=difference)
+    row = replace(row, n=len(actual), difference=difference, num_classes=expected.shape[1])
     return _with_agreement(row, actual.topk(five).indices, expected.topk(five).indices), tolerance
 
 

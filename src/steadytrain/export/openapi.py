@@ -23,7 +23,7 @@ def description_of_api(*, has_token: bool) -> dict[str, Any]:
     if has_token:
         paths = document["paths"]
         refusal = paths["/predict"]["post"]["responses"]["401"]
-        for path in ("/predict", "/model", "/metrics"):
+        for path in ("/predict", "/model", "/example", "/metrics"):
             for operation in paths[path].values():
                 operation["security"] = [{"token": []}]
                 operation["responses"]["401"] = refusal

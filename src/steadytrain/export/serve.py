@@ -74,6 +74,7 @@ DROPPED = 499  # as nginx has it: the client went away
 PAGE_FILES = ("/", "/docs", "/page.css", "/serve.css", "/serve.js")
 OPEN_PATHS = (*PAGE_FILES, "/openapi.json", "/health", "/ping", "/ready")
 """Paths that need no token: the page without anything of the model, and health probes."""
+OF_PROXIES = ("forwarded", "x-forwarded-for", "x-real-ip", "via")  # their headers: they may ask for anybody
 ROUTES = (*OPEN_PATHS, "/predict", "/model", "/example", "/metrics")
 PREDICT_PATHS = (
     *("/predict", "/predict/", "/predict/{name}", "/invocations"),
@@ -376,11 +377,17 @@ class Service:
         self._require_ready(is_early=False)
         judge = self.batcher.judge
         more = {"max_batch": self.batcher.max_batch, "limits": None if judge is None else judge.document}
-        return JSONResponse(self.description | more | {"no_maps": self._why_no_maps, "example": bool(self._picture)})
+        example = self._shows_picture(request)
+        return JSONResponse(self.description | more | {"no_maps": self._why_no_maps, "example": example})
+
+    def _shows_picture(self, request: Request) -> bool:
+        """Return whether there is an example, and nothing says that a proxy asks for somebody else."""
+        return bool(self._picture) and not any(name in request.headers for name in OF_PROXIES)
 
     async def _example(self, request: Request) -> Response:
-        if not self._picture:
-            raise refusal(404, "there is no example: the model is of no run, its data are gone, or others are served")
+        self._require_ready(is_early=False)
+        if not self._shows_picture(request):
+            raise refusal(404, "there is no example: its run or data are gone, or others are served", is_early=False)
         return Response(base64.b64decode(self._picture.partition(",")[2]), media_type="image/jpeg")
 
     async def _metrics(self, request: Request) -> Response:
@@ -617,7 +624,8 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
 async def _answer_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
-    message = {404: _no_page(request), 405: _not_allowed(request)}.get(error.status_code)
+    words = {"Not Found": _no_page, "Method Not Allowed": _not_allowed}.get(error.detail)  # as the router has them
+    message = words(request) if words else ""
     kind = Early if "connection" in headers or (message and request.method not in ("GET", "HEAD")) else JSONResponse
     return kind({"error": message or error.detail}, error.status_code, headers)
 

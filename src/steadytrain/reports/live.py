@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from steadytrain.cost.prices import Price
 from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats
-from steadytrain.format import NONE, duration, money, number, percent, rate, whole_number
+from steadytrain.format import NONE, clean, duration, money, number, percent, rate, whole_number
 from steadytrain.machine.process import return_free_memory
 from steadytrain.machine.web_server import LimitedServer, ServerLimits
 from steadytrain.monitor.series import COLUMNS, MAX_POINTS, THINNED_BY, ChartPoint, ChartRow, six_digits
@@ -138,7 +138,8 @@ class _RunPage:
             "thinned": THINNED_BY,
             "charts": [asdict(chart) for chart in LIVE_CHARTS],
         }
-        names = {"name": run.name, "model": run.recipe.model.name, "directory": str(run.directory), "up": up}
+        shown = {"name": run.name, "model": run.recipe.model.name, "directory": str(run.directory)}
+        names = {key: clean(text) for key, text in shown.items()} | {"up": up}
         self._fixed = {
             "": ("text/html", render("live.html.j2", constants, charts=LIVE_CHARTS[:-1], **names).encode()),
             **_styles(),
@@ -499,7 +500,7 @@ def _heroes(now: RunSnapshot) -> list[dict[str, str]]:
     if best is None:
         more = "no evaluation yet" if loss is None else f"in training; {loss}"
         name = "Exact match" if now.is_multi_label else "Top-1 accuracy"
-        heroes = [hero(name, percent(now.logged.top1 if now.logged else None, 2), more)]
+        heroes = [hero(name, percent(now.logged.top1 if now.logged else None, 1), more)]
     else:
         label, value, more = best_hero(best, now.is_multi_label)
         heroes = [hero(label, value, more + ("" if loss is None else f"; train {loss}"))]

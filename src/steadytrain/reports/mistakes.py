@@ -250,11 +250,11 @@ def _intro(mistakes: Mistakes, account: Account) -> str:
     right = sum(n for (true, predicted), n in mistakes.counts.items() if true == predicted)
     best = account.run.progress().best if account.run.log_path().exists() else None
     interval = wilson(right / images, images) if best is None or best.n != images else top1_95(best)
-    words = f"{right:,} of {count(images, 'validation image')} are right: {percent(right / images, 2)}"
-    words += f" ({percent(interval.low, 2)} to {percent(interval.high, 2)})"
+    words = f"{right:,} of {count(images, 'validation image')} are right: {percent(right / images, 1)}"
+    words += f" ({percent(interval.low, 1)} to {percent(interval.high, 1)})"
     if best is not None and best.even_top1 is not None:
-        words += f". Answered as if classes were equally frequent (--prior uniform): {percent(best.even_top1, 2)}"
-        words += f"; macro recall {percent(best.even_macro_recall, 2)}"
+        words += f". Answered as if classes were equally frequent (--prior uniform): {percent(best.even_top1, 1)}"
+        words += f"; macro recall {percent(best.even_macro_recall, 1)}"
     source = f"From {account.run.predictions.name} in the run's folder, which lists every image."
     unseen = account.history.started.model.get("unseen", 0.0) if account.history.started else 0.0
     never = f"{percent(unseen)} of their pixels are never seen" * (round(unseen, 2) > 0)

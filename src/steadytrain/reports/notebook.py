@@ -49,8 +49,8 @@ def ledger_html(ledger: Ledger) -> str:
 def evaluation_html(evaluation: Any) -> str:
     """Return the figures of a ``training.evaluation.Evaluation`` as HTML."""
     name = score_name(evaluation.mean_ap is not None)
-    top5 = {} if evaluation.top5 is None else {"top-5": percent(evaluation.top5, 2)}
-    figures = {name: percent(evaluation.score, 2), **top5, "loss": number(evaluation.loss, 4)}
+    top5 = {} if evaluation.top5 is None else {"top-5": percent(evaluation.top5, 1)}
+    figures = {name: percent(evaluation.score, 1), **top5, "loss": number(evaluation.loss, 4)}
     return _html("Evaluation", facts={"images": number(evaluation.n), **figures}, is_open=True)
 
 

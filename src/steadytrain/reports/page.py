@@ -130,8 +130,9 @@ def page(
     drawn, library = charts([account.history for account in accounts]), ""
     words = _words(accounts, target, folder)
     coverage = coverage_chart([part.get("coverage", ((), ())) for part in words["mistakes"]])
-    figures = [figure for figure in [*drawn, coverage] if len(accounts) > 1 or has_line(figure)]
-    figures = [figure for figure in figures if figure["traces"]]
+    figures = [f for f in [*drawn, coverage] if (f["traces"] if len(accounts) > 1 else has_line(f))]
+    if not {"top1", "loss"} & {figure["id"] for figure in figures}:  # a learning rate says nothing alone
+        figures = [figure for figure in figures if figure["id"] != "lr"]
     if figures:
         from plotly.offline import get_plotlyjs
 
@@ -261,14 +262,15 @@ def _differs(key: str, runs: Sequence[Mapping[str, str]]) -> bool:
     return len({run[key] for run in runs if key in run}) > 1
 
 
-def _to_target(accounts: Sequence[Account], target: float | None) -> dict[str, str]:
+def _to_target(accounts: Sequence[Account], target: float | None) -> dict[str, Any]:
     """Describe when runs reached an accuracy: the mean of those that did."""
     hits = all_reached(accounts, target)
     if not hits:
-        return {"to_target": NONE, "to_target_epochs": ""}
+        return {"to_target": NONE, "to_target_epochs": "", "to_target_seconds": ""}
     of = f", {len(hits)} of {len(accounts)}" if len(hits) < len(accounts) else ""
     epochs = f"epoch {epoch(fmean(hit.epoch for hit in hits))}{of}"
-    return {"to_target": duration(fmean(hit.seconds for hit in hits)), "to_target_epochs": epochs}
+    seconds = fmean(hit.seconds for hit in hits)
+    return {"to_target": duration(seconds), "to_target_epochs": epochs, "to_target_seconds": seconds}
 
 
 def _data_words(account: Account) -> str:
@@ -295,7 +297,7 @@ def _ranked(index: int, account: Account, recipe: Mapping[str, Any], keys: Seque
         "score": best.value if best and is_known else -1.0,
         "status": summary.course.status,
         "model": summary.setup.model,
-        "best": percent(best.value, 2) if best and is_known else NONE,
+        "best": percent(best.value, 1) if best and is_known else NONE,
         "interval": best.interval.words if best and best.interval else "",
         "epochs": "probe" if is_probe(summary) else epoch(summary.progress.epoch) + of,
         "rate": rate(summary.speed.images_per_second),
@@ -321,8 +323,8 @@ def _spread_cells(group: Repeats) -> dict[str, Any]:
     """Format the cells of repeats in the row of the first; no accuracy unless two or more have finished."""
     cells: dict[str, Any] = {"repeats": group.title}
     if (best := group.best_mean_ap or group.best_top1) is not None:
-        interval = f"± {100 * best.std:.2f}, {best.mean_95.words}"
-        cells |= {"score": best.mean, "best": percent(best.mean, 2), "interval": interval}
+        interval = f"± {100 * best.std:.1f}, {best.mean_95.words}"
+        cells |= {"score": best.mean, "best": percent(best.mean, 1), "interval": interval}
     return cells | ({"seconds": duration(group.seconds.mean), "wall": group.seconds.mean} if group.seconds else {})
 
 
@@ -347,6 +349,7 @@ def _run(index: int, account: Account, folder: Path | None) -> dict[str, Any]:
         "rates": rates_text(account.ledger),
         "columns": columns,
         "epochs": cells,
+        "is_probe": is_probe(summary),
         "best_epoch": 0 if best is None else shown.index(account.epochs[best]) + 1,
         "few": few,
         "happened": milestones(account.history),
@@ -370,15 +373,15 @@ def best_hero(best: RunScore | None, is_multi_label: bool) -> tuple[str, str, st
     if best is None:
         return label, NONE, "no evaluation yet"
     label = label if best.best_label.startswith("best") else f"{best.best_label[:1].upper()}{best.best_label[1:]}"
-    interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, " if best.interval else ""
-    return label, percent(best.value, 2), interval + best.when.removeprefix("at ")
+    interval = f"{percent(best.top1_95.low, 1)} to {percent(best.top1_95.high, 1)}, " if best.interval else ""
+    return label, percent(best.value, 1), interval + best.when.removeprefix("at ")
 
 
 def test_heroes(test: UnseenScore | None) -> list[tuple[str, str, str]]:
     """Return the score on test images for the head of a page; none before the end, and without such."""
     interval = f"{test.interval.words} %, " if test and test.interval else ""
     return (
-        [(f"Test, {test.seen}", percent(test.value, 2), interval + count_images(test.n, test.effective_n))]
+        [(f"Test, {test.seen}", percent(test.value, 1), interval + count_images(test.n, test.effective_n))]
         if test
         else []
     )
@@ -389,9 +392,9 @@ def macro_heroes(summary: Summary) -> list[tuple[str, str, str]]:
     best, test = summary.quality.best, summary.quality.test
     heroes = []
     if summary.setup.class_ratio is not None and best is not None:
-        of_test = f"{percent(test.macro_recall, 2)} on the test images; " if test is not None else ""
+        of_test = f"{percent(test.macro_recall, 1)} on the test images; " if test is not None else ""
         more = f"{of_test}mean over classes, the largest {summary.setup.class_ratio:.3g} times the smallest"
-        heroes.append(("Macro recall", percent(best.macro_recall, 2), more))
+        heroes.append(("Macro recall", percent(best.macro_recall, 1), more))
     return heroes
 
 
@@ -401,8 +404,8 @@ def probe_heroes(probe: ProbeProgress) -> list[tuple[str, str, str]]:
     fit = [("Classifier fitted in", duration(probe.fit_seconds), "")] if probe.fit_seconds else []
     folds = []
     if probe.by_fold:
-        between = f"{percent(min(probe.by_fold), 2)} to {percent(max(probe.by_fold), 2)} by fold"
-        folds = [(f"Top-1 of {len(probe.by_fold)} folds", percent(probe.fold_top1, 2), between)]
+        between = f"{percent(min(probe.by_fold), 1)} to {percent(max(probe.by_fold), 1)} by fold"
+        folds = [(f"Top-1 of {len(probe.by_fold)} folds", percent(probe.fold_top1, 1), between)]
     return [*folds, ("Images per second", rate(probe.images_per_second), features), *fit]
 
 

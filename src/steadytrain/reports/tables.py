@@ -254,12 +254,13 @@ SHOWN_EPOCHS = 2000
 
 
 def shown_epochs(account: Account) -> tuple[Sequence[Epoch], str]:
-    """Return the epochs that a table for people has, and of very many a sentence about which they are."""
-    rows, best = account.epochs, best_epoch(account)
+    """Return the epochs with figures that a table for people has, and of very many a sentence about which they are."""
+    rows = [row for row in account.epochs if row != Epoch(epoch=row.epoch, step=row.step)]
     step = -(-len(rows) // SHOWN_EPOCHS)
     if step < 2:
         return rows, ""
-    kept = sorted({*range(0, len(rows), step), len(rows) - 1 if best is None else best, len(rows) - 1})
+    of_best = len(rows) - 1 if (best := best_epoch(account)) is None else rows.index(account.epochs[best])
+    kept = sorted({*range(0, len(rows), step), of_best, len(rows) - 1})
     few = f"One epoch in {step} of {len(rows):,}, with the best and the last; .csv and .json have all."
     return [rows[index] for index in kept], few
 
@@ -314,7 +315,7 @@ def markdown(accounts: Sequence[Account]) -> str:
         parts += ["## Devices and speed", table(heads, lines)]
     parts += ["## Where the time went", table(["", *names], spent)]
     for name, account in zip(names, accounts, strict=True):
-        if account.epochs:
+        if shown_epochs(account)[0]:
             parts += [f"## Epochs of {name}", *filter(None, [shown_epochs(account)[1]]), table(*epoch_table(account))]
         if account.summary.quality.is_multi_label and (labels := label_rows(class_figures(account))):
             heads = ["label", "images", "predicted", "right", "AP", "precision", "recall", "F1"]

@@ -242,7 +242,7 @@ class _Request:
                     self._make(listings, folder, scratch)
                     return replace(_use(folder, state), is_new=True)
         if self.say_reused:
-            self.say(f"using the packed copy of {self.source} in {folder}")
+            self.say(f"using the packed copy of {self.source}")
         return _use(folder, state)
 
     def _is_damaged(self, folder: Path) -> bool:

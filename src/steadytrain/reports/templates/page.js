@@ -11,7 +11,10 @@
       swatch.style.borderTop = `3px ${line} ${run.colour}`;
     }
   }
-  const hidden = new Set([...document.querySelectorAll("[data-toggle][aria-pressed=false]")].map((button) => Number(button.dataset.toggle)));
+  const hidden = new Set([...document.querySelectorAll(".legend [aria-pressed=false]")].map((button) => told.runs[button.dataset.toggle].name));
+  const press = () => {  // by names: a run's place may change
+    for (const button of document.querySelectorAll(".legend [data-toggle]")) button.setAttribute("aria-pressed", !hidden.has(told.runs[button.dataset.toggle].name));
+  };
 
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
@@ -37,7 +40,7 @@
       y: trace.y,
       customdata: trace.step.map((step, i) => (trace.low ? [step, trace.low[i], trace.high[i]] : [step])),
       hovertemplate: hover(figure, trace),
-      visible: !hidden.has(trace.run),
+      visible: !hidden.has(run.name),
       opacity: lit !== null && lit !== trace.run ? 0.12 : train ? 0.6 : dense ? 0.75 : 1,
       line: { color: run.colour, dash: run.dash, width: trace.role === "val" ? 2.25 : dense ? 0.8 : train ? 1.25 : 1.5 },
       marker: { color: run.colour, size: 6 },
@@ -57,7 +60,7 @@
         width: printing ? (wide ? 670 : 320) : here.clientWidth,
         height: printing ? 200 : here.clientHeight,
         x: figure.x ? { range: [0, 1], dtick: 0.2, tickformat: ".0%", title: { text: figure.x, standoff: 8, font: { size: 12 } } } : { rangemode: "tozero", title: curves.title(axis === "epoch", unit) },
-        y: { automargin: true, rangemode: figure.zero ? "tozero" : "normal", tickformat: { top1: ".0%", coverage: ".0%", wait: ".2~%" }[figure.id] ?? "", ...(figure.id === "top1" ? curves.share : {}) },
+        y: { automargin: true, rangemode: figure.zero ? "tozero" : "normal", tickformat: { top1: ".3~p", coverage: ".3~p", wait: ".2~%" }[figure.id] ?? "", ...(figure.id === "top1" ? curves.share : {}) },
       });
       Plotly.react(here, figure.traces.map((trace) => drawn(figure, trace)), plan, {
         displaylogo: false,
@@ -83,6 +86,7 @@
     told = given;
     const section = document.getElementById("curves");
     if (section) section.hidden = !told.figures.length;
+    press();
     paint();
     draw();
   };
@@ -103,11 +107,11 @@
     choice.addEventListener("change", () => { axis = choice.value; draw(); });
   }
   document.addEventListener("click", (event) => {
-    const button = event.target.closest("[data-toggle]");
+    const button = event.target.closest(".legend [data-toggle]");
     if (!button) return;
-    const run = Number(button.dataset.toggle);
-    if (!hidden.delete(run)) hidden.add(run);
-    button.setAttribute("aria-pressed", !hidden.has(run));
+    const { name } = told.runs[button.dataset.toggle];
+    if (!hidden.delete(name)) hidden.add(name);
+    press();
     draw();
   });
   curves.dark.addEventListener("change", draw);

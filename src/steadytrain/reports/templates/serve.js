@@ -25,7 +25,7 @@ async function describe() {
   try {
     const model = await ask("/model");
     explains = !model.no_maps;
-    const share = (value) => (100 * value).toFixed(2);
+    const share = (value) => (100 * value).toFixed(1);
     const of = model.best == null ? model.name : `${model.data}: ${share(model.best)} % ${model.metric === "top1" ? "top-1" : "mAP"}`;
     at("model").textContent = document.title = of;
     const interval = model.best_95?.[0] == null ? [] : [`95 % interval ${share(model.best_95[0])} to ${share(model.best_95[1])}`];
@@ -133,7 +133,8 @@ async function tryOut(form) {
   [out.hidden, out.textContent] = [false, "waiting for the answer"];
   try {
     const response = await fetch(path, { method, body, headers: authorized(area ? { "content-type": "application/json" } : {}) });
-    const text = await response.text(), isJson = response.headers.get("content-type")?.includes("json");
+    const type = response.headers.get("content-type") ?? "", isJson = type.includes("json");
+    const text = type.startsWith("image/") ? `${type}, ${(await response.blob()).size} bytes` : await response.text();
     out.textContent = `${response.status} ${response.statusText}, ${Math.round(performance.now() - began)} ms\n${isJson ? JSON.stringify(JSON.parse(text), null, 2) : text}`;
     at("access").hidden = response.status !== 401;
   } catch (error) {
@@ -145,7 +146,7 @@ for (const form of document.querySelectorAll("form[data-path]")) {
   form.querySelector("[data-fill]")?.addEventListener("change", ({ target }) => {
     const reader = new FileReader();
     reader.onload = () => { form.querySelector("textarea").value = JSON.stringify({ image: reader.result.split(",")[1], top: 3 }); };
-    reader.readAsDataURL(target.files[0]);
+    if (target.files[0]) reader.readAsDataURL(target.files[0]);
   });
 }
 
