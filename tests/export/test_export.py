@@ -354,7 +354,7 @@ def test_files_that_cannot_be_used_say_so_in_one_line(tmp_path: Path) -> None:
             (tmp_path / name).write_bytes(b"no model at all")
             with pytest.raises(ModelError, match=f"{name} is damaged"):
                 st.restore(tmp_path / name)
-    with pytest.raises(ModelError, match="whole network, not the weights of one: drop --model"):
+    with pytest.raises(ModelError, match="whole network, not the weights of one: drop model resnet20"):
         st.restore(bare, model="resnet20")
     with pytest.raises(ModelError, match=r"tensorrt is not installed here .*: pip install tensorrt"):
         require_library("tensorrt")

@@ -73,7 +73,9 @@ def in_python(message: str, names: frozenset[str] | set[str] = frozenset(FLAGS))
             return match[0]
         if re.fullmatch(r"[A-Z_.]+", value):  # a name for any value
             return f"{name}="
-        return f"{name}={_literal(value)}" if _is_value(name, value) else f"{name}={match[0][2 + len(name) :]}"
+        if not _is_value(name, value):
+            return f"{name}{match[0][2 + len(name) :] or '='}"
+        return f"{name}={_literal(value)}"
 
     def command(match: re.Match[str]) -> str:
         verb, place, flags = match[1], match[2] or "", match[3] or ""

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from steadytrain.config.foreign import advice
-from steadytrain.config.plain import by_keys
-from steadytrain.config.recipe import recipe_settings, synonym
+from steadytrain.config.recipe import by_keys, recipe_settings, synonym
 from steadytrain.config.settings import Flag
 from steadytrain.config.transforms import KINDS
 from steadytrain.errors import RecipeError, did_you_mean
@@ -110,7 +109,9 @@ def flag_values(flags: Mapping[str, Any]) -> dict[str, Any]:
         value = flags.get(name)
         if value is None or value is False or (flag.is_measured and value == "auto"):
             continue
-        if flag.read is not None and isinstance(value, flag.kind or str | int | float):  # Python may give what it is read as
+        if flag.read is not None and isinstance(
+            value, flag.kind or str | int | float
+        ):  # Python may give what it is read as
             value = flag.read(value)
         elif isinstance(value, str) and flag.name == "--label-column":
             value = (value,)

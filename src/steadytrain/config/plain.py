@@ -88,16 +88,6 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + name, value
 
 
-def by_keys(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return changes of a recipe by dotted keys, where some are tables of parts.
-
-    >>> by_keys({"optim": {"lr": 0.1}, "model.options": {"width": 64}})
-    {'optim.lr': 0.1, 'model.options': {'width': 64}}
-    """
-    parts = ([*leaves({key: value})] if "." not in key else [(key, value)] for key, value in changes.items())
-    return {key: value for part in parts for key, value in part}
-
-
 def to_toml(value: object) -> str:
     """Write a value as TOML, which has no word for nothing: that is left out of tables and lists.
 

@@ -25,7 +25,7 @@ from steadytrain.config.conflicts import find_conflicts
 from steadytrain.config.foreign import advice, plain_word
 from steadytrain.config.parts import MOST_EPOCHS, Budget, Data, Every, Model, Optim, Parallel, Precision
 from steadytrain.config.phases import parse_train
-from steadytrain.config.plain import build, by_keys, hints_of, leaves, parse_json, plain, shorten
+from steadytrain.config.plain import build, hints_of, leaves, parse_json, plain, shorten
 from steadytrain.config.settings import (
     OPTIMIZER,
     OUTPUT,
@@ -315,6 +315,20 @@ class Recipe:
 def recipe_settings() -> Mapping[str, RecipeSetting]:
     """Return every setting of the recipe by its key: ``optim.lr``, ``seed``."""
     return dict(settings_of(Recipe))
+
+
+def by_keys(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes of a recipe by dotted keys, where some are tables of parts.
+
+    >>> by_keys({"optim": {"lr": 0.1}, "model.options": {"width": 64}})
+    {'optim.lr': 0.1, 'model.options': {'width': 64}}
+    """
+    parts = {key.partition(".")[0] for key in recipe_settings() if "." in key}
+    values: dict[str, Any] = {}
+    for key, value in changes.items():
+        is_part = key in parts and isinstance(value, Mapping)
+        values |= {f"{key}.{name}": item for name, item in value.items()} if is_part else {key: value}
+    return values
 
 
 @cache

@@ -435,5 +435,7 @@ def test_order_and_memory_do_not_depend_on_groups_of_rows(tmp_path: Path) -> Non
 
 
 def test_a_data_set_in_memory_is_told_how_to_be_saved() -> None:
-    with pytest.raises(DataError, match=r"the data are a dict; .* save_to_disk"):
+    with pytest.raises(
+        DataError, match=r"the data are a dict, and this takes the name of a folder or a file: save images"
+    ):
         source_name({})

@@ -38,7 +38,9 @@ def scratch_beside(path: Path) -> Iterator[Path]:
                     try:
                         scratch = stack.enter_context(held_folder(folder, prefix))
                     except FileNotFoundError:
-                        if folder.exists():  # and takes none, such as /proc; else another process has removed it just now
+                        if (
+                            folder.exists()
+                        ):  # and takes none, such as /proc; else another process has removed it just now
                             raise
             yield scratch
     finally:
