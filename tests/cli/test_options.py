@@ -134,4 +134,5 @@ def test_every_setting_says_what_it_means_in_the_documentation_of_its_part() -> 
 
     for key, setting in recipe_settings().items():
         part, _, name = key.rpartition(".")
-        assert f"    {name}: {setting.meaning}" in (getattr(config, part.title() or "Recipe").__doc__ or "")
+        text = (getattr(config, part.title() or "Recipe").__doc__ or "").replace("``", "")
+        assert f"    {name}: {setting.meaning}" in text

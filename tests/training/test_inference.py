@@ -143,7 +143,7 @@ def test_weights_that_are_not_at_hand_are_one_clear_line(photo: Path) -> None:
     ("name", "message"),
     [
         ("timm/resnt18", "Did you mean resnet18"),
-        ("resnet20", "no pretrained weights of resnet20: .*model= resnet20"),
+        ("resnet20", "no pretrained weights of resnet20: .*model resnet20"),
         ("timm/vit_small_patch14_dinov2", "have no classifier: .*st.finetune"),
         ("timm/resnet50_clip.openai", "have 1,024 outputs without names"),
     ],

@@ -131,7 +131,7 @@ def keyword_values(
     >>> keyword_values({"epochs": 3, "mixup": 0.2}, {"optim.momentum": 0.8}, function="train")
     {'optim.momentum': 0.8, 'budget.epochs': 3, 'budget.steps': None, 'data.transforms': ('mixup:0.2',)}
     """
-    changes = by_keys(changes or {})
+    changes = changes or {}
     if unknown := next((name for name in keywords if name not in FLAGS and name not in KINDS), None):
         raise RecipeError(f"{function}() has no keyword {unknown}.{keyword_hint(unknown, others)}")
     for name, value in keywords.items():
@@ -149,7 +149,7 @@ def keyword_values(
     if texts:
         values["data.transforms"] = (*values.get("data.transforms", ()), *texts)
     named = {FLAGS[name][0] if name in FLAGS else "data.transforms": name for name in keywords}
-    if twice := next((key for key in changes if key in named and key in values), None):
+    if twice := next((key for key in by_keys(changes) if key in named and key in values), None):
         raise RecipeError(f"{named[twice]}= and {twice!r} of the mapping are the same setting: give one of them")
     return {**changes, **values}
 

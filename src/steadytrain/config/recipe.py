@@ -236,7 +236,7 @@ class Recipe:
         Raises:
             RecipeError: an unknown key (with the nearest known one) or a value that cannot be.
         """
-        values, all_changes = self.to_dict(), by_keys({**(changes or {}), **more})
+        values, all_changes = self.to_dict(), {**(changes or {}), **more}
         for name, _, instead in _REMOVED:
             if name in all_changes and name not in recipe_settings():
                 raise RecipeError(instead)
@@ -250,7 +250,8 @@ class Recipe:
                     known = (*(name for name, _ in leaves(values)), *values)
                     raise RecipeError(f"unknown key {key!r} in the recipe.{_key_hint(key, known)}")
                 table = table[name]
-            table[last] = plain(value)
+            part = table.get(last) if not outer and isinstance(value, Mapping) else None
+            table[last] = {**part, **plain(value)} if isinstance(part, dict) else plain(value)
         if "optim" not in all_changes and values["optim"]["name"] == "sgd" != self.optim.name:
             values["optim"]["nesterov"] = all_changes.get("optim.nesterov")  # another optimizer's means nothing
         recipe = Recipe.from_dict(values)
