@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from packaging.version import Version
+from typing_extensions import deprecated
 
 import steadytrain
 from steadytrain import cli
-from steadytrain.deprecation import Deprecation, deprecated, renamed_parameter
+from steadytrain.deprecation import Deprecation, renamed_parameter
 
 SOURCE = Path(steadytrain.__file__).parent
 WORDING = r".+ is deprecated since (\S+) and goes with (\S+): use .+"

@@ -2,6 +2,8 @@
 
 A function or a class that goes is marked by the standard decorator, whose message type checkers show::
 
+    from typing_extensions import deprecated
+
     @deprecated(str(Deprecation("st.old", since="0.3", until="0.5", instead="st.new")))
 
 Nothing outlives the version it names: ``tests/test_deprecation.py`` fails there. How long: ``docs/promises.md``.
@@ -15,8 +17,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
-
-from typing_extensions import deprecated as deprecated
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -20,7 +20,7 @@ from cyclopts.validators import Number
 
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes
-from steadytrain.config.keywords import FLAGS, flag_values
+from steadytrain.config.keywords import FLAG_NAMES, FLAGS, flag_values
 from steadytrain.config.plain import hints_of, leaves, parse_json, table_of
 from steadytrain.config.recipe import ASIDE, recipe_settings
 from steadytrain.config.reference import flag_help
@@ -240,8 +240,7 @@ def help_of(verb: str) -> Iterator[None]:
 @cache
 def _primary_names() -> Mapping[str, str]:
     """Return each name of a flag that every training verb has, without dashes -> its first name."""
-    names = {other.lstrip("-"): name for name, (_, flag) in FLAGS.items() for other in flag.names.split()}
-    return names | {entry.name.replace("_", "-"): entry.name for entry in fields(TrainingOptions)}
+    return FLAG_NAMES | {entry.name.replace("_", "-"): entry.name for entry in fields(TrainingOptions)}
 
 
 def our_flag(name: str) -> str:

@@ -25,6 +25,8 @@ def _flags() -> Iterator[tuple[str, str, Flag]]:
 
 FLAGS = {name: (key, flag) for name, key, flag in _flags()}
 """The flags of the recipe by name: the key that each sets, and what is known of it."""
+FLAG_NAMES = {other.lstrip("-"): name for name, (_, flag) in FLAGS.items() for other in flag.names.split()}
+"""Each name of a flag, without its dashes -> the first one, as :data:`FLAGS` has it."""
 
 
 class RecipeKeywords(TypedDict, total=False):
@@ -109,9 +111,8 @@ def flag_values(flags: Mapping[str, Any]) -> dict[str, Any]:
         value = flags.get(name)
         if value is None or value is False or (flag.is_measured and value == "auto"):
             continue
-        if flag.read is not None and isinstance(
-            value, flag.kind or str | int | float
-        ):  # Python may give what it is read as
+        is_typed = isinstance(value, flag.kind or str | int | float)  # Python may give what it is read as
+        if flag.read is not None and is_typed:
             value = flag.read(value)
         elif isinstance(value, str) and flag.name == "--label-column":
             value = (value,)
@@ -160,8 +161,7 @@ def keyword_hint(word: str, others: Iterable[str] = ()) -> str:
     >>> keyword_hint("learning_rate"), keyword_hint("epoch_"), keyword_hint("momentum")
     (' Did you mean lr?', ' Did you mean epochs?', " It has no flag: {'optim.momentum': VALUE} sets it.")
     """
-    names = {other.lstrip("-"): name for name, (_, flag) in FLAGS.items() for other in flag.names.split()}
-    names |= {key: name for name, (key, _) in FLAGS.items()}
+    names = FLAG_NAMES | {key: name for name, (key, _) in FLAGS.items()}
     key = synonym(word) or next((key for key in recipe_settings() if word in (key, key.rpartition(".")[2])), "")
     if name := names.get(word.replace("_", "-")) or names.get(key):
         return f" Did you mean {name}?"

@@ -133,7 +133,8 @@ class Samples(Sequence[tuple[Any, Any]]):
         if _are_columns(self._data):
             image, label = self._data[0][number], self._data[1][number]
         elif self.image:
-            row = self._data[number] if self.columns is None else {k: v[number] for k, v in self.columns.items()}
+            names, columns = (self.image, *self.labels), self.columns
+            row = self._data[number] if columns is None else {name: columns[name][number] for name in names}
             image, label = row[self.image], [row[name] for name in self.labels] or None
         else:
             item = self._data[number]
