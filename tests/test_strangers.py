@@ -152,7 +152,6 @@ def test_a_link_that_leads_to_itself_is_told_in_one_line(key: str, tmp_path: Pat
     "words",
     [
         ["sweep", "digits.rec", "--model", "mlp", "--epochs", "1", "--over", "lr=0.05", "--run", "s"],
-        ["bandwidth", "--model", "mlp", "--seconds", "0.1", "--procs", "2"],
         ["bench", "train", "--model", "mlp", "--batch-size", "8", "--threads", "1", "2", "--seconds", "0.1"],
         ["pack", "images", "p", "--workers", "2"],
         ["doctor"],
@@ -161,6 +160,7 @@ def test_a_link_that_leads_to_itself_is_told_in_one_line(key: str, tmp_path: Pat
             for words in (
                 ["scale", "digits.rec", "--model", "mlp", "--batch-size", "32", "--seconds", "0.1", "--procs", "2"],
                 ["train", "digits.rec", "--model", "mlp", "--epochs", "1", "--procs", "2", "--run", "r"],
+                ["bandwidth", "--model", "mlp", "--seconds", "0.1", "--procs", "2"],
                 ["launch", "--procs", "2", "--", "train", "digits.rec", "--model", "mlp", "--epochs", "1"],
                 ["tune", "digits.rec", "--model", "mlp", "--minutes", "0.2"],
             )

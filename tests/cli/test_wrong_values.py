@@ -119,6 +119,7 @@ def test_a_place_that_cannot_be_written_to_is_a_users_mistake(files: Path, comma
     ("command", "message"),
     [
         ("fetch mnist --mirror nonsense", "--mirror nonsense is no web address"),
+        ("fetch mnist --mirror https://me:word@localhost/x", "--mirror https://...@localhost/x holds a user"),
         ("fetch mnist --shorter-side=-1", "--shorter-side is -1; it must be from 1"),
         ("pack photos out --seed=-1", "--seed is -1; it must be from 0"),
         ("replay run --step 1 --model nonsense", "--model is nonsense, and what was trained is mlp: name that"),
@@ -136,9 +137,17 @@ def test_what_is_wrong_is_refused_before_anything_is_made(files: Path, command: 
 @pytest.mark.parametrize(
     ("command", "what"),
     [
-        ("bench train --model nonsense --seconds 0.1", "model 'nonsense'"),
         ("bench infer nonsense --engines eager", "model 'nonsense'"),
-        ("scale nonsense --model mlp --size 8 --classes 3 --batch-size 4 --link 10GbE", "file or folder nonsense"),
+        *(
+            pytest.param(command, what, marks=pytest.mark.slow)
+            for command, what in (
+                ("bench train --model nonsense --seconds 0.1", "model 'nonsense'"),
+                (
+                    "scale nonsense --model mlp --size 8 --classes 3 --batch-size 4 --link 10GbE",
+                    "file or folder nonsense",
+                ),
+            )
+        ),
     ],
 )
 def test_what_a_process_cannot_measure_for_a_wrong_name_is_a_users_mistake(

@@ -106,7 +106,7 @@ def test_two_machines_with_a_copy_of_the_work(over_ssh: Sequence[str], work: Pat
     assert "never shown" not in done.stderr
 
 
-@pytest.mark.parametrize("tool", ["rsync", "tar"])
+@pytest.mark.parametrize("tool", ["rsync", pytest.param("tar", marks=pytest.mark.slow)])
 def test_a_copy_deletes_nothing_there(tool: str, over_ssh: Sequence[str], tmp_path: Path) -> None:
     there = tmp_path / "there"
     (there / "runs").mkdir(parents=True)
@@ -131,7 +131,9 @@ def test_one_machine_that_fails_ends_the_others(over_ssh: Sequence[str]) -> None
     _gone(_pids(done.stderr))
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGINT, signal.SIGTERM))]
+)
 def test_however_it_ends_nothing_is_left_there(how: signal.Signals, over_ssh: Sequence[str]) -> None:
     command = [sys.executable, "-P", "-m", "steadytrain", "launch", *over_ssh, "--", "python", "saves.py"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

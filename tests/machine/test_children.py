@@ -93,7 +93,7 @@ def test_children_of_a_server_answer_side_by_side_and_one_that_dies_or_hangs_is_
         third = server.fork(60)
         assert third.ask("three", 60)[0] == "THREE" and third.end() == 0
     finally:
-        assert server.end() == -signal.SIGKILL
+        assert server.end() in (-signal.SIGKILL, 0), "killed, unless it has seen its end before"
 
 
 def test_a_server_that_cannot_start_is_told() -> None:

@@ -128,6 +128,7 @@ def test_any_optimizer_updates_what_was_compiled(train: Train, tmp_path: Path, n
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_what_compiling_made_and_cost_is_told_and_its_code_is_kept(train: Train, kept: Path) -> None:
     happened = train("run", "--compile", dropped=0.0)
     [compiled] = [event for event in happened if isinstance(event, Compiled)]

@@ -225,6 +225,7 @@ def test_a_weights_file_alone_is_enough(recipe: Recipe, digits: Path, tmp_path: 
     assert evaluate(trained, digits).n == 400
 
 
+@pytest.mark.slow
 def test_the_model_of_weights_from_elsewhere_is_found_by_their_tensors(
     recipe: Recipe, digits: Path, tmp_path: Path
 ) -> None:

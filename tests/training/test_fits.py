@@ -103,7 +103,7 @@ def test_a_comparison_of_fits_ends_when_asked_to_and_the_probe_is_on_the_disk(
     assert run.finished() is not None
 
 
-@pytest.mark.parametrize("chosen", [True, False])
+@pytest.mark.parametrize("chosen", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_minutes_take_the_better_fit_unless_the_user_chose_one(
     start: Recipe, write_photos: Photos, chosen: bool
 ) -> None:

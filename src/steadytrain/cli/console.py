@@ -411,7 +411,7 @@ class Console:
             style = _STYLES.get(event.kind, "green" if best else "")
             classes = self._started.data.get("classes") if self._started else None
             words = describe_event(event, best=best, best_before=self._best, num_classes=classes and len(classes))
-            if isinstance(event, Noticed) and self._early is not None and not event.message.startswith("warning:"):
+            if isinstance(event, Noticed) and self._early is not None and not event.is_warning:
                 self._early += words
             elif not isinstance(event, Started) or event.step or event.attempt > 1:  # the head says the rest
                 self._foot.print(words[-1:] if isinstance(event, Started) else words, style)

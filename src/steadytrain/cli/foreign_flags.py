@@ -224,9 +224,10 @@ def _devices(word: str, values: Sequence[str]) -> str | None:
         InputError: one number of ``--gpus``, which may be a count or a GPU's own.
     """
     value, numbers = values[0], re.findall(r"\d+", values[0])
+    are_gpus = plain_word(word) == "gpus"
     if value.lower() in ("-1", "auto", "all"):
-        return "--procs auto"
-    if value.isdecimal() and plain_word(word) == "gpus":
+        return "--procs auto --device cuda" if are_gpus and value.lower() != "auto" else "--procs auto"
+    if value.isdecimal() and are_gpus:
         many = f"--procs {value} computes on {count(int(value), 'GPU')}" if value != "0" else "--device cpu for none"
         raise InputError(f"{word} is {value}: {many}, and --device cuda:{value} on GPU {value} (the first is cuda:0)")
     if value.isdecimal():

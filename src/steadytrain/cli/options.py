@@ -40,7 +40,7 @@ GroupBy = Annotated[str | None, Parameter(name=("--group-by", "--group"))]
 LabelColumn = Annotated[tuple[str, ...], Parameter(consume_multiple=False, help=flag_help("data.label_column"))]
 SplitColumn = Annotated[str | None, Parameter(help=flag_help("data.split_column"))]
 ZipNames = Annotated[str | None, Parameter(help=flag_help("data.zip_names"))]
-DeviceFlag = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")]
+DeviceFlag = Annotated[str, Parameter(help="auto, cpu, cuda, cuda:1, or mps (a Mac's GPU).")]
 WhichFlag = Annotated[
     Literal["best", "last"],
     Parameter(help="Which of a run's weights: the best on the validation images, or the last."),

@@ -179,7 +179,7 @@ def describe_event(
                 parts.append(f"{event.ranks} ranks, {event.ranks_before} before")
             return parts
         case Noticed():
-            return [f"{'' if event.message.startswith('warning:') else 'notice: '}{clean(event.message)}"]
+            return [f"{'' if event.is_warning else 'notice: '}{clean(event.message)}"]
         case Failed():
             return [f"failed{f' at step {event.step:,}' if event.step else ''}: {clean(event.error)}"]
         case Ended():

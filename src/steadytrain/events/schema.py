@@ -571,10 +571,15 @@ class Steered(Event, frozen=True, kw_only=True):
 
 
 class Noticed(Event, frozen=True, kw_only=True):
-    """A warning that belongs to the run, such as a damaged checkpoint."""
+    """A notice that belongs to the run, such as a damaged checkpoint; a warning's message begins with that word."""
 
     message: str
     step: Whole = 0
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether a user should act on it: it comes first, and stays where notices are left out."""
+        return self.message.startswith("warning:")
 
 
 class Halved(Noticed, frozen=True, kw_only=True):

@@ -242,7 +242,7 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
     noticed, steps = history.noticed, history.progress.steps
     # Before the first update and after the last one nothing has happened to a run; restarts repeat what it said there.
     remarks = {notice.message for notice in noticed if notice.attempt < 2 and notice.step in (0, steps)}
-    remarks -= {notice.message for notice in noticed if isinstance(notice, Halved) or notice.message[:8] == "warning:"}
+    remarks -= {notice.message for notice in noticed if isinstance(notice, Halved) or notice.is_warning}
     for notice in noticed[:MAX_NOTICED]:
         lines.append((notice.time, _step(notice), str(notice.message), "" if notice.message in remarks else "warn"))
     if (more := len(noticed) - MAX_NOTICED) > 0:

@@ -55,8 +55,7 @@ def held_back(account: Account) -> list[str]:
     """Say what slowed a run down and what to change, a sentence each; nothing of another program's log."""
     if account.summary.log:
         return []
-    messages = (clean(event.message) for event in account.history.noticed)
-    warnings = [*dict.fromkeys(message for message in messages if message.startswith("warning:"))]
+    warnings = [*dict.fromkeys(clean(event.message) for event in account.history.noticed if event.is_warning)]
     try:
         is_alone = account.run.ranks() == [0]
         sentences = verdict_sentences(diagnose(account.history.evidence() if is_alone else account.run))

@@ -15,9 +15,11 @@ from PIL import Image
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchvision.datasets import FakeData, ImageFolder
 
+import steadytrain as st
 from steadytrain.data.packing.memory import images_of, source_of
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import DataError, StorageError
+from steadytrain.training.data import open_data
 
 IMAGES: NDArray[np.uint8] = np.random.default_rng(0).integers(0, 255, (6, 9, 12, 3), dtype=np.uint8)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -288,3 +290,15 @@ def test_images_to_predict_need_no_labels(photos: Path) -> None:
     assert images_of(paths) is images_of("photos") is images_of(b"") is None
     for data, count in ((IMAGES, 6), (IMAGES[..., 0], 6), (IMAGES[0], 1), (Pairs(), 6), (CHANNELS_FIRST[0], 1)):
         assert len(images_of(data) or ()) == count
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_classes_name_the_numbers_of_a_table_of_paths_and_give_their_order(photos: Path, as_text: bool) -> None:
+    names, paths = ["dog", "cat"], sorted(map(str, photos.rglob("*.jpg")))
+    labels = [Path(path).parts[1] if as_text else names.index(Path(path).parts[1]) for path in paths]
+    for data in (pandas.DataFrame({"path": paths, "label": labels}), list(zip(paths, labels, strict=True))):
+        recipe = st.default_recipe(data, model="mlp", classes=names)
+        sets = open_data(recipe.data, seed=0)
+        assert sets.train.classes == ("dog", "cat") and sorted(sets.train.labels.tolist()) == [0] * 3 + [1] * 3
+    with pytest.raises(DataError, match="a label of the dataframe is 2, and there are 2 classes: dog, cat"):
+        st.default_recipe(pandas.DataFrame({"path": paths, "label": [2] * 6}), classes=names)

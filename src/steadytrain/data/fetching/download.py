@@ -86,7 +86,7 @@ def mirror_urls(mirrors: Iterable[str], name: str) -> tuple[str, ...]:
     """Return where mirrors have a file.
 
     Raises:
-        InputError: an address that is none, or plain http outside of this machine's networks.
+        InputError: an address that is none, holds a password, or is plain http outside of this machine's networks.
 
     >>> mirror_urls(["https://example.org/data/"], "a b.tgz")
     ('https://example.org/data/a%20b.tgz',)
@@ -98,6 +98,9 @@ def _checked_mirror(mirror: str) -> str:
     parts = split_url(mirror)
     if parts is None or parts.scheme not in ("https", "http") or not parts.hostname:
         raise InputError(f"--mirror {mirror} is no web address: give one such as https://mirror.example.org/datasets")
+    if "@" in parts.netloc:
+        shown = f"{parts.scheme}://...@{parts.netloc.rpartition('@')[2]}{parts.path}"
+        raise InputError(f"--mirror {shown} holds a user or a password, which are not sent: leave them out")
     if parts.scheme == "http" and not is_inner(mirror):
         raise InputError(f"--mirror {mirror} is plain http across the internet: give an https address")
     return mirror

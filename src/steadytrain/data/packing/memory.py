@@ -31,7 +31,7 @@ from steadytrain.data.images.encode import PackSettings
 from steadytrain.data.images.memory import file_bytes, is_array, is_image
 from steadytrain.data.names import Names
 from steadytrain.data.packing.pack import mute, pack_listings
-from steadytrain.data.recordio.card import damage_of
+from steadytrain.data.recordio.card import Card, damage_of
 from steadytrain.data.sources.columns import LABELS, PATHS
 from steadytrain.data.sources.find import source_name
 from steadytrain.data.sources.labels import classes_from_numbers, classes_from_texts
@@ -39,7 +39,7 @@ from steadytrain.data.sources.listing import Listing, Pieces
 from steadytrain.data.sources.unpacked import upright
 from steadytrain.data.storage.scratch import scratch_beside
 from steadytrain.errors import DataError, describe_type, storage_errors
-from steadytrain.files import lock, open_lock, replacing
+from steadytrain.files import lock, open_lock, replace_file, replacing
 from steadytrain.format import Say, few, print_note
 from steadytrain.machine.facts import require_cache_folder
 
@@ -238,17 +238,37 @@ def source_of(
         _require_values((table or {})[name], f"the {samples.name} has nothing in the column {name!r}: {remedy}")
     if not isinstance(samples[0][0], str | os.PathLike):
         return _pack(samples, classes, say)
-    columns, names = samples.columns, samples.classes
+    columns, names = samples.columns, classes or samples.classes
     if columns is None:
         pairs = list(samples)
         for number, what in enumerate(("image", "label")):
             _require_values((pair[number] for pair in pairs), f"the {samples.name} has no {what}: leave it out")
-        labels = [names[value] if names and not isinstance(value, str) else value for _, value in pairs]
-        columns, samples.image = {"path": [path for path, _ in pairs], "label": labels}, "path"
+        columns, samples.image = dict(zip(("path", "label"), map(list, zip(*pairs, strict=True)), strict=True)), "path"
+        samples.labels = ["label"]
+    if names and len(samples.labels) == 1:
+        [column] = samples.labels
+        columns = {**columns, column: [_named(value, names, f"the {samples.name}") for value in columns[column]]}
     paths = [os.fspath(path) for path in columns[samples.image]]
     if root is None:  # the table lies elsewhere
         paths = [path if "://" in path else os.path.abspath(path) for path in paths]  # noqa: PTH100
     return _write_table(samples.name, {**columns, samples.image: paths})
+
+
+def _named(label: Any, classes: Sequence[str], where: str) -> Any:
+    """Return the class of a label that is a number; a text as it is. Raises DataError for a number of no class."""
+    if hasattr(label, "__len__"):
+        return label
+    if label not in range(len(classes)):
+        raise DataError(f"a label of {where} is {label!r}, and there are {len(classes)} classes: {few(classes)}")
+    return classes[int(label)]
+
+
+def class_list_beside(table: str, classes: Sequence[str]) -> str:
+    """Write the class list of a table in memory beside it, as a card; return its path, which is the same for the same."""
+    card = Card(classes=tuple(classes), counts=(0,) * len(classes), num_images=0)
+    path = Path(table).with_name(f"classes-{hashlib.sha256(card.to_json().encode()).hexdigest()[:12]}.json")
+    replace_file(path, card.to_json())
+    return str(path)
 
 
 def images_of(data: Any) -> Samples | list[Any] | None:

@@ -33,7 +33,7 @@ from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves
 from steadytrain.data.fetching.catalogue import find_data_set
 from steadytrain.data.filenames import find_records_beside, is_pattern
-from steadytrain.data.packing.memory import source_of
+from steadytrain.data.packing.memory import class_list_beside, source_of
 from steadytrain.data.packing.pack import mute
 from steadytrain.data.recordio.card import card_for
 from steadytrain.data.sources.columns import ColumnNames
@@ -152,10 +152,12 @@ def _choose(data: object, chosen: dict[str, Any], *, finetune: bool, say: Say) -
             )
         packed = {*columns} if listed is None else {*columns, "classes"}
         chosen = {key: value for key, value in chosen.items() if key.removeprefix("data.") not in packed}
+    elif listed is not None:
+        chosen = {**chosen, "data.classes": class_list_beside(train, listed)}
     for key in ("data.val", "data.test"):
         if (other := chosen.get(key)) is not None and not isinstance(other, str | Path):
             card = card_for(Path(train))
-            chosen[key] = source_of(other, **columns, classes=None if card is None else card.class_list, say=say)
+            chosen[key] = source_of(other, **columns, classes=listed if card is None else card.class_list, say=say)
     return choose_recipe(train, {}, chosen, finetune=finetune, say=say)
 
 

@@ -76,7 +76,8 @@ class _Attempt:
 
     def notice(self, line: str) -> None:
         """Keep a line for the user; a warning comes first."""
-        (self.outbox.appendleft if line.startswith("warning:") else self.outbox.append)(Noticed(message=line))
+        event = Noticed(message=line)
+        (self.outbox.appendleft if event.is_warning else self.outbox.append)(event)
 
     def place(self, placement: Placement) -> None:
         """Keep where the loader's threads are."""
