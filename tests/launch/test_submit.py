@@ -117,6 +117,7 @@ def test_a_copy_deletes_nothing_there(tool: str, over_ssh: Sequence[str], tmp_pa
     assert names == {"runs/old", "hosts", "again.py", "fails.py", "it's/a note.txt"}
 
 
+@pytest.mark.slow
 def test_after_a_failure_all_start_again(over_ssh: Sequence[str], work: Path) -> None:
     done = _launch(*over_ssh, "--set", "restarts=2", "--", "python", "again.py")
     assert done.returncode == 0, done.stderr

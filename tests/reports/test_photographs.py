@@ -96,7 +96,7 @@ def test_keys_open_a_photograph_go_through_all_and_close(browser: Browser, addre
         assert place.inner_text() == f"{expected} of 4"
     page.keyboard.press("Escape")
     assert page.locator("#viewer").is_hidden()
-    assert page.evaluate("document.activeElement.closest('.photo').dataset.key") == "pets.rec:7"
+    page.wait_for_function("document.activeElement.closest('.photo')?.dataset.key === 'pets.rec:7'")
     page.locator(".confused .photo button").first.click()
     assert page.locator("#viewer .near img").count() == 3, "of one that is among the worst all is shown here as well"
     page.mouse.click(5, 5)

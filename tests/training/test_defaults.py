@@ -157,14 +157,19 @@ def test_the_weights_of_every_default_model_are_free() -> None:
     assert {licence_kind(find(name).licence) for name in FINETUNED_MODELS} == {"free"}
 
 
-def test_weights_of_ours_name_their_model_and_others_have_to(
-    write_digits: Callable[[Path, int, int], Path], weights_without_names: Path
-) -> None:
+def test_weights_of_ours_name_their_model(write_digits: Callable[[Path, int, int], Path]) -> None:
     write_digits(Path("digits"), 60, 3)
     run = st.train(st.Run.create("runs/a", st.default_recipe("digits", QUICK))).run
     assert st.default_recipe("digits", {"model.weights": run.weights}, finetune=True).model.name == "mlp"
     of_run = st.default_recipe("digits", {"model.weights": str(run.directory)}, finetune=True).model
     assert (of_run.name, of_run.weights) == ("mlp", str(run.directory / "best.safetensors"))
+
+
+@pytest.mark.slow
+def test_weights_of_no_network_have_to_name_one(
+    write_digits: Callable[[Path, int, int], Path], weights_without_names: Path
+) -> None:
+    write_digits(Path("digits"), 60, 3)
     with pytest.raises(ModelError, match=r"does not say which model's weights it holds, .*: name it with model="):
         st.default_recipe("digits", {"model.weights": str(weights_without_names)}, finetune=True)
 

@@ -41,13 +41,20 @@ from steadytrain.training.inference.prior import with_prior
 from steadytrain.training.metrics import effective_n
 
 
-@pytest.fixture(params=["probe", "full"])
-def run(request: pytest.FixtureRequest, recipe: Recipe, trained_weights: Path, tmp_path: Path) -> Run:
+@pytest.fixture(scope="module", params=["probe", "full"])
+def trained(
+    request: pytest.FixtureRequest, recipe: Recipe, trained_weights: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Run:
     """A probe of digits, and a network that was trained on them."""
     probe = {"model.weights": str(trained_weights), "model.train": "probe", "budget.epochs": 0}
-    run = Run.create(tmp_path / "run", recipe.with_(probe if request.param == "probe" else {"budget.epochs": 4}))
-    train(run)
-    return run
+    recipe = recipe.with_(probe if request.param == "probe" else {"budget.epochs": 4})
+    return train(Run.create(tmp_path_factory.mktemp("trained") / "run", recipe)).run
+
+
+@pytest.fixture
+def run(trained: Run, tmp_path: Path) -> Run:
+    """A copy of it."""
+    return Run.open(shutil.copytree(trained.directory, tmp_path / "run"))
 
 
 @pytest.fixture(scope="module")

@@ -58,6 +58,8 @@ def test_the_fewest_threads_that_take_hardly_longer_compute_and_others_are_told_
 ) -> None:
     before = torch.get_num_threads()
     started, notices, _ = _trained(tmp_path / "run", _recipe(digits))
+    if "threads_seconds" not in started.machine:
+        pytest.skip("other programs take the cores: nothing was measured")
     seconds = {int(count): took for count, took in started.machine["threads_seconds"].items()}
     assert set(seconds) >= {1, facts.cores()} and min(seconds.values()) > 0
     count = started.machine["compute_threads"]
