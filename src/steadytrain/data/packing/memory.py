@@ -61,24 +61,13 @@ class Samples(Sequence[tuple[Any, Any]]):
     """
 
     def __init__(self, data: Any, image: str | None, label: Any, *, needs_labels: bool = True) -> None:
-        if _are_columns(data):  # what pandas has goes by the labels of its rows
-            data = [part.to_numpy() if hasattr(part, "to_numpy") else part for part in data]
-        elif hasattr(data, "iloc") and not hasattr(data, "columns"):
-            data = list(data)
-        data, inner = _without_transform(data, needs_labels=needs_labels), data
-        while not hasattr(inner, "classes") and hasattr(inner, "dataset"):  # of a part of it
-            inner = inner.dataset
-        listed: Any = getattr(inner, "classes", None)
-        self.classes = [str(name) for name in listed] if hasattr(listed, "__len__") and len(listed) else None
-        folder = Path(str(getattr(inner, "root", ""))).name if hasattr(inner, "samples") else ""
-        self.name = re.sub(r"\W+", "-", folder or type(inner).__name__.lower())
+        given = _by_position(data)
+        data = _without_transform(given, needs_labels=needs_labels)
+        self.name, self.classes = _name_and_classes(given)
         self.columns: dict[Any, Sequence[Any]] | None = None
         self.image, self.labels, names = "", list[str](), list[Any]()
         label = [label] if isinstance(label, str) else list(label or ())
-        has_items = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str | bytes)
-        features: Any = getattr(data, "features", None)  # of Hugging Face
-        features = features if isinstance(features, Mapping) and has_items else {}
-        if features:
+        if features := _features(data):
             kinds = {name: type(feature).__name__ for name, feature in features.items()}
             images, labels = ([name for name in kinds if kinds[name] == kind] for kind in ("Image", "ClassLabel"))
             names, image = list(kinds), image or next(iter(images), None)
@@ -86,40 +75,23 @@ class Samples(Sequence[tuple[Any, Any]]):
             if image in images:
                 data = data.with_format(None).cast_column(image, type(features[image])(decode=False))
         elif isinstance(data, Mapping) or (hasattr(data, "columns") and hasattr(data, "to_dict")):
-            names = list(data if isinstance(data, Mapping) else data.columns)
-            if any(hasattr(data[name], "features") or hasattr(data[name], "columns") for name in names):
-                raise DataError(f"the data have the parts {few(names)}: give one, data[{names[0]!r}], and val= another")
-            self.columns = {name: list(data[name]) for name in names}
+            self.columns = _columns_of(data)
+            names = list(self.columns)
         elif _are_columns(data):
             if len(data[0]) != len(data[1]):
                 raise DataError(f"there are {len(data[0]):,} images and {len(data[1]):,} labels: give one for each")
             self.name = "arrays"
-        elif has_items and len(data) and isinstance(data[0], Mapping) and not is_image(data[0]):
-            names = list(data[0])
-        elif not has_items:
-            raise DataError(
-                f"the data are {describe_type(data)}; they must be the name of a folder or a file, or in memory"
-                " (images, labels), a list of pairs, a DataFrame, or a data set with a length (of a DataLoader: its"
-                " .dataset); your own loop takes any loader (docs: own-loop)"
-            )
-        elif not (len(data) and isinstance(data[0], tuple | list) and len(data[0]) == 2) and needs_labels:
-            what = f"{describe_type(data[0])} as first item" if len(data) else "nothing in it"
-            raise DataError(f"the data are {describe_type(data)} with {what}; give pairs of an image and a label")
+        else:
+            names = _keys_of_rows(data, needs_labels=needs_labels)
         if names or self.columns is not None:
             remedy = "name it with path_column=" if needs_labels else "rename it: data.rename(columns={...: 'path'})"
             self.image = _column(names, image, PATHS, remedy)
-            if needs_labels:
-                remedy = "name it with label_column="
-                self.labels = [_column(names, name, LABELS, remedy) for name in label or [None]]
-                feature = features.get(self.labels[0])
-                self.classes = self.labels if len(label) > 1 else getattr(feature, "names", self.classes)
-                inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
-                if listed := getattr(inner, "names", None):  # they look like vectors where they are equally long
-                    row = f"{{'vector': [float(k in row[{self.labels[0]!r}]) for k in range({len(listed)})]}}"
-                    raise DataError(
-                        f"the column {self.labels[0]!r} lists the classes of each image; give vectors of 0 and 1,"
-                        f" label_column='vector' of data.map(lambda row: {row})"
-                    )
+        if self.image and needs_labels:
+            remedy = "name it with label_column="
+            self.labels = [_column(names, name, LABELS, remedy) for name in label or [None]]
+            feature = features.get(self.labels[0])
+            self.classes = self.labels if len(label) > 1 else getattr(feature, "names", self.classes)
+            _refuse_lists_of_classes(feature, self.labels[0])
         self._data = data
 
     def __len__(self) -> int:
@@ -143,6 +115,68 @@ class Samples(Sequence[tuple[Any, Any]]):
         while isinstance(label, tuple | list) and len(label) == 1:  # a column, as Keras has it
             label = label[0].tolist() if hasattr(label[0], "tolist") else label[0]
         return image, label
+
+
+def _by_position(data: Any) -> Any:
+    """Return what pandas has, which goes by the labels of its rows, in the order of its rows."""
+    if _are_columns(data):
+        return [part.to_numpy() if hasattr(part, "to_numpy") else part for part in data]
+    return list(data) if hasattr(data, "iloc") and not hasattr(data, "columns") else data
+
+
+def _name_and_classes(data: Any) -> tuple[str, list[str] | None]:
+    """Return what a data set, or the one that it is a part of, is called, and its classes, if it lists them."""
+    while not hasattr(data, "classes") and hasattr(data, "dataset"):
+        data = data.dataset
+    listed: Any = getattr(data, "classes", None)
+    folder = Path(str(getattr(data, "root", ""))).name if hasattr(data, "samples") else ""
+    name = re.sub(r"\W+", "-", folder or type(data).__name__.lower())
+    return name, [str(each) for each in listed] if hasattr(listed, "__len__") and len(listed) else None
+
+
+def _features(data: Any) -> Mapping[str, Any]:
+    """Return the columns of a set of Hugging Face by their names; of other data nothing."""
+    features = getattr(data, "features", None)
+    return features if isinstance(features, Mapping) and _has_items(data) else {}
+
+
+def _has_items(data: Any) -> bool:
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str | bytes)
+
+
+def _columns_of(table: Any) -> dict[Any, Sequence[Any]]:
+    names = list(table if isinstance(table, Mapping) else table.columns)
+    if any(hasattr(table[name], "features") or hasattr(table[name], "columns") for name in names):
+        raise DataError(f"the data have the parts {few(names)}: give one, data[{names[0]!r}], and val= another")
+    return {name: list(table[name]) for name in names}
+
+
+def _keys_of_rows(data: Any, *, needs_labels: bool) -> list[Any]:
+    """Return the keys of rows that are mappings; of pairs none. Raises DataError for other data."""
+    if not _has_items(data):
+        raise DataError(
+            f"the data are {describe_type(data)}; they must be the name of a folder or a file, or in memory"
+            " (images, labels), a list of pairs, a DataFrame, or a data set with a length (of a DataLoader: its"
+            " .dataset); your own loop takes any loader (docs: own-loop)"
+        )
+    first = data[0] if len(data) else None
+    if isinstance(first, Mapping) and not is_image(first):
+        return list(first)
+    if needs_labels and not (isinstance(first, tuple | list) and len(first) == 2):
+        what = f"{describe_type(first)} as first item" if len(data) else "nothing in it"
+        raise DataError(f"the data are {describe_type(data)} with {what}; give pairs of an image and a label")
+    return []
+
+
+def _refuse_lists_of_classes(feature: Any, column: str) -> None:
+    """Refuse a feature that lists the classes of each image: lists of one length look like vectors of 0 and 1."""
+    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+    if listed := getattr(inner, "names", None):
+        row = f"{{'vector': [float(k in row[{column!r}]) for k in range({len(listed)})]}}"
+        raise DataError(
+            f"the column {column!r} lists the classes of each image; give vectors of 0 and 1,"
+            f" label_column='vector' of data.map(lambda row: {row})"
+        )
 
 
 def _require_values(values: Iterable[Any], where: str) -> None:
@@ -264,7 +298,7 @@ def _named(label: Any, classes: Sequence[str], where: str) -> Any:
 
 
 def class_list_beside(table: str, classes: Sequence[str]) -> str:
-    """Write the class list of a table in memory beside it, as a card; return its path, which is the same for the same."""
+    """Write the class list of a table in memory beside it, as a card; return its path, named by what it lists."""
     card = Card(classes=tuple(classes), counts=(0,) * len(classes), num_images=0)
     path = Path(table).with_name(f"classes-{hashlib.sha256(card.to_json().encode()).hexdigest()[:12]}.json")
     replace_file(path, card.to_json())
