@@ -55,9 +55,9 @@ def test_a_command_line_of_another_tool_is_answered_with_the_verb_that_does_it(l
 
 
 def test_the_command_is_in_the_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["classify", "train", "data=my photos", "epochs=3"]) == 2
+    assert main(["classify", "train", "data=my cats", "epochs=3"]) == 2
     assert capsys.readouterr().err == (
-        "steady: Unknown command \"classify\". Instead: steady finetune 'my photos' --epochs 3 (docs: help/other-tools)\n"
+        "steady: Unknown command \"classify\". Instead: steady finetune 'my cats' --epochs 3 (docs: help/other-tools)\n"
     )
 
 

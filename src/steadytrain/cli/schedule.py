@@ -178,8 +178,9 @@ def _named_recipe(source: str | None, options: TrainingOptions, *, finetune: boo
         return begun.recipe.with_(options.changes)
     if data is None and options.value("data.train") is None:
         raise InputError("name the data, or how many images there are to train on: --num-train 50000")
-    from steadytrain.cli.train import open_draft, ranks_of_batch
+    from steadytrain.cli.train import open_draft, ranks_of_batch, require_device
 
+    require_device(options)
     with open_draft(data, options, finetune=finetune, ranks=ranks_of_batch(data, options)) as draft:
         return draft.recipe
 

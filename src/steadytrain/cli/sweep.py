@@ -22,7 +22,7 @@ from steadytrain.cli.options import (
     read_table,
     require_trackers,
 )
-from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for
+from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for, require_device
 from steadytrain.errors import InputError
 from steadytrain.events import refuse_link
 from steadytrain.run import MAX_REPEATS
@@ -97,7 +97,9 @@ def sweep(
     for name in (sweeps.TABLE_FILE, sweeps.PAGE_FILE, sweep_runs.SEARCH_FILE, sweep_trainers.ARRAY_FILE):
         refuse_link(folder / name)
     described = _array_job(on, job, replace(options, recipe=file).value("parallel.procs"))
-    if described is not None:
+    if described is None:
+        require_device(options)
+    else:
         if spec.search is not None:
             raise InputError("a search waits for its runs, and an array is only submitted: drop --on, or --search")
         inputs = () if data is None or "://" in data else (data,)

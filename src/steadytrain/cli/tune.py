@@ -76,11 +76,12 @@ def tune(
     flags = {"model": model, "val": val, "batch_size": batch_size, "epochs": epochs, "size": size, "device": device}
     options = TrainingOptions(flags=flags, recipe=recipe, set=set)
     spin_where_alone()
-    from steadytrain.cli.train import num_procs, recipe_for
+    from steadytrain.cli.train import num_procs, recipe_for, require_device
     from steadytrain.tuning import report
     from steadytrain.tuning.probes import Prober
     from steadytrain.tuning.tune import tune as search
 
+    require_device(options)
     if num_procs(data, options) > 1:
         raise InputError(
             "the recipe is for several ranks, and one process is tuned: name one device and leave out parallel.procs"
