@@ -38,8 +38,6 @@ def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
     ['steady', 'train']
     >>> foreign_command("fine-tune photos --epochs 3".split(), verbs)
     ['steady', 'finetune', 'photos', '--epochs', '3']
-    >>> foreign_command("yolo classify train data=photos model=yolo11n-cls.pt epochs=3".split(), verbs)
-    ['steady', 'finetune', 'photos', '--epochs', '3']
     """
     same_verbs = words_of(foreign_table()["verbs"])
     likely = ""
@@ -79,15 +77,13 @@ def _dashed(words: Sequence[str]) -> list[str]:
     >>> _dashed(["data=photos", "trainer.max_epochs=3", "optim.momentum=0.8", "cos_lr=True"])
     ['photos', '--max-epochs', '3', '--set', 'optim.momentum=0.8', '--cos-lr', 'True']
     """
-    data, flags = list[str](), list[str]()
+    ours = list[str]()
     for word in words:
         name, _, value = word.partition("=")
         if not is_assignment(word):
-            flags.append(word)
+            ours.append(word)
         elif name in recipe_settings():
-            flags += ["--set", word]
-        elif plain_word(name) == "data":
-            data.append(value)
+            ours += ["--set", word]
         elif value:
-            flags += [f"--{plain_word(name)}", value]
-    return [*data, *flags]
+            ours = [value, *ours] if plain_word(name) == "data" else [*ours, f"--{plain_word(name)}", value]
+    return ours

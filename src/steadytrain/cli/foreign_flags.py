@@ -73,8 +73,7 @@ class FlagReading:
         usual: text of the table -> words of ours that hold unless another flag says otherwise.
         transforms: by name.
         notes: for the user.
-        problems: what is wrong with a flag, in a sentence.
-        refused: flags for which the table only says what to type instead; they are in left too.
+        problems: what is wrong with a flag, in a sentence; ``refused``: flags to replace by hand, which are in left too.
     """
 
     left: list[str] = field(default_factory=list)
@@ -91,8 +90,8 @@ class FlagReading:
         if len(problems := [*self.problems, *refused]) > 1:
             listed = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
             raise InputError(f"{len(problems)} flags are not taken as they are: {listed}")
-        if self.problems:
-            raise InputError(self.problems[0])
+        for problem in self.problems:
+            raise InputError(problem)
 
     def read(self, word: str, waiting: deque[str]) -> None:
         """Read a flag, and its values from the words that follow it."""

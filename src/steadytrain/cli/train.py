@@ -273,7 +273,8 @@ def _map_mistakes(run: Run) -> None:
 def require_device(options: TrainingOptions, world: World = World()) -> None:  # noqa: B008 - frozen
     """Refuse a GPU that is not here before data are read. Raises RecipeError."""
     if (device := options.value("parallel.device")) not in (None, "auto", "cpu"):
-        from steadytrain.training.device import choose_device
+        with status("loading torch"):
+            from steadytrain.training.device import choose_device
 
         choose_device(str(device), world)
 
@@ -666,7 +667,7 @@ def open_draft(
     started = _started(options, train)
     # Before torch and timm are imported, which takes seconds.
     say(f"reading {train}")
-    with lasting_imports():
+    with lasting_imports(), status("loading torch"):
         from steadytrain.training.loop.defaults import choose_recipe
 
     with progress_once_known("packing images", resumes=True) as advance:
@@ -770,7 +771,7 @@ def _train_visibly(
         until: save and end with 75 after the evaluation at this epoch, unless the run ends with it.
         mxnet_log: print the lines of MXNet's scripts instead of ours.
     """
-    with lasting_imports():
+    with lasting_imports(), status("loading torch"):
         from steadytrain.data.storage.runs import upload_notice
         from steadytrain.training import steps
 

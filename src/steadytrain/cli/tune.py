@@ -81,12 +81,12 @@ def tune(
     from steadytrain.tuning.probes import Prober
     from steadytrain.tuning.tune import tune as search
 
-    require_device(options)
     if num_procs(data, options) > 1:
         raise InputError(
             "the recipe is for several ranks, and one process is tuned: name one device and leave out parallel.procs"
             " (--set parallel.procs=none); steady scale predicts several"
         )
+    require_device(options)
     with Prober() as prober:  # imports torch while this process does
         draft = recipe_for(data, options, finetune=finetune)
         packed = time.perf_counter()
