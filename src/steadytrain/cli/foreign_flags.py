@@ -73,7 +73,7 @@ class FlagReading:
         usual: text of the table -> words of ours that hold unless another flag says otherwise.
         transforms: by name.
         notes: for the user.
-        problems: what is wrong with a flag, in a sentence; ``refused``: flags to replace by hand, which are in left too.
+        problems: what is wrong with a flag, in a sentence; ``refused``: flags to replace by hand, also in left.
     """
 
     left: list[str] = field(default_factory=list)
