@@ -13,7 +13,7 @@ import pytest
 from steadytrain.cli import VERBS, app, join_verb, parse
 from steadytrain.cli.foreign_flags import read_flags
 from steadytrain.cli.options import TrainingOptions
-from steadytrain.config import Recipe
+from steadytrain.config import Recipe, schedules
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.foreign import foreign_flags, foreign_table, plain_word
 from steadytrain.config.laws import law_names
@@ -114,7 +114,7 @@ def test_every_flag_of_each_tool_is_taken_or_answered_in_one_line() -> None:
         ("--native-amp --fp16 --eval_strategy epoch --report_to none", {"precision.name": "fp16"}),
         ("--bf16 True --fp16 False --use_cpu", {"precision.name": "bf16", "parallel.device": "cpu"}),
         ("--report_to wandb", {"every.track": "wandb"}),
-        ("--log-wandb", {"every.track": "wandb"}),
+        ("--log-wandb --nc 5 --optimizer auto --val True", {"every.track": "wandb", "data.val": None}),
         ("--erasing 0.4", {"data.transforms": ("erase:0.4",)}),
         ("-aa rand-m9 -vb 64", {"data.transforms": ("randaugment:2,27,0,0.5",)}),
         ("--sched step --decay-epochs 2.4 --decay-rate .973", {"optim.factor": 0.973}),
@@ -165,6 +165,11 @@ def test_all_flags_to_change_are_named_at_once() -> None:
     assert message.startswith("4 flags are not taken as they are: (1) --train-interpolation random has no counterpart")
     assert "(2) --val-resize-size: --set data.crop=0.875" in message and "(3) --jsd: Not supported yet" in message
     assert "(4) --data-dir: the data come first: steady finetune DATA" in message and "--lr" not in message
+
+
+def test_the_factor_of_a_schedule_is_shown() -> None:
+    optim = recipe("--lr-step-size 2 --lr-gamma 0.973").optim
+    assert schedules.words(optim, 0.1).endswith("x 0.973 every 2 epochs")
 
 
 def test_what_is_not_needed_is_taken_with_the_reason() -> None:

@@ -142,8 +142,7 @@ def _listed(span: StageSpan, peak: float) -> str:
             return "/".join(f"{update:g}" for update in value)
         return value if isinstance(value, str) else f"{value:g}"
 
-    factor = {"factor": span.number("factor")} if span.stage.law == "factor" else {}
-    listed = [f"{name} {written(value)}" for name, value in {**factor, **span.stage.values}.items()]
+    listed = [f"{name} {written(value)}" for name, value in span.stage.values.items()]
     return f"{span.stage.law} ({', '.join(listed)})" if listed else span.stage.law
 
 
