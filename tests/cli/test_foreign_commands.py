@@ -23,8 +23,12 @@ def _ours(line: str) -> str:
     ("line", "ours"),
     [
         # Ultralytics
-        ("yolo classify train data=photos model=yolo11n-cls.pt epochs=3 imgsz=64", "steady train"),
-        ("yolo task=classify mode=train data=photos", "steady train"),
+        (
+            "yolo classify train data=photos model=yolo11n-cls.pt epochs=3 imgsz=64 name=''",
+            "steady finetune photos --epochs 3 --imgsz 64",
+        ),
+        ("yolo classify train data=photos model=yolo11n-cls.yaml epochs=3", "steady train photos --epochs 3"),
+        ("yolo task=classify mode=train data=photos cos_lr=True", "steady finetune photos --cos-lr True"),
         ("classify val model=runs/a data=photos", "steady evaluate"),
         ("yolo export model=runs/a format=openvino", "steady export"),
         # timm, torchvision's references, PyTorch's example of ImageNet, transformers
@@ -51,17 +55,19 @@ def test_a_command_line_of_another_tool_is_answered_with_the_verb_that_does_it(l
 
 
 def test_the_command_is_in_the_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["classify", "train", "data=my photos", "epochs=3"]) == 2
+    assert main(["classify", "train", "data=my cats", "epochs=3"]) == 2
     assert capsys.readouterr().err == (
-        'steady: Unknown command "classify". Instead: steady train (docs: help/other-tools)\n'
+        "steady: Unknown command \"classify\". Instead: steady finetune 'my cats' --epochs 3 (docs: help/other-tools)\n"
     )
 
 
 def test_each_word_of_another_manner_is_answered_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "data=photos", "lr0=0.01"]) == 2
-    assert "data=photos has no dashes. Instead: the data come first: steady train DATA" in capsys.readouterr().err
+    assert "flags begin with dashes: steady train photos --lr0 0.01" in capsys.readouterr().err
     assert main(["train", "photos", "optim.momentum=0.8", "epochs=3"]) == 2
-    assert "--set optim.momentum=0.8" in capsys.readouterr().err
+    assert "flags begin with dashes: --set optim.momentum=0.8 --epochs 3" in capsys.readouterr().err
+    assert main(["train", "photos", "trainer.max_epochs=3"]) == 2  # a part of Lightning's, no key of ours
+    assert "flags begin with dashes: --max-epochs 3" in capsys.readouterr().err
 
 
 def test_a_task_that_is_not_ours_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

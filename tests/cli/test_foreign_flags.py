@@ -13,7 +13,7 @@ import pytest
 from steadytrain.cli import VERBS, app, join_verb, parse
 from steadytrain.cli.foreign_flags import read_flags
 from steadytrain.cli.options import TrainingOptions
-from steadytrain.config import Recipe
+from steadytrain.config import Recipe, schedules
 from steadytrain.config.defaults import usual_recipe
 from steadytrain.config.foreign import foreign_flags, foreign_table, plain_word
 from steadytrain.config.laws import law_names
@@ -111,6 +111,14 @@ def test_every_flag_of_each_tool_is_taken_or_answered_in_one_line() -> None:
         ("--device 0,2", {"parallel.device": "cuda:0,2"}),
         ("--loss sparse_categorical_crossentropy", {"optim.loss": "cross-entropy"}),
         ("--loss nn.BCEWithLogitsLoss --torch_compile", {"optim.loss": "binary", "precision.compile": "default"}),
+        ("--native-amp --fp16 --eval_strategy epoch --report_to none", {"precision.name": "fp16"}),
+        ("--bf16 True --fp16 False --use_cpu", {"precision.name": "bf16", "parallel.device": "cpu"}),
+        ("--report_to wandb", {"every.track": "wandb"}),
+        ("--log-wandb --nc 5 --optimizer auto --val True", {"every.track": "wandb", "data.val": None}),
+        ("--erasing 0.4", {"data.transforms": ("erase:0.4",)}),
+        ("-aa rand-m9 -vb 64", {"data.transforms": ("randaugment:2,27,0,0.5",)}),
+        ("--sched step --decay-epochs 2.4 --decay-rate .973", {"optim.factor": 0.973}),
+        ("--opt adamw --opt-betas .9 .99 --opt-eps 1.e-7", {"optim.betas": (0.9, 0.99), "optim.eps": 1e-7}),
         ("--multiprocessing-distributed --rank 0 --dist-eval --lr 0.3", {"optim.lr": 0.3}),
     ],
 )
@@ -141,11 +149,27 @@ def test_a_flag_and_its_values_mean_the_same(text: str, expected: dict[str, obje
         ("--clip-mode agc", "clips the global norm"),
         ("--lr-k-decay 2", "--schedule poly"),
         ("--norm-weight-decay 0.1", "norms and biases are exempt"),
+        ("--lr-scheduler exponentiallr --lr-gamma 0.9", "--schedule exponential,factor=0.9"),
     ],
 )
 def test_a_value_without_a_counterpart_names_the_nearest(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_flags(["photos", *text.split()])
+
+
+def test_all_flags_to_change_are_named_at_once() -> None:
+    words = "--lr 0.5 --val-resize-size 232 --jsd --train-interpolation random --data-dir photos"
+    with pytest.raises(InputError) as caught:
+        read_flags(["finetune", "photos", *words.split()])
+    message = str(caught.value)
+    assert message.startswith("4 flags are not taken as they are: (1) --train-interpolation random has no counterpart")
+    assert "(2) --val-resize-size: --set data.crop=0.875" in message and "(3) --jsd: Not supported yet" in message
+    assert "(4) --data-dir: the data come first: steady finetune DATA" in message and "--lr" not in message
+
+
+def test_the_factor_of_a_schedule_is_shown() -> None:
+    optim = recipe("--lr-step-size 2 --lr-gamma 0.973").optim
+    assert schedules.words(optim, 0.1).endswith("x 0.973 every 2 epochs")
 
 
 def test_what_is_not_needed_is_taken_with_the_reason() -> None:

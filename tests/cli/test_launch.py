@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from steadytrain.cli import main
+from steadytrain.doctor.facts import FolderFacts
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +155,20 @@ def test_data_of_a_recipe_file_must_be_shared_as_well(work: Path, capsys: pytest
     assert capsys.readouterr().err.startswith("steady: cats.toml and photos are not below /data")
 
 
+def test_a_python_on_a_disk_of_this_machine_is_named(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["launch", "--on", "slurm", "--dry-run", "--", "train", "/shared/cats", "--run", "/shared/a"]
+    here = FolderFacts(path=str(work), kind="ext4", network=False)
+    monkeypatch.setattr("steadytrain.cli.launch.places", lambda root, environment, *paths: dict.fromkeys(paths, here))
+    monkeypatch.setattr("sys.base_prefix", "/usr")  # as in an environment of one's own
+    assert main(words) == 0
+    warning = f"warning: this Python, {sys.executable}, is on ext4, a disk of this machine"
+    assert capsys.readouterr().err.count(warning) == 1
+    assert main([*words[:3], "--set", "python=/shared/env/bin/python", *words[3:]]) == 0
+    assert "this Python" not in capsys.readouterr().err
+
+
 def test_slurm_is_asked_for_cores_and_what_is_not_asked_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["launch", "--on", "slurm", "--procs", "4", "--dry-run"]
     assert main([*words, "--set", "gpus=4", "--", "train", "a.rec"]) == 0
@@ -281,7 +297,8 @@ def test_of_a_job_that_was_refused_no_output_is_promised(
     (work / "bin" / "sbatch").write_text("#!/bin/sh\necho invalid partition >&2\nexit 1\n")
     (work / "bin" / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{work / 'bin'}:/usr/bin:/bin")
-    assert main(["launch", "--on", "slurm", "--", "train", "x", "--run", "/shared/a"]) == 1
+    python = ["--set", "python=/shared/python"]
+    assert main(["launch", "--on", "slurm", *python, "--", "train", "x", "--run", "/shared/a"]) == 1
     errors = capsys.readouterr().err
     assert "invalid partition" in errors and "its output" not in errors and "warning" not in errors
     (work / "bin" / "sbatch").write_text("#!/bin/sh\necho 42\n")

@@ -432,6 +432,7 @@ def test_the_tables_of_the_old_practice_are_sweeps(
         (["--over", "lr=1,2", "--search", "3", "--dry-run"], "--dry-run shows runs that are known beforehand"),
         (["--over", "lr=1,2", "--until", "3"], "--until"),
         (["--over", "lr=1,2", "--target", "90"], "--target is 90; it must be above 0, up to 1"),
+        (["--over", "lr=1,2", "--device", "mps"], "sees no GPU of a Mac"),
         (["--over", "lr=1,2", "--batch-size", "auto"], "batch_size cannot be auto in a sweep"),
     ],
 )

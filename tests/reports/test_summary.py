@@ -88,6 +88,16 @@ def test_runs_are_repeats_if_they_differ_in_the_seed_alone(tmp_path: Path) -> No
     assert group.title == "a: 2 of 3 seeds"
 
 
+def test_a_seed_that_ran_twice_counts_once(tmp_path: Path) -> None:
+    ends = []
+    for name, seed, ended in (("a/seed-0", 0, True), ("a/seed-1", 1, False), ("b/seed-0", 0, True), ("c", 1, True)):
+        ends.append(run := Run.create(tmp_path / name, recipe(seed=seed)))
+        write(run, [started(), *map(step, range(1, 1056)), evaluated(1055, 0.8 + 0.01 * seed)], Clock(), end=ended)
+    (group,) = find_repeats([summarise(run) for run in ends])
+    assert (group.seeds, group.finished, group.last_top1) == ((0, 1), 2, spread([0.8, 0.81]))
+    assert group.runs == ("seed-0", "c"), "of two runs of a seed, the one that finished"
+
+
 def test_best_is_the_highest_top1_and_last_the_newest(tmp_path: Path) -> None:
     run = new(tmp_path)
     scores = [evaluated(10, 0.5), evaluated(20, math.nan), evaluated(30, 0.8), evaluated(40, 0.8), evaluated(50, 0.7)]

@@ -13,7 +13,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from steadytrain.cli.foreign_flags import read_flags
 from steadytrain.config import Every, Recipe
-from steadytrain.config.figures import FIGURES, SIGN, is_better
+from steadytrain.config.figures import FIGURES, SIGN, figure_value, is_better
 from steadytrain.config.plain import hints_of
 from steadytrain.data.results.scores import areas_under_roc, mean_over_classes
 from steadytrain.errors import DivergedError, RecipeError
@@ -115,7 +115,7 @@ def test_a_run_keeps_the_weights_of_its_figure(longer: Recipe, tmp_path: Path, n
         "best top-1" if name in (None, "top1", "top1-loss") else "top-1, best weights",
     )
     shown = {"macro-recall": "macro recall", "f1": "macro F1", "auc": "AUC", "map": "mAP"}.get(name)
-    assert shown_row[label].endswith(f", {shown} {best.figure_value:.4f}" if shown else "")
+    assert shown_row[label].endswith(f", {shown} {figure_value(name or '', best.figure_value or 0.0)}" if shown else "")
 
 
 def test_a_run_of_an_older_version_goes_on_by_top1(

@@ -30,7 +30,7 @@ def test_patience_ends_a_run_and_says_when_and_why(hopeless: Recipe, tmp_path: P
     assert [e.epoch for e in seen if isinstance(e, events.Evaluated)] == [1, 2, 3]
     assert isinstance(seen[-1], events.Ended) and (seen[-1].status, seen[-1].step) == ("finished", 30)
     (message,) = (e.message for e in seen if isinstance(e, events.Noticed) and "ends early" in e.message)
-    assert message.startswith("the run ends early, at epoch 3: validation top-1 has not risen above 0.")
+    assert message.startswith("the run ends early, at epoch 3: validation top-1 has not risen above ")
     assert "in 2 evaluations; the best weights are kept" in message
     assert run.weights.exists() and (run.directory / "best.safetensors").exists()
     assert checkpoints.saved(run.checkpoints)[-1].name == "step-00000030"

@@ -630,7 +630,8 @@ def restore_weights(
     if is_exported(place) and engine_for(place).read_metadata is not None:
         note(f"{place} is code, which runs as it is opened: use only files that you trust (.onnx is data alone)")
     options: dict[str, Any] = {"precision": precision, "classes": classes, "size": size, "say": note}
-    trained = restore(place, which=weights, model=model, device=device, **options)
+    with status("reading the weights"):
+        trained = restore(place, which=weights, model=model, device=device, **options)
     for line in trained.notes:
         note(line)
     return trained if prior is None else with_prior(trained, prior, say=note)

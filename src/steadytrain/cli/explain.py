@@ -111,7 +111,9 @@ def brief_lines(recipe: Recipe, started: Started) -> list[str]:
     if started.steps:
         [updates] = [words for label, words in _update_rows(recipe, started) if label == "updates"]
         rows["updates"] = updates
-        rows["by"] = f"{optim.name}, rate {Timeline(recipe, 0).peak:.3g}, {recipe.precision.name} on {device}"
+        scaled = _scaled_rate(recipe) if recipe.batch_size != optim.base_batch_size else ""
+        rate = f"{Timeline(recipe, 0).peak:.3g}{scaled}"
+        rows["by"] = f"{optim.name}, rate {rate}, {recipe.precision.name} on {device}"
     if started.price is not None:
         rows |= {label: words for label, words in _machine_rows(recipe, started) if label == "price"}
     return [line for label, words in rows.items() for line in _row(label, words)]
@@ -143,6 +145,12 @@ def _model_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     yield "trained", f"{train}{norms[recipe.model.batch_norm]}"
 
 
+def _scaled_rate(recipe: Recipe) -> str:
+    """Say how the peak rate follows from the recipe's rate and batch; empty where it is not scaled."""
+    base = recipe.optim.base_batch_size
+    return f" = {recipe.optim.lr:g} x {recipe.batch_size}/{base}" if base else ""
+
+
 def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     """Describe the updates and the optimizer."""
     optim = recipe.optim
@@ -169,13 +177,12 @@ def _update_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:
     optimizer = ", ".join(filter(None, (optim.name, constants, options)))
     clipped = "no clipping" if optim.clip_norm is None else f"gradients clipped at norm {optim.clip_norm:g}"
     yield "optimizer", f"{optimizer}, weight decay {optim.weight_decay:g}, {clipped}"
-    scaled = f" = {optim.lr:g} x {recipe.batch_size}/{optim.base_batch_size}" if optim.base_batch_size else ""
     peak = Timeline(recipe, 0).peak
     power = "" if parallel.staleness_power == 1 else f" to the power {parallel.staleness_power:g}"
     stale = (
         f", divided by 1 + the updates that a push has missed{power}" if is_stale and parallel.staleness_power else ""
     )
-    yield "learning rate", f"{peak:.4g}{scaled}, {schedules.words(optim, peak)}{stale}"
+    yield "learning rate", f"{peak:.4g}{_scaled_rate(recipe)}, {schedules.words(optim, peak)}{stale}"
 
 
 def _image_rows(recipe: Recipe, started: Started) -> Iterator[tuple[str, str]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 
 from steadytrain.cli.worded_errors import is_assignment
-from steadytrain.config.foreign import advice, foreign_table, is_refused, plain_word, words_of
+from steadytrain.config.foreign import foreign_table, plain_word, words_of
+from steadytrain.config.recipe import recipe_settings
 from steadytrain.errors import InputError
 from steadytrain.interop.mxnet.tools import ALIASES, PROGRAMS
 
@@ -24,8 +26,9 @@ def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
         verbs: of ours.
 
     Returns:
-        The whole command where ours reads the line, as of MXNet's tools and behind another name of a verb; else the
-        verb alone, since the same flags mean other things from tool to tool.
+        The whole command where ours reads the line, as of MXNet's tools, a training of Ultralytics (which begins with
+        pretrained weights) and behind another name of a verb; else the verb alone, since the same flags mean other
+        things from tool to tool.
 
     Raises:
         InputError: a task that is not the classification of images.
@@ -50,6 +53,10 @@ def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
         verb = name if name in verbs else same_verbs.get(name, "train" if is_script and "train" in name else "")
         if verb and name == "classify":  # of Ultralytics, whose mode follows
             likely = likely or verb
+        elif verb == "train" and any(map(is_assignment, words)) and not is_script:
+            is_new = any(word.startswith("model=") and word.endswith(".yaml") for word in words)
+            rest = [word for word in words[place + 1 :] if not word.startswith(("mode=", "task=", "model=yolo"))]
+            return ["steady", "train" if is_new else "finetune", *_dashed(rest)]
         elif verb and (verb != "launch" or not place):  # accelerate launch starts a script
             is_ours = not (place or is_script or any(map(is_assignment, words)))
             return ["steady", *verb.split(), *(words[1:] if is_ours else [])]
@@ -58,10 +65,25 @@ def foreign_command(words: Sequence[str], verbs: Sequence[str]) -> list[str]:
 
 def hint_of_assignments(tokens: Sequence[str], verb: str) -> str:
     """Say how ``lr=0.1 epochs=3``, the manner of other tools, is written here; empty where no token is so."""
-    if not (assigned := [word for word in tokens if is_assignment(word)]):
+    if not any(map(is_assignment, tokens)):
         return ""
-    name, _, value = assigned[0].partition("=")
-    if verb in ("train", "finetune") and is_refused(plain_word(name)):
-        return f".{advice(plain_word(name))}"
-    flag = f"--set {name}={value}" if "." in name else f"--{name.replace('_', '-')} {value}"
-    return f": flags begin with dashes, such as {flag}; steady {verb} --help shows all"
+    ours = _dashed(tokens)
+    return f": flags begin with dashes: {shlex.join(ours if ours[0][0] == '-' else ['steady', verb, *ours])}"
+
+
+def _dashed(words: Sequence[str]) -> list[str]:
+    """Write ``data=photos epochs=3`` as the data and flags; keys of the recipe as settings.
+
+    >>> _dashed(["data=photos", "trainer.max_epochs=3", "optim.momentum=0.8", "cos_lr=True"])
+    ['photos', '--max-epochs', '3', '--set', 'optim.momentum=0.8', '--cos-lr', 'True']
+    """
+    ours = list[str]()
+    for word in words:
+        name, _, value = word.partition("=")
+        if not is_assignment(word):
+            ours.append(word)
+        elif name in recipe_settings():
+            ours += ["--set", word]
+        elif value:
+            ours = [value, *ours] if plain_word(name) == "data" else [*ours, f"--{plain_word(name)}", value]
+    return ours

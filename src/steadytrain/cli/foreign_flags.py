@@ -18,6 +18,7 @@ from steadytrain.config.foreign import (
     OFF,
     ON,
     ForeignFlag,
+    advice,
     foreign_flags,
     foreign_table,
     is_number,
@@ -35,7 +36,7 @@ def read_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words of a command line with flags of ours in place of others', and notes about the difference.
 
     Raises:
-        InputError: a flag without its value, or one that has no counterpart.
+        InputError: a flag without its value, or one that has no counterpart; of several, all are in the message.
 
     >>> read_flags(["photos", "--vflip", "0.25", "--mixup=0.2", "--hflip", "0.5", "--wd", "0.1", "--momentum=0.8"])[0]
     ['photos', '--weight-decay', '0.1', '--set', 'optim.momentum=0.8', '--set', 'data.flip=true', '--transforms', \
@@ -46,11 +47,20 @@ def read_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
     reading, waiting = FlagReading(), deque(words)
     while waiting:
         word = waiting.popleft()
-        if word.startswith("--") and len(word) > 2:
-            reading.read(word, waiting)
-        else:
+        if not _is_long(word):
             reading.left.append(word)
+            continue
+        try:
+            reading.read(word, waiting)
+        except InputError as error:
+            reading.problems.append(str(error))
+    reading.raise_problems(words[0])
     return reading.in_our_words(), reading.notes
+
+
+def _is_long(word: str) -> bool:
+    """Return whether a word is a flag of more than a letter; timm's ``-aa`` and ``-vb`` have one dash."""
+    return len(word) > 2 and (word[:2] == "--" or (word[0] == "-" and plain_word(word) in foreign_flags()))
 
 
 @dataclass
@@ -63,6 +73,7 @@ class FlagReading:
         usual: text of the table -> words of ours that hold unless another flag says otherwise.
         transforms: by name.
         notes: for the user.
+        problems: what is wrong with a flag, in a sentence; ``refused``: flags to replace by hand, also in left.
     """
 
     left: list[str] = field(default_factory=list)
@@ -70,6 +81,17 @@ class FlagReading:
     usual: dict[str, list[str]] = field(default_factory=dict)
     transforms: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def raise_problems(self, verb: str) -> None:
+        """Raise all that is wrong in one error; a lone refused flag is left to the parser, which knows near ones."""
+        refused = [f"{word}:{advice(word, verb).removeprefix(' Instead:').rstrip('.')}" for word in self.refused]
+        if len(problems := [*self.problems, *refused]) > 1:
+            listed = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
+            raise InputError(f"{len(problems)} flags are not taken as they are: {listed}")
+        for problem in self.problems:
+            raise InputError(problem)
 
     def read(self, word: str, waiting: deque[str]) -> None:
         """Read a flag, and its values from the words that follow it."""
@@ -92,6 +114,7 @@ class FlagReading:
                 raise InputError(f"{word} needs a value: {word} VALUE, which is --set {key}=VALUE")
             self.left += ["--set", f"{key}={value if equals else waiting.popleft()}"]
         else:
+            self.refused += [word] * is_refused(plain)
             self.left += [f"{word}={value}"] if equals else [word, *values]
 
     def _apply(self, name: str, rows: Sequence[ForeignFlag], word: str, values: list[str], flag: str) -> bool:

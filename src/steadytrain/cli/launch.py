@@ -203,7 +203,8 @@ def _with_paths(job: Job, arguments: Mapping[str, Any]) -> Job:
 
 def warn_of_local_folders(job: Job) -> None:
     """Say which paths of a job lie on a disk of this machine, which its other machines do not see."""
-    paths = dict.fromkeys((*job.inputs, *job.outputs))
+    own = job.python if job.image is None and sys.prefix != sys.base_prefix and job.python == sys.executable else ""
+    paths = dict.fromkeys(filter(None, (*job.inputs, *job.outputs, own)))
     for path, place in places(Path("/"), os.environ, *paths).items():
         if path not in paths or place.network is not False:
             continue
@@ -213,6 +214,8 @@ def warn_of_local_folders(job: Job) -> None:
         is_default = is_output and path == _RUNS and not any(word.startswith("--run") for word in job.words)
         named = f"--run is not set, and {Path(path).absolute()}" if is_default else path
         remedy = "set --run to" if is_output and job.words[0] not in ("pack", "resume") else "move it to"
+        if path == own:
+            named, remedy = f"this Python, {own},", "make its environment in"
         note(
             f"warning: {named} is on {place.kind}, a disk of this machine: unless the job's machines share it,"
             f" {remedy} a folder on shared storage"

@@ -373,10 +373,14 @@ def parse_setting(text: str, *, example: str = "optim.lr=0.1") -> tuple[str, Any
     ('model.freeze', ['conv_stem', 'blocks.0'])
     >>> parse_setting("data.mean=0.5,0.5,0.5")
     ('data.mean', [0.5, 0.5, 0.5])
+    >>> parse_setting("optim.factor=.97"), parse_setting("optim.betas=[.9,1.]")  # as C and Python write numbers
+    (('optim.factor', 0.97), ('optim.betas', [0.9, 1.0]))
     """
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise RecipeError(f"--set {text!r} must be KEY=VALUE, such as --set {example}")
+    if re.fullmatch(r"[\d.eE+,\s()\[\]-]+", value):
+        value = re.sub(r"(?<!\d)\.(?=\d)", "0.", re.sub(r"(?<=\d)\.(?!\d)", ".0", value))
     try:
         return key, json_module.loads(value)
     except ValueError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, print_json, print_text, progress
+from steadytrain.cli.console import note, print_json, print_text, progress, status
 from steadytrain.cli.options import RECIPES, TrainingOptions
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import SMALL, apply_changes, fit_to_data, usual_recipe
@@ -97,7 +97,9 @@ def _find_rate(
     spin_where_alone()
     recipe = _named_recipe(source, options, finetune=finetune)
     from steadytrain.reports.schedule import rate_panels
-    from steadytrain.training.profile.rate_finder import find_rate
+
+    with status("loading torch"):
+        from steadytrain.training.profile.rate_finder import find_rate
 
     with progress("finding a rate", updates, unit="updates") as advance:
         curve = find_rate(recipe, updates=updates, allow_import=options.names_model, say=note, progress=advance)
@@ -176,8 +178,9 @@ def _named_recipe(source: str | None, options: TrainingOptions, *, finetune: boo
         return begun.recipe.with_(options.changes)
     if data is None and options.value("data.train") is None:
         raise InputError("name the data, or how many images there are to train on: --num-train 50000")
-    from steadytrain.cli.train import open_draft, ranks_of_batch
+    from steadytrain.cli.train import open_draft, ranks_of_batch, require_device
 
+    require_device(options)
     with open_draft(data, options, finetune=finetune, ranks=ranks_of_batch(data, options)) as draft:
         return draft.recipe
 

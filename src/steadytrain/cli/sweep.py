@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.console import note, print_json, print_text, status
 from steadytrain.cli.launch import job_for, warn_of_local_folders
 from steadytrain.cli.options import (
     RECIPES,
@@ -22,7 +23,7 @@ from steadytrain.cli.options import (
     read_table,
     require_trackers,
 )
-from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for
+from steadytrain.cli.train import TrainingData, ranks_of_batch, recipe_for, require_device
 from steadytrain.errors import InputError
 from steadytrain.events import refuse_link
 from steadytrain.run import MAX_REPEATS
@@ -97,7 +98,9 @@ def sweep(
     for name in (sweeps.TABLE_FILE, sweeps.PAGE_FILE, sweep_runs.SEARCH_FILE, sweep_trainers.ARRAY_FILE):
         refuse_link(folder / name)
     described = _array_job(on, job, replace(options, recipe=file).value("parallel.procs"))
-    if described is not None:
+    if described is None:
+        require_device(options)
+    else:
         if spec.search is not None:
             raise InputError("a search waits for its runs, and an array is only submitted: drop --on, or --search")
         inputs = () if data is None or "://" in data else (data,)
@@ -127,8 +130,12 @@ def sweep(
     if dry_run:
         print_text(trainer.describe([run for case in cases for run in case.runs]))
         return 0
+    shown = f"training; steady report --serve {shlex.quote(str(folder))} shows how far each run is"
     try:
-        outcome = sweep_runs.run_sweep(spec, space, cases, trainer, folder, seed=first.seed, create=create, say=note)
+        with status(shown):
+            outcome = sweep_runs.run_sweep(
+                spec, space, cases, trainer, folder, seed=first.seed, create=create, say=note
+            )
     except sweep_trainers.InterruptedSweep as interrupted:
         note(str(interrupted))
         return interrupted.exit_code

@@ -204,9 +204,10 @@ def _begin(
         require_cores(procs, options)
         restarts = options.value("parallel.restarts")
         restarts = restarts if isinstance(restarts, int) else Parallel().restarts
+        note(f"starting {procs} ranks, which load torch")
         return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
     spin_where_alone()
-    _require_device(options)
+    require_device(options)
     with open_draft(data, options, finetune=finetune) as drafted:
         return _train_alone(drafted, options, until=until)
 
@@ -269,10 +270,11 @@ def _map_mistakes(run: Run) -> None:
             map_mistakes(run)
 
 
-def _require_device(options: TrainingOptions, world: World = World()) -> None:  # noqa: B008 - frozen
+def require_device(options: TrainingOptions, world: World = World()) -> None:  # noqa: B008 - frozen
     """Refuse a GPU that is not here before data are read. Raises RecipeError."""
     if (device := options.value("parallel.device")) not in (None, "auto", "cpu"):
-        from steadytrain.training.device import choose_device
+        with status("loading torch"):
+            from steadytrain.training.device import choose_device
 
         choose_device(str(device), world)
 
@@ -476,7 +478,7 @@ def _train_as_rank(
     with lasting_imports():
         from steadytrain.training import init_group
 
-    _require_device(options, world)
+    require_device(options, world)
     with ExitStack() as stack:
         group = stack.enter_context(init_group(world))
         draft = group.run_first_then_rest(
@@ -665,7 +667,7 @@ def open_draft(
     started = _started(options, train)
     # Before torch and timm are imported, which takes seconds.
     say(f"reading {train}")
-    with lasting_imports():
+    with lasting_imports(), status("loading torch"):
         from steadytrain.training.loop.defaults import choose_recipe
 
     with progress_once_known("packing images", resumes=True) as advance:
@@ -769,7 +771,7 @@ def _train_visibly(
         until: save and end with 75 after the evaluation at this epoch, unless the run ends with it.
         mxnet_log: print the lines of MXNet's scripts instead of ours.
     """
-    with lasting_imports():
+    with lasting_imports(), status("loading torch"):
         from steadytrain.data.storage.runs import upload_notice
         from steadytrain.training import steps
 

@@ -76,7 +76,7 @@ def tune(
     flags = {"model": model, "val": val, "batch_size": batch_size, "epochs": epochs, "size": size, "device": device}
     options = TrainingOptions(flags=flags, recipe=recipe, set=set)
     spin_where_alone()
-    from steadytrain.cli.train import num_procs, recipe_for
+    from steadytrain.cli.train import num_procs, recipe_for, require_device
     from steadytrain.tuning import report
     from steadytrain.tuning.probes import Prober
     from steadytrain.tuning.tune import tune as search
@@ -86,6 +86,7 @@ def tune(
             "the recipe is for several ranks, and one process is tuned: name one device and leave out parallel.procs"
             " (--set parallel.procs=none); steady scale predicts several"
         )
+    require_device(options)
     with Prober() as prober:  # imports torch while this process does
         draft = recipe_for(data, options, finetune=finetune)
         packed = time.perf_counter()

@@ -97,8 +97,8 @@ def _flag_hint(verb: str, word: str, names: Sequence[str], trains: bool) -> str:
     if not trains and (text := words_of(foreign_table()["elsewhere"]).get(plain)):
         return f" Instead: {text}."
     long = [name.lstrip("-") for name in names if name.startswith("--")]
-    near = did_you_mean(word.lstrip("-"), long, cutoff=0.65).replace(" mean ", " mean --").replace(" or ", " or --")
-    return (advice(word) if trains else "") or near or f" steady {verb} --help shows all."
+    near = did_you_mean(plain, long, cutoff=0.65).replace(" mean ", " mean --").replace(" or ", " or --")
+    return (advice(word, verb) if trains else "") or near or f" steady {verb} --help shows all."
 
 
 def is_assignment(word: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from steadytrain.format import percent
+
 USUAL = "top1-loss"
 """The figure of a new run, unless images may have several labels; ``benchmarks/results/best_weights.json`` says why."""
 FIGURES = {USUAL: "top-1", "top1": "top-1", "top5": "top-5", "loss": "loss"}
@@ -13,10 +15,23 @@ SIGN = {**dict.fromkeys(FIGURES, 1), "loss": -1}  # times it, the highest is the
 NEED_OUTPUTS = ("auc", "map")  # those for all images at once; the others are counted
 
 
+def figure_value(figure: str, value: float) -> str:
+    """Return a figure's value as a user reads it: shares in percent, the loss and the AUC as numbers.
+
+    >>> figure_value("top1", 0.85), figure_value("f1", 0.3254), figure_value("auc", 0.9321)
+    ('85.0 %', '32.5 %', '0.9321')
+    """
+    return f"{value:.4f}" if figure in ("loss", "auc") else percent(value, 1)
+
+
 def figure_words(figure: str | None, value: float | None, mean_ap: float | None) -> str:
     """Return a figure and its value, such as "AUC 0.9321"; empty for those that each evaluation shows anyway."""
     shown = (USUAL, "top1", "top5", "loss", *(["map"] if mean_ap is not None else []))
-    return "" if figure not in FIGURES or figure in shown or value is None else f"{FIGURES[figure]} {value:.4f}"
+    return (
+        ""
+        if figure not in FIGURES or figure in shown or value is None
+        else f"{FIGURES[figure]} {figure_value(figure, value)}"
+    )
 
 
 def is_better(figure: str, now: tuple[float, float], best: tuple[float, float], n: int) -> bool:

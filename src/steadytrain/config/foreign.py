@@ -111,8 +111,8 @@ def _bare(value: str) -> str:
     return re.sub(r"[-_]", "", value.lower().removeprefix("nn."))
 
 
-def advice(word: str) -> str:
-    """Say what to give instead of a word of another tool, in a sentence; empty where nothing is known of it.
+def advice(word: str, verb: str = "train") -> str:
+    """Say what to give a verb instead of a word of another tool, in a sentence; empty where nothing is known of it.
 
     >>> advice("--half"), advice("--jsd-loss")[:19], advice("vflip")
     (' Instead: --precision bf16, or fp16.', ' Not supported yet:', ' Instead: --transforms vflip:VALUE.')
@@ -121,5 +121,6 @@ def advice(word: str) -> str:
     if not rows:
         return ""
     text = re.sub(r"\{\w*\}", "VALUE", re.sub(r"(,\{\})+$", "", rows[-1].words))
+    text = text.replace("steady train DATA", f"steady {verb} DATA")
     starts = {"needless": "Leave it out", "absent": "Not supported yet"}
     return f" {starts.get(rows[-1].section, 'Instead')}: {text}."

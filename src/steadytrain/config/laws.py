@@ -245,6 +245,11 @@ def _step_words(span: StageSpan, peak: float) -> str:
     return f"x {span.number('factor'):g} at epochs {', '.join(f'{epoch:g}' for epoch in span.optim.milestones)}"
 
 
+def _factor_words(span: StageSpan, peak: float) -> str:
+    least = f", to {span.number('to') * peak:.3g}" if span.number("to") else ""
+    return f"x {span.number('factor'):g} every {span.number('every'):g} epochs{least}"
+
+
 def _plateau_words(span: StageSpan, peak: float) -> str:
     patience = span.stage.values.get("patience", PATIENCE)
     return f"x {span.number('factor'):g} after {patience:g} evaluations without a better {span.stage.on}"
@@ -278,7 +283,9 @@ LAWS: dict[str, Law] = {
     "exponential": Law(share=_exponential, takes={"factor": FACTOR, "to": SHARE}),
     "inverse-sqrt": Law(share=_inverse_sqrt, takes={"scale": EPOCHS}),
     "step": Law(share=_step, takes={"factor": FACTOR}, at_milestones=True, words=_step_words),
-    "factor": Law(share=_factor, takes={"every": EPOCHS, "factor": FACTOR, "to": SHARE}, needs="every"),
+    "factor": Law(
+        share=_factor, takes={"every": EPOCHS, "factor": FACTOR, "to": SHARE}, needs="every", words=_factor_words
+    ),
     "one-cycle": Law(
         share=_one_cycle,
         takes={"up": INSIDE, "from": INSIDE, "to": SHARE, "momentum": LawParameter(*BELOW_1)},

@@ -213,7 +213,7 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
     accuracies = _alternate(trained(lambda means: means.top1, of=single), top1)
     losses = _alternate(trained(lambda means: means.loss), evaluated(lambda event: event.loss))
     figures = (
-        ("top1", " and ".join(names), ".2%", False, accuracies),
+        ("top1", " and ".join(names), ".1%", False, accuracies),
         ("loss", "Loss", ".4f", False, losses),
         ("lr", "Learning rate", ".4~g", True, curve("only", _rates, lambda event: event.lr)),
         ("rate", "Images per second", ",.4~r", True, logged(lambda line: line.images_per_second)),
@@ -251,7 +251,7 @@ def score_trace(history: RunHistory, run: int = 0) -> Trace:
 def score_chart(curves: Sequence[Trace | None]) -> list[dict[str, Any]]:
     """Return the figure of runs' evaluations, each a :func:`score_trace`; none where there is nothing to join."""
     traces = [{**curve, "run": run} for run, curve in enumerate(curves) if curve is not None]
-    figure = {"id": "top1", "title": "Validation accuracy", "format": ".2%", "zero": False, "traces": traces}
+    figure = {"id": "top1", "title": "Validation accuracy", "format": ".1%", "zero": False, "traces": traces}
     return [figure] if has_line(figure) else []
 
 

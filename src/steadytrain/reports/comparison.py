@@ -50,8 +50,8 @@ class Comparison:
         """The figures behind the verdict, in a sentence."""
         return (
             f"{count(self.n, 'image')}: {self.only_a:,} right only in {self.a}, {self.only_b:,} only in {self.b}"
-            f" (McNemar's exact test); top-1 of {self.b} less that of {self.a}: {100 * self.gain.low:+.2f} to"
-            f" {100 * self.gain.high:+.2f} points (95 %, bootstrap over images)"
+            f" (McNemar's exact test); top-1 of {self.b} less that of {self.a}: {100 * self.gain.low:+.1f} to"
+            f" {100 * self.gain.high:+.1f} points (95 %, bootstrap over images)"
         )
 
 

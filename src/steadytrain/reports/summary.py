@@ -215,12 +215,21 @@ class Repeats:
 
 
 def find_repeats(runs: Sequence[Summary], *, same_devices: bool = False) -> list[Repeats]:
-    """Return each group of two or more runs that differ only in their seed, in the order of their first runs."""
+    """Return each group of two or more runs that differ only in their seed, in the order of their first runs.
+
+    Of several with one seed, which say nothing of chance, the first that finished is in the group.
+    """
     groups: dict[tuple[object, ...], list[Summary]] = {}
     for run in runs:
         machine = (run.setup.device, run.setup.devices) if same_devices else ()
         groups.setdefault((run.setup.repeats_digest, run.setup.data_set, *machine), []).append(run)
-    return [_repeats(group) for group in groups.values() if len({run.setup.seed for run in group}) > 1]
+    by_seed: list[list[Summary]] = []
+    for group in groups.values():
+        chosen: dict[int | None, Summary] = {}
+        for run in sorted(group, key=lambda run: run.course.status != "finished"):
+            chosen.setdefault(run.setup.seed, run)
+        by_seed.append([run for run in group if chosen[run.setup.seed] is run])
+    return [_repeats(group) for group in by_seed if len(group) > 1]
 
 
 def _repeats(group: Sequence[Summary]) -> Repeats:

@@ -21,7 +21,7 @@ from typing import Any
 
 from steadytrain.config import Recipe
 from steadytrain.config.factories import FACTORY
-from steadytrain.config.figures import FIGURES, SIGN, USUAL
+from steadytrain.config.figures import FIGURES, SIGN, USUAL, figure_value
 from steadytrain.config.plain import build, check_types, leaves, plain
 from steadytrain.config.settings import require
 from steadytrain.config.strangers import GATES
@@ -409,7 +409,9 @@ def _row(case: Case, target: float | None, stopped: float | None, failures: Mapp
         finished=statuses.count("finished"),
         best=_mean(best),
         goodness=goodness,
-        chosen="" if figure in (None, USUAL, "top1", "map") else f" {FIGURES[figure]} {SIGN[figure] * goodness:.4f}",
+        chosen=""
+        if figure in (None, USUAL, "top1", "map")
+        else f" {FIGURES[figure]} {figure_value(figure, SIGN[figure] * goodness)}",
         last=_mean(last),
         best_spread=spread(best, are_shares=True),
         last_spread=spread(last, are_shares=True),

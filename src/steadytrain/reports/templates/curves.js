@@ -29,5 +29,22 @@ const curves = (() => {
   }
   // The axis of an accuracy: never far beyond 0 and 100 %, where plotly would go around a flat curve.
   const share = { autorangeoptions: { clipmin: -0.02, clipmax: 1.02 } };
-  return { dark, unit, where, title, layout, share };
+  const percent = (value) => (value === null ? null : 100 * value);
+
+  // Draw a chart; shares are drawn in percent, and written as elsewhere on the page: 85.0 %.
+  function draw(box, traces, plan, config) {
+    const y = plan.yaxis, clip = y.autorangeoptions;
+    if (!/[%p]$/.test(y.tickformat)) return Plotly.react(box, traces, plan, config);
+    const bars = ({ array, arrayminus, ...more }) => ({ ...more, array: array.map(percent), arrayminus: arrayminus.map(percent) });
+    const shares = traces.map((trace) => ({
+      ...trace, y: trace.y.map(percent), hovertemplate: trace.hovertemplate?.replace(/%\{y:(\.\d)%\}/g, "%{y:$1f} %"),
+      ...(trace.error_y ? { error_y: bars(trace.error_y) } : {}),
+    }));
+    const yaxis = {
+      ...y, tickformat: y.tickformat.replace(/p$/, "r").replace(/%$/, "f"), ticksuffix: " %", ...(y.range ? { range: y.range.map(percent) } : {}),
+      ...(clip ? { autorangeoptions: { clipmin: percent(clip.clipmin), clipmax: percent(clip.clipmax) } } : {}),
+    };
+    return Plotly.react(box, shares, { ...plan, yaxis }, config);
+  }
+  return { dark, unit, where, title, layout, share, percent, draw };
 })();

@@ -95,7 +95,7 @@
   }
   const plans = {
     loss: () => [learning("loss", ".4f"), { epochs: true, title: true }],
-    top1: () => [learning("top1", ".2%"), { epochs: true, ticks: ".3~p", title: true, share: true }],
+    top1: () => [learning("top1", ".1%"), { epochs: true, ticks: ".3~p", title: true, share: true }],
     ledger: () => [stacked(), { ticks: ".0%", range: [0, 1], hovermode: "x unified", title: true }],
   };
   for (const chart of told.charts) plans[chart.id] = (name = chart.series) => [drawn(chart, name), { ...chart, title: false, epochs: column(chart.series, "epoch") >= 0, zero: true, hovermode: chart.stacked ? "x unified" : "closest" }];
@@ -125,7 +125,7 @@
     const made = layout(plan);
     made.width = box.clientWidth;
     made.height = box.clientHeight;
-    Plotly.react(box, drawn, made, { displaylogo: false, showSendToCloud: false, displayModeBar: false });
+    curves.draw(box, drawn, made, { displaylogo: false, showSendToCloud: false, displayModeBar: false });
   }
   let waiting = 0;
   function later() {

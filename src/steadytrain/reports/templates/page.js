@@ -21,10 +21,10 @@
   let unit = null;
 
   function hover(figure, trace) {
-    if (figure.x) return `${escaped(told.runs[trace.run].name)}<br><b>%{y:${figure.format}}</b> of %{x:.1%}<extra></extra>`;
+    if (figure.x) return `${escaped(told.runs[trace.run].name)}<br><b>%{y:${figure.format}}</b> of %{x:.1f} %<extra></extra>`;
     const what = { train: "training ", val: "validation ", only: "" }[trace.role];
     const where = curves.where(axis === "epoch", unit);
-    const within = trace.low ? "<br>95 %: %{customdata[1]:.2%} to %{customdata[2]:.2%}" : "";
+    const within = trace.low ? "<br>95 %: %{customdata[1]:.1f} to %{customdata[2]:.1f} %" : "";
     const name = told.runs.length > 1 ? `${escaped(told.runs[trace.run].name)}<br>` : "";
     return `${name}${what}<b>%{y:${figure.format}}</b>${within}<br>${where}, step %{customdata[0]:,}<extra></extra>`;
   }
@@ -36,9 +36,9 @@
     return {
       type: "scatter",
       mode: figure.x ? "lines" : (trace.role === "val" && trace.y.length <= 60) || trace.y.length === 1 ? "lines+markers" : "lines",
-      x: trace.x ? trace.x : axis === "epoch" ? trace.epoch : trace.seconds.map((s) => s / unit[1]),
+      x: trace.x ? trace.x.map(curves.percent) : axis === "epoch" ? trace.epoch : trace.seconds.map((s) => s / unit[1]),
       y: trace.y,
-      customdata: trace.step.map((step, i) => (trace.low ? [step, trace.low[i], trace.high[i]] : [step])),
+      customdata: trace.step.map((step, i) => (trace.low ? [step, curves.percent(trace.low[i]), curves.percent(trace.high[i])] : [step])),
       hovertemplate: hover(figure, trace),
       visible: !hidden.has(run.name),
       opacity: lit !== null && lit !== trace.run ? 0.12 : train ? 0.6 : dense ? 0.75 : 1,
@@ -59,10 +59,10 @@
         margin: { l: 8, r: figure.x ? 22 : 10, t: 6, b: 8 },
         width: printing ? (wide ? 670 : 320) : here.clientWidth,
         height: printing ? 200 : here.clientHeight,
-        x: figure.x ? { range: [0, 1], dtick: 0.2, tickformat: ".0%", title: { text: figure.x, standoff: 8, font: { size: 12 } } } : { rangemode: "tozero", title: curves.title(axis === "epoch", unit) },
+        x: figure.x ? { range: [0, 100], dtick: 20, ticksuffix: " %", title: { text: figure.x, standoff: 8, font: { size: 12 } } } : { rangemode: "tozero", title: curves.title(axis === "epoch", unit) },
         y: { automargin: true, rangemode: figure.zero ? "tozero" : "normal", tickformat: { top1: ".3~p", coverage: ".3~p", wait: ".2~%" }[figure.id] ?? "", ...(figure.id === "top1" ? curves.share : {}) },
       });
-      Plotly.react(here, figure.traces.map((trace) => drawn(figure, trace)), plan, {
+      curves.draw(here, figure.traces.map((trace) => drawn(figure, trace)), plan, {
         displaylogo: false,
         showSendToCloud: false,
         modeBarButtonsToRemove: ["select2d", "lasso2d", "sendChartToCloud", "autoScale2d", "zoomIn2d", "zoomOut2d"],

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from steadytrain.config.figures import FIGURES, SIGN
+from steadytrain.config.figures import FIGURES, SIGN, figure_value
 from steadytrain.events import Event, Step
 from steadytrain.run import RunProgress
 from steadytrain.training.clock import Clock, Waits
@@ -329,7 +329,8 @@ def _has_passed(every: int | None, before: int, now: int) -> bool:
 def _patience_notice(session: Session) -> str:
     state = session.state
     times = "the last evaluation" if state.misses == 1 else f"{state.misses} evaluations"
-    best = f"{'risen above' if SIGN[state.figure] > 0 else 'fallen below'} {SIGN[state.figure] * state.best:.4f}"
+    value = figure_value(state.figure, SIGN[state.figure] * state.best)
+    best = f"{'risen above' if SIGN[state.figure] > 0 else 'fallen below'} {value}"
     return f"validation {FIGURES[state.figure]} has not {best} in {times}; the best weights are kept"
 
 
@@ -338,10 +339,11 @@ def _probe_notice(session: Session, probe: float) -> str:
     state, event = session.state, session.run.progress().best
     name, sign = f"validation {FIGURES[state.figure]}", SIGN[state.figure]
     before, best = sign * probe, sign * state.best
+    from_probe, to = figure_value(state.figure, before), figure_value(state.figure, best)
     if state.best > probe or (event is not None and event.step):
         verb = "lowered" if sign < 0 else "raised" if best > before else "lowered the loss; within a standard error,"
-        return f"fine-tuning {verb} {name} from {before:.4f}, the probe's, to {best:.4f} (best.safetensors)"
+        return f"fine-tuning {verb} {name} from {from_probe}, the probe's, to {to} (best.safetensors)"
     return (
-        f"no epoch was better than the probe, which is kept: best.safetensors holds it ({name} {before:.4f});"
+        f"no epoch was better than the probe, which is kept: best.safetensors holds it ({name} {from_probe});"
         " --train probe reaches it without updates"
     )
