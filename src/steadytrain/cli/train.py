@@ -665,7 +665,7 @@ def open_draft(
     started = _started(options, train)
     # Before torch and timm are imported, which takes seconds.
     say(f"reading {train}")
-    with lasting_imports():
+    with lasting_imports(), status("loading torch"):
         from steadytrain.training.loop.defaults import choose_recipe
 
     with progress_once_known("packing images", resumes=True) as advance:
