@@ -184,7 +184,9 @@ def _words(accounts: Sequence[Account], target: float | None, folder: Path | Non
     table = _rows([{**run, "status": a.summary.course.status} for run, a in zip(words, accounts, strict=True)])
     return {
         "title": first.name if is_alone else f"{len(accounts)} runs",
-        "lede": f"{_of_data(accounts[0])}{first.log or first.setup.model} · {first.course.status}{start}" if is_alone else lede,
+        "lede": f"{_of_data(accounts[0])}{first.log or first.setup.model} · {first.course.status}{start}"
+        if is_alone
+        else lede,
         "sources": "its log" if logs == {True} and is_alone else "its event log" if is_alone else "their logs",
         "runs": [_run(i, account, folder) for i, account in enumerate(accounts)],
         "has_log": True in logs,
