@@ -100,6 +100,7 @@ def test_a_run_names_what_it_reads_outside_of_the_working_folder(
         "this run reads data outside the current folder: the weights file /etc/weights.pth, linked/x.rec,"
         " data.root ../photos, data.labels s3://bucket/labels.csv"
     )
+    assert "/etc/weights.pth" not in run.outside_notice("data"), "what only opens the data reads no weights"
     assert not Run(run.directory, named).outside_notice(), "the command names them"
     network = Recipe.from_json(RECIPE.with_({"model.name": "mxnet:/etc/resnet"}).to_json())
     assert Run(run.directory, network).outside_notice().endswith(": model.name mxnet:/etc/resnet")

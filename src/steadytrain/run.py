@@ -387,9 +387,13 @@ class Run:
         }
         return replace(data, **values)
 
-    def outside_notice(self) -> str:
-        """Say what only recipe.json names outside of the working folder, before it is read; empty for nothing."""
-        parts = {part: getattr(self.recipe, part) for part in FILE_KEYS}
+    def outside_notice(self, *parts_read: str) -> str:
+        """Say what only recipe.json names outside of the working folder, before it is read; empty for nothing.
+
+        Args:
+            parts_read: parts of the recipe whose files are read (default: all).
+        """
+        parts = {part: getattr(self.recipe, part) for part in parts_read or FILE_KEYS}
         values = {f"{name}.{key}": getattr(part, key) for name, part in parts.items() for key in part.from_file}
         return outside_notice("this run", values, self.locate)
 

@@ -274,12 +274,12 @@ def test_a_folder_for_timm_says_how_images_become_square(
     torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "stock.pth")
     trained = st.restore(tmp_path / "stock.pth", model="timm/test_resnet", device="cpu")
     trained = replace(trained, input=replace(trained.input, fit=fit, crop=1.0))
-    st.export_model(trained, tmp_path / "hub")
-    model: Any = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True)
+    st.export_model(trained, tmp_path / "hub" / "my-model")
+    model: Any = timm.create_model(f"local-dir:{tmp_path / 'hub' / 'my-model'}", pretrained=True)
     config: Any = resolve_data_config(model.pretrained_cfg)  # type: ignore[no-untyped-call]
     assert (config["crop_mode"], config["crop_pct"]) == (mode, 1.0)
-    assert words in (tmp_path / "hub" / "README.md").read_text()
-    assert st.restore(tmp_path / "hub", device="cpu").input == trained.input
+    assert words in (tmp_path / "hub" / "my-model" / "README.md").read_text()
+    assert st.restore(tmp_path / "hub" / "my-model", device="cpu").input == trained.input
 
 
 def test_weights_are_exported_with_their_temperature(run: Path, tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def small_file(path: Path, metadata: dict[str, str] | None = None) -> Path:
 def test_files_that_cannot_be_used_say_so_in_one_line(tmp_path: Path) -> None:
     bare = small_file(tmp_path / "bare.pt2")
     assert open_module(bare).module(torch.zeros(5, 3, 2, 2)).shape == (5, 2)
-    with pytest.raises(ModelError, match="does not describe its images and classes, or has its preprocessing in it"):
+    with pytest.raises(ModelError, match="does not describe its images and classes: export it with steady export"):
         st.restore(bare)
     with zipfile.ZipFile(tmp_path / "strange.pt2", "w") as archive:
         archive.writestr("strange/data/aotinductor/model/strange.wrapper.so", b"what would be run")

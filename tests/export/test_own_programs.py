@@ -22,7 +22,7 @@ WITHOUT_US = "import sys; sys.modules['steadytrain'] = None\n"
 
 
 @pytest.mark.parametrize(
-    ("file", "flags"), [("model.pt2", ()), ("model.onnx", ("--with-preprocessing",))], ids=["torch", "onnxruntime"]
+    ("file", "flags"), [("model.pt2", ()), ("pixels.onnx", ("--with-preprocessing",))], ids=["torch", "onnxruntime"]
 )
 def test_the_program_of_the_page_gives_the_models_answers(file: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     if file.endswith(".onnx"):

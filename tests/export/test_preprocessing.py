@@ -99,7 +99,9 @@ def test_an_exported_run_answers_as_predict_does(run: Path, tmp_path: Path, caps
         [theirs] = session.run(["probabilities"], {"pixels": photo(height, width)[None]})[0]
         by_class = dict(zip(about["classes"], theirs.tolist(), strict=True))
         assert by_class == pytest.approx(dict(zip(ours.classes, ours.probabilities, strict=True)), abs=0.01)
-    with pytest.raises(ModelError, match="or has its preprocessing in it: export it"):
+    with pytest.raises(
+        ModelError, match=r"a\.onnx takes pixels, for programs of your own \(--with-preprocessing\): name the run"
+    ):
         st.restore(tmp_path / "a.onnx")
 
 

@@ -398,6 +398,13 @@ def test_base64_is_taken_as_libraries_write_it(
                 assert reply.body["images"][0]["classes"] == expected
     reply = ask(server, "/predict", json.dumps({"image": data[:40].hex() + "!"}).encode(), kind="application/json")
     assert (reply.status, reply.body["error"]) == (422, "it is not base64")
+    for body, kind in (
+        (b'{"image": "cat.jpg"}', "application/json"),
+        (b"image=my+cat.jpg", "application/x-www-form-urlencoded"),
+    ):
+        reply = ask(server, "/predict", body, kind=kind)
+        assert reply.status == 422
+        assert "the name of a file: curl -F image=@cat.jpg" in reply.body["error"], kind
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "deflate"])
@@ -1026,7 +1033,8 @@ def test_containers_run_as_nobody_and_the_manifest_is_valid(tmp_path: Path) -> N
     assert sorted(path.name for path in written) == ["Dockerfile", "kubernetes.yaml", "model.bin", "model.xml", wheel]
     lines = (tmp_path / "out" / "Dockerfile").read_text().splitlines()
     assert f"USER {containers.USER}:{containers.USER}" in lines
-    assert any("--only-binary=:all:" in line and f'"/build/{wheel}[serve,openvino]"' in line for line in lines)
+    assert any("--only-binary=:all:" in line and f'"/tmp/{wheel}[serve,openvino]"' in line for line in lines)
+    assert f'COPY ["{wheel}", "/tmp/"]' in lines and not any("--mount" in line for line in lines)  # any builder
     assert json.loads(lines[-1].removeprefix("ENTRYPOINT "))[-2:] == ["--max-batch", "8"]
     deployment, service = yaml.safe_load_all((tmp_path / "out" / "kubernetes.yaml").read_text())
     (container,) = deployment["spec"]["template"]["spec"]["containers"]

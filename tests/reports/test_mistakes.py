@@ -79,6 +79,9 @@ def test_mistakes_are_counted_and_the_worst_come_first(tmp_path: Path) -> None:
     ]
     assert section["pairs"][0]["words"] == "4 of 5 (80 %); the other way round 1"
     assert "| cat | 5 | 1 | 20.0 % | 3.6 to 62.4, too few to measure | dog (4) |" in markdown([Account.of(run)])
+    text = page([Account.of(run)])
+    assert text.count("In italics: fewer than 10 images, too few to measure.") == 1, "and not in each row"
+    assert '<td class="few" title="too few to measure">3.6 to 62.4</td>' in text and "more pairs" not in text
     first = json.loads(to_json([Account.of(run)]))["runs"][0]["per_class"][0]
     assert first == {"class": "cat", "n": 5, "right": 1, "top1": 0.2, "taken_for": "dog", "taken": 4}
 
@@ -198,7 +201,9 @@ def test_of_a_thousand_classes_the_most_confused_are_shown_and_the_page_stays_sm
     row = dict(matrix["rows"])[names[17]]
     assert [cell["n"] for cell in row if cell["n"]] == [str(total)] and len(row) == 21
     assert section["classes"][0]["name"] == names[17] and len(section["pairs"]) == 12
-    assert len(page([account])) < 3_500_000
+    text = page([account])
+    assert len(text) < 3_500_000
+    assert "<summary>6 more pairs</summary>" in text and text.count("<details") == text.count("</details>")
 
 
 def test_many_runs_show_pictures_of_the_first_few(

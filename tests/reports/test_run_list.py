@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from tests.reports.runs import Clock, course, finished, recipe, started, write
 
 from steadytrain.cli import main
+from steadytrain.cli.runs import _print_rows
 from steadytrain.errors import InputError, RunError
 from steadytrain.events import Failed
 from steadytrain.reports.files import run_folders, runs_inside
@@ -141,6 +142,16 @@ def test_the_table_and_the_document_say_the_same(made: Path, capsys: pytest.Capt
     assert rows[0]["name"] == "a" and f"{100 * rows[0]['best']:.1f} %" in first
     assert main(["runs", str(made), "--where", "top1>2"]) == 0
     assert "none of 5 runs meets" in capsys.readouterr().err
+
+
+def test_a_long_name_costs_the_interval_of_an_accuracy_and_not_the_accuracy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    row = RunRow(name="long-" * 12, directory="a", status="finished", best=0.775, low=0.672, high=0.853, epochs=2.0)
+    _print_rows([row], with_settings=False)
+    assert capsys.readouterr().out.splitlines()[1].split() == ["long-" * 12, "finished", "77.5", "%"]
 
 
 def test_tags_for_all_runs_of_a_folder_must_be_asked_for(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

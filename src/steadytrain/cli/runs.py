@@ -117,6 +117,9 @@ def _print_rows(rows: Sequence[RunRow], *, with_settings: bool) -> None:
         others = ("note", "images/s", "epochs", "model", "age", "data", "cost")
         optional = [head for head in (*scores, *settings, *others) if head in columns]
         hidden = hide_columns(columns, optional, shutil.get_terminal_size().columns)
+        if set(hidden) & set(scores):  # an interval goes before the score itself
+            columns |= {head: [cell.partition(" (")[0] for cell in columns[head]] for head in scores if head in columns}
+            hidden = hide_columns(columns, optional, shutil.get_terminal_size().columns)
     shown = {head: cells for head, cells in columns.items() if head not in hidden}
     right = [index for index, head in enumerate(shown) if head in ("images/s", "cost", "age")]
     print_text(text_table([list(shown), *zip(*shown.values(), strict=True)], right=right))

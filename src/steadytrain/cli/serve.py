@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from steadytrain.cli.console import note
+from steadytrain.cli.console import note, status
 from steadytrain.cli.evaluate import (
     AbstainAt,
     AcceptLicence,
@@ -106,11 +106,12 @@ def serve(
     """
     if missing := [name for module, name in _LIBRARIES.items() if find_spec(module) is None]:
         raise InputError(f"steady serve needs {' and '.join(missing)}: pip install 'steadytrain[serve]'")
-    from steadytrain.data.loader import default_threads
-    from steadytrain.export.http_server import listen
-    from steadytrain.export.http_server import serve as serve_model
-    from steadytrain.export.serve import ServeSettings
-    from steadytrain.training.inference.trained import find_pretrained
+    with status("loading torch"):
+        from steadytrain.data.loader import default_threads
+        from steadytrain.export.http_server import listen
+        from steadytrain.export.http_server import serve as serve_model
+        from steadytrain.export.serve import ServeSettings
+        from steadytrain.training.inference.trained import find_pretrained
 
     settings = ServeSettings(
         threads=default_threads(pin=True) if threads is None else threads,

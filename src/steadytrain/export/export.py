@@ -216,7 +216,7 @@ def export_model(
         raise InputError(
             f"{path} is for {' or '.join(devices)}, and not for --device {device}: leave it out, or write .onnx or .pt2"
         )
-    if not path.parent.is_dir():
+    if not path.parent.is_dir() and kind != "folder":
         raise InputError(f"there is no folder {path.parent}: make it, or choose another")
     source = place.path if isinstance(place, Trained) else place.directory if isinstance(place, Run) else Path(place)
     if is_exported(source):
@@ -421,7 +421,7 @@ def _export_weights(job: _Job, path: Path, kind: WeightsKind) -> Exportation:
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        part.mkdir()
+        part.mkdir(parents=True)
         checkpoints.write_weights(part / WEIGHTS, checkpoints.stage(module.state_dict()), about)
         config = timm_config(job.describe(0.0), module, about["model"]["options"])
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

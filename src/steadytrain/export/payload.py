@@ -223,7 +223,9 @@ def _posted(name: str, text: bytes) -> Posted:
     try:
         return Posted(name, decode_base64(text, text.find(b",", 0, 256) + 1 if text.startswith(b"data:") else 0))
     except ValueError:
-        return Posted(name, error="it is not base64")
+        is_name = re.fullmatch(rb"[^\r\n]{1,250}\.\w{2,5}", text) is not None
+        hint = ", but the name of a file: curl -F image=@cat.jpg http://HOST/predict sends the file" if is_name else ""
+        return Posted(name, error=f"it is not base64{hint}")
 
 
 # Within a string of JSON; some writers escape the signs of base64, and break its lines.

@@ -30,6 +30,7 @@ from steadytrain.errors import InputError, ModelError, did_you_mean, first_line
 from steadytrain.machine import facts
 from steadytrain.models.engines.engine import (
     KEY,
+    KEY_OF_PIXELS,
     EngineFormat,
     OpenedModule,
     StoredPrecision,
@@ -223,11 +224,13 @@ def open_exported(path: str | Path, *, device: str = "cpu") -> Exported:
 
 def _describe(metadata: Mapping[str, str], path: Path) -> Description:
     """Return the description in a file's metadata. Raises ModelError where there is none."""
-    if KEY not in metadata:
+    if KEY_OF_PIXELS in metadata:
         raise ModelError(
-            f"{path} does not describe its images and classes, or has its preprocessing in it: export it with steady"
-            " export, without --with-preprocessing"
+            f"{path} takes pixels, for programs of your own (--with-preprocessing): name the run, or export it once"
+            " more without that flag"
         )
+    if KEY not in metadata:
+        raise ModelError(f"{path} does not describe its images and classes: export it with steady export")
     return Description.from_json(metadata[KEY], where=str(path))
 
 

@@ -179,7 +179,9 @@ def mistakes_section(account: Account, *, most_bytes: int = PHOTOGRAPH_BYTES) ->
             "why": "",
             "intro": _intro(mistakes, account),
             "wrong": _wrong(mistakes),
-            "classes": class_rows(_class_figures(mistakes)[:MOST_CLASSES], image_worth(account)),
+            "classes": (rows := class_rows(_class_figures(mistakes)[:MOST_CLASSES], image_worth(account))),
+            "few": f"In italics: fewer than {LEAST_IMAGES} images, too few to measure."
+            * any(row["few"] for row in rows),
             "listed": LISTED_CLASSES,
             "more_classes": max(0, len(mistakes.classes) - MOST_CLASSES),
             "matrix": _matrix(mistakes),

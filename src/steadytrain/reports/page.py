@@ -63,7 +63,10 @@ if TYPE_CHECKING:
 MAX_CLASSES = 12
 SHOWN_ROWS = 12
 """Rows that are shown of the summary of a run, and of the table of several; the rest opens on demand."""
+SHOWN_PAIRS = 6
 SHOWN_DIFFERENCES = 4
+LESS_WANTED = ("digest", "split", "classes", "counts", "multi_label", "channels")
+"""Facts of the data that are folded away: other parts of the page show them, or only programs compare them."""
 TIME_FIGURES = ("rate", "wait")
 """Curves that belong to where the time went."""
 HEROES = ("best top-1", "best mAP", "images/s, steady", "wall time", "epochs")
@@ -181,7 +184,9 @@ def _words(accounts: Sequence[Account], target: float | None, folder: Path | Non
     table = _rows([{**run, "status": a.summary.course.status} for run, a in zip(words, accounts, strict=True)])
     return {
         "title": first.name if is_alone else f"{len(accounts)} runs",
-        "lede": f"{first.log or first.setup.model} · {first.course.status}{start}" if is_alone else lede,
+        "lede": f"{_of_data(accounts[0])}{first.log or first.setup.model} · {first.course.status}{start}"
+        if is_alone
+        else lede,
         "sources": "its log" if logs == {True} and is_alone else "its event log" if is_alone else "their logs",
         "runs": [_run(i, account, folder) for i, account in enumerate(accounts)],
         "has_log": True in logs,
@@ -194,6 +199,7 @@ def _words(accounts: Sequence[Account], target: float | None, folder: Path | Non
         "has_repeats": bool(find_repeats([account.summary for account in accounts])),
         "summary": [row for row in table if row["key"] not in HEROES] if is_alone else table,
         "shown": SHOWN_ROWS,
+        "shown_pairs": SHOWN_PAIRS,
         "shown_runs": max(1, SHOWN_ROWS // max(1, len({account.summary.setup.data_set for account in accounts}))),
         "mistakes": sections(accounts),
         "spent": rows([account.ledger for account in accounts]),
@@ -201,6 +207,12 @@ def _words(accounts: Sequence[Account], target: float | None, folder: Path | Non
         "recipe": _split([{key: _value(value) for key, value in recipe.items()} for recipe in recipes]),
         "places": _split([_places(account) for account in accounts]),
     }
+
+
+def _of_data(account: Account) -> str:
+    """Return the name of the data set of a run for the head of its page; nothing of a log."""
+    name = "" if account.summary.log else Path(account.run.recipe.data.train).name
+    return f"{name} · " if name else ""
 
 
 def _changed(account: Account) -> list[dict[str, Any]]:
@@ -456,7 +468,7 @@ def _places(account: Account) -> dict[str, str]:
         words["feed: busy"] = f"{busy}, batch {duration(feed.batch_seconds)}"
         words["feed: waiting for the model"] = duration(feed.blocked_seconds)
         words["feed: images"] = f"{number(feed.images)} by {count(feed.threads, 'thread')}"
-    return words
+    return dict(sorted(words.items(), key=lambda pair: pair[0].endswith(LESS_WANTED)))
 
 
 def _rows(runs: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:

@@ -247,7 +247,7 @@ def open_evaluation_data(
             run = Run.open(trained.path.parent)
         except RunError as error:
             raise DataError(f"{trained.path} belongs to no run: name the data to evaluate on") from error
-        if words := run.outside_notice():
+        if words := run.outside_notice("data"):
             say(words)
         sets = open_data(run.data, run.recipe.model, seed=run.recipe.seed, run=run)
         if sets.val is None:
